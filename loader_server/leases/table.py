@@ -8,8 +8,6 @@ Rules, each from an interleaving that failed without it:
   because it was trained on. A failure counts only for the present holder.
 - A trainer's death burns no try, nor does giving back: a healthy batch would be given up because machines are taken
   away. A failure does, and so does taking too long.
-- A lease's deadline starts when its batch is first in its trainer's hands; what waits behind it is held as long as the
-  trainer is heard, and is given back with it: a trainer that is stuck on one batch would be stuck on each.
 - Near the end of an epoch fewer are leased ahead, or the slowest trainer would have the last ones alone.
 - A later generation forgets all leases of the one before, and reports from before are refused: what the journal calls
   done since a checkpoint is missing from the model that was restored from it.
@@ -18,12 +16,13 @@ Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from loader_server.leases.epoch_leases import EpochLeases, OutNumber
 from loader_server.leases.facts import EpochClosed, EpochOpened, LeaseFact, NumberDone, NumberOut, TableRewound
+from loader_server.leases.lease_trainer import Key, LeaseTrainer
 from loader_server.leases.pace import Pace
 from shared.wire.lease_work import MOST_LEASES
 from shared.wire.messages import Leases, Outcomes
@@ -32,16 +31,11 @@ from shared.wire.parts import DoneSet, EpochDone, Lease
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LeaseRules", "LeaseSettings", "LeaseTable", "LeaseTrainer", "TableCounts"]
+__all__ = ["LeaseRules", "LeaseSettings", "LeaseTable", "TableCounts"]
 
 #: A message has room for so many epochs that are under way, and for so many numbers that are out.
 _MOST_EPOCHS = 16
 _MOST_OUT = 2**14
-
-#: A batch that nobody took yet is held for so many deadlines, if its trainer is heard.
-_HOLDS = 10
-
-Key = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,28 +73,6 @@ class TableCounts:
     late: int = 0
     #: Reports of numbers that were never leased.
     unknown: int = 0
-
-
-@dataclass(slots=True)
-class LeaseTrainer:
-    """A trainer, and what it has."""
-
-    heard_s: float
-    serial: int = -1
-    #: In the order in which they were leased.
-    leases: dict[Key, None] = field(default_factory=dict)
-    #: The first of them, whether the consumer has it, and since when that is so.
-    at_head: Key | None = None
-    in_hand: bool = False
-    since_s: float = 0.0
-    #: Whether it asked for more than there were.
-    hungry: bool = False
-    #: Whether it was called, because its leases changed or there are some again, and has not reported since.
-    called: bool = False
-
-    def first(self) -> Key | None:
-        """The lease that it works on."""
-        return next(iter(self.leases), None)
 
 
 class LeaseTable:
@@ -206,10 +178,10 @@ class LeaseTable:
         elif said.serial > trainer.serial:
             self._settle(said, trainer, now_s)
         trainer.serial, trainer.heard_s = said.serial, now_s
-        is_stuck = said.in_hand is not None and (said.in_hand.epoch, said.in_hand.number) != trainer.first()
-        if not is_stuck:
+        in_hand = trainer.is_at(said.in_hand)
+        if in_hand or said.in_hand is None:
             self._lease(said, trainer)
-        self._note_hand(trainer, in_hand=said.in_hand is not None and not is_stuck, now_s=now_s)
+        trainer.note_hand(now_s, in_hand=in_hand)
         self._keep_changed()
         trainer.called = False
         leases = tuple(Lease(*key, self.epochs[key[0]].out[key[1]].nth) for key in trainer.leases)
@@ -223,7 +195,7 @@ class LeaseTable:
 
     def _settle(self, said: Outcomes, trainer: LeaseTrainer, now_s: float) -> None:
         """Enter what is done and what failed."""
-        if trainer.in_hand and said.done and trainer.first() == (said.done[0].epoch, said.done[0].number):
+        if trainer.in_hand and said.done and trainer.is_at(said.done[0]):
             self._pace.add((now_s - trainer.since_s) / len(said.done))
         for lease in said.done:
             self._finish(said.incarnation, lease)
@@ -279,14 +251,6 @@ class LeaseTable:
     def _note_unknown(self, lease: Lease) -> None:
         self.counts.unknown += 1
         self.news.append(("unknown", (lease.epoch, lease.number)))
-
-    def _note_hand(self, trainer: LeaseTrainer, *, in_hand: bool, now_s: float) -> None:
-        """Restart the clock with another batch at the head, and when the consumer takes it."""
-        in_hand = in_hand and bool(trainer.leases)
-        first = trainer.first()
-        if in_hand != trainer.in_hand or first != trainer.at_head:
-            trainer.since_s = now_s
-        trainer.in_hand, trainer.at_head = in_hand, first
 
     # --- leasing ---
 
@@ -408,12 +372,9 @@ class LeaseTable:
         for incarnation, trainer in list(self.trainers.items()):
             if now_s - trainer.heard_s > self.settings.gone_s:
                 self.leave(incarnation)
-            elif trainer.leases and now_s - trainer.since_s > self._patience_s(trainer):
+            elif trainer.has_taken_too_long(now_s, self._pace.deadline_s):
                 self._expire(incarnation, trainer)
         self._keep_changed()
-
-    def _patience_s(self, trainer: LeaseTrainer) -> float:
-        return self._pace.deadline_s * (1 if trainer.in_hand else _HOLDS)
 
     def _expire(self, incarnation: int, trainer: LeaseTrainer) -> None:
         keys = list(trainer.leases)
@@ -465,8 +426,7 @@ class LeaseTable:
                 self._keep_number((said.epoch, number), OutNumber())
         self._forget_dead()
         for one, trainer in self.trainers.items():
-            trainer.leases.clear()
-            trainer.in_hand, trainer.at_head = False, None
+            trainer.lose_all()
             self._call(one, trainer)
 
     def _forget_dead(self) -> None:

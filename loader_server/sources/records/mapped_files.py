@@ -74,7 +74,6 @@ class MappedFiles:
         if len(self._known) >= _MOST_MAPPED:
             self.close()
         if is_url(path):
-            self._remote.pop(path, None)
             self._make_room(len(data))
             self._remote[path] = len(data)
         self._known[path] = data

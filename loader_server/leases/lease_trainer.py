@@ -1,0 +1,64 @@
+"""One trainer as its table knows it: what it has, and since when it works on the first of that.
+
+Rules: a lease's deadline starts when its batch is first in its trainer's hands; what waits behind it is held as long as
+the trainer is heard, and is given back with it: a trainer that is stuck on one batch would be stuck on each. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shared.wire.parts import Lease
+
+__all__ = ["Key", "LeaseTrainer"]
+
+#: An epoch, and a batch number in it.
+Key = tuple[int, int]
+
+#: A batch that nobody took yet is held for so many deadlines, if its trainer is heard.
+_HOLDS = 10
+
+
+@dataclass(slots=True)
+class LeaseTrainer:
+    """A trainer, and what it has."""
+
+    heard_s: float
+    serial: int = -1
+    #: In the order in which they were leased.
+    leases: dict[Key, None] = field(default_factory=dict)
+    #: The first of them, whether the consumer has it, and since when that is so.
+    at_head: Key | None = None
+    in_hand: bool = False
+    since_s: float = 0.0
+    #: Whether it asked for more than there were.
+    hungry: bool = False
+    #: Whether it was called, because its leases changed or there are some again, and has not reported since.
+    called: bool = False
+
+    def first(self) -> Key | None:
+        """The lease that it works on."""
+        return next(iter(self.leases), None)
+
+    def is_at(self, lease: Lease | None) -> bool:
+        """Whether this is the lease that it works on."""
+        return lease is not None and (lease.epoch, lease.number) == self.first()
+
+    def note_hand(self, now_s: float, *, in_hand: bool) -> None:
+        """Restart the clock with another batch at the head, and when the consumer takes it."""
+        in_hand = in_hand and bool(self.leases)
+        first = self.first()
+        if in_hand != self.in_hand or first != self.at_head:
+            self.since_s = now_s
+        self.in_hand, self.at_head = in_hand, first
+
+    def has_taken_too_long(self, now_s: float, deadline_s: float) -> bool:
+        """Whether its first lease is past its deadline."""
+        return bool(self.leases) and now_s - self.since_s > deadline_s * (1 if self.in_hand else _HOLDS)
+
+    def lose_all(self) -> None:
+        """None of its leases counts any more."""
+        self.leases.clear()
+        self.in_hand, self.at_head = False, None
