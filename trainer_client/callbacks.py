@@ -126,6 +126,12 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._epoch, self._feed_epoch = epoch, self._session.cursor.at.epoch
         self._watch = StopWatch()
 
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+        """Early stopping may go by what the model was just judged by, so only now may the step be saved."""
+        if self._early_stop is not None and JOB_ENDED not in self.params:
+            self.model.stop_training |= self._early_stop.note_step(logs or {})
+            self._save_if_due()
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Commit the epoch; its times go into the logs as well."""
         self.times = self._watch.times()
@@ -138,9 +144,9 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         except EndedError:  # other ranks will tell nothing more, and what is not judged is not saved as such
             self.model.stop_training = self._job_ended = True
             return
+        if self._early_stop is not None and JOB_ENDED in self.params:
+            return  # as above
         if self._early_stop is not None and not stopped_inside:
-            if JOB_ENDED in self.params:
-                return  # as above
             self.model.stop_training |= self._early_stop.note(epoch, told)
         self._save(epoch if stopped_inside else epoch + 1, self._session.cursor.state())
 
@@ -228,9 +234,13 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         except BaseException:
             self._unwrap()
             raise
+        if self._early_stop is None:
+            self._save_if_due()
+        return logs
+
+    def _save_if_due(self) -> None:
         if self._every is not None and self._unsaved >= self._every:
             self._save_inside()
-        return logs
 
     def _stop_with_the_job(self) -> None:
         """Saved at once: what Keras does before the epoch's end may need batches of the job, too."""

@@ -22,7 +22,8 @@ __all__ = ["EarlyStop"]
 
 
 class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """Stops training when one of the rules holds for the values of `monitor` after each epoch so far.
+    """Stops training when one of the rules holds for the values of `monitor` so far: after each epoch, or wherever
+    `Validation` judges within them.
 
     The value should come from an evaluation, because a mean over an epoch's training changes if the epoch is resumed in
     its middle. Give it to `FeedCheckpoint(early_stop=)`, or to `fit` if there is no checkpoint. `reason` then says why
@@ -48,6 +49,10 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
         if not self._kept_by_checkpoint:
             self.restore({})
 
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+        """Note the value if the model was judged after this step, and stop if it is time."""
+        self.model.stop_training |= self.note_step(logs or {})
+
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Note the value and stop if it is time."""
         if not self._kept_by_checkpoint:
@@ -56,6 +61,14 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
     def be_kept_by_checkpoint(self) -> None:
         """From now on a checkpoint keeps the values, and brings them back."""
         self._kept_by_checkpoint = True
+
+    def note_step(self, logs: Mapping[str, Any]) -> bool:
+        """Note what the model was judged by after a step, if it was; whether to stop."""
+        if not self._monitor.startswith("val_") or self._monitor not in logs:
+            return False
+        self._values[max(self._values, default=-1) + 1] = float(logs[self._monitor])
+        self._decide()
+        return bool(self.reason)
 
     def note(self, epoch: int, logs: Mapping[str, Any], *, is_trained: bool = True) -> bool:
         """Note an epoch's value, if it was evaluated; whether to stop. Where others trained all of the epoch, there may

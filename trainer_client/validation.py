@@ -14,7 +14,7 @@ import keras
 
 from shared.errors import EndedError, SettingsError
 from trainer_client.runs.lines import judged_line
-from trainer_client.runs.run import JOB_ENDED
+from trainer_client.runs.run import JOB_ENDED, STEPS_DONE
 from trainer_client.tf.models.evaluation import Evaluator
 from trainer_client.tf.models.variables import plain_value
 
@@ -34,9 +34,9 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
     """Evaluates on these feeds every `epochs` epochs, or every `steps` steps; prints a line for each, as `evaluate`
     does.
 
-    `inputs`, `targets`, `weights` and `map` are as for `feed.dataset`; the loss is the model's own. After an epoch the
-    values are in its logs, `val_dev_loss` for the stream `dev`, for callbacks that come later. `results` holds the last
-    ones.
+    `inputs`, `targets`, `weights` and `map` are as for `feed.dataset`; the loss is the model's own. The values are in
+    the logs of the epoch, or of the step, `val_dev_loss` for the stream `dev`, for callbacks that come later. `results`
+    holds the last ones.
     """
 
     def __init__(  # noqa: PLR0913 - users write those that they need, by name
@@ -73,31 +73,32 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         """Note the first of the steps that run at a time."""
         self._first = batch
 
-    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Evaluate if one of them was due. Their beginning is counted back from their end, because before the first of
         them a checkpoint may not be restored yet.
         """
         if self._steps is not None:
             done = self._step()
             if (done - (batch - self._first + 1)) // self._steps != done // self._steps:
-                self._judge_all(self._epoch)
+                self._judge_all(self._epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Evaluate, if it is due after this epoch."""
         is_due = self._epochs is not None and (epoch + 1) % self._epochs == 0
-        if is_due and self._judge_all(epoch + 1) and logs is not None:
-            for stream, values in self.results.items():
-                logs |= {f"val_{stream}_{name}": value for name, value in values.items() if name != "rows"}
+        if is_due:
+            self._judge_all(epoch + 1, logs)
 
-    def _judge_all(self, epochs: int) -> bool:
-        """Evaluate on all feeds; False if the job was ended before all were."""
+    def _judge_all(self, epochs: int, logs: dict[str, Any] | None) -> None:
+        """Evaluate on all feeds, and tell it in the logs, unless the job was ended before all were."""
         try:
             for feed, data in self._data:
                 self._judge(feed._session, data, epochs)  # noqa: SLF001 - both are halves of one face
         except EndedError:
             self.model.stop_training = self.params[JOB_ENDED] = True
-            return False
-        return True
+            return
+        logs = {} if logs is None else logs
+        for stream, values in self.results.items():
+            logs |= {f"val_{stream}_{name}": value for name, value in values.items() if name != "rows"}
 
     def _judge(self, session: FeedSession, data: tf.data.Dataset, epochs: int) -> None:
         assert self._evaluator is not None
@@ -110,8 +111,9 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
             print(judged_line(session.stream, step, epochs, values), flush=True)
 
     def _step(self) -> int:
-        """The step since the model began from nothing."""
-        return int(plain_value(self.model.optimizer.iterations))
+        """The step since the model began from nothing. `fit` counts updates only, which are its steps."""
+        done: int | None = self.params.get(STEPS_DONE)
+        return int(plain_value(self.model.optimizer.iterations)) if done is None else done
 
 
 def _check(feeds: Sequence[Feed], epochs: int | None, steps: int | None) -> None:

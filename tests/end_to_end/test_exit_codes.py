@@ -102,7 +102,7 @@ def test_wrong_usage_is_2_and_every_other_error_1(tmp_path: Path) -> None:
     [
         ("--save-every-steps", "0"), ("--save-every-steps", "-5"), ("--log-every", "0"), ("--retries", "-1"),
         ("--seed", "-1"), ("--keep", "0"), ("--validate-every", "0"), ("--save-every-seconds", "0"),
-        ("--max-time", "-1"),
+        ("--max-time", "-1"), ("--validate-every-steps", "0"),
     ],
 )  # fmt: skip
 def test_numbers_that_make_no_sense_are_wrong_usage(

@@ -4,6 +4,7 @@ once in the model that is committed.
 
 from __future__ import annotations
 
+import re
 import signal
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -44,7 +45,8 @@ def test_two_processes_killed_and_told_to_end_train_on_each_sample_once_an_epoch
     words = (
         "train", "--feed", endpoint, "--model", "counts", "--param", f"samples={SAMPLES}",
         "--checkpoint", str(checkpoints),
-        "--strategy", "multi-worker", "--epochs", "3", "--log-every", "1", "--validate", "dev", "--validate-every", "3",
+        "--strategy", "multi-worker", "--epochs", "3", "--log-every", "1", "--validate", "dev",
+        "--validate-every-steps", "5",
     )  # fmt: skip
     slowly = ("--param", "pause_s=1", "--save-every-steps", "1")
     with ExitStack() as stack:
@@ -73,6 +75,9 @@ def test_two_processes_killed_and_told_to_end_train_on_each_sample_once_an_epoch
     assert second.said().splitlines() == [
         "STRATEGY: multi-worker: process 1 of 2, 1 of 2 replicas; gradients by ring"
     ], "the chief alone tells how it goes"
+    steps = range(record["step"] + 1, counted(checkpoints)[1]["step"] + 1)
+    judged = [int(one) for one in re.findall(r"^dev at step (\d+), ", first.said(), re.MULTILINE)]
+    assert judged == [step for step in steps if step % 5 == 0] != []
     assert f"from epoch {record['epoch']}, step {record['step']}, until 3 epochs" in first.said()
     np.testing.assert_array_equal(counted(checkpoints)[0], np.full(SAMPLES, 3))
     np.testing.assert_array_equal(np.load(folder / "seen-0.npy"), np.load(folder / "seen-1.npy"))

@@ -90,6 +90,28 @@ def test_early_stopping_goes_by_it_though_not_every_epoch_is_judged(tmp_path):
     assert stop.reason.startswith("val_dev_loss is ")
 
 
+def test_early_stopping_goes_by_what_steps_are_judged_by_and_decides_the_same_when_resumed(tmp_path):
+    def fit_until(folder, *others):
+        feed, judge = FakeFeed(epochs=(STEPS,)), dev()
+        stop = EarlyStop(NoProgress(2, 99.0), monitor="val_dev_loss")
+        checkpoint = FeedCheckpoint(feed, folder, every=1, early_stop=stop, until=Until(epochs=9))
+        callbacks = [Validation(judge, steps=2, **FORM), checkpoint, *others]
+        take_back()
+        tiny_model().fit(feed.dataset(**FORM), epochs=9, verbose=0, callbacks=callbacks)
+        return checkpoint.reason, places(judge), CheckpointFolder(folder, 1).read_last()[1]
+
+    whole = fit_until(tmp_path / "whole")
+    assert whole[0].startswith("stopped early, val_dev_loss is ")
+    assert whole[1] == [(0, 2), (1, 4), (1, 6)]
+    for after in (1, 2, 4):
+        with pytest.raises(Stopped):
+            fit_until(tmp_path / str(after), StopAfter(after))
+        reason, judged, record = fit_until(tmp_path / str(after))
+        assert reason == whole[0]
+        assert judged == [place for place in whole[1] if place[1] > after]
+        assert record["early_stop"] == whole[2]["early_stop"]
+
+
 def test_where_ranks_share_a_stream_the_values_are_those_of_all():
     feed = dev()
     feed.session.world, feed.session.shared = 2, {1: {"loss": 0.25}}

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from trainer_client.runs.until import Until
     from trainer_client.session.feed_session import FeedSession
 
-__all__ = ["JOB_ENDED", "Run", "progress_of"]
+__all__ = ["JOB_ENDED", "STEPS_DONE", "Run", "progress_of"]
 
 JOB_ENDED = "the job was ended"
+#: Where callbacks of a loop of ours find in their `params` how many steps are done since the model began.
+STEPS_DONE = "steps done"
 
 
 class Run:

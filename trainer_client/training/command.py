@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer_client.runs.arguments import add_job, add_model, at_least, command_named, model_module, positive, whole
 from trainer_client.strategies.choosing.all_reduce import ALL_REDUCES
@@ -91,8 +91,10 @@ def _add_limits(command: argparse.ArgumentParser) -> None:
     group.add_argument("--steps", metavar="N", help="until so many steps are done; +N: so many more")
     group.add_argument("--max-time", type=positive, metavar="S", help="for so many seconds at most")
     group.add_argument("--validate", action="append", metavar="STREAM", help="judge by it; may be given several times")
-    group.add_argument(
-        "--validate-every", type=whole, default=1, metavar="N", help="judge after each so many epochs (1)"
+    every = group.add_mutually_exclusive_group()
+    every.add_argument("--validate-every", type=whole, metavar="N", help="judge after each so many epochs (1)")
+    every.add_argument(
+        "--validate-every-steps", type=at_least(1), metavar="N", help="judge after each so many steps instead"
     )
     group.add_argument(
         "--retries", type=at_least(0), default=10, metavar="N", help="tries after gradients that are not finite (10)"
@@ -140,7 +142,7 @@ def _train(options: argparse.Namespace) -> int:
         connect_timeout_s=options.timeout_seconds,
         strategy=strategy,
         judges=tuple(options.validate or ()),
-        judge_every=options.validate_every,
+        judge_every=_judging(options),
         export=options.export,
         precision=options.precision,
         seed=options.seed,
@@ -160,3 +162,9 @@ def _train(options: argparse.Namespace) -> int:
         summaries=options.summaries,
     )
     return 0
+
+
+def _judging(options: argparse.Namespace) -> dict[str, Any]:
+    if options.validate_every_steps is not None:
+        return {"steps": options.validate_every_steps}
+    return {"epochs": options.validate_every or 1}

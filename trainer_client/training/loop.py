@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.errors import EndedError
 from trainer_client.runs.noted import NotedMeans
-from trainer_client.runs.run import JOB_ENDED
+from trainer_client.runs.run import JOB_ENDED, STEPS_DONE
 from trainer_client.tf import ctrl_c
 from trainer_client.training.base_loop import BaseLoop, LoopSettings, TrainingData
 
@@ -91,12 +91,20 @@ class TrainingLoop(BaseLoop):
             if self._callbacks.callbacks:  # Keras converts logs for nobody, too
                 self._callbacks.on_train_batch_begin(batch)
             loss = self._train_on(element)
-            if self._callbacks.callbacks:
-                self._callbacks.on_train_batch_end(batch, {"loss": loss})
+            self._tell_callbacks(batch, loss)
             batch += 1
             self._look_up(loss)
         if self._session.in_queue and not self._is_within_epoch():
             next(iterator, None)  # the end of the epoch, which is seen only by asking
+
+    def _tell_callbacks(self, batch: int, loss: float) -> None:
+        """That a step is done; what one of them judges it by is in the logs for those that come later."""
+        logs, steps = {"loss": loss}, self._progress.totals.steps
+        self._params[STEPS_DONE] = steps
+        for callback in self._callbacks.callbacks:  # the list itself would give them a copy of the logs
+            callback.on_train_batch_end(batch, logs)
+        if len(logs) > 1:
+            self._teller.tell_judged(steps, logs)
 
     def _is_stopping(self, interruption: ctrl_c.Interruption) -> bool:
         return self._placement.heeds(asked=interruption.is_asked)
@@ -156,6 +164,7 @@ class TrainingLoop(BaseLoop):
         self._progress.begin(f"training {self._session.stream}", there)
         self._heed_early_stop()
         self._teller.begin(self._progress, self._step.traces)
+        self._params[STEPS_DONE] = there.steps
         self._callbacks.on_train_begin()
 
     def _build(self, element: Any) -> None:  # noqa: ANN401 - tensors
@@ -177,12 +186,18 @@ class TrainingLoop(BaseLoop):
 
     def _is_save_due(self) -> bool:
         """An epoch that is over is saved once it is judged."""
-        return self._is_long_ago(self._progress.totals.steps) and self._is_within_epoch()
+        is_due = self._is_long_ago(self._progress.totals.steps) and self._is_within_epoch()
+        return is_due and not self._is_unjudged()
+
+    def _is_unjudged(self) -> bool:
+        """Whether early stopping goes by what the model is not judged by yet, at an epoch's end or where the job was
+        ended while it was judged.
+        """
+        return self._early_stop is not None and (self._is_ending_epoch or JOB_ENDED in self._params)
 
     def _save_if_whole(self) -> None:
-        """Not within a step, nor where an epoch is over that early stopping goes by and that is not judged yet."""
-        is_judging = self._is_ending_epoch and self._early_stop is not None
-        if not self._is_in_step and not is_judging:
+        """Not within a step."""
+        if not self._is_in_step and not self._is_unjudged():
             self._noted = NotedMeans() if self._is_ending_epoch else self._noted
             self._save()
 

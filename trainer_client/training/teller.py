@@ -78,6 +78,10 @@ class Teller:
         values |= zip(("batches_ready", "batches_staged"), self._ahead, strict=False)
         self._summarize(totals.steps, values)
 
+    def tell_judged(self, steps: int, values: Mapping[str, float]) -> None:
+        """What the model was judged by within an epoch, of which lines have been printed."""
+        self._summarize(steps, {name: float(value) for name, value in values.items() if name != "loss"})
+
     def tell_epoch(self, totals: RunTotals, logs: Mapping[str, Any]) -> None:
         """What an epoch came to, validation included."""
         if self._is_quiet:

@@ -38,9 +38,9 @@ class TrainOrder:
     keys: str
     connect_timeout_s: float
     strategy: StrategyOptions
-    #: Streams to judge the model by after every `judge_every` epochs.
+    #: Streams to judge the model by, and after how many epochs or steps each time, as `Validation` has it.
     judges: tuple[str, ...]
-    judge_every: int
+    judge_every: dict[str, Any]
     #: None: write no model at the end.
     export: Path | None
     precision: str
@@ -81,6 +81,11 @@ def _train_with_servers(order: TrainOrder, settings: dict[str, Any]) -> None:
     """The same as one of several workers, or as a parameter server."""
     from trainer_client.servers import command as servers  # noqa: PLC0415 - only where there are any
 
+    if "steps" in order.judge_every:
+        raise SettingsError(
+            expected="--validate-every, in epochs, as workers take no steps together", got="--validate-every-steps",
+            where="--strategy parameter-server", remedy="Leave it out; or let epochs be shorter (epoch_parts).",
+        )  # fmt: skip
     place = servers.role_with_servers()
     if place.is_ps:
         servers.serve_share(place, order.keys, partial(order.module.make, "optimizer"))
@@ -165,7 +170,7 @@ def _callbacks(order: TrainOrder, judges: list[Feed]) -> list[Any]:
     from trainer_client.validation import Validation  # noqa: PLC0415 - as above
 
     metrics = order.module.make_if_there("eval_metrics") or ()
-    return [Validation(*judges, epochs=order.judge_every, metrics=metrics, **order.module.feed_keys()), *own]
+    return [Validation(*judges, **order.judge_every, metrics=metrics, **order.module.feed_keys()), *own]
 
 
 def _export(path: Path, model: Any, data: TrainingData) -> None:  # noqa: ANN401 - Keras has no types
