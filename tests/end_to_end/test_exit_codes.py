@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,13 +15,13 @@ from shared.command import EXIT_CODES
 from shared.wire import messages as m
 from shared.wire.refusals import not_attached
 from tests.support.ends import Ends
+from tests.support.forked import ROOT, run_module
 from tests.support.worker_end import nobody
 from trainer_client.cli import main as trainer_main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-ROOT = Path(__file__).resolve().parents[2]
+    from pathlib import Path
 
 #: Every command that asks a server something, but for the endpoint and how long it waits.
 ASKING = {
@@ -44,15 +43,9 @@ ASKING = {
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
+    """A new interpreter, as a signal meets it."""
     command = [sys.executable, "-m", *arguments]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def ended(*arguments: str) -> tuple[int, str, str]:
-    """Exit code, output and errors of `python -m` with these arguments."""
-    with start(*arguments) as process:
-        said, complained = process.communicate(timeout=60)
-    return process.returncode, said, complained
 
 
 def asking(command: str, endpoint: str, timeout: str = "60") -> list[str]:
@@ -62,7 +55,7 @@ def asking(command: str, endpoint: str, timeout: str = "60") -> list[str]:
 @pytest.mark.parametrize("command", ASKING)
 def test_a_server_that_is_not_there_is_3(command: str) -> None:
     with nobody() as endpoint:
-        code, _, complained = ended(*asking(command, endpoint, timeout="0.3"))
+        code, _, complained = run_module(*asking(command, endpoint, timeout="0.3"))
     assert code == 3, complained
     assert "expected a coordinator that answers within 0.3 s" in complained
 
@@ -73,7 +66,7 @@ def test_a_server_that_says_no_is_4(command: str) -> None:
     with Ends() as ends:
         ends.answers[m.StatusQuery] = lambda _: [refusal]
         ends.answers[m.Attach] = lambda asked: [not_attached(asked.serial, refusal)]
-        code, _, complained = ended(*asking(command, ends.endpoint))
+        code, _, complained = run_module(*asking(command, ends.endpoint))
     assert code == 4, complained
     assert "expected other ranks, got these. Ask for others" in complained
 
@@ -90,10 +83,10 @@ def test_a_signal_is_128_and_its_number(number: str, code: int, said: str) -> No
 
 
 def test_wrong_usage_is_2_and_every_other_error_1(tmp_path: Path) -> None:
-    assert ended("loader_server", "index")[0] == 2
-    code, _, complained = ended(*asking("evaluate", "tcp://127.0.0.1:1"), "--max-time", "9")
+    assert run_module("loader_server", "index")[0] == 2
+    code, _, complained = run_module(*asking("evaluate", "tcp://127.0.0.1:1"), "--max-time", "9")
     assert (code, "argument --max-time: expected --follow with it" in complained) == (2, True)
-    code, _, complained = ended("loader_server", "index", str(tmp_path / "none.toml"))
+    code, _, complained = run_module("loader_server", "index", str(tmp_path / "none.toml"))
     assert (code, complained.count("\n")) == (1, 1)
 
 

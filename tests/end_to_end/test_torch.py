@@ -23,9 +23,11 @@ if find_spec("torch") is None:
 
 SCRIPT = """
 import json, os, sys
-import torch
-import trainer_client
-import trainer_client.torch
+from shared.quick_import import quick_import
+with quick_import():
+    import torch
+    import trainer_client
+    import trainer_client.torch
 
 endpoint, folder, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
 torch.manual_seed(1)
@@ -68,11 +70,19 @@ feed.close()
 torch.distributed.destroy_process_group()
 """
 
+#: As the command does, but for looking for garbage among what is imported: a second of each process.
+TORCHRUN = """
+from shared.quick_import import quick_import
+with quick_import():
+    from torch.distributed.run import main
+main()
+"""
+
 
 def _train(endpoint: str, folder: Path, steps: int) -> None:
     script = folder / "train.py"
     script.write_text(SCRIPT)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [sys.executable, "-c", TORCHRUN, "--standalone", "--nproc-per-node", "2"]
     ended = subprocess.run(
         [*torchrun, str(script), endpoint, str(folder), str(steps)],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300, check=False,

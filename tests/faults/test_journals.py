@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 import trainer_client
-from tests.support.loaders import ROOT, running, write_job
+from tests.support.forked import run_module
+from tests.support.loaders import running, write_job
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def coordinator(job: Path) -> subprocess.CompletedProcess[str]:
-    """One that is expected to end by itself."""
-    command = [sys.executable, "-m", "loader_server", "coordinator", str(job), "--listen", "tcp://127.0.0.1:*"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+def coordinator(job: Path) -> tuple[int, str]:
+    """One that is expected to end by itself: its exit code, and what it complained of."""
+    code, _, complained = run_module("loader_server", "coordinator", str(job), "--listen", "tcp://127.0.0.1:*")
+    return code, complained
 
 
 def read_some(job: Path) -> list[tuple[int, int]]:
@@ -47,10 +46,10 @@ def test_a_torn_journal_is_refused_with_what_to_do(tmp_path: Path) -> None:
     journal = tmp_path / ".stoker" / "tones" / "journal.sqlite"
     whole = journal.read_bytes()
     journal.write_bytes(whole[: len(whole) // 3])
-    ended = coordinator(job)
-    assert ended.returncode != 0
-    assert "expected a whole journal" in ended.stderr
-    assert "Move the file away and start again" in ended.stderr
+    code, complained = coordinator(job)
+    assert code != 0
+    assert "expected a whole journal" in complained
+    assert "Move the file away and start again" in complained
     journal.rename(journal.with_suffix(".damaged"))
     assert read_some(job) == calm
 
@@ -60,7 +59,7 @@ def test_a_second_coordinator_on_one_journal_refuses_and_the_first_serves_on(tmp
     job = write_job(tmp_path, samples=40)
     with running(job, workers=1) as loaders:
         calm = read(loaders)
-        ended = coordinator(job)
-        assert ended.returncode != 0
-        assert "that holds the journal" in ended.stderr
+        code, complained = coordinator(job)
+        assert code != 0
+        assert "that holds the journal" in complained
         assert read(loaders) == calm

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import resource
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
-from tests.support.loaders import ROOT, Loaders, running, write_job
+from tests.support.forked import start_code
+from tests.support.loaders import Loaders, running, write_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,10 +39,13 @@ def loaders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaders]:
 
 def _read(loaders: Loaders, *, limit: int = 0, user: int = 0) -> tuple[list[list[list[int]]], list[str]]:
     """Two epochs as (number, digest), and the trainer's log."""
-    command = [sys.executable, "-c", _TRAINER, loaders.endpoint, str(limit), str(user)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), done.stderr.splitlines()
+    with start_code(_TRAINER, loaders.endpoint, str(limit), str(user)) as process:
+        try:
+            said, complained = process.communicate(60)
+        finally:
+            process.kill()
+    assert process.returncode == 0, complained
+    return json.loads(said), complained.splitlines()
 
 
 def _served(log: list[str]) -> list[str]:

@@ -65,10 +65,12 @@ _LOADERS = (
     *("loader_server.coordinator.service", "loader_server.worker.service", "loader_server.metrics", "numpy.ma"),
     *("loader_server.cli", "loader_server.commands.index", "loader_server.machine.supervisor"),
     # What each process of a job would import again that reads recordings, as most jobs of tests do.
-    *("loader_server.sources.manifest", "loader_server.commands.statistics", "loader_server.worker.last_words"),
+    *("loader_server.sources.manifest.source", "loader_server.commands.statistics", "loader_server.worker.last_words"),
     *("loader_server.transforms.audio.logmel", "loader_server.transforms.characters", "tests.support.transforms"),
     "trainer_client.feed",
-    *("soundfile", "soxr", "numpy.fft", "stringprep", "encodings.idna", "zmq.utils.garbage", "shared.malloc_tuning"),
+    *("soundfile", "soxr", "numpy.fft", "stringprep", "zmq.utils.garbage", "shared.malloc_tuning"),
+    *("encodings.idna", "encodings.ascii", "encodings.cp437", "encodings.utf_32_le", "encodings.utf_8_sig"),
+    *("zmq.auth", "cryptography.hazmat.primitives.ciphers.aead"),
 )
 _TRAINERS = (
     *("keras", "trainer_client.cli", "trainer_client.callbacks", "trainer_client.tf.dataset"),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from tests.faults.simulate import simulate
+from tests.support.forked import run_module
 from tests.support.simulation.rules import without
 from tests.support.simulation.run import run
 
@@ -91,8 +90,8 @@ def test_a_seed_gives_the_same_world_again():
 
 
 def test_the_command_tells_machines_how_it_went():
-    command = [sys.executable, "-m", "tests.faults.simulate", "--seeds", "20", "--json"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True)
-    told = json.loads(said.stdout.splitlines()[-1])
+    code, said, complained = run_module("tests.faults.simulate", "--seeds", "20", "--json")
+    assert (code, complained) == (0, "")
+    told = json.loads(said.splitlines()[-1])
     assert told.pop("seconds") >= 0
     assert told == {"seeds": 20, "failures": 0, "steps": told["steps"]}
