@@ -135,9 +135,22 @@ def test_a_checkpoint_holds_what_is_done_and_restoring_it_rewinds(fresh):
                 break
         feed.restore(state)
         after = [batch.number for batch in feed]
+        assert not feed._session.leases.is_taken_back, "by another"
     assert set(before[:3]).isdisjoint(after)
     assert set(before[3:]) <= set(after)
     assert len(after) == len(set(after)) == status.ask(fresh.endpoint)["streams"]["train"]["batches"] - 3
+
+
+def test_a_trainer_knows_that_another_one_took_the_queue_back(fresh):
+    with trainer_client.connect(fresh.endpoint) as first, trainer_client.connect(fresh.endpoint) as second:
+        reading = iter(first)
+        next(reading).done()
+        second.restore(second.state() | {"epochs": [[0, 0, []]]})
+        for batch in reading:
+            batch.done()
+            if first._session.leases.is_taken_back:
+                break
+        assert first._session.leases.is_taken_back
 
 
 def test_evaluating_and_predicting_are_shared_the_same_way(loaders):

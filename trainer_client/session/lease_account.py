@@ -64,6 +64,12 @@ class LeaseAccount:
         self._taken.append(item.batch)
         return True
 
+    @property
+    def is_taken_back(self) -> bool:
+        """Whether another trainer has restored a checkpoint since this one did."""
+        leases = self._receiver.stream.leases
+        return leases is not None and leases.is_taken_back
+
     # --- what becomes of batches ---
 
     def settle(self, batch: UpcomingBatch, *, done: bool, costs_try: bool = True) -> None:

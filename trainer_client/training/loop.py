@@ -12,7 +12,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import EndedError
+from shared.errors import EndedError, RefusedError
 from trainer_client.runs.noted import NotedMeans
 from trainer_client.runs.run import JOB_ENDED, STEPS_DONE
 from trainer_client.tf import ctrl_c
@@ -88,6 +88,7 @@ class TrainingLoop(BaseLoop):
             element = self._wait_next(iterator)
             if element is None:
                 return
+            self._refuse_another_run()
             if self._callbacks.callbacks:  # Keras converts logs for nobody, too
                 self._callbacks.on_train_batch_begin(batch)
             loss = self._train_on(element)
@@ -96,6 +97,20 @@ class TrainingLoop(BaseLoop):
             self._look_up(loss)
         if self._session.in_queue and not self._is_within_epoch():
             next(iterator, None)  # the end of the epoch, which is seen only by asking
+
+    def _refuse_another_run(self) -> None:
+        """Another model that began on the same queue has taken its batches back: what is done there is no longer what
+        this one was trained on, so nothing more is trained nor saved.
+        """
+        leases = self._session.leases
+        if leases is not None and leases.is_taken_back:
+            stream = self._session.stream
+            raise RefusedError(
+                code="superseded", expected=f"to be the only run that trains a model on {stream}",
+                got="another trainer restored a checkpoint there, or began", where=f"stream {stream}, in queue mode",
+                remedy="Give each run a job or a stream of its own; start this one again once the other has ended: its "
+                "newest checkpoint is whole. Several processes train one model with --strategy parameter-server.",
+            )  # fmt: skip
 
     def _tell_callbacks(self, batch: int, loss: float) -> None:
         """That a step is done; what one of them judges it by is in the logs for those that come later."""
@@ -204,5 +219,7 @@ class TrainingLoop(BaseLoop):
     def _save(self) -> None:
         totals = self._progress.totals
         with self._timed("checkpoint"):
-            self._saved.save(self._model, self._session, totals, self._noted, self._early_stop)
+            state = self._session.cursor.state()
+            self._refuse_another_run()  # which the state would be of
+            self._saved.commit(self._model, state, totals, self._noted, self._early_stop)
         self._note_saved(totals.steps)

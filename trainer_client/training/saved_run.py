@@ -40,19 +40,6 @@ class SavedRun:
         if self._writes:
             self._folder.mark(finished=True)
 
-    def save(
-        self,
-        model: Any,  # noqa: ANN401 - Keras has no types
-        session: FeedSession,
-        totals: RunTotals,
-        noted: NotedMeans,
-        early_stop: EarlyStop | None,
-    ) -> None:
-        """Commit one checkpoint, whole or not at all. All processes read their variables, because reading may need
-        all; one of them writes.
-        """
-        self.commit(model, session.cursor.state(), totals, noted, early_stop)
-
     def commit(
         self,
         model: Any,  # noqa: ANN401 - as above
@@ -61,7 +48,9 @@ class SavedRun:
         noted: NotedMeans,
         early_stop: EarlyStop | None,
     ) -> None:
-        """The same, with a cursor that was taken with the variables."""
+        """Commit one checkpoint, whole or not at all, with a cursor that was taken with the variables. All processes
+        read their variables, because reading may need all; one of them writes.
+        """
         arrays = {str(at): plain_value(variable) for at, variable in enumerate(_variables(model))}
         record = {
             "epoch": totals.epochs,

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from shared.errors import DataError
+from shared.errors import DataError, RefusedError
 from shared.wire.parts import Lease
 from tests.support.fake_feed import FakeFeed, LeasedCursor
 
@@ -41,6 +41,7 @@ class LeasesOutOfOrder:
     """Leases as the dataset and the loop ask for them, of a trainer that shares its epoch with others."""
 
     reading = 0
+    is_taken_back = False
 
     def count_handed_over(self, reading, rounds):
         pass
@@ -96,3 +97,21 @@ def test_a_batch_whose_gradients_stay_infinite_is_named_by_its_lease(tmp_path):
     begin = keras.initializers.Constant(np.inf)
     with pytest.raises(DataError, match=r"batch 17 of epoch 3 of fake, step 0.*--epoch 3 --batch 17"):
         run(tmp_path, Until(epochs=1), leases=LeasesOutOfOrder(), begin=begin, retries=0)
+
+
+@pytest.mark.parametrize(("when", "trained"), [("within a step", 3), ("between epochs", 4)])
+def test_a_run_whose_queue_another_one_takes_back_ends_and_saves_nothing_more(tmp_path, when, trained):
+    leases, steps = LeasesOutOfOrder(), []
+
+    class Another(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            leases.is_taken_back = epoch == 1
+
+        def on_train_batch_end(self, batch, logs=None):
+            steps.append(batch)
+            leases.is_taken_back |= when == "within a step" and batch == 2
+
+    with pytest.raises(RefusedError, match="expected to be the only run that trains a model on fake, got another"):
+        run(tmp_path, Until(epochs=2), leases=leases, callbacks=[Another()])
+    assert len(steps) == trained
+    assert CheckpointFolder(tmp_path, 3).read_last()[1]["step"] == {3: 2, 4: 4}[trained]

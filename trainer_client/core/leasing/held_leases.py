@@ -104,6 +104,8 @@ class HeldLeases:
     ) -> None:
         #: Leases that are no longer ours, and whose batches nobody has taken yet.
         self.void: set[Lease] = set()
+        #: Whether somebody else restored a checkpoint since we did, or since we came.
+        self.is_taken_back = False
         self._settings = settings
         self._stream, self._work = attached.stream, attached.work or ""
         self._timeout_s = attached.heartbeat_timeout_ms / 1000
@@ -190,7 +192,7 @@ class HeldLeases:
     def rewind(self, epoch: int) -> None:
         """A checkpoint of this epoch was restored: nothing is ours until the coordinator says so."""
         self._begin_generation(0)
-        self._unsettled = epoch
+        self._unsettled, self.is_taken_back = epoch, False
 
     def receive(self, said: m.Leases, now_s: float) -> bool:
         """Take in an answer; False if it answers something else."""
@@ -198,6 +200,7 @@ class HeldLeases:
             return False
         wanted, self._open, self._unsettled = self._open.wanted, None, said.unsettled
         if said.generation != self._generation:
+            self.is_taken_back |= self._generation != 0
             self._begin_generation(said.generation)
         settled = self._done.keys() | self._failed.keys() | self._returned.keys()
         ours = [lease for lease in said.leases if lease not in settled]

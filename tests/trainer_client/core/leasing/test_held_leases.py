@@ -168,6 +168,21 @@ def test_one_that_is_lost_in_hand_is_still_told_done_and_nothing_is_wanted_meanw
     assert (said.done, said.wanted) == ((Lease(0, 0, 1),), 4)
 
 
+def test_that_another_trainer_restored_a_checkpoint_is_known_until_this_one_does():
+    lone = queue()
+    leases = lone.core.stream.leases
+    known = []
+    for generation, number in ((1, 3), (2, 5), (2, 6)):
+        open_reader(lone, reader=number)
+        answer(lone, leased(number), generation=generation)
+        known.append(leases.is_taken_back)
+    leases.rewind(0)
+    known.append(leases.is_taken_back)
+    open_reader(lone, reader=9)
+    answer(lone, leased(7), generation=3)
+    assert [*known, leases.is_taken_back] == [False, True, True, False, False]
+
+
 def test_what_was_settled_of_an_older_generation_is_not_told():
     lone = queue()
     open_reader(lone)
