@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from loader_server.commands.index import index_missing
@@ -50,6 +51,24 @@ def test_the_raw_lengths_of_a_sample_are_those_of_the_index(tmp_path: Path) -> N
     lengths = [stream.raw_lengths(sample) for sample in range(4)]
     assert [one["audio"] for one in lengths] == [len(utterance.audio) for utterance in made]
     assert [one["text"] for one in lengths] == [len(utterance.text) for utterance in made]
+
+
+def test_what_batches_are_shared_by_does_not_hang_on_who_indexed_the_data_but_on_the_data(tmp_path: Path) -> None:
+    def shared(name: str) -> str:
+        job = JobFile(tmp_path / f"{name}.toml")
+        index_missing(job)
+        stream = Stream(job, "train")
+        stream.close()
+        return stream.shared
+
+    path = write_job(tmp_path, name="a", samples=4)
+    for name in "bc":
+        (tmp_path / f"{name}.toml").write_text(path.read_text().replace('name = "a"', f'name = "{name}"'))
+    path.rename(tmp_path / "a.toml")
+    before = shared("a")
+    assert shared("b") == before
+    os.utime(tmp_path / "clips/00003.wav", ns=(1, 1))
+    assert shared("c") != before
 
 
 def test_loops_that_the_environment_names_are_part_of_what_workers_have_to_share(

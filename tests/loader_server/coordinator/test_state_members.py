@@ -203,6 +203,9 @@ class TestCulprits:
         assert warn.event == "too many samples kill decoders: from here on they are not kept"
         assert state.handle(Received(b"w0", culprit("c")), 0.0) == []  # they are said with every heartbeat
         assert said(state, register())[1].keys == keys("a", "b")
+        said(state, forgive("a"))
+        assert kept(state, culprit("c")) != []
+        assert len(state.handle(Received(b"w0", culprit("d")), 0.0)) == 1, "it is full anew, and that is said anew"
 
     @pytest.mark.fault(36)
     def test_forgiven_ones_are_forgotten_and_workers_are_told_what_is_left(self):
@@ -217,7 +220,7 @@ class TestCulprits:
             Send(b"w0", m.Culprits(version=4, keys=keys("b"))),
         ]
         assert state.handle(Received(b"me", forgive("b")), 0.0)[-1].message == m.Culprits(version=5, keys=())
-        assert said(state, forgive("b")) == [m.Forgiven(count=0)]
+        assert state.handle(Received(b"me", forgive("b")), 0.0) == [Send(b"me", m.Forgiven(count=0))]
         assert kept(state, culprit("a")) != [], "it may be convicted anew"
 
     @pytest.mark.fault(36)

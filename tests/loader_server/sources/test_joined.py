@@ -130,6 +130,14 @@ def test_the_report_names_each(tmp_path: Path) -> None:
     assert {name: report.samples for name, report in reports.items()} == {"train, source-1": 8, "train, source-2": 72}
 
 
+def test_each_is_looked_at_for_a_part_of_the_time(stream: Stream) -> None:
+    times: list[float] = []
+    for one in stream.source._sources:  # type: ignore[attr-defined]
+        one.refuse_changed = times.append
+    stream._joined.refuse_changed(1.0)
+    assert times == [0.5, 0.5]
+
+
 # --- whole batches ---
 
 
@@ -154,6 +162,8 @@ def test_what_has_to_be_read_before_is_asked_of_each_member(tmp_path: Path, monk
     source = opened(job(tmp_path, *sources, transforms="", length="tokens")).source
     assert not source.reads_ahead
     first, second = source._sources
+    monkeypatch.setattr(second, "reads_ahead", True)
+    assert source.reads_ahead, "one of them does"
     monkeypatch.setattr(type(first), "reads_ahead", True)
     first.unread = lambda samples: samples[samples < 5]
     second.unread = lambda samples: samples[:1]
