@@ -18,7 +18,7 @@ _TIMEOUT = 'build_timeout = "2 s"'
 
 
 @pytest.mark.fault(34)
-@pytest.mark.parametrize("text", ["sleeps", "spins"])
+@pytest.mark.parametrize("text", ["sleeps", "holds"])
 def test_a_sample_that_never_ends_is_masked_and_named(tmp_path: Path, text: str) -> None:
     job = job_with_texts(tmp_path, {23: text}, transform="never_ends", job=_TIMEOUT)
     with running(job) as loaders:

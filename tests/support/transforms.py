@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import re
 import signal
 import sys
 import threading
@@ -139,11 +138,11 @@ def obeys(sample: dict[str, Any], rng: np.random.Generator) -> None:
 
 @transform()
 def never_ends(sample: dict[str, Any], rng: np.random.Generator) -> None:
-    """Sleeps for ever on "sleeps"; on "spins" it never leaves C code that holds the interpreter."""
+    """Sleeps for ever on "sleeps"; on "holds" it never leaves C code that holds the interpreter."""
     if sample["text"] == "sleeps":
         threading.Event().wait()
-    if sample["text"] == "spins":
-        re.match(r"(a+)+$", "a" * 64 + "b")
+    while sample["text"] == "holds":
+        ctypes.PyDLL(None).pause()
 
 
 @transform()

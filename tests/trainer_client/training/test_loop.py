@@ -98,14 +98,24 @@ def test_the_weights_are_those_of_fit_and_either_goes_on_where_the_other_stopped
             np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
+def rules():
+    return [EarlyStop(NoProgress(1, 99.0), monitor="loss")]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """What a run saved that these rules stopped, and nothing else."""
+    folder = tmp_path_factory.mktemp("whole")
+    looped(folder, Until(epochs=9), callbacks=rules()).run()
+    return saved(folder)
+
+
 @pytest.mark.parametrize("stop", range(1, 11))
-def test_stopped_after_any_step_and_resumed_the_weights_are_those_of_an_unbroken_run(tmp_path, stop):
-    rules = lambda: [EarlyStop(NoProgress(1, 99.0), monitor="loss")]  # noqa: E731 - each run has its own
-    looped(tmp_path / "whole", Until(epochs=9), callbacks=rules()).run()
+def test_stopped_after_any_step_and_resumed_the_weights_are_those_of_an_unbroken_run(tmp_path, unbroken, stop):
     loop = looped(tmp_path / "parts", Until(steps=stop), callbacks=rules(), save_every_steps=1)
     assert loop.run().startswith(f"{min(stop, 7)} steps are reached" if stop < 8 else "stopped early")
     looped(tmp_path / "parts", Until(epochs=9), callbacks=rules()).run()
-    (arrays, record), (parts, again) = saved(tmp_path / "whole"), saved(tmp_path / "parts")
+    (arrays, record), (parts, again) = unbroken, saved(tmp_path / "parts")
     same(arrays, parts)
     assert {name: again[name] for name in ("epoch", "step", "feed")} == {
         name: record[name] for name in ("epoch", "step", "feed")

@@ -69,9 +69,15 @@ def run(folder, until, *, in_queue=True, callbacks=(), leases=None, begin="ones"
     return arrays, record
 
 
+@pytest.fixture(scope="module")
+def in_lockstep(tmp_path_factory):
+    """What an unbroken run saved."""
+    return run(tmp_path_factory.mktemp("lockstep"), Until(epochs=2), in_queue=False)
+
+
 @pytest.mark.parametrize("stop", [1, 4, 6])
-def test_stopped_after_any_step_and_resumed_it_is_the_run_in_lockstep(tmp_path, stop):
-    want, whole = run(tmp_path / "lockstep", Until(epochs=2), in_queue=False)
+def test_stopped_after_any_step_and_resumed_it_is_the_run_in_lockstep(tmp_path, in_lockstep, stop):
+    want, whole = in_lockstep
     _, there = run(tmp_path / "queue", Until(steps=stop))
     assert (there["step"], there["epoch"], there["feed"]["epoch"]) == (stop, stop // 4, stop // 4)
     assert len(there["early_stop"]["evaluated"]) == stop // 4, "an epoch that is over was judged"
