@@ -216,6 +216,14 @@ def test_arrays_that_are_written_over_while_they_are_in_use_are_refused(tmp_path
         decoded(source, 2)
 
 
+def test_what_was_only_touched_while_it_is_in_use_is_compared_once(tmp_path: Path) -> None:
+    source = indexed(saved(tmp_path, **RAGGED))
+    os.utime(tmp_path / "data/values.npy", ns=(1, 1))
+    assert decoded(source, 2)["values"].tolist() == [2, 3, 4]
+    source.files.read = None  # type: ignore[assignment, method-assign]  # which comparing takes
+    assert decoded(source, 2)["values"].tolist() == [2, 3, 4]
+
+
 @pytest.mark.parametrize("by", ["samples", "chunks"])
 @pytest.mark.parametrize("when", ["between two samples", "within one"])
 def test_arrays_that_are_written_over_while_a_batch_is_read_are_refused(
