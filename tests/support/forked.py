@@ -75,6 +75,7 @@ _LOADERS = (
 _TRAINERS = (
     *("keras", "trainer_client.cli", "trainer_client.callbacks", "trainer_client.tf.dataset"),
     *("trainer_client.training.train", "trainer_client.strategies.by_name", "trainer_client.runs.predicting.predict"),
+    *("trainer_client.training.loop", "trainer_client.servers.served_loop"),
 )
 
 

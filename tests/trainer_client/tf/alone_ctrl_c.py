@@ -187,9 +187,11 @@ def test_one_that_python_drops_is_raised_behind_the_callback(starved):
 PROGRAM = """
 import threading
 from shared.command import run_command
-from tests.support.fake_feed import FakeFeed
-from tests.support.two_devices import mirrored
-from tests.support.tiny_models import FORM, tiny_model
+from tests.support.lean_keras import lean_keras
+with lean_keras():
+    from tests.support.fake_feed import FakeFeed
+    from tests.support.two_devices import mirrored
+    from tests.support.tiny_models import FORM, tiny_model
 
 feed = FakeFeed(starve_at=(0, 6))
 threading.Thread(target=lambda: (feed.session.starving.wait(), print("starving", flush=True)), daemon=True).start()
