@@ -46,6 +46,11 @@ class RunProgress:
             self._agreed_time = AgreedTime(until.max_time_s, lambda spent_s: agree(spent_s, self._totals))
 
     @property
+    def steps(self) -> int:
+        """How many steps that is: asked for in every step, and cheaper than the totals."""
+        return self._totals.steps
+
+    @property
     def totals(self) -> RunTotals:
         """What the run has done since it began from nothing."""
         return replace(self._totals, seconds=self._there.seconds + self._spent_s())
@@ -68,7 +73,9 @@ class RunProgress:
     def count(self, *, epochs: int, steps: int = 0, samples: int = 0) -> bool:
         """Count steps that are done, and epochs in all; whether the run is over."""
         done = self._totals
-        self._totals = replace(done, epochs=epochs, steps=done.steps + steps, samples=done.samples + samples)
+        self._totals = RunTotals(
+            epochs=epochs, steps=done.steps + steps, samples=done.samples + samples, seconds=done.seconds
+        )
         self._look()
         return bool(self.reason)
 

@@ -207,10 +207,10 @@ class ServedLoop(BaseLoop):
     def _restore(self) -> RunTotals:
         """Give all servers the last checkpoint, and take the queue back to it; the first one is written here."""
         is_first = self._saved.read(self._model, None) is None
-        totals, _ = self._saved.restore(self._model, self._session, self._early_stop)
+        totals, self._noted = self._saved.restore(self._model, self._session, self._early_stop)
         self._served.serve(_done_set(self._session.cursor.state()), totals.steps)
         self._served.look()
-        self._since_pull, self._noted = None, NotedMeans()
+        self._since_pull = None
         if is_first:
             self._save()
         return totals

@@ -156,7 +156,7 @@ class BaseLoop:
             if became != NOT_FINITE:
                 return loss, int(rows), became
             epoch, batch = self._in_hand()
-            at = {"epoch": epoch, "batch": batch, "step": self._progress.totals.steps}
+            at = {"epoch": epoch, "batch": batch, "step": self._progress.steps}
             self._log.warning("gradients are not finite", tries=attempt + 1, loss=loss, **at)
         raise self._not_finite()
 
@@ -170,7 +170,7 @@ class BaseLoop:
         stream, (epoch, batch) = self._session.stream, self._in_hand()
         return DataError(
             expected="finite loss and gradients", got=f"others in each of {1 + self._settings.retries} tries",
-            where=f"batch {batch} of epoch {epoch} of {stream}, step {self._progress.totals.steps}",
+            where=f"batch {batch} of epoch {epoch} of {stream}, step {self._progress.steps}",
             remedy="They were never applied. Lower the learning rate, clip gradients (clipnorm=1.0), or "
             f"look at it: loader-server show JOB {stream} --epoch {epoch} --batch {batch}",
         )  # fmt: skip
@@ -186,7 +186,7 @@ class BaseLoop:
 
     def _look_up(self, loss: float | None) -> None:
         """What is to be told, saved or heeded now and then; without a loss, no step was applied."""
-        steps = self._progress.totals.steps
+        steps = self._progress.steps
         if self._step.traces > self._teller.traces:
             self._teller.count_traces(self._step.traces)
         if loss is not None and steps and steps % self._settings.tell_every == 0:

@@ -48,7 +48,7 @@ class TrainingLoop(BaseLoop):
             try:
                 while not self.reason:
                     self._train_epoch(interruption)
-                if self._progress.totals.steps > self._saved_steps:  # it ended within an epoch
+                if self._progress.steps > self._saved_steps:  # it ended within an epoch
                     self._save_if_whole()
             except EndedError:
                 self._progress.stop(JOB_ENDED)
@@ -201,7 +201,7 @@ class TrainingLoop(BaseLoop):
 
     def _is_save_due(self) -> bool:
         """An epoch that is over is saved once it is judged."""
-        is_due = self._is_long_ago(self._progress.totals.steps) and self._is_within_epoch()
+        is_due = self._is_long_ago(self._progress.steps) and self._is_within_epoch()
         return is_due and not self._is_unjudged()
 
     def _is_unjudged(self) -> bool:

@@ -47,6 +47,9 @@ class QueueCursor(LeasedCursor):
     def count_handed_over(self, reading, rounds):
         pass
 
+    def give_back(self):
+        """Who has lost its server takes the queue back, this batch as well."""
+
     def in_hand(self):
         return Lease(self.at.epoch, self.done, 1)
 
@@ -60,6 +63,20 @@ class Judged(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self.epochs.append(epoch)
+
+
+class Losses(keras.callbacks.Callback):
+    """Of each step, and of each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps, self.epochs = [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps.append(logs["loss"])
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(logs["loss"])
 
 
 class MoveAt(keras.callbacks.Callback):
@@ -122,6 +139,15 @@ def test_an_epoch_at_whose_end_servers_have_moved_is_judged_once_it_is_trained_a
     assert reason == "2 epochs are reached"
     assert judged.epochs == [0, 1]
     assert record["step"] == 5
+
+
+def test_an_epoch_that_was_taken_back_to_its_midst_is_judged_by_all_of_its_batches(served, tmp_path):
+    losses = Losses()
+    train(served, tmp_path, (6,), losses, MoveAt(served, 4), save_every_steps=2)
+    behind = len(losses.steps) - 4  # what came after the move, from the checkpoint on
+    assert 2 < behind < 6, "some of the epoch were trained on again, and not all"
+    trained = [*losses.steps[: 6 - behind], *losses.steps[4:]]
+    np.testing.assert_allclose(losses.epochs, [np.average(trained, weights=[4, 2] * 3)], rtol=1e-6)
 
 
 def table():
