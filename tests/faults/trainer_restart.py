@@ -22,6 +22,7 @@ import numpy as np
 from tests.support.counting_model import MODULE, counted, start_workers
 from tests.support.counting_servers import EPOCHS, train_and_kill
 from tests.support.loaders import running, write_job
+from trainer_client.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,7 +101,8 @@ def _history(folder: Path, endpoint: str, name: str, kills: int, chance: random.
 
 def _kill(folder: Path, processes: int, command: Sequence[str], checkpoints: Path, chance: random.Random) -> None:
     """One life of the run: it is killed some steps after its newest checkpoint."""
-    done = counted(checkpoints)[1]["step"] if checkpoints.exists() else 0
+    newest = CheckpointFolder(checkpoints, 3).read_last()  # None, too, if it was killed before its first one
+    done = newest[1]["step"] if newest is not None else 0
     with ExitStack() as stack:
         started = start_workers(stack, folder, processes, *command)
         started[0].wait_for_text(f", step {done + chance.randint(1, 5)}: ")
