@@ -17,12 +17,12 @@ from loader_server.sources.remote.urls import is_url
 from shared.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from loader_server.sources.files.opening import Files
     from loader_server.sources.source import Indexed
 
-__all__ = ["FilesInUse", "noted_origin", "refuse_other_files"]
+__all__ = ["FilesInUse", "digest_of", "noted_origin", "refuse_other_files"]
 
 #: A digest covers this many pieces of this many bytes.
 _PIECES, _PIECE_BYTES = 64, 4096
@@ -83,8 +83,13 @@ class FilesInUse:
 
 
 def _digest(files: Files, path: str, nbytes: int) -> str:
+    return digest_of(lambda start, stop: files.read(path, start, stop - start), nbytes)
+
+
+def digest_of(read: Callable[[int, int], bytes], nbytes: int) -> str:
+    """A digest of some of a file's bytes; `read` gives those from one place to before another."""
     starts = np.linspace(0, max(nbytes - _PIECE_BYTES, 0), _PIECES).astype(np.int64)
     digest = xxhash.xxh3_64()
     for start in np.unique(starts).tolist():
-        digest.update(files.read(path, start, min(_PIECE_BYTES, nbytes - start)))
+        digest.update(read(start, min(start + _PIECE_BYTES, nbytes)))
     return digest.hexdigest()

@@ -1,17 +1,19 @@
 """Files of a source, mapped into memory: reading any place of them costs no system call.
 
 Rules: nothing is read before it is used; thousands of files may be mapped at a time; any thread may ask. Remote files
-are brought to this machine's disk whole, and those that are mapped fill half of the cache at most. A file that was cut
-short is refused each time it is asked for, because the process that reads a map beyond the file's end dies. Only who
-was reading at the very moment dies so.
+are brought to this machine's disk whole, and those that are mapped fill half of the cache at most. A local file is
+compared with the index when it is mapped: its size, and if its time of change differs and the index has a digest of
+it, some of its bytes. Its size is looked at again each time it is asked for, because a process that reads a map beyond
+the end of a file that was cut short dies. That can only happen to one that is reading while the file is being cut.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from loader_server.sources.arrays.same_files import digest_of
 from loader_server.sources.files.opening import changed
 from loader_server.sources.remote.urls import is_url
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from loader_server.sources.files.facts import LocalFile
     from loader_server.sources.files.opening import Files
+    from shared.errors import ReadError
 
 __all__ = ["MappedFiles"]
 
@@ -39,6 +42,8 @@ class MappedFiles:
     def __init__(self, files: Files) -> None:
         self._files = files
         self._known: dict[str, _FileMap | bytes] = {}
+        #: What the index says about the local ones, once there is one.
+        self._said: dict[str, dict[str, Any]] = {}
         #: Bytes of the remote ones, the oldest first.
         self._remote: dict[str, int] = {}
 
@@ -49,26 +54,50 @@ class MappedFiles:
         known = self._known.get(path)
         if known is None:
             return self._keep(path, self._map(path))
-        if isinstance(known, bytes) or known.size() >= len(known):
+        if isinstance(known, bytes) or known.size() == len(known):
             return known
-        return self._keep(path, self._map_again(path, len(known)))
+        self._forget(path)  # so that whatever is there next is compared as a whole
+        data = self._map(path)
+        if len(data) != len(known):
+            raise self._other_size(path, len(known), len(data))
+        return self._keep(path, data)
+
+    def noted(self, origin: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The same about these files, and of each local one a digest, for `allow_only`."""
+        return [one if is_url(one["path"]) else {**one, "digest": _digest(self[one["path"]])} for one in origin]
+
+    def allow_only(self, origin: Iterable[dict[str, Any]]) -> None:
+        """From now on, refuse any other local files than these when they are mapped."""
+        self._said = {one["path"]: one for one in origin if not is_url(one["path"])}
 
     def _map(self, path: str) -> _FileMap | bytes:
-        local = self._files.local(path)
+        local, said = self._files.local(path), self._said.get(path)
         with local.path.open("rb") as file:
-            nbytes = os.fstat(file.fileno()).st_size
-            data = _FileMap(file.fileno(), nbytes, prot=mmap.PROT_READ) if nbytes else b""
+            status = os.fstat(file.fileno())
+            if said is not None and status.st_size != said["bytes"]:
+                raise self._other_size(path, said["bytes"], status.st_size)
+            data = _FileMap(file.fileno(), status.st_size, prot=mmap.PROT_READ) if status.st_size else b""
+        if said is not None and status.st_mtime_ns != said["version"]:
+            self._refuse_other_content(path, data)
         if isinstance(data, _FileMap):
             data.local = local
         return data
 
-    def _map_again(self, path: str, nbytes: int) -> _FileMap | bytes:
-        """Map what is there now in the place of a file that was cut short; refuse it if it is shorter, too."""
-        data = self._map(path)
-        if len(data) < nbytes:
-            expected = f"the file that was indexed ({nbytes} bytes)"
-            raise changed(expected, f"one of {len(data)} bytes", self._files.where(path))
-        return data
+    def _refuse_other_content(self, path: str, data: _FileMap | bytes) -> None:
+        """Refuse what is no copy of the file; indexes of formats that check each record by itself have no digests."""
+        digest = self._said[path].get("digest")
+        if digest is not None and digest != _digest(data):
+            raise self._other(path, len(data), f"another one of {len(data)} bytes")
+
+    def _other_size(self, path: str, nbytes: int, now: int) -> ReadError:
+        return self._other(path, nbytes, f"one of {now} bytes")
+
+    def _other(self, path: str, nbytes: int, got: str) -> ReadError:
+        return changed(f"the file that was indexed ({nbytes} bytes)", got, self._files.where(path))
+
+    def _forget(self, path: str) -> None:
+        self._known.pop(path, None)
+        self._remote.pop(path, None)
 
     def _keep(self, path: str, data: _FileMap | bytes) -> _FileMap | bytes:
         if len(self._known) >= _MOST_MAPPED:
@@ -83,8 +112,7 @@ class MappedFiles:
         """Forget the remote files that were mapped first; each is unmapped once nobody reads it any more."""
         while self._remote and sum(self._remote.values()) + nbytes > self._files.cache.bytes // 2:
             oldest = next(iter(self._remote))
-            self._remote.pop(oldest, None)
-            self._known.pop(oldest, None)
+            self._forget(oldest)
 
     def expect(self, paths: Iterable[str]) -> None:
         """These files will be read soon: begin to fetch those that are remote and not mapped."""
@@ -93,3 +121,7 @@ class MappedFiles:
     def close(self) -> None:
         """Forget all files."""
         self._known, self._remote = {}, {}
+
+
+def _digest(data: mmap.mmap | bytes) -> str:
+    return digest_of(lambda start, stop: data[start:stop], len(data))

@@ -177,6 +177,7 @@ class TFRecordSource(FilesOfExamplesSource):
     def open(self, indexed: Indexed) -> None:
         """Take the index."""
         super().open(indexed)
+        self._mapped.allow_only(indexed.origin)
         self.reads_ahead = self.files.are_remote
 
     def _expect_files(self, paths: Iterable[str]) -> None:

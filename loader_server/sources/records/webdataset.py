@@ -1,7 +1,8 @@
 """The webdataset source: tar shards, in which members of one key are a sample.
 
 Rules: shards are mapped into memory, their headers followed once, and samples read from their places in any order; a
-sample whose headers are no longer the indexed ones is refused. The members that the first samples have are read, or
+sample whose headers are no longer the indexed ones is refused, and so is a shard of another size, or with other bytes
+when it is mapped. The members that the first samples have are read, or
 those that the job names; a sample that lacks one is a bad row.
 """
 
@@ -132,7 +133,8 @@ class WebDatasetSource(FileRecordsSource):
         """Follow the headers of all shards, and count samples."""
         forms = {form.suffix: [form.dtype, None if form.shape is None else list(form.shape)] for form in self._forms}
         total = sum(rows for path in self._paths for _, rows in self._blocks(path, self.piece_rows))
-        return Inventory(total=total, pieces=self._pieces, origin=self._origin, about={"members": forms})
+        origin = self._mapped.noted(self._origin)
+        return Inventory(total=total, pieces=self._pieces, origin=origin, about={"members": forms})
 
     def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
         """Blocks of samples: where each begins, and how many it has."""
@@ -196,6 +198,7 @@ class WebDatasetSource(FileRecordsSource):
     def open(self, indexed: Indexed) -> None:
         """Take the index."""
         super().open(indexed)
+        self._mapped.allow_only(indexed.origin)
         self._keys = indexed.strings["key"]
         members = indexed.about["members"]
         self._forms = tuple(

@@ -1,5 +1,5 @@
-"""Mapped files: they stay for as long as somebody reads them, and whoever asks for one that was cut short is refused,
-instead of dying of reading it.
+"""Mapped files: they stay for as long as somebody reads them, and whoever asks for one that is not the indexed one any
+more is refused, instead of dying of reading beyond its end, or getting other samples.
 """
 
 from __future__ import annotations
@@ -26,23 +26,65 @@ _PAGE = 4096
 @pytest.fixture
 def mapped(tmp_path: Path) -> MappedFiles:
     (tmp_path / "a").write_bytes(bytes(range(256)) * 64)
-    mapped = MappedFiles(Files(tmp_path))
+    files = Files(tmp_path)
+    mapped = MappedFiles(files)
+    mapped.allow_only(mapped.noted(files.origin(["a"])))
     assert len(mapped["a"]) == 4 * _PAGE
     return mapped
 
 
+def refused(mapped: MappedFiles, got: str) -> None:
+    with pytest.raises(ReadError, match=rf"/a: expected the file that was indexed \(16384 bytes\), got {got}: "):
+        mapped["a"]
+
+
 def test_a_file_that_was_cut_short_is_refused_until_it_is_back(tmp_path: Path, mapped: MappedFiles) -> None:
-    before, content = mapped["a"], (tmp_path / "a").read_bytes()
+    content = (tmp_path / "a").read_bytes()
     os.truncate(tmp_path / "a", _PAGE)
     for _ in range(2):
-        with pytest.raises(
-            ReadError,
-            match=rf"{tmp_path}/a: expected the file that was indexed \(16384 bytes\), got one of 4096 bytes: the file",
-        ):
-            mapped["a"]
+        refused(mapped, "one of 4096 bytes")
     (tmp_path / "a").write_bytes(content)
-    assert mapped["a"] is before
     assert mapped["a"][-1] == 255
+
+
+@pytest.mark.parametrize("is_refused_first", [True, False])
+def test_what_comes_in_the_place_of_a_file_that_was_cut_short_is_refused_whatever_its_size(
+    tmp_path: Path, mapped: MappedFiles, is_refused_first: bool
+) -> None:
+    for nbytes, got in ((5 * _PAGE, "one of 20480 bytes"), (4 * _PAGE, "another one of 16384 bytes")):
+        os.truncate(tmp_path / "a", _PAGE)
+        if is_refused_first:
+            refused(mapped, "one of 4096 bytes")
+        (tmp_path / "a").write_bytes(bytes(nbytes))
+        if is_refused_first or nbytes != 4 * _PAGE:
+            refused(mapped, got)
+
+
+def test_another_file_of_this_size_is_refused_when_it_is_mapped(tmp_path: Path, mapped: MappedFiles) -> None:
+    mapped.close()
+    (tmp_path / "b").write_bytes(bytes(4 * _PAGE))
+    (tmp_path / "b").rename(tmp_path / "a")
+    refused(mapped, "another one of 16384 bytes")
+
+
+def test_a_copy_is_the_same_file_and_compared_once(
+    tmp_path: Path, mapped: MappedFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapped.close()
+    os.utime(tmp_path / "a", ns=(1, 1))
+    assert mapped["a"][-1] == 255
+    monkeypatch.setattr(mapped_files, "digest_of", None)
+    assert mapped["a"][-1] == 255
+
+
+def test_without_a_digest_in_the_index_sizes_alone_are_compared(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    files = Files(tmp_path)
+    mapped = MappedFiles(files)
+    mapped.allow_only(files.origin(["a"]))
+    (tmp_path / "a").write_bytes(b"xyz")
+    os.utime(tmp_path / "a", ns=(1, 1))
+    assert mapped["a"][:] == b"xyz"
 
 
 def test_another_file_in_its_place_is_mapped_anew(tmp_path: Path, mapped: MappedFiles) -> None:
@@ -53,13 +95,29 @@ def test_another_file_in_its_place_is_mapped_anew(tmp_path: Path, mapped: Mapped
     assert mapped["a"][-1] == 255
 
 
-def test_a_file_that_has_grown_or_is_gone_is_what_it_was(tmp_path: Path, mapped: MappedFiles) -> None:
-    before = mapped["a"]
-    with (tmp_path / "a").open("ab") as file:
-        file.write(b"more")
-    assert mapped["a"] is before
+def test_a_file_that_is_gone_is_what_it_was_and_one_that_has_grown_is_refused(
+    tmp_path: Path, mapped: MappedFiles
+) -> None:
+    before, content = mapped["a"], (tmp_path / "a").read_bytes()
     (tmp_path / "a").unlink()
     assert mapped["a"] is before
+    mapped.close()
+    (tmp_path / "a").write_bytes(content)
+    assert mapped["a"][-1] == 255
+    with (tmp_path / "a").open("ab") as file:
+        file.write(b"more")
+    refused(mapped, "one of 16388 bytes")
+
+
+def test_a_file_that_grows_or_shrinks_while_an_index_is_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(4 * _PAGE))
+    mapped = MappedFiles(Files(tmp_path))
+    for nbytes in (_PAGE, 2 * _PAGE):
+        before = len(mapped["a"])
+        os.truncate(tmp_path / "a", nbytes)
+        expected = rf"expected the file that was indexed \({before} bytes\), got one of {nbytes} bytes"
+        with pytest.raises(ReadError, match=expected):
+            mapped["a"]
 
 
 class LentFiles(Files):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -106,11 +107,31 @@ def test_shards_of_another_kind_are_refused_before_anything_is_indexed(tmp_path:
 @pytest.mark.fault(29)
 def test_a_sample_that_changed_is_refused_when_it_is_read_and_others_are_not(tmp_path: Path) -> None:
     source, _ = indexed(tmp_path, [("1.txt", b"one"), ("2.txt", b"two")])
+    assert [raw_of(source, sample) for sample in (0, 1)] == [b"one", b"two"]
     with (tmp_path / "0.tar").open("r+b") as file:
         file.write(tar_of([("1.txt", b"one")])[:1024] + tar_of([("2.txt", b"six")], mtime=2)[:1024])
     assert raw_of(source, 0) == b"one"
     with pytest.raises(ReadError, match=r"0\.tar:2 in .*0\.tar: expected the headers that were indexed, got others"):
         raw_of(source, 1)
+
+
+def test_a_shard_with_the_same_headers_and_other_content_is_refused_when_it_is_first_read(tmp_path: Path) -> None:
+    source, _ = indexed(tmp_path, [("1.txt", b"one")], [("1.txt", b"two")])
+    (tmp_path / "0.tar").write_bytes(tar_of([("1.txt", b"six")]))
+    os.utime(tmp_path / "0.tar", ns=(1, 1))
+    with pytest.raises(ReadError, match=r"0\.tar: expected the file that was .* got another one of 10240 bytes"):
+        raw_of(source, 0)
+    assert raw_of(source, 1) == b"two"
+
+
+@pytest.mark.fault(29)
+def test_a_shard_that_is_cut_refused_and_written_longer_with_other_data_stays_refused(tmp_path: Path) -> None:
+    source, _ = indexed(tmp_path, [("1.txt", b"one")])
+    assert raw_of(source, 0) == b"one"
+    for content in (tar_of([("1.txt", b"one")])[:1024], tar_of([("1.txt", b"six")]) + bytes(512)):
+        (tmp_path / "0.tar").write_bytes(content)
+        with pytest.raises(ReadError, match=rf"expected the file that .* \(10240 bytes\), got one of {len(content)} "):
+            raw_of(source, 0)
 
 
 def test_shards_of_other_sizes_are_refused_when_they_are_opened(tmp_path: Path) -> None:
