@@ -11,6 +11,7 @@ from shared.errors import SettingsError
 from trainer_client.strategies.towers.compiled import contributing
 from trainer_client.tf.dataset import make
 from trainer_client.tf.element_structure import ElementStructure
+from trainer_client.tf.pipelines.one_for_each import OneForEach
 from trainer_client.training.traced_step import TracedStep
 
 if TYPE_CHECKING:
@@ -53,8 +54,7 @@ class Single:
 
     def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
         """As `Placement` has it."""
-        elements: Iterable[Any] = feed.pipeline(function)
-        return elements
+        return OneForEach(feed._session, function)  # noqa: SLF001 - both are halves of one face
 
     def one_of(self, element: Any) -> Any:  # noqa: ANN401 - tensors
         """As `Placement` has it."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tests.support.two_devices  # noqa: F401 - before TensorFlow is used
-from shared.errors import SettingsError
+from shared.errors import EndedError, LostError, SettingsError
 from shared.pipelines.element_values import ElementValue, fields_of_element
 from shared.wire.layout import BucketShape
 from tests.support.fake_feed import FakeFeed
@@ -19,6 +19,7 @@ import tensorflow as tf  # isort: skip
 
 from tests.support.strategy_runs import Losses, adam, saved  # isort: skip
 from trainer_client import Until  # isort: skip
+from trainer_client.core.upcoming import Position  # isort: skip
 from trainer_client.strategies.asynchronous import Asynchronous  # isort: skip
 from trainer_client.strategies.central import Central  # isort: skip
 from trainer_client.strategies.mirrored import Mirrored  # isort: skip
@@ -104,14 +105,57 @@ def test_towers_that_wait_for_none_take_them_too(tmp_path):
     assert np.mean(losses[-4:]) < np.mean(losses[:4])
 
 
+def each_twice(data):
+    return data.flat_map(lambda one: tf.data.Dataset.from_tensors(one).repeat(2))
+
+
+@pytest.mark.parametrize(("placement", "replicas"), [(Single, 1), (partial(Central, TOWERS), 2)])
 @pytest.mark.parametrize(
-    ("below", "said"),
+    ("below", "got"),
     [
-        (lambda data: data.take(7), "each of the 10 batches that are left of the epoch, got 7"),
-        (lambda data: data.repeat(2), "each of the 10 batches that are left of the epoch, got more"),
+        (lambda data: data.take(3), "3"),
+        (lambda data: data.repeat(2), "more"),
+        (lambda data: data.repeat(), "more"),
+        (each_twice, "more"),
     ],
+    ids=["fewer", "repeated", "endless", "each twice"],
 )
-def test_elements_that_are_not_one_for_each_batch_are_refused(below, said):
-    rounds = Central(TOWERS).pipeline(feed_of(2, batches=1), partial(dataset_pipeline, below=below))
-    with pytest.raises(SettingsError, match=f"below the marker: expected an element for {said}"):
-        list(rounds)
+def test_training_refuses_elements_that_are_not_one_for_each_batch(tmp_path, placement, replicas, below, got):
+    feed = feed_of(replicas, batches=1)
+    expected = f"below the marker: expected an element for each of the {ROUNDS[0] * replicas} batches"
+    with pytest.raises(SettingsError, match=f"{expected} that are left of the epoch, got {got}"):
+        run(tmp_path, placement(), feed, function=partial(dataset_pipeline, below=below))
+    assert feed.session.cursor.at.epoch == 0, "before the epoch counts as trained on"
+
+
+@pytest.mark.parametrize(("placement", "replicas"), [(Single, 1), (partial(Central, TOWERS), 2)])
+def test_a_pipeline_that_yields_the_feeds_own_elements_counts_what_was_trained_on_and_no_more(placement, replicas):
+    feed = feed_of(replicas, batches=1)
+    feed.session.cursor.count(ROUNDS[0] - 1)
+    elements = placement().pipeline(feed, lambda context: context.map_producer_to_consumer(tf.data.Dataset.range(0)))
+    assert len(list(elements)) == 1
+    assert feed.session.cursor.at == Position(0, (ROUNDS[0] - 1) * replicas, replicas)
+
+
+def stopping(error, replicas):
+    """A feed that is stopped by this after three rounds."""
+    feed = feed_of(replicas, batches=1)
+    fill = feed.session.fill
+
+    def stopped(arrays, epoch, number):
+        if number == 3 * replicas:
+            feed.session.error = error
+            raise error
+        fill(arrays, epoch, number)
+
+    feed.session.fill = stopped
+    return feed
+
+
+@pytest.mark.parametrize(("placement", "replicas"), [(Single, 1), (partial(Central, TOWERS), 2)])
+def test_what_stops_the_feed_comes_out_of_a_pipeline_as_it_is(tmp_path, placement, replicas):
+    said = {"expected": "a worker", "got": "none", "where": "the job", "remedy": "Start one."}
+    with pytest.raises(LostError, match=r"the job: expected a worker, got none\."):
+        run(tmp_path / "lost", placement(), stopping(LostError(**said), replicas))
+    run(tmp_path / "ended", placement(), stopping(EndedError(**said), replicas))
+    assert saved(tmp_path / "ended")[1]["step"] == 3, "what was trained on is saved"
