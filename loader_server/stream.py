@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from loader_server.sources.table import SourceSpec
     from loader_server.transforms.chain import Chain
 
-__all__ = ["Stream", "open_sources"]
+__all__ = ["Stream", "open_source", "open_sources"]
 
 #: More does not cross.
 _LONGEST_IDENTITY = 4000
@@ -199,10 +199,11 @@ def _marks(recipe: StreamRecipe, fields: tuple[Field, ...]) -> tuple[Field, ...]
 def open_sources(job: JobFile, recipe: StreamRecipe) -> SourceSet:
     """Open the sources of a stream; their indexes have to be there."""
     cut = recipe.chunks
-    return SourceSet([_open_source(spec, folder, cut) for spec, folder in job.sources(recipe)], cut.said if cut else "")
+    return SourceSet([open_source(spec, folder, cut) for spec, folder in job.sources(recipe)], cut.said if cut else "")
 
 
-def _open_source(spec: SourceSpec, folder: Path, cut: ChunkRule | None) -> OpenedSource:
+def open_source(spec: SourceSpec, folder: Path, cut: ChunkRule | None = None) -> OpenedSource:
+    """Open one of them from its index, cut as this rule says."""
     index = open_index(folder)
     index.refuse_other_source(spec.name, spec.settings)
     source = spec.make()

@@ -5,24 +5,27 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from loader_server.commands.progress import progress_bar
+from loader_server.commands.progress import progress_bar, said_if_slow
 from loader_server.sources.index.make import IndexReport, IndexRequest, make_index, unchanged_index
-from loader_server.stream import open_sources, refuse_wrong_keys
+from loader_server.sources.source import Source
+from loader_server.stream import open_source, open_sources, refuse_wrong_keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from loader_server.commands.statistics import StatisticsReport
     from loader_server.job_file import JobFile, StreamRecipe
-    from loader_server.sources.source import Source
+    from loader_server.sources.table import SourceSpec
     from loader_server.transforms.chain import Chain
 
 __all__ = ["index_missing", "index_streams", "show"]
 
-#: How long to look at files of data that are indexed: at all of 100 000 on a local disk.
+#: How long to look at files of all data of a job that are indexed: at all of 100 000 on a local disk.
 _LOOK_S = 1.0
 
 #: Bad rows that are printed; a file beside the index has all of them.
@@ -35,17 +38,27 @@ def index_missing(job: JobFile) -> None:
     """
     there = [name for name in job.recipes if job.is_indexed(name)]
     missing = [name for name in job.recipes if name not in there and not job.is_awaited(name)]
-    for name in there:
-        _refuse_changed(job, job.recipes[name])
+    _look_for_changes([source for name in there for source in job.sources(job.recipes[name])])
     if missing:
         show(index_streams(job, missing), as_json=False)
 
 
-def _refuse_changed(job: JobFile, recipe: StreamRecipe) -> None:
-    """Look at the files of a stream now, before training; a pipeline of a user's own is run by workers alone."""
-    if not recipe.whole:
-        with contextlib.closing(open_sources(job, recipe)) as joined:
-            joined.refuse_changed(_LOOK_S)
+def _look_for_changes(sources: Sequence[tuple[SourceSpec, Path]]) -> None:
+    """Look at files of these sources now, before training; only those are opened that look at any."""
+    looking = [one for one in sources if one[0].kind.look_for_changes is not Source.look_for_changes]
+    left_s = _LOOK_S
+    for number, (spec, folder) in enumerate(looking):
+        share_s = left_s / (len(looking) - number)
+        with said_if_slow(f"looking at the data of {spec.where}"):
+            left_s = max(left_s - _look_at(spec, folder, share_s), 0.0)
+
+
+def _look_at(spec: SourceSpec, folder: Path, time_s: float) -> float:
+    """Look at one source's files; how long it took, without opening it."""
+    with contextlib.closing(open_source(spec, folder).source) as source:
+        began_s = time.monotonic()
+        source.look_for_changes(time_s)
+        return time.monotonic() - began_s
 
 
 def index_streams(

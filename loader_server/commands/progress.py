@@ -8,12 +8,35 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from threading import Timer
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["progress_bar"]
+__all__ = ["progress_bar", "said_if_slow"]
+
+#: What takes longer than people wait without wondering. A second is what looking at files may take by itself.
+_SLOW_S = 2.0
+
+
+@contextmanager
+def said_if_slow(what: str, after_s: float = _SLOW_S) -> Iterator[None]:
+    """Say what is being done, if it takes longer than this: a disk that is gone may block it for ever."""
+
+    def say() -> None:
+        print(
+            f"loader-server: {what} takes longer than {after_s:g} s; do all disks answer?", file=sys.stderr, flush=True
+        )
+
+    timer = Timer(after_s, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # processes may be forked next
 
 
 @contextmanager

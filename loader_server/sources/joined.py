@@ -60,11 +60,6 @@ class SourceSet:
         """How many samples there are."""
         return self._starts[-1]
 
-    def refuse_changed(self, time_s: float) -> None:
-        """Refuse files that have changed since, as many as can be looked at in this time."""
-        for one in self._opened:
-            one.source.refuse_changed(time_s / len(self._opened))
-
     def raw_lengths(self, sample: int) -> dict[str, int]:
         """What the index says about one raw sample."""
         place = bisect_right(self._starts, sample) - 1

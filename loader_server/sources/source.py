@@ -200,9 +200,9 @@ class Source:
         """
         self.indexed = indexed
 
-    def refuse_changed(self, time_s: float) -> None:
-        """Refuse files that have changed since, as many as can be looked at in this time: before a job is served, for
-        sources of so many files that `open` looks at none of them.
+    def look_for_changes(self, time_s: float) -> None:
+        """Look at local files before a job is served, as many as can be looked at in this time, and refuse those that
+        have changed since they were indexed: for sources whose `open` does not look at all files, or at sizes alone.
         """
 
     @property

@@ -70,9 +70,14 @@ class SourceSpec:
     cache: CacheSettings | None = None
     of_job: OfJob = field(default_factory=OfJob)
 
+    @property
+    def kind(self) -> type[Source]:
+        """The class."""
+        return _class_at(self.dotted)
+
     def make(self) -> Source:
         """Make an instance; nothing is opened yet."""
-        made = _class_at(self.dotted)(self.settings, self.base)
+        made = self.kind(self.settings, self.base)
         made.of_job = self.of_job
         if self.cache is not None:
             made.files.cache = self.cache

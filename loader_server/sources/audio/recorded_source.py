@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from loader_server.sources.files.looking import look_at_some
 from loader_server.sources.source import Source
 
 if TYPE_CHECKING:
@@ -28,9 +27,9 @@ class RecordedSource(Source):
 
     _recordings: Recordings
 
-    def refuse_changed(self, time_s: float) -> None:
-        """Look at local recordings: remote ones are asked for by their version when they are read."""
-        look_at_some(self.samples, self._recordings.refuse_changed, time_s)
+    def look_for_changes(self, time_s: float) -> None:
+        """Look at the recordings."""
+        self._recordings.look_for_changes(time_s)
 
     def said_of(self, sample: int) -> dict[str, Any]:
         """What a sample holds besides audio."""

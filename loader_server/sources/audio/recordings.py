@@ -15,6 +15,7 @@ from loader_server.sources.audio.decoding import AVERAGED, decoded_audio, decode
 from loader_server.sources.audio.plain_wav import FRAME_BYTES, HEADER_BYTES, plain_header, plain_samples, plain_wav
 from loader_server.sources.audio.stretches import WHOLE_FILE
 from loader_server.sources.files.facts import FileFacts
+from loader_server.sources.files.looking import look_at_some
 from loader_server.sources.remote.urls import is_url
 from shared.errors import ReadError, SampleError
 from shared.wire.layout import Field
@@ -117,8 +118,13 @@ class Recordings:
             self._files.local(url, facts).close()  # from where it will be decoded
         return self._files.part(url, facts, offset, nbytes)
 
-    def refuse_changed(self, sample: int) -> None:
-        """Refuse a local file that is gone, or is not the one that was indexed."""
+    def look_for_changes(self, time_s: float) -> None:
+        """Refuse local files that are gone or are not the indexed ones, as many as can be looked at in this time;
+        remote ones are asked for by their version when they are read.
+        """
+        look_at_some(len(self._columns["bytes"]), self._look_at, time_s)
+
+    def _look_at(self, sample: int) -> None:
         if is_url(path := self._path_of(sample)):
             return
         try:

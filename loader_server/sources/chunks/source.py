@@ -106,10 +106,6 @@ class ChunkedSource(Source):
         """Which of the chunks from `start` to before `stop` are the first of a recording."""
         return self._table.begins(start, stop)
 
-    def refuse_changed(self, time_s: float) -> None:
-        """Look at files of the recordings."""
-        self._recordings.refuse_changed(time_s)
-
     # --- reading ---
 
     def _chunk(self, sample: int) -> Chunk:

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from loader_server.sources.files.looking import look_at_some
 from loader_server.sources.files.opening import changed
 from loader_server.sources.records.file_records import FileRecordsSource
 from loader_server.sources.records.mapped_files import MappedFiles
 from loader_server.sources.records.member_formats import MemberForm, form_of_member
 from loader_server.sources.records.tar_members import BLOCK
 from loader_server.sources.records.tar_samples import TarSample, refuse_no_tar, samples_of
+from loader_server.sources.remote.urls import is_url
 from loader_server.sources.source import BadRow, Found, Inventory
 from shared.errors import DataError, SampleError
 from shared.settings.values import setting, texts
@@ -207,6 +209,11 @@ class WebDatasetSource(FileRecordsSource):
         )
         self._rates = indexed.about["rates"]
         self._places = [(f"at_{number}", f"bytes_{number}") for number in range(len(self._forms))]
+
+    def look_for_changes(self, time_s: float) -> None:
+        """Look at local shards, as they are looked at when they are first read."""
+        local = [path for path in self._paths if not is_url(path)]
+        look_at_some(len(local), lambda number: self._mapped[local[number]], time_s)
 
     def _expect_files(self, paths: Iterable[str]) -> None:
         self._mapped.expect(paths)

@@ -18,7 +18,6 @@ from loader_server.sources.audio.recorded_source import RecordedSource
 from loader_server.sources.audio.recordings import Recordings, audio_field, common_rate
 from loader_server.sources.audio.stretches import AudioStretch, Headers, channel_setting, stretch_columns
 from loader_server.sources.files.lists import list_facts, refuse_other_list
-from loader_server.sources.files.looking import look_at_some
 from loader_server.sources.remote.urls import is_url, joined
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory
 from loader_server.sources.speech.kaldi_entries import (
@@ -255,9 +254,9 @@ class KaldiSource(RecordedSource):
         checked = [self.checked(sample) for sample in samples]
         return self._archived.read(checked) if self._features else map(self._recordings.read, checked)
 
-    def refuse_changed(self, time_s: float) -> None:
-        """Look at local recordings, or at archives."""
-        look_at_some(self.samples, (self._archived if self._features else self._recordings).refuse_changed, time_s)
+    def look_for_changes(self, time_s: float) -> None:
+        """Look at the recordings, or at the archives."""
+        (self._archived if self._features else self._recordings).look_for_changes(time_s)
 
     def expect(self, samples: NDArray[np.int64]) -> None:
         """Their files, or their places in archives."""

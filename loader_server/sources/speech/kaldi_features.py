@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from loader_server.sources.files.looking import look_at_some
 from loader_server.sources.files.opening import FileFacts, changed
 from loader_server.sources.remote.urls import is_url
 from loader_server.sources.source import BadRow
@@ -21,7 +24,6 @@ from shared.wire.layout import Field
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from loader_server.sources.files.opening import Files
@@ -111,19 +113,29 @@ class ArchivedFeatures:
             if is_url(path):
                 yield self._files.part(path, known, *self._place(sample))  # which reports a change itself
                 continue
-            if (path, known.version) not in same:
-                self._refuse_other(path, known)
-                same.add((path, known.version))
+            self._refuse_other(path, known, same)
             yield self._files.read(path, *self._place(sample))
 
     def expect(self, samples: Sequence[int]) -> None:
         """Begin to fetch those of these that are remote."""
         self._files.expect_parts((self._path_of(one), self._facts(one), *self._place(one)) for one in samples)
 
-    def refuse_changed(self, sample: int) -> None:
-        """Refuse a local archive that is not the one that was indexed."""
-        if not is_url(path := self._path_of(sample)):
-            self._refuse_other(path, self._facts(sample))
+    def look_for_changes(self, time_s: float) -> None:
+        """Refuse local archives that are not the indexed ones, each once, as many as can be looked at in this time."""
+        same: set[tuple[str, int]] = set()
+
+        def look(sample: int) -> None:
+            if not is_url(path := self._path_of(sample)):
+                self._refuse_other(path, self._facts(sample), same)
+
+        firsts = self._firsts()
+        look_at_some(len(firsts), lambda number: look(int(firsts[number])), time_s)
+
+    def _firsts(self) -> NDArray[np.int64]:
+        """Samples among which is one of each archive: few, if an archive's samples are in its order."""
+        size, version, offset = (self._numbers[name] for name in ("bytes", "mtime_ns", "offset"))
+        begins = (np.diff(size) != 0) | (np.diff(version) != 0) | (np.diff(offset) <= 0)
+        return np.concatenate([[0], np.flatnonzero(begins) + 1])[: len(size)]
 
     def _place(self, sample: int) -> tuple[int, int]:
         return int(self._numbers["offset"][sample]), int(self._numbers["nbytes"][sample])
@@ -135,11 +147,15 @@ class ArchivedFeatures:
     def _facts(self, sample: int) -> FileFacts:
         return FileFacts(bytes=int(self._numbers["bytes"][sample]), version=int(self._numbers["mtime_ns"][sample]))
 
-    def _refuse_other(self, path: str, known: FileFacts) -> None:
+    def _refuse_other(self, path: str, known: FileFacts, same: set[tuple[str, int]]) -> None:
+        """Refuse the archive if it is not the indexed one; `same` has those that were seen to be."""
+        if (path, known.version) in same:
+            return
         now = self._files.facts(path)
         if now != known:
             expected = f"the archive that was indexed ({known.bytes} bytes)"
             raise changed(expected, f"one of {now.bytes} bytes", self._files.where(path))
+        same.add((path, known.version))
 
     def decode(self, sample: int, raw: bytes) -> NDArray[np.float32]:
         """The numbers."""

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from loader_server.commands import index
 from loader_server.commands.index import index_missing, index_streams
 from loader_server.job_file import JobFile
+from loader_server.sources.audio.recorded_source import RecordedSource
 from shared.errors import ReadError, SettingsError
 from tests.loader_server.sources.speech.kaldi_data import write_features, write_recordings
 from tests.support.corpora import make_corpus
+from tests.support.shards import write_shard
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,6 +83,13 @@ RECORDED = {
 }
 
 
+@pytest.fixture
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files are looked at, however busy the machine is."""
+    monkeypatch.setattr(index, "_LOOK_S", 1000.0)
+
+
+@pytest.mark.usefixtures("no_hurry")
 @pytest.mark.parametrize("name", RECORDED)
 def test_data_that_changed_since_they_were_indexed_are_refused_before_a_job_is_served(
     tmp_path: Path, name: str
@@ -92,8 +102,78 @@ def test_data_that_changed_since_they_were_indexed_are_refused_before_a_job_is_s
         index_missing(job)
 
 
+@pytest.mark.usefixtures("no_hurry")
 def test_a_recording_that_is_gone_is_refused_before_a_job_is_served(tmp_path: Path) -> None:
     job = write_recorded_job(tmp_path, f"{MANIFEST}\n{OF_AUDIO}")
     (tmp_path / "clips/00003.wav").unlink()
     with pytest.raises(ReadError, match=r"00003\.wav .*: expected the file that was indexed .*, got No such file or"):
         index_missing(job)
+
+
+@pytest.mark.usefixtures("no_hurry")
+def test_a_shard_that_was_written_anew_with_the_same_headers_is_refused_before_a_job_is_served(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.tar", [("1.txt", b"one")])
+    stream = 'source = "webdataset"\npaths = ["a.tar"]\ntransforms = ["characters"]\nlength = "text"'
+    job = write_recorded_job(tmp_path, f'{stream}\nbudget = "99 characters"')
+    os.utime(tmp_path / "a.tar", ns=(1, 1))
+    index_missing(job)
+    write_shard(tmp_path / "a.tar", [("1.txt", b"six")])
+    with pytest.raises(ReadError, match=r"a\.tar: expected the file that was indexed \(10240 bytes\), got another one"):
+        index_missing(job)
+
+
+def two_streams(folder: Path, stream: str) -> JobFile:
+    make_corpus(folder, samples=4)
+    (folder / "job.toml").write_text(f'[job]\nname = "j"\n[streams.train]\n{stream}\n[streams.dev]\n{stream}\n')
+    job = JobFile(folder / "job.toml")
+    index_streams(job, ["train", "dev"], processes=1)
+    return job
+
+
+def test_the_time_to_look_is_that_of_a_job_and_what_one_stream_does_not_need_another_has(
+    tmp_path: Path, no_hurry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times: list[float] = []
+    job = two_streams(tmp_path, f"{MANIFEST}\n{OF_AUDIO}")
+    monkeypatch.setattr(RecordedSource, "look_for_changes", lambda _, time_s: times.append(time_s))
+    index_missing(job)
+    assert times[0] == 500.0
+    assert 500.0 < times[1] <= 1000.0
+
+
+def test_what_a_stream_took_of_the_time_others_do_not_have(
+    tmp_path: Path, no_hurry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times: list[float] = []
+    job = two_streams(tmp_path, f"{MANIFEST}\n{OF_AUDIO}")
+    monkeypatch.setattr(RecordedSource, "look_for_changes", lambda _, time_s: times.append(time_s))
+    monkeypatch.setattr(index.time, "monotonic", iter((0.0, 900.0, 900.0, 2000.0)).__next__)
+    index_missing(job)
+    assert times == [500.0, 100.0]
+
+
+#: Notes each time that it is made.
+OWN = """
+class Words:
+    def __init__(self):
+        with open("{made}", "a") as file:
+            file.write("x")
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, number):
+        return {{"text": "one"}}
+"""
+
+
+def test_a_class_of_a_users_own_is_not_made_to_look_at_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tmp_path / "made"
+    (tmp_path / "own_words.py").write_text(OWN.format(made=made))
+    monkeypatch.syspath_prepend(tmp_path)
+    stream = 'source = "own_words:Words"\ntransforms = ["characters"]\nlength = "text"\nbudget = "99 characters"'
+    job = two_streams(tmp_path, stream)
+    assert made.read_text()
+    made.unlink()
+    index_missing(job)
+    assert not made.exists()

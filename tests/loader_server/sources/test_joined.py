@@ -130,14 +130,6 @@ def test_the_report_names_each(tmp_path: Path) -> None:
     assert {name: report.samples for name, report in reports.items()} == {"train, source-1": 8, "train, source-2": 72}
 
 
-def test_each_is_looked_at_for_a_part_of_the_time(stream: Stream) -> None:
-    times: list[float] = []
-    for one in stream.source._sources:  # type: ignore[attr-defined]
-        one.refuse_changed = times.append
-    stream._joined.refuse_changed(1.0)
-    assert times == [0.5, 0.5]
-
-
 # --- whole batches ---
 
 

@@ -331,3 +331,32 @@ def test_the_first_of_lines_with_one_key_counts_and_an_empty_table_has_none(tmp_
     empty = KaldiTable(tmp_path / "empty")
     assert (len(empty), empty.find(found.keys).tolist(), found.find(empty.keys).tolist()) == (0, [-1] * 3, [])
     found.close()
+
+
+@pytest.mark.parametrize("rows", [(2, 3, 4), (2,)])
+def test_each_archive_is_looked_at_once_before_a_job_is_served(tmp_path, monkeypatch, rows):
+    write_features(tmp_path / "a", features(*rows))
+    write_features(tmp_path / "b", features(*rows))
+    for name in "ab":
+        os.utime(tmp_path / name / "feats.ark", ns=(1, 1))  # and they have one size: facts alone do not tell them apart
+    source, _, _ = indexed(tmp_path, "a", "b", values="features")
+    looked, facts = [], source.files.facts
+    monkeypatch.setattr(source.files, "facts", lambda path: looked.append(path) or facts(path))
+    source.look_for_changes(1000.0)
+    assert sorted(looked) == [f"{tmp_path}/{name}/feats.ark" for name in "ab"]
+    source._archived.look_for_changes(1000.0)
+    assert len(looked) == 4
+    os.utime(tmp_path / "b/feats.ark")
+    with pytest.raises(ReadError, match=r"b/feats\.ark: expected the archive that was indexed"):
+        source.look_for_changes(1000.0)
+
+
+def test_utterances_in_the_order_of_their_names_lead_to_each_archive_once(tmp_path, monkeypatch):
+    write_features(tmp_path / "data", features(2, 3, 4, 5))
+    scp = tmp_path / "data/feats.scp"
+    scp.write_text("".join(sorted(scp.read_text().splitlines(keepends=True), key=lambda line: -int(line[1]))))
+    source, _, _ = indexed(tmp_path, values="features")
+    looked, facts = [], source.files.facts
+    monkeypatch.setattr(source.files, "facts", lambda path: looked.append(path) or facts(path))
+    source.look_for_changes(1000.0)
+    assert len(looked) == 1
