@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from trainer_client.tf.replica_means import several_replicas
+from trainer_client.tf.replica_means import replica_of_several
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ def masked_mean(per_row: Any, weight: Any) -> Any:  # noqa: ANN401 - tensors
     """The mean of a value per row, by weight; 0 where no row is valid anywhere."""
     weight = tf.cast(weight, per_row.dtype)
     total = tf.reduce_sum(weight)
-    replica = several_replicas()
+    replica = replica_of_several()
     if replica is not None:
         total = replica.all_reduce(tf.distribute.ReduceOp.SUM, total)
     return tf.math.divide_no_nan(tf.reduce_sum(weight * valid_rows(per_row, weight)), total)

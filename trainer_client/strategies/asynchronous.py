@@ -21,7 +21,7 @@ import tensorflow as tf
 from shared.errors import SettingsError
 from trainer_client.strategies.choosing.variable_devices import VariablesOn, places_of_variables
 from trainer_client.strategies.one_copy import OneCopy
-from trainer_client.strategies.towers.compiled import contributing
+from trainer_client.strategies.towers.compiled import contribution_of
 from trainer_client.strategies.towers.gradients import times
 from trainer_client.training.step import APPLIED, NOT_FINITE, NOTHING_TO_APPLY, statistics_of
 from trainer_client.training.traced_step import TracedStep
@@ -65,7 +65,7 @@ class _Tower:
         self, step: TrainStep, device: str, times: float, tracing: threading.Lock, *, xla: bool, any_shape: bool
     ) -> None:
         self._step, self._device, self._times, self._tracing = step, device, times, tracing
-        self._compute = contributing(step, xla=xla)
+        self._compute = contribution_of(step, xla=xla)
         self._contribute = TracedStep(tf.function(self._computed, reduce_retracing=any_shape, autograph=False))
         self._settle = TracedStep(tf.function(self._settled, reduce_retracing=True, autograph=False))
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from trainer_client.strategies.choosing.variable_devices import VariablesOn, places_of_variables
 from trainer_client.strategies.one_copy import OneCopy
-from trainer_client.strategies.towers.compiled import contributing
+from trainer_client.strategies.towers.compiled import contribution_of
 from trainer_client.strategies.towers.gradients import Towers, times_said
 from trainer_client.training.step import Contribution
 from trainer_client.training.traced_step import TracedStep
@@ -35,7 +35,7 @@ class Central(OneCopy):
 
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
         """As `Placement` has it."""
-        train = partial(self._train, step, contributing(step, xla=xla))
+        train = partial(self._train, step, contribution_of(step, xla=xla))
         return TracedStep(tf.function(train, reduce_retracing=any_shape, autograph=False))
 
     def _train(

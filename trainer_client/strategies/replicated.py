@@ -21,7 +21,7 @@ import tensorflow as tf
 # Not public, but nothing public makes the spec of an element whose sizes are open.
 from tensorflow.python.distribute.values import PerReplicaSpec
 
-from trainer_client.strategies.towers.compiled import contributing
+from trainer_client.strategies.towers.compiled import contribution_of
 from trainer_client.strategies.towers.equal_variables import refuse_unequal, refuse_unsynchronised
 from trainer_client.strategies.towers.feeding import Rounds
 from trainer_client.strategies.towers.gradients import Towers, of_values, times
@@ -111,7 +111,7 @@ class Replicated:
         """As `Placement` has it."""
         _sum_nothing(step.optimizer)
         towers = Towers(step.model)
-        train = partial(self._train, step, contributing(step, xla=xla), towers)
+        train = partial(self._train, step, contribution_of(step, xla=xla), towers)
         function = TracedStep(tf.function(train, reduce_retracing=any_shape, autograph=False))
         return _WatchedStep(function, step, partial(towers.refuse_different, self._world()), self)
 

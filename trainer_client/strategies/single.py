@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from shared.errors import SettingsError
-from trainer_client.strategies.towers.compiled import contributing
+from trainer_client.strategies.towers.compiled import contribution_of
 from trainer_client.tf.dataset import make
 from trainer_client.tf.element_structure import ElementStructure
 from trainer_client.tf.pipelines.one_for_each import OneForEach
@@ -83,5 +83,5 @@ class Single:
         how = {"reduce_retracing": any_shape, "autograph": False}
         if self._compiles_updates:
             return TracedStep(tf.function(step, jit_compile=xla, **how))
-        contribute = contributing(step, xla=xla)
+        contribute = contribution_of(step, xla=xla)
         return TracedStep(tf.function(lambda element: step.settle(contribute(element)), **how))

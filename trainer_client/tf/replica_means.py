@@ -11,7 +11,7 @@ import tensorflow as tf
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["means_of_own_rows", "several_replicas"]
+__all__ = ["means_of_own_rows", "replica_of_several", "share_of_all"]
 
 _ARE_OWN: ContextVar[bool] = ContextVar("means_of_own_rows", default=False)
 
@@ -26,7 +26,19 @@ def means_of_own_rows() -> Iterator[None]:
         _ARE_OWN.reset(before)
 
 
-def several_replicas() -> Any:  # noqa: ANN401 - TensorFlow has no types
+def replica_of_several() -> Any:  # noqa: ANN401 - TensorFlow has no types
     """The replica's context if means are over the rows of several; else None."""
     replica = tf.distribute.get_replica_context()
     return None if _ARE_OWN.get() or replica is None or replica.num_replicas_in_sync == 1 else replica
+
+
+def share_of_all(weight: Any) -> Any:  # noqa: ANN401 - a tensor; a tensor or a number
+    """How much of the weight of all replicas' rows this is, which one replica's rows have; all of it, if means are not
+    over the rows of several.
+    """
+    replica = replica_of_several()
+    return (
+        1.0
+        if replica is None
+        else tf.math.divide_no_nan(weight, replica.all_reduce(tf.distribute.ReduceOp.SUM, weight))
+    )

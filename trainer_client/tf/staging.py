@@ -9,7 +9,8 @@ not know what it makes.
 from __future__ import annotations
 
 import threading
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
@@ -39,15 +40,19 @@ class Staging:
     def wait_next(self) -> Any:  # noqa: ANN401 - what `make` returns
         """The next one; not to be called again after an error."""
         made, error = self._made.get()
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # whose traceback has this frame
         self._room.release()
         return made
 
     def end(self) -> None:
-        """Make no more."""
+        """Make no more, and let go of what was made."""
         self._is_over = True
         self._room.release()
+        self._let_go()
 
     def _run(self) -> None:
         try:
@@ -56,7 +61,15 @@ class Staging:
         except BaseException as error:
             self._made.put((None, error))
         finally:
+            if self._is_over:
+                self._let_go()
             exit_guard.leave(self)
+
+    def _let_go(self) -> None:
+        """Of an error above all: its traceback has a frame of ours, which has this object."""
+        with suppress(Empty):
+            while True:
+                self._made.get_nowait()
 
     def __enter__(self) -> Self:
         return self

@@ -136,6 +136,8 @@ class BaseLoop:
             return
         try:
             self._take_step.get_concrete_function(spec)  # type: ignore[attr-defined] # of a tf.function
+        except SettingsError:
+            raise
         except Exception as error:  # whatever the model raises where it needs a size
             self._log.info("the step is traced for each shape: it fails where sizes are open", error=str(error))
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from shared.errors import SettingsError
 from trainer_client.losses import RowLoss, masked_mean, valid_rows
-from trainer_client.tf.replica_means import several_replicas
+from trainer_client.tf.replica_means import share_of_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,17 +79,18 @@ class TrainStep:
             variables = [one.value for one in self.model.trainable_variables]
             tape.watch(variables)  # in a scope of Keras' their values are tensors
             outputs = tf.nest.map_structure(_in_float32, self.model(inputs, training=True))
+            added = (
+                self.model.losses
+            )  # at once: while replicas sum, another one calls the model, which then has its own
             weight = tf.ones(tf.shape(tf.nest.flatten(outputs)[0])[:1]) if weight is None else weight
             loss = self._loss_of(targets, outputs, weight)
-            others = several_replicas()
-            replicas = 1 if others is None else others.num_replicas_in_sync
-            scaled = self.optimizer.scale_loss(tf.add_n([loss, *(one / replicas for one in self.model.losses)]))
+            weight_of_rows = tf.reduce_sum(tf.cast(weight, tf.float32))
+            scaled = self.optimizer.scale_loss(tf.add_n([loss, *_shares(added, weight_of_rows)]))
         gradients = tape.gradient(scaled, variables)
         after = [tf.identity(one.value) for one in statistics]
         _assign(statistics, before)
         rows = tf.math.count_nonzero(weight, dtype=tf.float32)
-        weight = tf.reduce_sum(tf.cast(weight, tf.float32))
-        return Contribution(tf.cast(loss, tf.float32), rows, weight, gradients, after)
+        return Contribution(tf.cast(loss, tf.float32), rows, weight_of_rows, gradients, after)
 
     def became(self, part: Contribution) -> Any:  # noqa: ANN401 - a tensor
         """What becomes of a step with these gradients, which are those of all replicas."""
@@ -131,6 +132,12 @@ def refuse_own_train_step(model: Any) -> None:  # noqa: ANN401 - Keras has no ty
 
 def _in_float32(output: Any) -> Any:  # noqa: ANN401 - a tensor
     return tf.cast(output, tf.float32) if output.dtype.is_floating else output
+
+
+def _shares(losses: list[Any], weight: Any) -> list[Any]:  # noqa: ANN401 - a tensor
+    """One replica's shares of what the model adds, which count for as much as its rows weigh."""
+    share = share_of_all(weight) if losses else 1.0
+    return [one * tf.cast(share, one.dtype) for one in losses]
 
 
 def _assign(variables: list[Any], values: list[Any]) -> None:

@@ -353,3 +353,39 @@ def test_one_of_several_processes_is_refused(monkeypatch, placement):
     monkeypatch.setenv("TASK_INDEX", "1")
     with pytest.raises(SettingsError, match="expected one process, got one of 2, as the environment says"):
         placement(TOWERS)
+
+
+class Penalized(keras.Model):
+    """Adds a loss of its own: a mean over rows with a sample, as the loss is one."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        level = tf.reduce_mean(inputs["audio"], 1)
+        outputs = self.dense(level)
+        valid = tf.cast(tf.reduce_any(level != 0, 1, keepdims=True), tf.float32)
+        self.add_loss(9 * tf.math.divide_no_nan(tf.reduce_sum(valid * outputs**2), tf.reduce_sum(valid)))
+        return outputs
+
+
+def without_weights(feed):
+    fill = feed.session.fill
+
+    def filled(arrays, epoch, number):
+        fill(arrays, epoch, number)
+        arrays["weight"][...] = arrays["weight"] > 0
+
+    feed.session.fill = filled
+    return feed
+
+
+@pytest.mark.parametrize(("placement", "xla"), [(Mirrored, False), (Mirrored, True), (Central, False), (Central, True)])
+def test_losses_of_the_models_own_weigh_as_many_rows_as_towers_have(tmp_path, placement, xla):
+    how = {"model": Penalized, "until": Until(steps=6), "optimizer": partial(keras.optimizers.SGD, 0.02)}
+    plain, _ = trained(tmp_path / "plain", Single(), without_weights(joined_feed(2, epochs=STEPS)), **how)
+    found, _ = trained(tmp_path, placement(TOWERS), without_weights(spread_feed(2, epochs=STEPS)), xla=xla, **how)
+    np.testing.assert_allclose(found, plain, rtol=1e-5, atol=1e-7)
+    for one, other in zip(saved(tmp_path)[0], saved(tmp_path / "plain")[0], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)

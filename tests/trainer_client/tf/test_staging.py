@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
+from contextlib import suppress
 
 import pytest
 
@@ -65,7 +68,50 @@ def test_a_thread_that_is_left_makes_what_it_has_in_hand_and_nothing_else():
     assert make.made <= 1
 
 
+@pytest.fixture
+def no_garbage_collector():
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def untaken(let_go, *, is_left_first):
+    """One whose thread met an error that nobody took, before it was left or after that."""
+
+    def make():
+        let_go.wait()
+        raise ZeroDivisionError
+
+    with Staging(make, 1) as staging:
+        if not is_left_first:
+            let_go.set()
+            wait_until(lambda: has_ended(staging), "the thread has met it")
+    return weakref.ref(staging)
+
+
+@pytest.mark.usefixtures("no_garbage_collector")
+@pytest.mark.parametrize("is_left_first", [False, True])
+def test_an_error_that_nobody_takes_keeps_nothing_in_memory(is_left_first):
+    let_go = threading.Event()
+    left = untaken(let_go, is_left_first=is_left_first)
+    let_go.set()
+    wait_until(lambda: left() is None, "nothing refers to it, itself included")
+
+
+def taken():
+    """One whose error was taken."""
+    with Staging(Maker(fails_at=0), 1) as staging, suppress(ZeroDivisionError):
+        staging.wait_next()
+    return weakref.ref(staging)
+
+
+@pytest.mark.usefixtures("no_garbage_collector")
+def test_an_error_that_was_taken_keeps_nothing_in_memory():
+    left = taken()
+    wait_until(lambda: left() is None, "nothing refers to it, itself included")
+
+
 def test_python_waits_for_it_before_it_shuts_down():
     staging = Staging(Maker(), 1)
     exit_guard._end_all()
-    assert has_ended(staging)
+    wait_until(lambda: has_ended(staging), "its thread has ended")
