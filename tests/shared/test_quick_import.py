@@ -9,14 +9,18 @@ import sys
 import pytest
 
 from shared.quick_import import quick_import
+from tests.support.forked import start_code
 from tests.support.loaders import ROOT
 
 
 @pytest.fixture(autouse=True)
 def as_python_starts():
+    """What is frozen here stays so for all tests that follow, and none of it would be looked through for cycles."""
     assert gc.isenabled()
+    frozen = gc.get_freeze_count()
     yield
     gc.enable()
+    assert gc.get_freeze_count() <= frozen
 
 
 def test_no_garbage_is_looked_for_meanwhile():
@@ -31,12 +35,20 @@ def test_an_import_that_fails_leaves_nothing_changed():
     assert gc.isenabled()
 
 
-def test_what_is_there_after_an_import_is_not_looked_through_again(monkeypatch):
-    before = gc.get_freeze_count()
-    with quick_import():
-        monkeypatch.setitem(sys.modules, "new", sys)
-    assert gc.get_freeze_count() > before
-    assert not any(one is monkeypatch for one in gc.get_objects())
+#: In a process of its own, because it freezes all that is there.
+_IMPORTS = """
+import gc, sys
+from shared.quick_import import quick_import
+there, before = [], gc.get_freeze_count()
+with quick_import():
+    sys.modules["new"] = sys
+print(gc.get_freeze_count() > before, any(one is there for one in gc.get_objects()), gc.isenabled())
+"""
+
+
+def test_what_is_there_after_an_import_is_not_looked_through_again():
+    with start_code(_IMPORTS) as process:
+        assert process.communicate(60.0) == ("True False True\n", "")
 
 
 def test_where_nothing_is_imported_garbage_stays_garbage():
