@@ -67,8 +67,9 @@ class Program:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it by force."""
+        """End it by force; whatever it held, a port for example, is free then."""
         self._process.kill()
+        self._process.wait(60)
 
     def ended(self, timeout_s: float = 90.0) -> tuple[int, str, str]:
         """How it ended, what it said, and what it complained of."""
@@ -82,5 +83,4 @@ class Program:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._process.kill()
-        self._process.wait(60)
+        self.kill()
