@@ -37,7 +37,9 @@ def _mirrors(modules: Iterable[str]) -> set[str]:
 
 
 def _starts_processes(test: Path) -> bool:
-    return test.name != "test_architecture.py" and "import subprocess" in test.read_text("utf-8")
+    text = test.read_text("utf-8")
+    starts = "import subprocess" in text or "from tests.support.forked import" in text
+    return starts and test.name != "test_architecture.py"
 
 
 def main(options: Sequence[str]) -> int:
