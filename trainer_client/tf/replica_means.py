@@ -37,8 +37,6 @@ def share_of_all(weight: Any) -> Any:  # noqa: ANN401 - a tensor; a tensor or a 
     over the rows of several.
     """
     replica = replica_of_several()
-    return (
-        1.0
-        if replica is None
-        else tf.math.divide_no_nan(weight, replica.all_reduce(tf.distribute.ReduceOp.SUM, weight))
-    )
+    if replica is None:
+        return 1.0
+    return tf.math.divide_no_nan(weight, replica.all_reduce(tf.distribute.ReduceOp.SUM, weight))

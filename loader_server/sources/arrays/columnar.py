@@ -17,9 +17,9 @@ import numpy as np
 from loader_server.sources.arrays.arrow_columns import ColumnKind, ColumnValues, lengths_and_faults, value_of, values_of
 from loader_server.sources.arrays.gathering import joined_parts, parted
 from loader_server.sources.arrays.row_groups import RowGroups
-from loader_server.sources.arrays.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.arrays.schemas import kinds_of, refuse_other_columns, told, unusable
 from loader_server.sources.files.opening import changed
+from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.source import SEGMENT_SAMPLES, BadRow, Found, Indexed, Inventory, Source
 from shared.settings.values import byte_count, setting, texts
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from loader_server.sources.arrays.gathering import joined_parts, parted, write_padded
 from loader_server.sources.arrays.numpy_files import ArrayColumn, open_columns
-from loader_server.sources.arrays.same_files import FilesInUse, noted_origin, refuse_other_files
+from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.source import Found, Indexed, Inventory, Source
 from shared.errors import DataError
 from shared.settings.values import setting, texts

@@ -13,8 +13,8 @@ import mmap
 import os
 from typing import TYPE_CHECKING, Any
 
-from loader_server.sources.arrays.same_files import digest_of
 from loader_server.sources.files.opening import changed
+from loader_server.sources.files.same_files import digest_of
 from loader_server.sources.remote.urls import is_url
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 Rules: shards are mapped into memory, their headers followed once, and samples read from their places in any order; a
 sample whose headers are no longer the indexed ones is refused, and so is a shard of another size, or with other bytes
-when it is mapped. The members that the first samples have are read, or
-those that the job names; a sample that lacks one is a bad row.
+when it is mapped. The members that the first samples have are read, or those that the job names; a sample that lacks
+one is a bad row.
 """
 
 from __future__ import annotations
