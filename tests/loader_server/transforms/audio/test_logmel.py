@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loader_server.transforms.audio.logmel import LogMelSettings, LogMelTransform
+from loader_server.transforms.audio.mel_bands import MelBands
+from shared.audio.conventions import CONVENTIONS
 from shared.audio.mel_filters import own_filters
 from shared.errors import SettingsError
 from shared.settings.tables import read_table
@@ -187,3 +189,15 @@ def test_an_impossible_window_is_refused():
 def test_an_edge_above_half_the_rate_is_refused():
     with pytest.raises(SettingsError, match=r"expected low_hz < high_hz <= 4000, half the rate, got .*high_hz = 7000"):
         LogMelTransform(LogMelSettings(rate=8000, high_hz=7000.0))
+
+
+def test_frames_that_fill_a_block_to_the_last_are_what_they_are_alone():
+    bands = MelBands(LogMelSettings(convention="librosa"), 80, CONVENTIONS["librosa"])
+    assert bands._most % 4, "so that rows of zeros fill it up"
+    noise = np.random.default_rng(0).normal(0, 0.1, bands._most * bands._hop).astype(np.float32)
+    frames = (bands._block, bands._most - bands._block)
+    recordings = [(noise[: (many - 1) * bands._hop], 16_000) for many in frames]
+    together = bands.energies(recordings)
+    assert [len(one) for one in together] == list(frames)
+    for one, recording in zip(together, recordings, strict=True):
+        np.testing.assert_array_equal(one, bands.energies([recording])[0])
