@@ -95,13 +95,29 @@ def aborts_on_silence(sample: dict[str, Any], rng: np.random.Generator) -> None:
 
 
 @transform()
-def killed_in_trials(sample: dict[str, Any], rng: np.random.Generator) -> None:
-    """Slow; the first process that tries samples is killed, as the system does where memory is short."""
-    time.sleep(0.004)
-    marker = Path(os.environ["STOKER_TEST_KILLED"])
-    if not marker.exists() and b"crash-trial" in Path("/proc/self/cmdline").read_bytes():
-        marker.write_text(sample["text"])
-        os.kill(os.getpid(), signal.SIGKILL)
+def held_and_killed(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """The first worker that comes here notes its number in the file that STOKER_TEST_HELD names, and waits for its end.
+
+    Of the processes that try samples the first one kills itself, and notes that in the file of STOKER_TEST_KILLED.
+    """
+    if b"crash-trial" in Path("/proc/self/cmdline").read_bytes():
+        if _is_first("STOKER_TEST_KILLED"):
+            os.kill(os.getpid(), signal.SIGKILL)
+    elif _is_first("STOKER_TEST_HELD"):
+        threading.Event().wait()
+
+
+def _is_first(variable: str) -> bool:
+    """Whether this process is the first to note its number in the file that the variable names, if it is set."""
+    if variable not in os.environ:
+        return False
+    try:
+        opened = os.open(os.environ[variable], os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    except FileExistsError:
+        return False
+    os.write(opened, str(os.getpid()).encode())
+    os.close(opened)
+    return True
 
 
 def _leaves_a_child() -> None:
