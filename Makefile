@@ -8,13 +8,16 @@ PACKAGES := shared loader_server trainer_client monitoring tests examples
 # Tests start hundreds of processes, each of which would have to compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick lint monitoring-test frameworks-test examples-test mutants dist clean
+.PHONY: demo test all-tests quick lint monitoring-test frameworks-test examples-test mutants dist clean
 
 demo: $(STAMP) ## the main job, from synthesis to a trained model; ends by itself
 	$(BIN)/loader-server demo
 
 # Tests wait more than they compute, so two cores have work for five at a time.
-test: $(STAMP) lint ## ruff, mypy and all tests but those of the examples
+test: $(STAMP) ## ruff, mypy and all tests but those of the examples
+	$(MAKE) --jobs 2 lint all-tests
+
+all-tests: $(STAMP)
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/examples -p tests.support.side_by_side --processes 5 --durations=10
 
 quick: $(STAMP) lint ## ruff, mypy and the tests of the pure modules

@@ -147,7 +147,8 @@ class _Distributor:
 
     def _give_module(self, process: _TestProcess) -> None:
         stop = self._session.shouldfail or self._session.shouldstop
-        process.rest = range(0) if stop or not self._modules else self._modules.pop(0)
+        end = -(process.number % 2)  # whoever is even takes the first, whoever is odd the last
+        process.rest = range(0) if stop or not self._modules else self._modules.pop(end)
         process.connection.send(process.rest)
 
     def _note_end(self, process: _TestProcess) -> None:

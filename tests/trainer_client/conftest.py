@@ -1,6 +1,9 @@
-"""A feed against a coordinator and a worker in this process."""
+"""A feed against a coordinator and a worker in this process; graphs of TensorFlow as they are written."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,3 +22,21 @@ def feed(ends):
     ends.heard.clear()
     with trainer_client.connect(ends.endpoint, prefetch=4) as one:
         yield one
+
+
+#: Where what enters TensorFlow is tested, and how: with all that it does to a graph.
+OPTIMISED = Path(__file__).parent / "tf"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def graphs_as_they_are(request):
+    """TensorFlow optimises each graph for as long as it takes to trace it, which pays after thousands of steps. Tests
+    of what is done with losses, weights and checkpoints take ten; those of commands have optimised ones.
+    """
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is None or request.path.is_relative_to(OPTIMISED):
+        yield
+        return
+    tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})

@@ -154,7 +154,7 @@ def feed_behind_a_press(feed):
         return number
 
     pressed = tf.data.Dataset.range(1).map(lambda number: tf.numpy_function(press, [number], tf.int64))
-    return pressed.flat_map(lambda _: feed.dataset(**FORM))
+    return pressed.flat_map(tf.autograph.experimental.do_not_convert(lambda _: feed.dataset(**FORM)))
 
 
 def press_in_a_callback():
