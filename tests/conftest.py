@@ -27,15 +27,10 @@ hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, s
 hypothesis.settings.register_profile("search", deadline=None)
 hypothesis.settings.load_profile("suite")
 
-#: What waits or computes the longest comes first, so that nothing long is left for the end, when only one process would
-#: still have work.
-SLOW = (
-    "tests/faults/",
-    "tests/trainer_client/",
-    "tests/conformance/",
-    "tests/end_to_end/",
-    "tests/release/",
-)
+#: What waits comes first and what computes last, because modules that run side by side are taken from both ends: so
+#: there is always work for all cores, and nothing long is left for the end. What is short lies between.
+WAITS = ("tests/faults/", "tests/end_to_end/", "tests/release/", "tests/conformance/")
+COMPUTES = ("tests/trainer_client/",)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -46,8 +41,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put slow tests first, and change no order otherwise."""
-    items.sort(key=lambda item: not item.nodeid.startswith(SLOW))
+    """Change no order but this."""
+    items.sort(key=lambda item: item.nodeid.startswith(COMPUTES) - item.nodeid.startswith(WAITS))
 
 
 def pytest_collection_finish() -> None:

@@ -1,8 +1,9 @@
 """Test modules side by side, in processes forked from the one that collected them: `pytest --processes 4`.
 
 Collecting imports TensorFlow and all that we have, which takes a process eight seconds; so it is done once. A module
-stays whole, because its tests share loaders, and modules are given out in the order of collection. When a process dies,
-the test that it was at has failed, and another goes on with the rest of the module.
+stays whole, because its tests share loaders. Processes of even numbers take modules from the beginning, which wait
+and measure time; those of odd numbers take them from the end, which compute, and let the others go first. When a
+process dies, the test that it was at has failed, and another goes on with the rest of the module.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from tests.support.forked import Nurseries
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from multiprocessing.connection import Connection
+
+#: How much less of a processor those get that compute.
+_NICE = 5
 
 _NURSERIES: pytest.StashKey[Nurseries] = pytest.StashKey()
 
@@ -112,6 +116,7 @@ class _Distributor:
                 process.connection.close()
                 os.close(process.pidfd)
             self._nurseries.adopt(number)
+            os.nice(_NICE if _computes(number) else 0)
             _be_test_process(self._session, theirs, self._folder / f"fork{number}")
         theirs.close()
         self._processes.append(_TestProcess(number, pid, ours))
@@ -147,7 +152,7 @@ class _Distributor:
 
     def _give_module(self, process: _TestProcess) -> None:
         stop = self._session.shouldfail or self._session.shouldstop
-        end = -(process.number % 2)  # whoever is even takes the first, whoever is odd the last
+        end = -1 if _computes(process.number) else 0
         process.rest = range(0) if stop or not self._modules else self._modules.pop(end)
         process.connection.send(process.rest)
 
@@ -166,6 +171,10 @@ class _Distributor:
             self._modules.insert(0, process.rest)
         if process.rest or process.at is not None:
             self._fork(process.number)
+
+
+def _computes(number: int) -> bool:
+    return number % 2 == 1
 
 
 def _modules(session: pytest.Session) -> Iterator[range]:

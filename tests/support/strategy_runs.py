@@ -166,6 +166,7 @@ def _run_several(folder: Path, replicas: int) -> None:
 
 
 if __name__ == "__main__":
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # as in the tests' own process
     if sys.argv[1:]:
         _run_several(Path.cwd(), int(sys.argv[1]))
     else:
