@@ -87,7 +87,8 @@ def test_everybody_else_is_served(loaders: Loaders, folder: Path, kind: str, sha
     gone = ["unfinished"] if kind == "TCP" else ["unfinished", "not_understood"]  # either side hangs up first
     seen = [fetch_metrics(target["address"]) for target in read_targets(folder / ".stoker/tones/targets").values()]
     for one in seen:
-        changes = [one["stoker_connection_changes_total", (("kind", kind_), ("port", "messages"))] for kind_ in gone]
-        assert sum(changes) > 200
+        # At any of its ports: those that are tried first may take all the descriptors that there are for strangers.
+        changes = {labels: value for (name, labels), value in one.items() if name == "stoker_connection_changes_total"}
+        assert sum(value for labels, value in changes.items() if dict(labels)["kind"] in gone) > 200
         assert one["stoker_connections", (("port", "messages"),)] < 50
     assert sum(one["stoker_doors_shut_total", ()] for one in seen) >= 2
