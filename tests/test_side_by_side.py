@@ -9,6 +9,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,9 +25,31 @@ MODULES = {
 }
 
 
-def run(folder: Path, *options: str) -> str:
+#: The first one waits for the last one, which is well before what lies between.
+FROM_BOTH_ENDS = {
+    "test_1": """
+import os, pathlib, time
+def test_waits():
+    until_s = time.monotonic() + 30
+    while not pathlib.Path("computed").exists() and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert int(pathlib.Path("computed").read_text()) > os.nice(0), "who computes lets others go first"
+""",
+    **dict.fromkeys(
+        ("test_2", "test_3"), "import pathlib\ndef test_between(): assert pathlib.Path('computed').exists()"
+    ),
+    "test_4": """
+import os, pathlib
+def test_computes():
+    pathlib.Path("written").write_text(str(os.nice(0)))
+    pathlib.Path("written").rename("computed")
+""",
+}
+
+
+def run(folder: Path, *options: str, modules: Mapping[str, str] = MODULES) -> str:
     (folder / "pytest.ini").write_text("[pytest]")
-    for name, text in MODULES.items():
+    for name, text in modules.items():
         (folder / f"{name}.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-p", "tests.support.side_by_side", "-v", *options]
     with (folder / "said").open("w") as said:  # a pipe would be held open by what a test leaves
@@ -54,6 +80,10 @@ def test_each_test_runs_once_and_one_that_ends_its_process_has_failed(tmp_path: 
     assert "its process ended with 3 during this test" in said
     assert "said so" in said
     assert "quiet" not in said
+
+
+def test_modules_are_taken_from_both_ends_of_which_one_lets_the_other_go_first(tmp_path: Path) -> None:
+    assert "4 passed" in run(tmp_path, "--processes", "2", modules=FROM_BOTH_ENDS)
 
 
 def test_after_so_many_failures_no_module_is_begun(tmp_path: Path) -> None:

@@ -24,6 +24,10 @@ from trainer_client.tf import dataset  # isort: skip
 ONE_SHAPE = (BucketShape(rows=3, lengths={"audio": 8, "text": 2}),)
 
 
+def test_what_is_tested_here_has_optimised_graphs():
+    assert not tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer")
+
+
 def tags_of(data):
     return [int(batch["tag"][0]) for batch in data]
 
