@@ -13,10 +13,11 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(STAMP) ## the main job, from synthesis to a trained model; ends by itself
 	$(BIN)/loader-server demo
 
-# Tests wait more than they compute, so two cores have work for five at a time.
+# Collecting the tests takes one core for ten seconds, and lint the other.
 test: $(STAMP) ## ruff, mypy and all tests but those of the examples
 	$(MAKE) --jobs 2 lint all-tests
 
+# Tests wait more than they compute, so two cores have work for five at a time.
 all-tests: $(STAMP)
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/examples -p tests.support.side_by_side --processes 5 --durations=10
 

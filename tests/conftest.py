@@ -41,7 +41,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Change no order but this."""
+    """Put what waits first and what computes last, and change no order otherwise."""
     items.sort(key=lambda item: item.nodeid.startswith(COMPUTES) - item.nodeid.startswith(WAITS))
 
 

@@ -28,11 +28,10 @@ MODULES = {
 #: The first one waits for the last one, which is well before what lies between.
 FROM_BOTH_ENDS = {
     "test_1": """
-import os, pathlib, time
+import os, pathlib
+from tests.support.loaders import wait_until
 def test_waits():
-    until_s = time.monotonic() + 30
-    while not pathlib.Path("computed").exists() and time.monotonic() < until_s:
-        time.sleep(0.01)
+    wait_until(pathlib.Path("computed").exists, "the last module has run", 30)
     assert int(pathlib.Path("computed").read_text()) > os.nice(0), "who computes lets others go first"
 """,
     **dict.fromkeys(

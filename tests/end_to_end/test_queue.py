@@ -62,7 +62,7 @@ def read_together(feeds, epochs):
 
 @pytest.fixture(autouse=True)
 def opened():
-    """Feeds that a test fails with would hold batches that the next ones wait for."""
+    """Close what `connect` opened: feeds that a test left open would hold batches that the next ones wait for."""
     yield
     while OPENED:
         OPENED.pop().close()
@@ -89,8 +89,6 @@ def test_feeds_share_epochs_each_batch_comes_once_and_the_end_is_told(fresh):
     assert batches == {(epoch, number): 1 for epoch in range(2) for number in range(count)}
     after = table(fresh)
     assert (after["epoch"], after["open"], after["leased"], after["done"], after["dead"]) == (2, 0, 0, count, 0)
-    for feed in feeds:
-        feed.close()
 
 
 @pytest.mark.heritage("D9")
@@ -108,7 +106,6 @@ def test_the_next_epoch_opens_while_a_straggler_finishes(fresh):
     reader.join(60)
     assert (straggling.epoch, straggling.number) not in got
     assert table(fresh)["epoch"] == 2
-    fast.close()
 
 
 @pytest.mark.heritage("E3")
@@ -236,8 +233,6 @@ def test_after_training_evaluating_and_predicting_one_trainer_does_what_comes_on
             with pytest.raises(SettingsError, match="expected a feed that trains"):
                 other.finish(print)
     assert table(fresh, work="train-end")["done"] == 1
-    for feed in feeds:
-        feed.close()
 
 
 def test_what_fails_at_the_end_is_tried_by_another(fresh):
@@ -252,8 +247,6 @@ def test_what_fails_at_the_end_is_tried_by_another(fresh):
     told = finish_together(feeds, fail_once)
     assert sorted(map(str, told)) == ["True", "integer division or modulo by zero"]
     assert len(tries) == 2
-    for feed in feeds:
-        feed.close()
 
 
 def test_what_failed_for_all_trainers_is_never_said_to_be_done(fresh):
@@ -264,8 +257,6 @@ def test_what_failed_for_all_trainers_is_never_said_to_be_done(fresh):
     assert [type(one) for one in told] == [ZeroDivisionError] * 3
     assert feeds[0].finish(lambda: None)
     assert finish_together(feeds[1:], print) == [False, False]
-    for feed in feeds:
-        feed.close()
 
 
 @pytest.mark.heritage("D17")
