@@ -2,7 +2,9 @@
 
 Rules: an expected error is one readable paragraph on standard error. The exit code says what happened, as `EXIT_CODES`
 has it and every command's help; a command that serves until it is told to end ends with 0 then. SIGTERM ends other
-commands as Ctrl-C does, cleaning up, but for the code. A reader that closes our output early is not an error.
+commands as Ctrl-C does, cleaning up, but for the code. A reader that closes our output early is not an error. Python
+misses a signal that arrives just as it begins to wait, and acts on it when the wait is over: so nothing waits in the
+main thread for longer than `LONGEST_WAIT_S` at a time.
 """
 
 from __future__ import annotations
@@ -23,12 +25,15 @@ if TYPE_CHECKING:
     from types import FrameType
 
 __all__ = [
-    "EXIT_CODES", "Terminated", "add_common_arguments", "allow_many_files", "describe_exit_codes", "run_command",
-    "sigterm_is_ctrl_c",
+    "EXIT_CODES", "LONGEST_WAIT_S", "Terminated", "add_common_arguments", "allow_many_files", "describe_exit_codes",
+    "run_command", "sigterm_is_ctrl_c",
 ]  # fmt: skip
 
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
+
+#: How late a command may heed a signal.
+LONGEST_WAIT_S = 0.5
 
 #: What the codes of all commands mean; those of errors stand in `shared.errors`.
 EXIT_CODES = {

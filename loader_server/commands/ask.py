@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import zmq
 
+from shared.command import LONGEST_WAIT_S
 from shared.endpoints import check_endpoint
 from shared.errors import LostError
 from shared.keys import ClientKeys
@@ -36,9 +37,9 @@ def ask_coordinator(
     dealer = connect_dealer(context, endpoint, own, secrets.token_bytes(16))
     try:
         until_s = time.monotonic() + timeout_s
-        if dealer.poll(int(1000 * timeout_s), zmq.POLLOUT):
+        if _wait_for(dealer, zmq.POLLOUT, until_s):
             dealer.send(encode(question))
-            if dealer.poll(max(0, int(1000 * (until_s - time.monotonic())))):
+            if _wait_for(dealer, zmq.POLLIN, until_s):
                 message = decode(dealer.recv())
                 if isinstance(message, answer):
                     return message
@@ -53,3 +54,10 @@ def ask_coordinator(
     finally:
         dealer.close()
         context.term()
+
+
+def _wait_for(dealer: zmq.Socket[bytes], event: int, until_s: float) -> bool:
+    while (left_s := until_s - time.monotonic()) > 0:
+        if dealer.poll(int(1000 * min(left_s, LONGEST_WAIT_S)) + 1, event):
+            return True
+    return False

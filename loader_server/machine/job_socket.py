@@ -13,8 +13,10 @@ import json
 import math
 import os
 import socket
+import time
 from typing import TYPE_CHECKING, Any
 
+from shared.command import LONGEST_WAIT_S
 from shared.errors import LostError, SettingsError, StokerError
 
 if TYPE_CHECKING:
@@ -105,7 +107,7 @@ def ask_machine(state: Path, *, timeout_s: float = math.inf, **request: Any) -> 
             with _short(state) as address:
                 connection.connect(address)
             connection.send(json.dumps(request).encode())
-            came = connection.recv(_MOST_BYTES)
+            came = _receive(connection, timeout_s)
         except (FileNotFoundError, ConnectionError):
             came = b""
         except (TimeoutError, BlockingIOError):
@@ -133,6 +135,17 @@ def ask_machine(state: Path, *, timeout_s: float = math.inf, **request: Any) -> 
     if "error" in answer:
         raise StokerError(**answer["error"])
     return answer
+
+
+def _receive(connection: socket.socket, timeout_s: float) -> bytes:
+    until_s = time.monotonic() + timeout_s
+    while True:
+        connection.settimeout(min(max(until_s - time.monotonic(), 0.001), LONGEST_WAIT_S))
+        try:
+            return connection.recv(_MOST_BYTES)
+        except TimeoutError:
+            if time.monotonic() >= until_s:
+                raise
 
 
 @contextlib.contextmanager

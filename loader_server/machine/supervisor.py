@@ -26,6 +26,7 @@ from loader_server.machine.processes import how_it_ended
 from loader_server.machine.served_job import END_SIGNAL, PrintedError, ServedJob, Stage, StartError, refuse_conflicts
 from loader_server.machine.shares import Demand, Shares, divide
 from loader_server.sharing.shelf import make_shelf
+from shared.command import LONGEST_WAIT_S
 from shared.endpoints import check_endpoint
 from shared.errors import MachineError, StokerError
 from shared.logs import Log
@@ -406,8 +407,8 @@ class Supervisor:
         due_s = min([*(child.due_s() for child in children), *ends_s], default=math.inf)
         if self._may_move():
             due_s = min(due_s, self._shares.due_s())
-        pause_s = max(0.0, due_s - time.monotonic())
-        poller.poll(None if pause_s == math.inf else math.ceil(1000 * pause_s))
+        pause_s = min(max(0.0, due_s - time.monotonic()), LONGEST_WAIT_S)
+        poller.poll(math.ceil(1000 * pause_s))
         self._waker.clear()
 
     # --- commands that ask something ---

@@ -63,15 +63,21 @@ def ends(loaders):
     return status.ask(loaders.endpoint)["ends"]
 
 
+def leased(loaders):
+    queue = status.ask(loaders.endpoint)["streams"]["train"]["queue"]
+    return sum(work["leased"] for work in queue.values())
+
+
 @pytest.mark.heritage("D13")
 def test_trainers_in_queue_mode_finish_what_they_have_and_no_more(tmp_path, capsys):
     job = write(tmp_path, "queue")
     with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint, prefetch=2) as feed:
         batches = iter(feed)
         got = [next(batches).number]
+        wait_until(lambda: leased(loaders) == 3, "what is read ahead is leased")
         with ending(job, "--drain", "300") as command:
             wait_until(lambda: ends(loaders), "trainers are told")
-            wait_until(lambda: ends(loaders)["leased"] == 3, "what was read ahead is leased, and no more")
+            assert ends(loaders)["leased"] == 3, "no more is leased"
             status.show(loaders.endpoint, keys="", timeout_s=5.0, as_json=False, once=True)
             assert "the job ends: 1 trainers are attached, with 3 leased batches to finish" in capsys.readouterr().out
             with pytest.raises(EndedError, match="the coordinator's word that the job was ended"):

@@ -112,8 +112,8 @@ def test_signals_at_any_instruction_lose_no_slot_and_give_none_out_twice(tmp_pat
 
 def _read_until_interrupted(feed, after_s, calm):
     """Read from the cursor until the signal comes; whether it came in time."""
-    signal.setitimer(signal.ITIMER_REAL, after_s)
     try:
+        signal.setitimer(signal.ITIMER_REAL, after_s)
         with feed.open() as reading:
             for got, expected in zip(reading, itertools.chain(calm), strict=False):
                 assert (got.number, got.digest) == expected

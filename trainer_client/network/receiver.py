@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import threading
 import time
@@ -145,7 +146,7 @@ class Receiver:
         self._attaching[serial] = answer
         self.outbox.tell(e.AttachAsked(serial, cursor, done))
         try:
-            return answer.result(self.settings.connect_timeout_s)
+            return self.wait_for(answer, timeout_s=self.settings.connect_timeout_s)
         except FutureTimeoutError:
             raise self._no_coordinator() from None
 
@@ -202,11 +203,15 @@ class Receiver:
         self.outbox.tell(e.QuestionAsked(question))
         return answer
 
-    def wait_for(self, answer: Future[_T], *, of_all: bool = False) -> _T:
+    def wait_for(self, answer: Future[_T], *, of_all: bool = False, timeout_s: float = math.inf) -> _T:
         """The answer, unless the feed fails or is closed; or the job is ended, if others have to do a part."""
+        until_s = time.monotonic() + timeout_s
         while True:
-            with contextlib.suppress(FutureTimeoutError):
-                return answer.result(_LOOK_S)
+            try:
+                return answer.result(min(_LOOK_S, max(0.0, until_s - time.monotonic())))
+            except FutureTimeoutError:
+                if time.monotonic() >= until_s:
+                    raise
             self.outbox.raise_if_over()
             if of_all and self.outbox.ended is not None and self.outbox.parted:
                 raise self.outbox.ended

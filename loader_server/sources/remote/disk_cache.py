@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.errors import ReadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 __all__ = ["MAPPED", "DiskCache"]
 
@@ -204,6 +204,8 @@ def _remove(path: str) -> bool:
     try:
         if not _lock(handle, wait=False):
             return False
+        if not _is_at(Path(path), handle):  # whoever had it locked has renamed or removed it
+            return True
         os.unlink(path)  # noqa: PTH108 - many of them
         if not path.endswith(MAPPED):
             os.ftruncate(handle, 0)

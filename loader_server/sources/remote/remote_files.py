@@ -226,7 +226,7 @@ class RemoteFiles:
         self._ahead.expect(block for block in wholes if block not in self._seen)
 
     def _fetch_ahead(self, block: _Block) -> None:
-        if not self._cache.has(block.key):
+        if not any(self._cache.has(one.key) for one in (block, _whole_of(block))):
             self._bring(block, patient=False)
         if len(self._seen) >= _MOST_SEEN:
             self._seen.clear()

@@ -15,6 +15,7 @@ import pytest
 
 from loader_server.machine.job_socket import JobSocket, ask_machine
 from shared.errors import LostError, SettingsError, StokerError
+from tests.support.unheard import unheard_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,6 +113,11 @@ def test_another_user_is_told_who_may_ask(closed: str) -> None:
 def test_a_machine_that_is_stopped_is_not_waited_for_longer_than_said(tmp_path: Path) -> None:
     with closing(JobSocket(tmp_path)), pytest.raises(LostError, match=r"answer within 0\.05 s, got no answer"):
         ask_machine(tmp_path, timeout_s=0.05, do="jobs")
+
+
+def test_ctrl_c_just_before_it_waits_is_heeded(tmp_path: Path) -> None:
+    with closing(JobSocket(tmp_path)), unheard_ctrl_c(lambda: True):
+        ask_machine(tmp_path, do="jobs")
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ import trainer_client
 from loader_server.commands.status import ask_all
 from loader_server.job_folder import JobFolder
 from loader_server.machine.job_socket import ask_machine
+from loader_server.machine.supervisor import Supervisor, SupervisorSettings
 from tests.support.forked import start_module
 from tests.support.loaders import ROOT, running, wait_until, write_job
+from tests.support.unheard import unheard_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,3 +131,11 @@ def test_a_process_that_ends_without_a_word_is_named(tmp_path: Path) -> None:
     (tmp_path / "mute" / "mute.py").write_text("import os\nos._exit(7)\n")
     with beginning(job, workers=1) as (_, log):
         wait_until(lambda: "expected index of job mute to start, got exit 7" in log.read_text(), "it is named")
+
+
+def test_a_signal_just_before_it_waits_is_heeded() -> None:
+    supervisor = Supervisor(SupervisorSettings(workers=1), None)  # type: ignore[arg-type] # it starts nothing
+    with unheard_ctrl_c(lambda: True):
+        while True:
+            supervisor._wait_for_events()
+    supervisor._waker.close()

@@ -14,6 +14,7 @@ import soundfile
 from loader_server.sources.files.facts import CacheSettings
 from shared.errors import DataError, ReadError
 from tests.conformance.fixtures import FIXTURES
+from tests.support.loaders import wait_until
 from tests.support.sources import decoded, index_source, open_source, spec_of
 from tests.support.stores import StoreProxy, plain_server
 
@@ -77,6 +78,7 @@ def test_a_source_reads_from_a_server_what_it_reads_from_a_disk(name: str, tmp_p
         source.expect(np.arange(source.samples))
         assert contents(source) == contents(local)
         assert all(source.place(sample)[0].startswith(proxy.url) for sample in range(source.samples))
+        wait_until(lambda: not source.files._remote._ahead.waiting(), "what was expected is there")
         seen = len(proxy.requests)
         assert contents(source) == contents(local)
         assert len(proxy.requests) == seen, "it is all in the cache"

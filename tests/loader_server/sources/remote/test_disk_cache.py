@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from loader_server.sources.remote import disk_cache
 from loader_server.sources.remote.disk_cache import MAPPED, DiskCache
 from shared.errors import ReadError
 from tests.support.disk import small_disk
@@ -193,6 +194,24 @@ def test_what_nobody_is_at_is_swept_away_by_the_next_process(tmp_path: Path) -> 
     (tmp_path / "underway" / "aa7").write_bytes(b"half")
     put(DiskCache(tmp_path, 1000), "aa1", 10)
     assert on_disk(DiskCache(tmp_path, 1000)) == 20
+
+
+def test_what_is_finished_while_it_is_swept_keeps_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between opening and locking it, it was finished, and another process began to make it anew."""
+    cache = DiskCache(tmp_path, 1000)
+    put(cache, "aa0", 1)
+    half, entry = tmp_path / "underway" / "aa7", tmp_path / "entries" / "aa" / "aa7"
+    half.write_bytes(b"whole")
+
+    def lock(handle: int, *, wait: bool) -> bool:
+        if not entry.exists():
+            half.rename(entry)
+            half.touch()
+        return not wait
+
+    monkeypatch.setattr(disk_cache, "_lock", lock)
+    cache._sweep()
+    assert content(cache, "aa7") == b"whole"
 
 
 def test_one_leads_until_it_ends(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from loader_server.sources.records.mapped_files import MappedFiles
 from loader_server.sources.remote import failures, objects, remote_files
 from shared.errors import DataError, ReadError
 from tests.support.disk import small_disk
+from tests.support.loaders import wait_until
 from tests.support.stores import StoreProxy, plain_server
 
 if TYPE_CHECKING:
@@ -176,6 +177,15 @@ def test_what_is_expected_is_there_when_it_is_read(tmp_path: Path, ranged: Store
     assert ranged.fetched() == 5 * 8192 + 1
     files.expect([(url, 0, 100)])
     assert ranged.fetched() == 5 * 8192 + 1
+
+
+def test_what_is_there_as_a_whole_is_not_fetched_ahead_in_parts(tmp_path: Path, ranged: StoreProxy) -> None:
+    url, files = f"{ranged.url}/a.tar", files_of(tmp_path)
+    with files.local(url):
+        fetched = ranged.fetched()
+        files.expect([(url, 0, len(DATA))])
+        wait_until(lambda: not files._remote._ahead.waiting(), "it has looked")
+        assert ranged.fetched() == fetched
 
 
 def test_expecting_what_fails_is_no_error_yet(tmp_path: Path, ranged: StoreProxy) -> None:
