@@ -34,8 +34,8 @@ class Coordinator:
         keys = ServerKeys.read(folder, "coordinator") if folder else None
         self.guard = Guard(context, keys, TO_COORDINATOR)
         self.router = context.socket(zmq.ROUTER)
-        self.router.setsockopt(zmq.HANDSHAKE_IVL, 300)  # then whoever was refused tries again
         if keys is not None:
+            self.router.setsockopt(zmq.HANDSHAKE_IVL, 300)  # then whoever was refused tries again
             keys.serve(self.router)
         self.router.bind("tcp://127.0.0.1:*")
         self.endpoint = self.router.getsockopt_string(zmq.LAST_ENDPOINT)

@@ -214,7 +214,7 @@ def test_a_child_that_a_worker_left_behind_holds_no_lock(memory, by):
         assert not [one for one in Path(f"/proc/{child}/fd").iterdir() if "stoker-slots" in str(one.readlink())]
         worker.kill()
         worker.wait()
-        assert Path(f"/proc/{child}/stat").read_text().split(")")[1].split()[0] in "SR"
+        assert Path(f"/proc/{child}/stat").read_text().split(")")[1].split()[0] not in "ZX"
         assert not memory.is_locked(16)
         OpenedSlots(memory.offer(16)).close()
         os.close(writing)
@@ -255,13 +255,6 @@ def test_nobody_forks_while_a_locked_descriptor_is_open(memory, monkeypatch):
 # --- without shared memory ---
 
 
-def link_of(descriptor):
-    """Where it leads; nowhere, if it was that of the listing."""
-    with contextlib.suppress(OSError):
-        return str(descriptor.readlink())
-    return ""
-
-
 def enosys(*_arguments):
     raise OSError(errno.ENOSYS, "Function not implemented")
 
@@ -275,7 +268,7 @@ def test_a_trainer_without_memfd_has_slots_of_its_own(how, monkeypatch):
         monkeypatch.setattr(os, "memfd_create", enosys)
     elif how == "no mapping":
         monkeypatch.setattr("shared.memory.map_file", enosys)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before, limits = open_descriptors(), resource.getrlimit(resource.RLIMIT_NOFILE)
     if how == "no descriptors":
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
@@ -293,7 +286,7 @@ def test_a_trainer_without_memfd_has_slots_of_its_own(how, monkeypatch):
     assert [int(memory.slot(slot)[-1]) for slot in range(3)] == [1, 2, 3]
     assert memory.slot(2).ctypes.data % 64 == 0
     memory.close()
-    assert not [one for one in Path("/proc/self/fd").iterdir() if "stoker-slots" in link_of(one)]
+    assert not [leads_to for _, leads_to in open_descriptors() - before if "stoker-slots" in leads_to]
 
 
 def test_slots_that_can_be_shared_say_so(memory):
@@ -429,7 +422,7 @@ def test_what_a_consumer_looks_at_outlives_the_memory():
     memory.close()
     assert (view == 5).all()
     del view, memory
-    assert mappings() == maps
+    assert mappings() <= maps
 
 
 def test_an_offer_crosses_the_wire(memory):

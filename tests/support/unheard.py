@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,14 +12,19 @@ import pytest
 from tests.support.loaders import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-__all__ = ["unheard_ctrl_c"]
+__all__ = ["expect_unheard_ctrl_c"]
 
 
-@contextmanager
-def unheard_ctrl_c(once: Callable[[], object], within_s: float = 10.0) -> Iterator[None]:
-    """Another thread takes a Ctrl-C after `once` holds; the block ends by it all the same, within some seconds."""
+def _always() -> bool:
+    return True
+
+
+def expect_unheard_ctrl_c(
+    wait: Callable[[], object], once: Callable[[], object] = _always, within_s: float = 60.0
+) -> None:
+    """Another thread takes a Ctrl-C after `once` holds; `wait` is ended by it all the same, within some seconds."""
 
     def take() -> None:
         wait_until(once, "the main thread is about to wait")
@@ -28,8 +32,12 @@ def unheard_ctrl_c(once: Callable[[], object], within_s: float = 10.0) -> Iterat
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
     thread, began_s = threading.Thread(target=take), time.monotonic()
-    thread.start()
+
+    def take_and_wait() -> None:
+        thread.start()  # the signal cannot come before it is expected, however slow this thread is
+        wait()
+
     with pytest.raises(KeyboardInterrupt):
-        yield
+        take_and_wait()
     assert time.monotonic() - began_s < within_s
     thread.join()

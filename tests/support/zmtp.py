@@ -43,11 +43,11 @@ def ready(identity: bytes = b"") -> bytes:
 
 
 @contextlib.contextmanager
-def raw_client(endpoint: str, *, greets: bool = True) -> Iterator[socket.socket]:
+def raw_client(endpoint: str, *, greets: bool = True, identity: bytes = b"") -> Iterator[socket.socket]:
     """A connection, past its handshake if it `greets`."""
-    with socket.create_connection(("127.0.0.1", port_of(endpoint)), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", port_of(endpoint)), timeout=60) as client:
         if greets:
-            client.sendall(GREETING + ready())
+            client.sendall(GREETING + ready(identity))
             heard = b""
             while b"READY" not in heard:
                 got = client.recv(4096)

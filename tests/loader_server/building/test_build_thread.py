@@ -474,7 +474,7 @@ def test_a_read_that_hangs_after_all_is_an_error_of_its_batch(bench: Callable[..
         if len(reads) == 2:
             gate.wait()
 
-    made = bench(MemorySource(on_read={4: read}), read_timeout_s=0.05)
+    made = bench(MemorySource(on_read={4: read}), read_timeout_s=0.5)
     made.builder.__class__ = LeftUnread
     try:
         (outcome,) = made.outcomes(made.build(1))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_ahead, "_LAST_MOMENT_S", 0.01)
+    wait_until(lambda: threads() == 0, "the readers of tests before have ended")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from loader_server.commands.ask import ask_coordinator
 from shared.errors import LostError
 from shared.wire import messages as m
 from tests.support.ends import Ends
-from tests.support.unheard import unheard_ctrl_c
+from tests.support.unheard import expect_unheard_ctrl_c
 from tests.support.worker_end import nobody
 
 
@@ -21,10 +21,9 @@ def ask(endpoint: str, timeout_s: float) -> m.Status:
 def test_ctrl_c_just_before_it_waits_is_heeded() -> None:
     with Ends() as ends:
         ends.answers[m.StatusQuery] = lambda _: []
-        with unheard_ctrl_c(lambda: ends.heard):
-            ask(ends.endpoint, 60.0)
-    with nobody() as endpoint, unheard_ctrl_c(lambda: True):
-        ask(endpoint, 60.0)
+        expect_unheard_ctrl_c(lambda: ask(ends.endpoint, 100.0), once=lambda: ends.heard)
+    with nobody() as endpoint:
+        expect_unheard_ctrl_c(lambda: ask(endpoint, 100.0))
 
 
 def test_no_answer_is_waited_for_as_long_as_was_said() -> None:

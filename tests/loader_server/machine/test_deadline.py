@@ -55,10 +55,11 @@ _HANGS = """
 import re, time
 from loader_server.machine.deadline import Deadline, let_deadlines_end_us
 let_deadlines_end_us()
-deadline = Deadline(0.1)
-deadline.begin(time.perf_counter_ns())
-{then}
-def matches(): re.match(r"(a+)+$", "a" * 64 + "b")
+def matches():
+    deadline = Deadline({seconds})
+    deadline.begin(time.perf_counter_ns())
+    {then}
+    re.match(r"(a+)+$", "a" * 64 + "b")
 matches()
 """
 
@@ -71,7 +72,7 @@ def test_a_process_whose_c_code_holds_the_interpreter_ends_and_says_where_it_was
         if inherited == "blocked":
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
 
-    command = [sys.executable, "-c", _HANGS.format(then="")]
+    command = [sys.executable, "-c", _HANGS.format(seconds=0.1, then="")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, preexec_fn=inherit)
     assert done.returncode == -signal.SIGALRM
     assert "in matches" in done.stderr
@@ -79,4 +80,5 @@ def test_a_process_whose_c_code_holds_the_interpreter_ends_and_says_where_it_was
 
 def test_a_process_that_builds_nothing_has_no_timer() -> None:
     then = "deadline.end(); import signal; raise SystemExit(signal.getitimer(signal.ITIMER_REAL) != (0, 0))"
-    assert subprocess.run([sys.executable, "-c", _HANGS.format(then=then)], timeout=60, check=False).returncode == 0
+    command = [sys.executable, "-c", _HANGS.format(seconds=60, then=then)]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0

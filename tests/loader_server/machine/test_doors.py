@@ -109,10 +109,10 @@ def test_doors_shut_before_descriptors_run_out_and_open_again(doors, endpoint, f
         strangers.enter_context(raw_client(endpoint))
         counted(doors, accepted=2)
         assert doors.times_shut == 1
-        knocking = strangers.enter_context(socket.socket())
-        knocking.settimeout(0.3)
-        with pytest.raises(TimeoutError):
-            knocking.connect(("127.0.0.1", port_of(endpoint)))
+        with socket.socket() as knocking:  # closed again, or the kernel would go on trying
+            knocking.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                knocking.connect(("127.0.0.1", port_of(endpoint)))
         first.sendall(b"\0\1x")
         first.settimeout(0.1)
         with pytest.raises(TimeoutError):

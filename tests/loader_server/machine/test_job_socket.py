@@ -15,7 +15,7 @@ import pytest
 
 from loader_server.machine.job_socket import JobSocket, ask_machine
 from shared.errors import LostError, SettingsError, StokerError
-from tests.support.unheard import unheard_ctrl_c
+from tests.support.unheard import expect_unheard_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,8 +116,8 @@ def test_a_machine_that_is_stopped_is_not_waited_for_longer_than_said(tmp_path: 
 
 
 def test_ctrl_c_just_before_it_waits_is_heeded(tmp_path: Path) -> None:
-    with closing(JobSocket(tmp_path)), unheard_ctrl_c(lambda: True):
-        ask_machine(tmp_path, do="jobs")
+    with closing(JobSocket(tmp_path)):
+        expect_unheard_ctrl_c(lambda: ask_machine(tmp_path, do="jobs"))
 
 
 @pytest.mark.parametrize(

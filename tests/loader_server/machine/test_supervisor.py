@@ -17,7 +17,7 @@ from loader_server.machine.job_socket import ask_machine
 from loader_server.machine.supervisor import Supervisor, SupervisorSettings
 from tests.support.forked import start_module
 from tests.support.loaders import ROOT, running, wait_until, write_job
-from tests.support.unheard import unheard_ctrl_c
+from tests.support.unheard import expect_unheard_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,7 +135,10 @@ def test_a_process_that_ends_without_a_word_is_named(tmp_path: Path) -> None:
 
 def test_a_signal_just_before_it_waits_is_heeded() -> None:
     supervisor = Supervisor(SupervisorSettings(workers=1), None)  # type: ignore[arg-type] # it starts nothing
-    with unheard_ctrl_c(lambda: True):
+
+    def wait() -> None:
         while True:
             supervisor._wait_for_events()
+
+    expect_unheard_ctrl_c(wait)
     supervisor._waker.close()

@@ -96,7 +96,7 @@ def test_a_crowd_that_asks_nothing_takes_few_threads_and_leaves_room(monkeypatch
     with _serve(MetricSamples.one(names.WORKERS, 3)) as server, contextlib.ExitStack() as crowd:
         host, _, port = server.address.partition(":")
         for _ in range(50):
-            crowd.enter_context(socket.create_connection((host, int(port)), 5))
+            crowd.enter_context(socket.create_connection((host, int(port)), 60))
         wait_until(lambda: _answering() > 0, "some are waited for")
         assert _answering() <= 8
         wait_until(lambda: _answering() == 0, "nobody is waited for any longer")

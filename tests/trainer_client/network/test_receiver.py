@@ -16,7 +16,7 @@ from shared.wire.parts import Cursor
 from tests.support.ends import Ends
 from tests.support.loaders import wait_until
 from tests.support.lone_core import BATCHES, DIGEST
-from tests.support.unheard import unheard_ctrl_c
+from tests.support.unheard import expect_unheard_ctrl_c
 from trainer_client.core.settings import CoreSettings
 from trainer_client.core.upcoming import Position, Ranks
 from trainer_client.network.outbox import Reader
@@ -79,8 +79,7 @@ def test_a_coordinator_that_does_not_answer(ends):
 
 def test_ctrl_c_just_before_it_waits_for_the_coordinator_is_heeded(ends, ours):
     ends.answers[m.Attach] = lambda said: []
-    with unheard_ctrl_c(lambda: ends.heard):
-        ours.attach(None)
+    expect_unheard_ctrl_c(lambda: ours.attach(None), once=lambda: ends.heard)
 
 
 def test_a_worker_is_asked_what_is_not_known(ends, ours):
