@@ -19,7 +19,7 @@ test: $(STAMP) ## ruff, mypy and all tests but those of the examples
 
 # Tests wait more than they compute, so two cores have work for five at a time.
 all-tests: $(STAMP)
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/examples -p tests.support.side_by_side --processes 5 --durations=10
+	OPENBLAS_NUM_THREADS=1 TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m pytest --ignore tests/examples -p tests.support.side_by_side --processes 5 --durations=10
 
 quick: $(STAMP) lint ## ruff, mypy and the tests of the pure modules
 	$(BIN)/python -m tests.quick -p tests.support.side_by_side --processes 2
