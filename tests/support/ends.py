@@ -1,6 +1,7 @@
 """A coordinator and a worker of made-up batches, in one thread of the test's process, for trainers that talk to both.
 
-A test may answer any message otherwise, and sees what was heard.
+A test may answer any message otherwise, and sees what was heard. What has a serial counts once, however often it is
+repeated, as it is where the answer is late.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Ends:
         self.said = said
         self.answers: dict[type, Callable[[Any], list[m.Message | bytes]]] = {}
         self.heard: list[m.Message] = []
+        #: How many messages were said once more.
+        self.repeats = 0
         self._changed = threading.Condition()
         self._over = False
         self._waker = Waker()
@@ -43,7 +46,7 @@ class Ends:
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def wait_for(self, kind: type, number: int = 1, timeout_s: float = 20.0) -> Any:
+    def wait_for(self, kind: type, number: int = 1, timeout_s: float = 60.0) -> Any:
         """The `number`th message of this kind that was heard, waiting for it."""
         found: list[m.Message] = []
 
@@ -73,13 +76,19 @@ class Ends:
         for frame in frames:
             message = decode(frame)
             with self._changed:
-                self.heard.append(message)
+                self._note(message)
                 self._changed.notify_all()
             answer = self.answers.get(type(message), self._usual)(message)
             if answer:
                 encoded = [one if isinstance(one, bytes) else encode(one) for one in answer]
                 with contextlib.suppress(zmq.ZMQError):  # whoever asked is gone
                     router.send_multipart([identity, *encoded])
+
+    def _note(self, message: m.Message) -> None:
+        if hasattr(message, "serial") and message in self.heard:
+            self.repeats += 1
+        else:
+            self.heard.append(message)
 
     def _usual(self, said: Any) -> list[m.Message | bytes]:
         if isinstance(said, m.Attach):
@@ -98,7 +107,7 @@ class Ends:
     def __exit__(self, *_: object) -> None:
         self._over = True
         self._waker.wake()
-        self._thread.join(20)
+        self._thread.join(60)
 
 
 _ANSWERS: dict[type, Callable[[Any], m.Message]] = {

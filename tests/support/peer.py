@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Peer", "peers"]
 
-_PATIENCE_MS = 20_000
+_PATIENCE_MS = 60_000
 
 
 class Peer:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PATIENCE_MS", "WorkerEnd", "nobody", "welcome"]
 
-PATIENCE_MS = 20_000
+PATIENCE_MS = 60_000
 
 
 @contextmanager

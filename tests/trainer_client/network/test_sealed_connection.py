@@ -49,7 +49,7 @@ class Line:
         number = self.sealer.seal_payload(payload.data, frame)
         frame[3] ^= change
         frames = [self.seal.identity, self.sealer.seal_header(number, encode(HEADER)), frame.tobytes()]
-        until_s = time.monotonic() + 20
+        until_s = time.monotonic() + 60
         while True:
             try:
                 self.router.send_multipart(frames)
@@ -57,7 +57,7 @@ class Line:
             except zmq.ZMQError:  # not connected yet
                 assert time.monotonic() < until_s
                 self.sealed.socket.poll(5)
-        assert self.sealed.socket.poll(20_000)
+        assert self.sealed.socket.poll(60_000)
 
     def read(self, now_s=0.0):
         """Headers; the payloads are opened after all of them were read, as the core decides."""
@@ -170,7 +170,7 @@ def test_two_that_were_read_before_either_is_opened_are_told_apart(line):
     line.push(payload=DATA[::-1].copy())
     came = []
     while len(came) < 2:
-        assert line.sealed.socket.poll(20_000)
+        assert line.sealed.socket.poll(60_000)
         came += line.sealed.read(0.0)
     first, second = came
     second[1].decode_into(LAYOUT, line.encoding, line.place)

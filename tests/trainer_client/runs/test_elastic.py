@@ -43,7 +43,7 @@ def test_an_exchange_that_fails_is_the_worlds_end_once_the_coordinator_knows(err
         ends.answers.pop(m.Progress)
         return "trained"
 
-    with Ends(heartbeat_timeout_ms=200) as ends:
+    with Ends(heartbeat_timeout_ms=2000) as ends:  # eight of them are waited for the word
         ends.answers[m.Join] = lambda said: [m.Placed(serial=said.serial, version=next(versions), rank=0, world=1)]
         ends.answers[m.Results] = lambda said: [m.Aggregate(serial=said.serial, whole=True, rows=0, values=())]
         assert trainer_client.run_elastic(train, ends.endpoint, elastic=(1, 1)) == "trained"

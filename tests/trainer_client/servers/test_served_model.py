@@ -155,7 +155,7 @@ def test_steps_over_servers_are_those_of_one_process(served):
         assert not chief.look()
         chief.serve(NOTHING, 0)
         assert chief.look()
-        worker.wait_for_shares(10)
+        worker.wait_for_shares(60)
         for number, words in enumerate(STEPS):
             worker._heard_version = chief._heard_version = number
             worker.pull()
@@ -196,7 +196,7 @@ def test_stale_gradients_are_refused_and_those_of_a_batch_that_is_applied_are_as
     with served.trainer(model, staleness=1) as chief, served.trainer() as late:
         chief.serve(NOTHING, 0)
         assert chief.look()
-        late.wait_for_shares(10)
+        late.wait_for_shares(60)
         late.pull()
         for number in range(2):
             chief.pull()
@@ -217,7 +217,7 @@ def test_after_a_server_is_lost_all_begin_with_what_the_chief_gives_them(served)
     with served.trainer(model) as chief, served.trainer() as worker:
         chief.serve(NOTHING, 0)
         assert chief.look()
-        worker.wait_for_shares(10)
+        worker.wait_for_shares(60)
         worker.pull()
         chief.pull()
         assert chief.push(lease(0), gradients_of(model, optimizer, [[3, 3]]))
@@ -235,7 +235,7 @@ def test_after_a_server_is_lost_all_begin_with_what_the_chief_gives_them(served)
             variable.assign(value)
         chief.serve(done, 1)
         assert chief.look()
-        worker.wait_for_shares(10)
+        worker.wait_for_shares(60)
         worker.pull()
         close([one.numpy() for one in worker._variables], saved)
         assert worker.push(lease(0, 2), {})
@@ -250,7 +250,7 @@ def test_the_run_is_over_for_all_and_servers_end_when_all_have_left(served):
     with served.trainer(most=1) as chief, served.trainer() as worker:
         chief.serve(NOTHING, 0)
         assert chief.look()
-        worker.wait_for_shares(10)
+        worker.wait_for_shares(60)
         for one in (chief, worker):
             one.pull()
         assert chief.push(lease(0), {})
@@ -322,7 +322,7 @@ def test_servers_end_though_the_first_is_killed_before_it_could_say_so():
 @pytest.mark.parametrize("ask", [lambda chief: chief.pull(), lambda chief: chief.save(0)], ids=["pull", "save"])
 def test_nobody_waits_for_orders_that_died_with_the_first_server(ask):
     served = Served(2)
-    with served.trainer(lost_s=10) as chief:
+    with served.trainer(lost_s=60) as chief:
         chief.serve(NOTHING, 0)
         assert chief.look()
         chief.pull()

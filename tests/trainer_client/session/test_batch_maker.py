@@ -43,7 +43,7 @@ def test_the_consumer_is_asked_to_let_go_before_batches_are_copied_out(feed, mak
 
 
 def test_what_it_lets_go_in_another_thread_is_waited_for(feed, maker, monkeypatch):
-    monkeypatch.setattr(batch_maker, "_PATIENCE_S", 20.0)
+    monkeypatch.setattr(batch_maker, "_PATIENCE_S", 60.0)
     kept = []
     maker.on_short_of_slots = lambda: threading.Thread(target=kept.pop, args=(0,)).start()
     for number, batch in enumerate(feed):

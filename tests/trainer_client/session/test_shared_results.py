@@ -13,6 +13,7 @@ import trainer_client
 from shared.errors import ClosedError, LostError, SettingsError
 from shared.wire import messages as m
 from tests.support.ends import Ends
+from tests.support.loaders import wait_until
 
 LOGS = {"loss": np.float32(0.5), "bad": math.inf, "one": np.array(1)}
 ODD = {"confusion": np.eye(2), "word": "1.5", "non": None}
@@ -65,7 +66,7 @@ def waits(error, end):
         trainer_client.connect(ends.endpoint, lost_timeout_s=2.0) as feed,
     ):
         answer = thread.submit(feed.aggregate, {"loss": 1.0}, rows=1)
-        ends.wait_for(m.Results, 4)  # said each second, so its time as a lost server would be over
+        wait_until(lambda: ends.repeats >= 3, "its time as a lost server is over, for it is said each second")
         assert not answer.done()
         end(feed)
         with pytest.raises(error):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 import tensorflow as tf
 
 import trainer_client
 from shared.errors import SettingsError
+from tests.support.reserved_host import reserved_host
 
 HOSTS = {"ps_hosts": "ps-0:2222,ps-1:2222", "worker_hosts": "w-0:2222,w-1:2222", "master_host": "m:2222"}
 
@@ -42,11 +41,9 @@ def test_a_role_makes_a_cluster_resolver():
 
 @pytest.mark.heritage("L11")
 def test_a_role_makes_a_server():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-    role = trainer_client.role(job_name="worker", worker_hosts=f"127.0.0.1:{port}")
-    server = trainer_client.start_server(role)
+    with reserved_host() as host:
+        role = trainer_client.role(job_name="worker", worker_hosts=host)
+        server = trainer_client.start_server(role)
     assert server.target == f"grpc://{role.worker_hosts[0]}"
     with tf.Graph().as_default(), tf.compat.v1.device(trainer_client.device_function(role)):
         answer = tf.constant(6) * 7

@@ -13,6 +13,7 @@ import pytest
 from shared.errors import LostError, SettingsError
 from shared.wire.layout import BucketShape
 from tests.support.fake_feed import SHAPES, FakeFeed
+from tests.support.loaders import wait_until
 from tests.support.two_devices import mirrored
 from trainer_client.core.upcoming import Ranks
 
@@ -310,7 +311,7 @@ class TestCursor:
         assert not opened[0].closed
         del iterator
         gc.collect()
-        assert opened[0].closed
+        wait_until(lambda: opened[0].closed, "it is closed")
 
 
 class TestErrors:

@@ -38,8 +38,7 @@ class FeedPass:
 @pytest.fixture(autouse=True)
 def nobody_inside(monkeypatch):
     monkeypatch.setattr(exit_guard, "_last_left_s", [0.0])
-    yield
-    exit_guard._inside.clear()
+    monkeypatch.setattr(exit_guard, "_inside", set())
 
 
 class Clock:
@@ -66,13 +65,14 @@ def ended_after_s(clock):
     return clock.now_s - began_s
 
 
-def test_whoever_waits_is_told_and_waited_for(monkeypatch):
+def test_whoever_waits_is_told_and_waited_for(monkeypatch, clock):
     one, looks = FeedPass(), []
     thread = threading.Thread(target=one.read)
     exit_guard.enter(one)
     thread.start()
 
     def looked(pause_s):
+        clock.sleep(pause_s)
         looks.append(one.ended.is_set())
         if len(looks) == 3:
             one.let_go.set()
@@ -106,7 +106,8 @@ def test_one_that_never_comes_out_holds_up_nobody(clock):
     assert exit_guard._PATIENCE_S <= ended_after_s(clock) <= exit_guard._PATIENCE_S + 2 * exit_guard._LOOK_AGAIN_S
 
 
-def test_a_pass_that_tensorflow_waits_for_ends():
+def test_a_pass_that_tensorflow_waits_for_ends(monkeypatch):
+    monkeypatch.setattr(exit_guard, "_PATIENCE_S", 60.0)
     feed = FakeFeed(starve_at=(0, 3))
     data = feed.dataset(inputs="audio").prefetch(2)  # reads in a thread of TensorFlow's
     iterator = iter(data)
@@ -223,11 +224,14 @@ def run(program, *arguments):
         command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         try:
-            said = process.communicate(timeout=100)[1]
+            said = process.communicate(timeout=250)[1]
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
     return process.returncode, said
+
+
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

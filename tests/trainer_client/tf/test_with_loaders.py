@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import trainer_client
-from tests.support.loaders import running, write_job
+from tests.support.loaders import running, wait_until, write_job
 from tests.support.two_devices import mirrored
 
 import keras  # isort: skip - after the devices are set
@@ -122,21 +122,29 @@ def test_warm_up_takes_the_shapes_of_the_plan(loaders):
 def test_ctrl_c_while_no_worker_answers(tmp_path):
     job = write_job(tmp_path, samples=60, longest_s=0.5, job='heartbeat_timeout = "60 s"')
     with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint, prefetch=1) as feed:
-        data = feed.dataset(map=named)
-        iterator = iter(data)
-        next(iterator)
+        data, model = feed.dataset(map=named), tiny_model()
+        model.fit(data.take(1), verbose=0)  # so that it is traced
         stopped = loaders.workers()
         for worker in stopped:
             worker.suspend()
-        press = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+
+        def press():
+            wait_until(lambda: feed._session.receiver.outbox._waiting.readers, "a batch is waited for")
+            os.kill(os.getpid(), signal.SIGINT)
+
+        pressing = threading.Thread(target=press)
+
+        def train():
+            pressing.start()
+            model.fit(data, epochs=1, verbose=0)
+
         try:
-            press.start()
             with pytest.raises(KeyboardInterrupt):
-                tiny_model().fit(data, epochs=1, verbose=0)
+                train()
         finally:
-            press.cancel()
             for worker in stopped:
                 worker.resume()
+            pressing.join()
         assert isinstance(feed._session.error, KeyboardInterrupt)
 
 
