@@ -190,6 +190,7 @@ class Worker:
                     poller.register(polled, zmq.POLLIN)
                 ready = {sock for sock, _ in poller.poll(self._pause_ms(time.monotonic()))}
                 self._turn(ready)
+            self._registration.leave()  # which no turn has said if there was nothing to finish
         finally:
             self._close()
 

@@ -45,7 +45,7 @@ class Coordinator:
 
     def dealer(self, keys):
         dealer = connect_dealer(self.context, self.endpoint, keys, b"%d" % len(self.sockets))
-        dealer.setsockopt(zmq.SNDTIMEO, 20_000)
+        dealer.setsockopt(zmq.SNDTIMEO, 60_000)
         self.sockets.append(dealer)
         return dealer
 
@@ -55,11 +55,11 @@ class Coordinator:
         self.context.term()
 
     def handshake(self):
-        assert self.monitor.poll(20_000)
+        assert self.monitor.poll(60_000)
         return zmq.utils.monitor.recv_monitor_message(self.monitor)["event"]
 
     def key_of_next(self):
-        assert self.router.poll(20_000)
+        assert self.router.poll(60_000)
         frames = self.router.recv_multipart(copy=False)
         assert len({self.guard.key_of(frame) for frame in frames}) == 1
         return self.guard.key_of(frames[0])
@@ -132,7 +132,7 @@ def test_only_expected_identities_come_in_where_sealed_payloads_are_sent(server)
         def knock(identity):
             endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
             with connect_sealed_dealer(server.context, endpoint, identity):
-                assert monitor.poll(20_000)
+                assert monitor.poll(60_000)
                 answer = zmq.utils.monitor.recv_monitor_message(monitor)["event"]
             return answer == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
@@ -190,5 +190,5 @@ def test_its_thread_ends_with_the_context(folder):
     server = Coordinator(folder)
     (guard,) = set(threading.enumerate()) - before
     server.close()
-    guard.join(20)
+    guard.join(60)
     assert not guard.is_alive()

@@ -231,9 +231,9 @@ def test_both_sides_talk_under_curve(folder, context):
     router = bind_router(context, "tcp://127.0.0.1:*", ServerKeys.read(folder, "worker"))
     keys = ClientKeys.read(folder, "trainer", to="worker")
     dealer = connect_dealer(context, router.getsockopt_string(zmq.LAST_ENDPOINT), keys, b"me")
-    dealer.setsockopt(zmq.SNDTIMEO, 20_000)
+    dealer.setsockopt(zmq.SNDTIMEO, 60_000)
     dealer.send(b"hello")
-    assert router.poll(20_000)
+    assert router.poll(60_000)
     assert router.recv_multipart() == [b"me", b"hello"]
 
 
@@ -244,5 +244,5 @@ def test_another_servers_key_does_not_open_the_door(folder, context):
     monitor = router.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
     keys = ClientKeys.read(folder, "trainer", to="coordinator")
     connect_dealer(context, router.getsockopt_string(zmq.LAST_ENDPOINT), keys, b"stranger")
-    assert monitor.poll(20_000)
+    assert monitor.poll(60_000)
     assert zmq.utils.monitor.recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED

@@ -227,7 +227,7 @@ def test_nobody_forks_while_a_locked_descriptor_is_open(memory, monkeypatch):
     forked = threading.Event()
 
     def fork():
-        during.wait(20)
+        during.wait(60)
         child = os.fork()
         if not child:
             os._exit(0)
@@ -247,7 +247,7 @@ def test_nobody_forks_while_a_locked_descriptor_is_open(memory, monkeypatch):
         forker = threading.Thread(target=fork)
         forker.start()
         opened = OpenedSlots(memory.offer(16))
-        forker.join(20)
+        forker.join(60)
     assert forked.is_set()
     opened.close()
 

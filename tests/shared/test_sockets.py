@@ -38,7 +38,7 @@ def bound(context):
 
 def connected(context, endpoint, identity=b"me"):
     dealer = connect_dealer(context, endpoint, None, identity)
-    dealer.setsockopt(zmq.SNDTIMEO, 20_000)
+    dealer.setsockopt(zmq.SNDTIMEO, 60_000)
     return dealer
 
 
@@ -66,7 +66,7 @@ def test_an_endpoint_in_brackets_is_ipv6(context):
     router = bind_router(context, "tcp://[::1]:*", None)
     dealer = connected(context, router.getsockopt_string(zmq.LAST_ENDPOINT))
     dealer.send(b"x")
-    assert router.poll(20_000)
+    assert router.poll(60_000)
 
 
 def test_a_message_for_nobody_is_an_error_at_once(context):
@@ -87,16 +87,16 @@ def test_nothing_queues_for_a_connection_that_is_not_there(context):
 def test_a_frame_that_is_too_long_ends_its_connection_only(context):
     router, endpoint = bound(context)
     flood, monitor = connect_watched_dealer(context, endpoint, None, b"flood")
-    flood.setsockopt(zmq.SNDTIMEO, 20_000)
+    flood.setsockopt(zmq.SNDTIMEO, 60_000)
     good = connected(context, endpoint, b"good")
     flood.send(bytes(MAX_REQUEST + 1))
     seen = []
     while Watched(up=False) not in seen:
-        assert monitor.poll(20_000)
+        assert monitor.poll(60_000)
         seen += list(read_connection_events(monitor))
     assert seen[0] == Watched(up=True)
     good.send(bytes(MAX_REQUEST))
-    assert router.poll(20_000)
+    assert router.poll(60_000)
     assert router.recv_multipart()[0] == b"good"
     assert not router.poll(0)
 
@@ -136,10 +136,10 @@ def test_a_sealed_connection_that_only_the_worker_believes_in_gives_way_to_a_new
 def test_a_connection_is_watched(context):
     router, endpoint = bound(context)
     _, monitor = connect_watched_dealer(context, endpoint, None, b"me")
-    assert monitor.poll(20_000)
+    assert monitor.poll(60_000)
     assert list(read_connection_events(monitor)) == [Watched(up=True)]
     router.close()
-    assert monitor.poll(20_000)
+    assert monitor.poll(60_000)
     assert list(read_connection_events(monitor)) == [Watched(up=False)]
 
 
@@ -149,7 +149,7 @@ def test_nothing_is_sent_before_the_connection_is_up(context):
         assert not send_if_up(dealer, b"lost")
     router, endpoint = bound(context)
     dealer = connected(context, endpoint)
-    assert dealer.poll(20_000, zmq.POLLOUT)
+    assert dealer.poll(60_000, zmq.POLLOUT)
     assert send_if_up(dealer, b"said")
     assert router.recv_multipart()[1] == b"said"
 
@@ -161,7 +161,7 @@ def test_reading_takes_a_turn_not_all(context):
         dealer.send(bytes([count]))
     got = []
     while len(got) < 5:
-        assert router.poll(20_000)
+        assert router.poll(60_000)
         turn = list(read_waiting(router, 2))
         assert len(turn) <= 2
         got += [frames[1].bytes[0] for frames in turn]
@@ -216,11 +216,11 @@ def test_of_a_message_without_end_only_the_beginning_is_kept(context):
     dealer = connected(context, endpoint)
     dealer.send_multipart([b"%d" % number for number in range(10_000)])
     dealer.send(b"after")
-    assert router.poll(20_000)
+    assert router.poll(60_000)
     got = [[frame.bytes for frame in frames] for frames in read_waiting(router)]
     assert got[0] == [b"me", *(b"%d" % number for number in range(4095))]
     assert got[1:] == [], "and that is enough for a turn"
-    assert router.poll(20_000)
+    assert router.poll(60_000)
     assert [[frame.bytes for frame in frames] for frames in read_waiting(router)] == [[b"me", b"after"]]
 
 
@@ -234,7 +234,7 @@ def test_a_waker_wakes_a_poll_loop_from_another_thread():
     assert not poller.poll(0)
     thread = threading.Thread(target=waker.wake)
     thread.start()
-    assert poller.poll(20_000)
+    assert poller.poll(60_000)
     thread.join()
     waker.clear()
     assert not poller.poll(0)

@@ -101,7 +101,7 @@ class Asker:
             self.dealer.setsockopt(zmq.RCVHWM, 1)
             self.dealer.setsockopt(zmq.RCVBUF, 4096)
             self.dealer.connect(endpoint)
-        self.dealer.setsockopt(zmq.SNDTIMEO, 20_000)
+        self.dealer.setsockopt(zmq.SNDTIMEO, 60_000)
         self.payloads: list[bytes] = []
         self._frames: list[bytes] = []
 
@@ -151,7 +151,7 @@ class Asker:
         self.say(m.Ping(number=number))
         return self.hear(m.Pong)
 
-    def listen(self, timeout_s: float = 20.0) -> Message | None:
+    def listen(self, timeout_s: float = 60.0) -> Message | None:
         """The next message; None: nothing came in time. Payloads go to `payloads`."""
         if not self._frames and self.dealer.poll(int(1000 * timeout_s)):
             self._frames = self.dealer.recv_multipart()
@@ -162,7 +162,7 @@ class Asker:
             self.payloads.append(self._frames.pop(0))
         return message
 
-    def hear(self, kind: type[M], timeout_s: float = 20.0) -> M:
+    def hear(self, kind: type[M], timeout_s: float = 60.0) -> M:
         """The next message of a kind; others are dropped."""
         until_s = time.monotonic() + timeout_s
         while (left_s := until_s - time.monotonic()) > 0:
@@ -183,7 +183,7 @@ class Desk:
         self.router = bind_router(context, "tcp://127.0.0.1:*", None)
         self.endpoint = self.router.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    def hear(self, timeout_s: float = 20.0) -> tuple[bytes, Message] | None:
+    def hear(self, timeout_s: float = 60.0) -> tuple[bytes, Message] | None:
         """Who said what; None: nothing came in time."""
         if not self.router.poll(int(1000 * timeout_s)):
             return None
@@ -219,7 +219,7 @@ def a_worker(job: Path, *, coordinator: str = "tcp://127.0.0.1:9") -> Iterator[W
         yield worker
     finally:
         worker.drain(5.0)
-        thread.join(20)
+        thread.join(60)
     assert not thread.is_alive()
     if ended:
         raise ended[0]
@@ -233,7 +233,7 @@ def welcomed(one: Asker, **how: Any) -> Asker:
 
 def wait_until_begun(worker: Worker, builds: int) -> None:
     """Wait until so many builds are in the hands of the building thread, and it builds the first one."""
-    assert transforms.AT_GATE.wait(20)
+    assert transforms.AT_GATE.wait(60)
     wait_until(lambda: worker._thread.load == builds, f"{builds} builds are begun")
 
 

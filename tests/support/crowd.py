@@ -94,7 +94,7 @@ def of_zeromq(ports: Iterable[int], each: int, refused_at: Iterable[str]) -> Ite
                 crowd.connect(f"tcp://127.0.0.1:{port}")
         left = dict.fromkeys(refused_at, each // 4)
         while max(left.values()) > 0:
-            assert refusals.poll(20_000), left
+            assert refusals.poll(60_000), left
             _, endpoint = refusals.recv_multipart()
             left[endpoint.decode()] = left.get(endpoint.decode(), 0) - 1
         crowd.disable_monitor()

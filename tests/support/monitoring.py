@@ -104,4 +104,4 @@ def watching(targets: Path, folder: Path) -> Iterator[Prometheus]:
         yield prometheus
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)

@@ -104,7 +104,7 @@ class _Passing(BaseHTTPRequestHandler):
         self._answer(status, headers, answer, len(answer) // 2 if fault == "cut" else len(answer))
 
     def _asked(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection(self.proxy.target, timeout=20)
+        connection = http.client.HTTPConnection(self.proxy.target, timeout=60)
         try:
             connection.request(self.command, self.path, body, dict(self.headers))
             answer = connection.getresponse()

@@ -48,7 +48,7 @@ class Registrar:
 
     def _hear(self) -> m.Message:
         while True:
-            assert self._socket.poll(20_000), "the coordinator answers"
+            assert self._socket.poll(60_000), "the coordinator answers"
             message = decode(self._socket.recv())
             if isinstance(message, m.Registered | m.Refused):
                 return message

@@ -85,7 +85,7 @@ class Bench:
             self.thread.submit(build)
         done: list[Outcome] = []
         while len(done) < len(builds):
-            assert self.woken.acquire(timeout=20)
+            assert self.woken.acquire(timeout=60)
             done += self.thread.take_outcomes()
         assert [outcome.build for outcome in done] == list(builds)
         assert self.thread.load == 0
@@ -102,7 +102,7 @@ def bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
 
     yield make
     for one in made:
-        one.thread.close(20.0)
+        one.thread.close(60.0)
 
 
 def raising(error: BaseException) -> Callable[[], object]:
@@ -145,15 +145,15 @@ def test_outcomes_are_told_together(
 ) -> None:
     _bound(monkeypatch, *bounds_s)
     gate, begun = threading.Event(), threading.Event()
-    made = bench(GatheringSource(on_decode={0: lambda: (begun.set(), gate.wait(20))}))
+    made = bench(GatheringSource(on_decode={0: lambda: (begun.set(), gate.wait(60))}))
     for number in range(4):
         made.thread.submit(made.build(number, urgent=number == urgent))
-    assert begun.wait(20)
+    assert begun.wait(60)
     gate.set()
     while len(made.thread.outcomes) < 4:
-        assert made.woken.acquire(timeout=20)
+        assert made.woken.acquire(timeout=60)
         woken -= 1
-    assert made.thread.close(20.0)
+    assert made.thread.close(60.0)
     while made.woken.acquire(blocking=False):
         woken -= 1
     assert woken == 0
@@ -165,13 +165,13 @@ def test_no_outcome_waits_until_the_next_samples_are_read_or_tried(
 ) -> None:
     _bound(monkeypatch, 1e9, 1e9)
     submitted, gate = threading.Event(), threading.Event()
-    hang = {} if attempt else {5: lambda: gate.wait(20)}
-    made = bench(MemorySource(on_decode={1: lambda: submitted.wait(20)}, on_read=hang))
-    made.trial.after_each = lambda _: gate.wait(20)
+    hang = {} if attempt else {5: lambda: gate.wait(60)}
+    made = bench(MemorySource(on_decode={1: lambda: submitted.wait(60)}, on_read=hang))
+    made.trial.after_each = lambda _: gate.wait(60)
     for number in range(4):
         made.thread.submit(made.build(number, attempt=attempt * (number == 1)))
     submitted.set()
-    assert made.woken.acquire(timeout=20)
+    assert made.woken.acquire(timeout=60)
     assert len(made.thread.outcomes) == 1
     gate.set()
 
@@ -186,7 +186,7 @@ def test_it_is_given_more_at_a_time_of_builds_that_are_quick(
 ) -> None:
     _bound(monkeypatch, *bounds_s)
     gate = threading.Event()
-    made = bench(GatheringSource(on_decode={0: lambda: gate.wait(20)}))
+    made = bench(GatheringSource(on_decode={0: lambda: gate.wait(60)}))
     made.outcomes(*[made.build(1)] * (3 if before == after else 0))
     assert _given(made, gate) == before
     made.outcomes(*[made.build(1) for _ in range(40)])
@@ -201,7 +201,7 @@ def _given(made: Bench, gate: threading.Event) -> int:
         made.thread.submit(given[-1])
     gate.set()
     while made.thread.load:
-        assert made.woken.acquire(timeout=20)
+        assert made.woken.acquire(timeout=60)
         made.thread.take_outcomes()
     gate.clear()
     return len(given)
@@ -349,7 +349,7 @@ def test_close_waits_for_the_job_in_hand_and_says_whether_it_ended(bench: Callab
     assert not made.thread.close(0.01)
     assert made.trial.closed == 0  # it may be in use
     gate.set()
-    assert made.thread.close(20.0)
+    assert made.thread.close(60.0)
     assert made.trial.closed == 1
     assert len(made.thread.take_outcomes()) == 1
 
@@ -384,7 +384,7 @@ def finished(made: Bench, count: int) -> list[int]:
     """The numbers of so many outcomes, in the order in which they come."""
     done: list[Outcome] = []
     while len(done) < count:
-        assert made.woken.acquire(timeout=20)
+        assert made.woken.acquire(timeout=60)
         done += made.thread.take_outcomes()
     assert [outcome.error for outcome in done] == [None] * count
     return [outcome.build.want.number for outcome in done]
@@ -439,8 +439,8 @@ def test_the_thread_ends_though_another_worker_does_not(
     looked = threading.Event()
     elsewhere(made, 0).looked = looked.set
     made.thread.submit(made.build(0))
-    assert looked.wait(20)
-    assert made.thread.close(20.0)
+    assert looked.wait(60)
+    assert made.thread.close(60.0)
 
 
 class LeftUnread(Builder):

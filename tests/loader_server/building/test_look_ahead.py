@@ -68,14 +68,14 @@ def test_one_thread_is_at_it() -> None:
         def expect(self, samples: Any) -> None:
             super().expect(samples)
             begun.set()
-            assert go_on.wait(20)
+            assert go_on.wait(60)
 
     source = Slow(100)
     ahead = LookAhead(source)  # type: ignore[arg-type]
     other = threading.Thread(target=ahead.after, args=(EPOCH, (0, 1), 7))
     other.start()
-    assert begun.wait(20)
+    assert begun.wait(60)
     ahead.after(EPOCH, (0, 1), 0)
     go_on.set()
-    other.join(20)
+    other.join(60)
     assert source.told == [8, 9]

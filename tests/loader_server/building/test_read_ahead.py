@@ -116,7 +116,7 @@ def test_what_comes_late_but_before_anybody_looked_is_taken(readers: ReadAhead, 
     with pytest.raises(ReadError, match="sample-2"):
         readers.wait_for(other)
     gate.set()
-    concurrent.futures.wait((late.future,), 20)
+    concurrent.futures.wait((late.future,), 60)
     assert readers.wait_for(late) == "late"
 
 

@@ -139,7 +139,7 @@ class TestWithACoordinator:
         own = ClientKeys.read(keys, "worker", to="coordinator") if keys.exists() else None
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         dealer = connect_dealer(context, loaders.endpoint, own, secrets.token_bytes(16))
-        assert dealer.poll(20_000, zmq.POLLOUT)
+        assert dealer.poll(60_000, zmq.POLLOUT)
         dealer.send(encode(culprit("/e.flac 2 2")))
         wait_until(lambda: len(listed(capsys, job)) == 4, "a fourth one is convicted")
         dealer.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -147,7 +148,7 @@ def test_what_a_stream_took_of_the_time_others_do_not_have(
     times: list[float] = []
     job = two_streams(tmp_path, f"{MANIFEST}\n{OF_AUDIO}")
     monkeypatch.setattr(RecordedSource, "look_for_changes", lambda _, time_s: times.append(time_s))
-    monkeypatch.setattr(index.time, "monotonic", iter((0.0, 900.0, 900.0, 2000.0)).__next__)
+    monkeypatch.setattr(index, "time", SimpleNamespace(monotonic=iter((0.0, 900.0, 900.0, 2000.0)).__next__))
     index_missing(job)
     assert times == [500.0, 100.0]
 

@@ -42,7 +42,7 @@ class Served:
         self._is_ready = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        assert self._is_ready.wait(20)
+        assert self._is_ready.wait(60)
 
     def _run(self) -> None:
         """SQLite wants its database used where it was opened."""
@@ -60,7 +60,7 @@ class Served:
     def end(self) -> list[object]:
         """Stop; the facts that it leaves behind."""
         self.coordinator.stop()
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         self._guard.close()
         journal = Journal(self.path)
@@ -117,7 +117,7 @@ def test_one_whose_job_was_ended_says_so_until_its_trainers_have_left(serve, mon
     assert trainer.hear() == ends
     assert trainer.ask(progress(0, 1, 8, members=members)) == ends
     trainer.send(m.Detach(stream="train", rank=0, incarnation=1000))
-    served._thread.join(20)
+    served._thread.join(60)
     assert not served._thread.is_alive()
 
 
@@ -248,7 +248,7 @@ def _leasing(orders: list[object]) -> int:
 
 @pytest.mark.fault(14)
 def test_with_a_full_disk_training_goes_on_and_facts_are_written_once_there_is_room(serve):
-    served = serve(replace(SETTINGS, heartbeat_timeout_s=0.1))
+    served = serve(replace(SETTINGS, heartbeat_timeout_s=1.0))  # it is gone after five of them
     full = Full(served.coordinator._journal)
     trainer = served.peer()
     assert isinstance(trainer.ask(attach()), m.Attached)
@@ -301,7 +301,7 @@ def test_who_forgives_is_told_if_a_restart_would_undo_it(serve):
     worker.send(culprit("a"))
     worker.hear()
     with pytest.raises(RefusedError, match=r"coordinator at tcp://.*: expected to forget convictions for good"):
-        ask_coordinator(served.coordinator.endpoint, forgive(), m.Forgiven, keys=None, timeout_s=20.0)
+        ask_coordinator(served.coordinator.endpoint, forgive(), m.Forgiven, keys=None, timeout_s=60.0)
     full.is_full = False
     assert person.ask(forgive()) == m.Forgiven(count=0)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def wait_for(one: JobSocket | Caller) -> None:
-    assert select.select([one], [], [], 20)[0]
+    assert select.select([one], [], [], 60)[0]
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def asked(job_socket: JobSocket, state: Path, answers: list[Any], **request: Any
     wait_for(caller)
     assert caller.read() == request
     yield caller
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 

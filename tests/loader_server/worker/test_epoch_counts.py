@@ -21,7 +21,7 @@ class Planner:
         self.counts = EpochCounts({"train": self.count}, Log("worker"), lambda: self.woken.put(None))
 
     def count(self, epoch, group):
-        assert self.go.acquire(timeout=20)
+        assert self.go.acquire(timeout=60)
         self.asked.append((epoch, group))
         if epoch == 13:
             raise ValueError("unlucky")
@@ -30,7 +30,7 @@ class Planner:
     def found(self, times=1):
         for _ in range(times):
             self.go.release()
-            self.woken.get(timeout=20)
+            self.woken.get(timeout=60)
         return self.counts.take_answers()
 
 
@@ -93,7 +93,7 @@ def test_its_thread_ends_with_it_and_holds_nobody_up_before():
     (thread,) = set(threading.enumerate()) - before
     assert thread.daemon
     planner.counts.close()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 

@@ -62,7 +62,7 @@ class SenderEnd:
     def dealer(self, identity=TRAINER, endpoint="", **options):
         dealer = self.context.socket(zmq.DEALER)
         self.dealers.append(dealer)
-        for name, value in {"ROUTING_ID": identity, "LINGER": 0, "RCVTIMEO": 20_000, **options}.items():
+        for name, value in {"ROUTING_ID": identity, "LINGER": 0, "RCVTIMEO": 60_000, **options}.items():
             dealer.setsockopt(getattr(zmq, name), value)
         dealer.connect(endpoint or self.sender.endpoint)
         return dealer
@@ -73,7 +73,7 @@ class SenderEnd:
 
     def said_hello(self, dealer):
         dealer.send(b"")
-        assert self.sender.router.poll(20_000)
+        assert self.sender.router.poll(60_000)
         self.sender.router.recv_multipart()
         return dealer
 

@@ -117,14 +117,14 @@ def test_threads_that_want_one_group_decode_it_once() -> None:
 
     def decode(group: int) -> list[ColumnValues]:
         begun.set()
-        assert gate.wait(20)
+        assert gate.wait(60)
         return made.decode(group)
 
     groups = RowGroups(KINDS, made.firsts, 100_000, decode)
     threads = [threading.Thread(target=groups.bring, args=(1,)) for _ in range(4)]
     for thread in threads:
         thread.start()
-    assert begun.wait(20)
+    assert begun.wait(60)
     gate.set()
     for thread in threads:
         thread.join()

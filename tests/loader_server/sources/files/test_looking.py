@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,6 +33,6 @@ def clock(*times_s: float) -> Callable[[], float]:
 
 def test_it_ends_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(looking.time, "monotonic", clock(5.0, 5.0, 5.5, 6.0, 6.1))
+    monkeypatch.setattr(looking, "time", SimpleNamespace(monotonic=clock(5.0, 5.0, 5.5, 6.0, 6.1)))
     look_at_some(10_000, seen.append, 1.0)
     assert seen == [0, 10, 20]

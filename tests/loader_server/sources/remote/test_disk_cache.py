@@ -143,7 +143,7 @@ def test_one_fetches_and_the_others_wait_for_it(tmp_path: Path) -> None:
     def slowly(handle: int) -> None:
         fetched.append(os.pwrite(handle, b"x" * 50, 0))
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
 
     def get(_: int) -> bytes | None:
         cache = DiskCache(tmp_path, 1000)
@@ -152,7 +152,7 @@ def test_one_fetches_and_the_others_wait_for_it(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         answers = pool.map(get, range(4))
-        assert begun.wait(20)
+        assert begun.wait(60)
         assert DiskCache(tmp_path, 1000).make("aax", 50, slowly, wait=False) is False
         go_on.set()
         assert list(answers) == [b"x" * 50] * 4
@@ -182,7 +182,7 @@ def test_a_killed_process_leaves_nothing_behind_and_holds_nobody_up(tmp_path: Pa
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(cache.make, "aa1", 600, writes(b"w" * 600))
             process.send_signal(signal.SIGKILL)
-            assert waiting.result(20) is True
+            assert waiting.result(60) is True
     assert content(cache, "aa1") == b"w" * 600
     # Its reservation is still in the books; whoever needs the room counts again.
     put(cache, "aa2", 300)
