@@ -418,7 +418,7 @@ def test_no_module_needs_itself():
 def run(code, *, cwd=ROOT):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=100
     )
 
 

@@ -25,13 +25,14 @@ MODULES = {
 }
 
 
-#: The first one waits for the last one, which is well before what lies between.
+#: The first one waits for the last one, and that for it: so neither process has more than one of those between.
 FROM_BOTH_ENDS = {
     "test_1": """
 import os, pathlib
 from tests.support.loaders import wait_until
 def test_waits():
-    wait_until(pathlib.Path("computed").exists, "the last module has run", 30)
+    pathlib.Path("waits").touch()
+    wait_until(pathlib.Path("computed").exists, "the last module has run", 100)
     assert int(pathlib.Path("computed").read_text()) > os.nice(0), "who computes lets others go first"
 """,
     **dict.fromkeys(
@@ -39,7 +40,9 @@ def test_waits():
     ),
     "test_4": """
 import os, pathlib
+from tests.support.loaders import wait_until
 def test_computes():
+    wait_until(pathlib.Path("waits").exists, "the first module has begun", 100)
     pathlib.Path("written").write_text(str(os.nice(0)))
     pathlib.Path("written").rename("computed")
 """,

@@ -49,7 +49,7 @@ def show(of: str, *, keys: str, timeout_s: float, as_json: bool, once: bool) -> 
                 live.update(tables(look()), refresh=True)
 
 
-def ask_all(path: Path, *, timeout_s: float = 5.0) -> dict[str, Any]:
+def ask_all(path: Path, *, timeout_s: float = 30.0) -> dict[str, Any]:
     """The jobs of the machine that serves this one, each with its coordinator's report if it answers."""
     jobs: list[dict[str, Any]] = ask_machine(JobFolder(path).state, timeout_s=timeout_s, do="jobs")["jobs"]
     return {"jobs": [job | {"report": _report_of(job, timeout_s)} for job in jobs]}
@@ -63,7 +63,7 @@ def _report_of(job: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
     return None
 
 
-def ask(endpoint: str, *, keys: str | Path | None = None, timeout_s: float = 5.0) -> dict[str, Any]:
+def ask(endpoint: str, *, keys: str | Path | None = None, timeout_s: float = 30.0) -> dict[str, Any]:
     """The coordinator's report."""
     answer = ask_coordinator(endpoint, StatusQuery(), Status, keys=keys, timeout_s=timeout_s)
     report: dict[str, Any] = json.loads(answer.report)

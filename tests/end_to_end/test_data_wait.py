@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _POINTS = 0.02
 _STEP_S = 0.005
+#: What a machine that stands still between two measurements adds to one batch belongs to neither.
+_STALLS = 3
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +42,23 @@ def _step() -> None:
 @pytest.mark.heritage("R8")
 def test_a_loop_over_numpy_batches(slow_loaders: Loaders) -> None:
     with trainer_client.connect(slow_loaders.endpoint, prefetch=2) as feed:
-        stepped_s, began_s = 0.0, time.perf_counter()
-        for _ in feed:
-            step_s = time.perf_counter()
-            _step()
-            stepped_s += time.perf_counter() - step_s
-        whole_s = time.perf_counter() - began_s
         counts = feed._session.accounts.counts
-    assert counts.wait_s / whole_s == pytest.approx(1 - stepped_s / whole_s, abs=_POINTS)
+        untold, conversions, told_s = [], [], 0.0
+        began_s = stepped_s = time.perf_counter()
+        for _ in feed:
+            waited_s = time.perf_counter() - stepped_s
+            untold.append(waited_s - (counts.wait_s - told_s))
+            conversions.append(counts.conversion_s - sum(conversions))
+            told_s = counts.wait_s
+            _step()
+            stepped_s = time.perf_counter()
+        whole_s = stepped_s - began_s
+    assert len(untold) > 5 * _STALLS
+    assert min(untold) >= 0
+    assert sum(sorted(untold)[:-_STALLS]) / whole_s < _POINTS
+    assert sum(sorted(conversions)[:-_STALLS]) / whole_s < _POINTS
     assert counts.wait_s / whole_s > 0.1
     assert counts.build_wait_s + counts.transfer_wait_s == pytest.approx(counts.wait_s)
-    assert counts.conversion_s / whole_s < _POINTS
 
 
 class _Steps(keras.callbacks.Callback):

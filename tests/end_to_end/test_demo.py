@@ -69,7 +69,7 @@ def test_a_demo_that_is_interrupted_takes_its_processes_along(tmp_path: Path, nu
         next(line for line in process.stdout if line.startswith("5  Train"))
         wait_until(lambda: len(_processes(folder)) == 5, "itself, a coordinator, two workers and a trainer are there")
         process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=100)
     code, said = (143, "terminated") if number == signal.SIGTERM else (130, "interrupted")
     assert (process.returncode, errors) == (code, f"loader-server: {said}\n")
     assert _processes(folder) == []
@@ -88,6 +88,6 @@ def test_a_corpus_of_another_size_is_not_thrown_away(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "demo.json").write_text('{"train": 9, "dev": 1, "seconds": 20.0, "seed": 0}')
     with _demo(folder, "--samples", "20") as process:
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=100)
     assert process.returncode == 1
     assert "expected a corpus of 20 recordings, got one of 10, made by an earlier demo" in errors

@@ -78,7 +78,7 @@ def test_trainers_in_queue_mode_finish_what_they_have_and_no_more(tmp_path, caps
         with ending(job, "--drain", "300") as command:
             wait_until(lambda: ends(loaders), "trainers are told")
             assert ends(loaders)["leased"] == 3, "no more is leased"
-            status.show(loaders.endpoint, keys="", timeout_s=5.0, as_json=False, once=True)
+            status.show(loaders.endpoint, keys="", timeout_s=60.0, as_json=False, once=True)
             assert "the job ends: 1 trainers are attached, with 3 leased batches to finish" in capsys.readouterr().out
             with pytest.raises(EndedError, match="the coordinator's word that the job was ended"):
                 got.extend(batch.number for batch in batches)
@@ -142,6 +142,7 @@ def test_a_coordinator_that_dies_while_trainers_finish_is_told_again(tmp_path):
     with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint, prefetch=2) as feed:
         batches = iter(feed)
         next(batches)
+        wait_until(lambda: leased(loaders) == 3, "what is read ahead is leased")
         with ending(job, "--drain", "300") as command:
             wait_until(lambda: ends(loaders), "trainers are told")
             loaders.coordinator().kill()

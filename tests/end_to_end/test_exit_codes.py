@@ -78,7 +78,7 @@ def test_a_signal_is_128_and_its_number(number: str, code: int, said: str) -> No
         with start("loader_server", "status", "--timeout-seconds", "60", ends.endpoint) as process:
             ends.wait_for(m.StatusQuery)
             process.send_signal(signal.Signals[number])
-            complained = process.communicate(timeout=30)[1]
+            complained = process.communicate(timeout=100)[1]
     assert (process.returncode, complained) == (code, f"loader-server: {said}\n")
 
 

@@ -56,12 +56,12 @@ def test_a_hundred_attaches_and_crashes_leave_nothing_open(tmp_path: Path) -> No
         gc.collect()
         wait_until(lambda: _slot_maps(worker.pid) == 0, "the worker lets go of their slots")
         wait_until(lambda: worker.num_fds() <= before[0], "the worker's files are closed")
-        assert own.num_fds() <= before[1]
-        assert _slot_maps(own.pid) == before[2]
+        wait_until(lambda: own.num_fds() <= before[1], "our own files are closed")
+        wait_until(lambda: _slot_maps(own.pid) <= before[2], "our own slots are given back")
         assert not any("stoker" in path.name for path in Path("/dev/shm").iterdir())
 
 
 def _crash(loaders: Loaders) -> None:
     crasher = start_code(_CRASHER, loaders.endpoint, str(_CRASHES))
-    _, errors = crasher.communicate(60)
+    _, errors = crasher.communicate(100)
     assert crasher.returncode == 0, errors

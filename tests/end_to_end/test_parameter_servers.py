@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MODULE = '''
+import json
 import math
 import os
 import pathlib
@@ -28,6 +29,8 @@ from trainer_client import EarlyStop, NoProgress
 
 
 def paced(level):
+    task = json.loads(os.environ["TF_CONFIG"])["task"]
+    pathlib.Path(f"{task['type']}-{task['index']}-computes").touch()
     time.sleep(float(os.environ.get("STEP_S", "0")))
     return level
 
@@ -155,10 +158,11 @@ def test_workers_train_on_one_server_and_the_next_run_goes_on_where_the_last_end
         assert there["step"] == table(endpoint, "queue0")["batches"]
         assert [epoch for epoch, _ in there["early_stop"]["evaluated"]] == [0]
         processes.running.clear()
-        for kind, index in (("ps", 0), ("worker", 1), ("worker", 0)):
-            processes.start(
-                kind, index, "--epochs", "3", "--staleness", "0", "--export", str(folder / "exported.keras")
-            )
+        more = ("--epochs", "3", "--staleness", "0", "--export", str(folder / "exported.keras"))
+        processes.start("ps", 0, *more)
+        processes.start("worker", 1, *more)
+        wait_until((folder / "worker-1-computes").exists, "it has warmed up, and waits for the chief", 100)
+        processes.start("worker", 0, *more)
         said = processes.ended()
     assert said["ps 0"][0].startswith("SERVING: share 1 of 1 at tcp://127.0.0.1:")
     assert said["worker 0"][0] == f"STARTING: training queue0 from epoch 1, step {there['step']}, until 3 epochs"

@@ -58,7 +58,7 @@ GOOD = SAMPLES - len(BAD)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("predict")
-    job = job_with_texts(folder, {}, transform="raises", samples=SAMPLES, job='heartbeat_timeout = "500 ms"')
+    job = job_with_texts(folder, {}, transform="raises", samples=SAMPLES, job='heartbeat_timeout = "1 s"')
     with job.open("a") as file:
         file.write('\n[streams.shared]\nlike = "train"\norder = "sorted"\nmode = "queue"\n')
         file.write('\n[streams.unordered]\nlike = "train"\nevaluation = false\nmode = "queue"\n')
@@ -106,7 +106,7 @@ def lines_of(output: Path) -> list[dict[str, Any]]:
 def test_trainers_of_which_one_is_killed_write_each_sample_once_and_in_order(folder: Path, endpoint: str) -> None:
     output = folder / "all.jsonl"
     with start(folder, endpoint, "--output", str(output), STUCK="yes") as victim:
-        wait_until(lambda: leased(endpoint), "the victim has batches", 60)
+        wait_until(lambda: leased(endpoint), "the victim has batches", 100)
         victim.kill()
     others = [start(folder, endpoint, "--output", str(output), "--json") for _ in range(2)]
     told = []
@@ -148,7 +148,7 @@ def test_a_checkpoint_that_is_gone_says_what_to_remove(folder: Path, endpoint: s
     parts = folder / "gone.jsonl.parts"
     write_checkpoint(folder, 4.0)
     with start(folder, endpoint, "--output", output.name, STUCK="yes") as victim:
-        wait_until(lambda: leased(endpoint), "the victim has batches", 60)
+        wait_until(lambda: leased(endpoint), "the victim has batches", 100)
         victim.kill()
     of = json.loads((parts / "prediction.json").read_text())["of"]
     (folder / "checkpoints" / of["checkpoint"]["file"]).unlink()

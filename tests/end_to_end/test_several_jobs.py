@@ -119,10 +119,14 @@ def test_one_job_that_crashes_every_worker_takes_no_more_than_its_share_from_the
             with meanwhile(peer):
                 wait_until(lambda: peer.count, "both read")
                 before = beside.count, peer.count
-                wait_until(lambda: peer.count >= before[1] + 3 * len(calm), "the peer has read three epochs", 120)
-                got, expected = beside.count - before[0], peer.count - before[1]
+
+                def keeps_up() -> bool:
+                    """Over three epochs, and more if something else held up one of them for a while."""
+                    got, expected = beside.count - before[0], peer.count - before[1]
+                    return expected >= 3 * len(calm) and got > 0.7 * expected
+
+                wait_until(keeps_up, "it reads as much as two workers alone make", 120)
             wait_until(lambda: loaders.text().count('"cause": "signal SIGKILL"') > 5, "workers crash all the time", 60)
-        assert got > 0.7 * expected, f"{got} batches, where two workers alone made {expected}"
         assert beside.read == [calm] * len(beside.read), "nothing was lost, repeated or changed"
         assert command("end", bad) == (0, "Job bad has ended.\n", "")
         assert shares(good) == {"good": 4}
@@ -171,7 +175,7 @@ def test_jobs_whose_modules_have_one_name_each_run_their_own(tmp_path: Path) -> 
 
         for job, name in zip(jobs, "ab", strict=True):
             assert command("end", job)[:2] == (0, f"Job {name} has ended.\n")
-        assert loaders.process.wait(30) == 0, "the last job's end is the machine's"
+        assert loaders.process.wait(100) == 0, "the last job's end is the machine's"
 
 
 def test_a_job_that_cannot_be_served_is_refused_and_changes_nothing(tmp_path: Path) -> None:

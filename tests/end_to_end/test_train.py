@@ -59,6 +59,18 @@ def slow():
     return [Slow()]
 
 
+def held(steps):
+    class Held(keras.callbacks.Callback):
+        done = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.done += 1
+            while self.done > steps and not os.path.exists("go on"):
+                time.sleep(0.02)
+
+    return [Held()]
+
+
 def callbacks():
     class Tell(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -176,18 +188,23 @@ def test_killed_and_told_to_end_it_goes_on_and_the_weights_are_those_of_an_unbro
 ) -> None:
     target = ("--seed", "5", "--epochs", "3", "--log-every", "1")
     whole = start(folder, endpoint, "train", "--checkpoint", str(folder / "whole"), "--stream", "again", *target)
-    broken = ("--checkpoint", str(folder / "broken"), "--callbacks", "slow", "--save-every-steps", "1", *target)
+    broken = ("--checkpoint", str(folder / "broken"), "--save-every-steps", "1", *target)
 
-    def until_step(step: int, number: signal.Signals, code: int) -> int:
-        process = start(folder, endpoint, "train", *broken)
+    def until_step(step: int, number: signal.Signals, code: int, there: int = 0) -> int:
+        """The signal comes in the step after this one, which waits for it."""
+        held = ("--callbacks", "held", "--param", f"steps={step - there}")
+        process = start(folder, endpoint, "train", *broken, *held)
         process.wait_for_text(f", step {step}: ")
         process.send_signal(number)
+        (folder / "go on").touch()
         lines, _ = ended(process, code)
         assert not any(line.startswith("FINISHED") for line in lines)
         return int(saved(folder / "broken")[1]["step"])
 
-    assert until_step(4, signal.SIGKILL, -9) >= 3
-    assert until_step(9, signal.SIGTERM, 143) >= 9
+    killed_at = until_step(4, signal.SIGKILL, -9)
+    assert killed_at >= 3
+    (folder / "go on").unlink()
+    assert until_step(9, signal.SIGTERM, 143, killed_at) >= 9
     lines, _ = ended(start(folder, endpoint, "train", *broken))
     ended(whole)
     one, other = saved(folder / "whole"), saved(folder / "broken")

@@ -52,7 +52,7 @@ class _Trainer:
 
     def close(self) -> None:
         self._stop.set()
-        self._thread.join(10)
+        self._thread.join(60)
 
 
 @pytest.fixture(scope="module")
@@ -108,14 +108,14 @@ def test_every_rule_is_sound_and_returns_data(prometheus: Prometheus) -> None:
     def rules() -> list[dict[str, str]]:
         return [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
 
-    wait_until(lambda: all(rule["health"] == "ok" for rule in rules()), "all rules were evaluated", 20)
+    wait_until(lambda: all(rule["health"] == "ok" for rule in rules()), "all rules were evaluated", 60)
     assert len(rules()) == len(re.findall(r"- (?:alert|record):", rules_text())) > 0
     for rule in rules():
         # An alert is silent while all is well: then what it looks at must be there.
         parts = [rule["query"]] if rule["type"] == "recording" else _SELECTOR.findall(rule["query"])
         assert parts
         for part in parts:
-            wait_until(lambda part=part: prometheus.values(_instant(part)), f"data for {part}", 15)  # type: ignore[misc]
+            wait_until(lambda part=part: prometheus.values(_instant(part)), f"data for {part}", 60)  # type: ignore[misc]
 
 
 def _instant(selector: str) -> str:
@@ -141,7 +141,7 @@ def test_a_coordinator_that_is_gone_is_noticed_until_it_is_back(prometheus: Prom
     coordinator = loaders.coordinator()
     coordinator.suspend()
     try:
-        wait_until(lambda: prometheus.values(absent) == [3], "the coordinator is missed", 30)
+        wait_until(lambda: prometheus.values(absent) == [3], "the coordinator is missed", 60)
     finally:
         coordinator.resume()
-    wait_until(lambda: prometheus.values(absent) == [], "the coordinator is back", 30)
+    wait_until(lambda: prometheus.values(absent) == [], "the coordinator is back", 60)

@@ -48,6 +48,7 @@ class Program:
         wait_until(
             lambda: self._out.read_text().count("\n") >= count or self._process.poll() is not None,
             f"{count} lines of {self._process.args}",
+            100,
         )
 
     def wait_for_text(self, text: str, timeout_s: float = 100.0) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import urllib.request
 from typing import TYPE_CHECKING, Any
@@ -41,8 +42,9 @@ def read_targets(folder: Path) -> dict[str, dict[str, Any]]:
     """The labels and `address` of each target file, by its name."""
     found = {}
     for path in sorted(folder.glob("*.json")):
-        (entry,) = json.loads(path.read_text())
-        found[path.stem] = {**entry["labels"], "address": entry["targets"][0]}
+        with contextlib.suppress(FileNotFoundError):  # its process has just ended
+            (entry,) = json.loads(path.read_text())
+            found[path.stem] = {**entry["labels"], "address": entry["targets"][0]}
     return found
 
 
