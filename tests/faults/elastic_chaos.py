@@ -26,9 +26,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loader_server.commands import status
 from tests.support.forked import ROOT, ModuleProcess, start_module
-from tests.support.loaders import Loaders, running, wait_until, write_job
+from tests.support.loaders import Loaders, ask, running, wait_until, write_job
 from trainer_client.checkpoint_folder import _read
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ def _is_over(loaders: Loaders, seats: list[Seat]) -> bool:
     left = [seat for seat in seats if seat.process is not None and seat.process.poll() is None]
     if not left or len(left) == len(seats):
         return not left
-    world = status.ask(loaders.endpoint)["streams"]["train"]["elastic"]
+    world = ask(loaders.endpoint)["streams"]["train"]["elastic"]
     return world["stage"] == "ended" and len(world["waiting"]) == len(left) < _LEAST
 
 

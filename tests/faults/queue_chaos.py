@@ -25,9 +25,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from loader_server.commands import status
 from tests.support.forked import ROOT, ModuleProcess, start_module
-from tests.support.loaders import Loaders, running, write_job
+from tests.support.loaders import Loaders, ask, running, write_job
 
 #: The slowest is never killed.
 _STEPS_S = (0.4, 0.2, 0.1, 0.05)
@@ -86,7 +85,7 @@ def run(epochs: int, seed: int, kills: int, coordinator_kills: int) -> dict[str,
                 assert place.process is not None
                 if place.process.wait(300):
                     raise AssertionError((folder / "errors.txt").read_text()[-2000:])
-            table = status.ask(loaders.endpoint)["streams"]["train"]
+            table = ask(loaders.endpoint)["streams"]["train"]
         return _check(places, epochs, table)
 
 

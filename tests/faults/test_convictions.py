@@ -11,10 +11,10 @@ import pytest
 import soundfile
 
 import trainer_client
-from loader_server.commands.status import ask
 from tests.support.bad_samples import culprits_of, index, quarantined, rows_in, rows_of
 from tests.support.fleet import fleet
-from tests.support.loaders import running, wait_until, write_job
+from tests.support.loaders import ask, running, wait_until, write_job
+from trainer_client.core.asking.wants import Wants
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +28,12 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the worker that holds a sample notes its number."""
     monkeypatch.setenv("STOKER_TEST_HELD", str(tmp_path / "held"))
     return tmp_path / "held"
+
+
+@pytest.fixture
+def unhedged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else is asked for what a worker has in hand while it lives, however long that is on a busy machine."""
+    monkeypatch.setattr(Wants, "_hedge", lambda _self, _now_s: None)
 
 
 def _kill_with_samples_in_hand(held: Path) -> None:
@@ -47,6 +53,7 @@ def _index_anew(job: Path) -> None:
 
 
 @pytest.mark.fault(35)
+@pytest.mark.usefixtures("unhedged")
 @pytest.mark.parametrize(
     ("change", "said"),
     [(_append, "manifest that the index was made from"), (_index_anew, "an index or transforms that have changed")],
@@ -75,6 +82,7 @@ def test_a_worker_that_is_killed_while_the_data_changed_convicts_nobody(
 
 
 @pytest.mark.fault(35)
+@pytest.mark.usefixtures("unhedged")
 def test_a_child_that_is_killed_for_memory_convicts_nobody(
     tmp_path: Path, held: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +128,7 @@ def test_a_convicted_file_is_masked_under_any_number_and_used_again_once_it_is_m
     }
 
 
+@pytest.mark.usefixtures("unhedged")
 def test_a_worker_started_alone_whose_nursery_was_killed_ends_when_it_has_samples_to_try(tmp_path: Path) -> None:
     """It would fail all such batches for ever; its successor tries them, and convicts nobody."""
     job, held = write_job(tmp_path, transforms=_TRANSFORMS), tmp_path / "held"

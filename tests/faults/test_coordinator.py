@@ -15,13 +15,12 @@ import psutil
 import pytest
 
 import trainer_client
-from loader_server.commands.status import ask
 from loader_server.coordinator.events import Advanced
 from loader_server.coordinator.journal import Journal
 from shared.wire import messages as m
 from tests.support.coordinator import attach, culprit, progress, register
 from tests.support.disk import small_disk
-from tests.support.loaders import ROOT, Loaders, running, wait_until, write_job
+from tests.support.loaders import ROOT, Loaders, ask, running, wait_until, write_job
 from tests.support.peer import Peer, peers
 from tests.support.proxy import DOWN, UP, Proxy
 from tests.support.scraping import fetch_metrics, read_targets
@@ -77,13 +76,13 @@ def test_an_attach_whose_answers_are_lost_is_counted_once(loaders: Loaders, read
     with Proxy(loaders.endpoint) as proxy, ThreadPoolExecutor(1) as pool:
         connecting = pool.submit(trainer_client.connect, proxy.endpoint)
         wait_until(lambda: proxy.ways[DOWN].came > 100, "the connection is up")
-        with connecting.result(20) as feed:
+        with connecting.result(60) as feed:
             proxy.hold(DOWN)
             restoring = pool.submit(lambda: (feed.restore({**feed.state(), "epoch": 1}), _epoch(feed))[1])
             wait_until(lambda: ask(loaders.endpoint)["attaches"] == before + 2, "the second attach came through")
             proxy.cut()
             proxy.heal()
-            second = restoring.result(30)
+            second = restoring.result(60)
         assert [number for number, _ in second] == list(range(len(second)))
         assert second != calm
         assert ask(loaders.endpoint)["attaches"] == before + 2
@@ -173,7 +172,8 @@ def test_a_worker_of_another_job_ends_and_is_told_no_fingerprint(loaders: Loader
     said, _ = worker.communicate(timeout=60)
     assert worker.returncode == 4
     assert "expected a worker that builds the same bytes as the coordinator's machine would" in said
-    (line,) = [line for line in loaders.text().splitlines() if "worker builds other bytes" in line]
+    # It asks again if the answer takes its time, and is refused again.
+    line, *_ = [line for line in loaders.text().splitlines() if "worker builds other bytes" in line]
     logged = json.loads(line)
     assert logged["worker"] == "stranger"
     assert logged["expected"] not in said
@@ -198,7 +198,7 @@ def test_two_workers_of_one_name_both_serve(loaders: Loaders, job: Path) -> None
         assert {one["name"] for one in ask(loaders.endpoint)["workers"]} == {first["name"]}
     finally:
         second.terminate()
-        second.communicate(timeout=30)
+        second.communicate(timeout=60)
     assert second.returncode == 0
     wait_until(lambda: len(ask(loaders.endpoint)["workers"]) == 1, "it left")
     assert ask(loaders.endpoint)["workers"][0]["endpoint"] == first["endpoint"], "and took nobody with it"
@@ -211,7 +211,7 @@ def _kill_coordinator(loaders: Loaders) -> None:
     wait_until(
         lambda: [one for one in loaders._children("coordinator") if one.pid != killed.pid], "there is another one"
     )
-    wait_until(lambda: ask(loaders.endpoint, timeout_s=30.0)["workers"], "workers are registered again")
+    wait_until(lambda: ask(loaders.endpoint)["workers"], "workers are registered again")
 
 
 @pytest.mark.fault(48)
@@ -265,7 +265,7 @@ def test_thousands_of_readers_and_culprits_are_cut_to_what_a_message_takes(
 @pytest.mark.parametrize("kind", ["file system", "limit"])
 def test_with_a_full_disk_training_goes_on_and_nothing_is_lacking_once_there_is_room(tmp_path: Path, kind: str) -> None:
     with small_disk(tmp_path / "disk", "4m", skip=kind == "file system") as disk:
-        job = write_job(tmp_path, samples=40, job='heartbeat_timeout = "1 s"\nstate = "disk"')
+        job = write_job(tmp_path, samples=40, job='heartbeat_timeout = "2 s"\nstate = "disk"')
         with running(job, workers=1) as loaders, peers() as make:
             state = disk.folder / "tones"
 

@@ -14,12 +14,11 @@ import psutil
 import pytest
 
 import trainer_client
-from loader_server.commands.status import ask
 from shared.errors import DataError
 from tests.end_to_end.test_formats import JOB, STREAM
 from tests.end_to_end.test_several_jobs import command
 from tests.support.example_protos import example
-from tests.support.loaders import running, wait_until
+from tests.support.loaders import ask, running, wait_until
 from tests.support.records import write_records
 from tests.support.shards import npy, write_shard
 
@@ -109,8 +108,8 @@ def test_a_worker_refuses_what_was_cut_short_however_it_is_read_and_serves_all_e
 
 
 def is_idle_after(loaders: Loaders, built: int) -> bool:
-    [worker] = ask(loaders.endpoint)["workers"]
-    return bool(worker["built"] >= built and not worker["waiting"] + worker["building"])
+    workers = ask(loaders.endpoint)["workers"]
+    return [one["built"] >= built and not one["waiting"] + one["building"] for one in workers] == [True]
 
 
 @pytest.mark.timeout(300)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loader_server.commands import status
 from tests.faults.elastic_chaos import Seat, check, job_in
 from tests.support.elastic_trainer import HURRY
-from tests.support.loaders import Loaders, running, wait_until
+from tests.support.loaders import Loaders, ask, running, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +33,7 @@ def seats(loaders: Loaders, folder: Path, *names: str, limits=(2, 3), step_s=0.3
 
 
 def elastic(loaders: Loaders):
-    return status.ask(loaders.endpoint)["streams"]["train"]["elastic"]
+    return ask(loaders.endpoint)["streams"]["train"]["elastic"]
 
 
 def world(seat: Seat) -> tuple[int, int, int]:
@@ -84,7 +83,7 @@ def test_a_run_goes_on_without_members_that_are_killed_and_takes_in_those_that_j
         wait_until(lambda: trains_in_a_world_of(3, *others, chief), "it is let in again")
         assert [world(seat)[1] for seat in (*others, chief)] == [0, 1, 2]
         finish(one, two, three)
-        assert elastic(loaders)["stage"] == "ended"
+        wait_until(lambda: elastic(loaders)["stage"] == "ended", "the coordinator has heard of the end")
     assert_each_sample_counted_once(tmp_path)
 
 

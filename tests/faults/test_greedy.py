@@ -12,10 +12,10 @@ import pytest
 import zmq
 
 import trainer_client
-from loader_server.commands.status import ask
 from shared.memory import SlotMemory
 from tests.support.askers import Asker, digest_of, write_synthetic
-from tests.support.loaders import Loaders, running
+from tests.support.behind import SLACK_S
+from tests.support.loaders import Loaders, ask, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,7 @@ def _read_epoch(loaders: Loaders) -> float:
 @pytest.mark.parametrize(("by", "at_once"), [("TCP", 1000), ("shared memory", 1)])
 def test_who_reads_nothing_is_held_up_alone(tmp_path: Path, loaders: Loaders, by: str, at_once: int) -> None:
     """First 40 wants for 40 slots, then 200 000 for one, in as many messages or in fewer."""
-    usual_s = 2 * max(_read_epoch(loaders) for _ in range(2)) + 2.5  # on a machine that is busy with tests
+    usual_s = 2 * max(_read_epoch(loaders) for _ in range(2)) + SLACK_S
     endpoint = ask(loaders.endpoint)["workers"][0]["endpoint"]
     plan = digest_of(tmp_path / "job.toml")
     worker = loaders.workers()[0]

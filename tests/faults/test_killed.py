@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 import trainer_client
-from loader_server.commands.status import ask
 from tests.faults import kill_workers
+from tests.support.behind import SLACK_S
 from tests.support.forked import start_code
-from tests.support.loaders import Loaders, running, wait_until, write_job
+from tests.support.loaders import Loaders, ask, running, wait_until, write_job
 
 
 @pytest.mark.fault(1)
@@ -28,7 +28,7 @@ def test_killing_a_worker_all_workers_and_the_coordinator_changes_nothing(way: s
     total = kill_workers.run(rounds=3, seed=3, say=lambda _: None, way=way)
     gap_s = total.pop("worst_gap_s")
     assert total == {"rounds": 3, "lost": 0, "repeated": 0, "digest_mismatch": 0}
-    assert gap_s < 2.0 + 6.0  # the heartbeat timeout, and a build on a machine that is busy with tests
+    assert gap_s < 2.0 + SLACK_S  # the heartbeat timeout, and a build
 
 
 @pytest.mark.fault(11)
@@ -84,7 +84,7 @@ def test_a_trainer_killed_in_a_step_goes_on_at_its_checkpoint(tmp_path: Path) ->
     with running(write_job(tmp_path, samples=250)) as loaders:
         for die_at in (3, 6, 9, 0):
             trainer = start_code(_TRAINER, loaders.endpoint, str(tmp_path / "checkpoint"), str(die_at))
-            said, errors = trainer.communicate(60)
+            said, errors = trainer.communicate(100)
             assert trainer.returncode == (-signal.SIGKILL if die_at else 0), errors
         committed = json.loads(said)
     assert committed == list(range(len(committed)))
@@ -99,9 +99,15 @@ def test_the_supervisors_end_is_the_end_of_all(tmp_path: Path, number: signal.Si
     assert not any("/dev/shm" in Path(f"/proc/{one.pid}/maps").read_text() for one in family)  # no name to leave behind
     loaders.process.send_signal(number)
     assert loaders.process.wait(60) == (-9 if number is signal.SIGKILL else 0)
-    wait_until(lambda: not any(one.is_running() and one.status() != "zombie" for one in family), "all have ended")
+    wait_until(lambda: not any(map(_lives, family)), "all have ended")
     with running(tmp_path / "job.toml"):  # and nothing that is left is in the way
         pass
+
+
+def _lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 @pytest.mark.fault(30)

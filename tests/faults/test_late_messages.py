@@ -26,17 +26,18 @@ if TYPE_CHECKING:
 def test_batches_that_are_sent_once_more_later_are_dropped_and_counted(behind, tmp_path, shared_memory):
     behind.proxy.ways[DOWN].seen = []
     with metered(behind.fleet.endpoint, tmp_path, shared_memory=shared_memory) as (feed, value):
-        assert read_epoch(feed)[0] == behind.calm
-        old = [parts for parts in behind.proxy.ways[DOWN].seen if m.Pushed in kinds(parts)]
-        assert old
+        old = _read_until_seen(behind, feed, DOWN, m.Pushed)
         before = value(names.STALE_BATCHES)
 
         def at(count: int) -> None:
             if count % 4 == 1:
                 behind.proxy.inject(DOWN, old)
 
-        assert read_epoch(feed, at)[0] == behind.calm
-        wait_until(lambda: value(names.STALE_BATCHES) >= before + len(old), "they were counted")
+        def are_counted() -> bool:
+            assert read_epoch(feed, at)[0] == behind.calm
+            return value(names.STALE_BATCHES) >= before + len(old)
+
+        wait_until(are_counted, "they were counted")
 
 
 @pytest.mark.fault(23)
@@ -55,13 +56,28 @@ def test_wants_that_are_sent_once_more_later_are_dropped_by_the_worker_and_count
         )
 
     with metered(behind.fleet.endpoint, tmp_path) as (feed, _):
+        old, before = _read_until_seen(behind, feed, UP, m.Want), stale()
+
+        def are_counted() -> bool:
+            epoch, _ = read_epoch(feed, lambda count: behind.proxy.inject(UP, old) if count == 3 else None)
+            assert epoch == behind.calm
+            return stale() >= before + len(old)
+
+        wait_until(are_counted, "they were counted")
         assert read_epoch(feed)[0] == behind.calm
-        old = [parts for parts in behind.proxy.ways[UP].seen if m.Want in kinds(parts)]
-        assert old
-        before = stale()
-        assert read_epoch(feed, lambda count: behind.proxy.inject(UP, old) if count == 3 else None)[0] == behind.calm
-        wait_until(lambda: stale() >= before + len(old), "they were counted")
+
+
+def _read_until_seen(behind: Behind, feed: trainer_client.Feed, way: str, kind: type[m.Message]) -> list[Parts]:
+    """Messages of a kind that went this way: an epoch may be over before the worker behind the relay is greeted."""
+    found: list[Parts] = []
+
+    def had_part() -> bool:
         assert read_epoch(feed)[0] == behind.calm
+        found[:] = [parts for parts in behind.proxy.ways[way].seen or () if kind in kinds(parts)]
+        return bool(found)
+
+    wait_until(had_part, "the worker behind the relay had part in this")
+    return found
 
 
 # --- twice, out of order, late ---
@@ -109,9 +125,13 @@ def test_messages_of_a_worker_that_come_twice_swapped_or_late_change_nothing(beh
         way.change = _CHANGES[change]()
     with metered(behind.fleet.endpoint, tmp_path, shared_memory=shared_memory) as (feed, _):
         built = behind.fleet.worker("far")["built"]
-        for _ in range(2):
+        assert read_epoch(feed)[0] == behind.calm
+
+        def had_part() -> bool:
             assert read_epoch(feed)[0] == behind.calm
-        wait_until(lambda: behind.fleet.worker("far")["built"] > built, "it had part in this")
+            return behind.fleet.worker("far")["built"] > built
+
+        wait_until(had_part, "it had part in this")
 
 
 @pytest.mark.fault(24)

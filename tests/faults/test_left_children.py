@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
+from tests.support.behind import SLACK_S
 from tests.support.fleet import fleet
 from tests.support.loaders import running, wait_until, write_job
 
@@ -61,11 +62,13 @@ def test_a_killed_workers_successor_attaches_though_a_child_lives_on(
         child = int((children / str(victim.pid)).read_text())
         os.kill(child, 0)
         came = _said(loaders.text(), "trainer came")
-        assert [one["shared_memory"] for one in came] == [True, True, True], came
+        # To its worker, to the successor, and of `read`; more often only if one was silent for long.
+        assert len(came) >= 3
+        assert all(one["shared_memory"] for one in came), came
         ready = [one["endpoint"] for one in _said(loaders.text(), "ready") if one["child"] == "worker-0"]
         assert len(ready) == 2
         assert (ready[0] == ready[1]) == (by == "python")
-    assert back_s < 10
+    assert back_s < 10 + SLACK_S
     wait_until(lambda: not victim.is_running(), "it is gone")
 
 

@@ -52,10 +52,10 @@ def test_a_worker_whose_registration_is_not_answered_registers_again_and_is_ther
             return [one for parts in proxy.ways[UP].seen for one in said(parts) if isinstance(one, m.Register)]
 
         wait_until(lambda: left == [0] and len(asked()) >= 3, "it has asked again")
-        assert sorted(behind.fleet.members()) == ["far", "near", "unanswered"]
+        wait_until(lambda: sorted(behind.fleet.members()) == ["far", "near", "unanswered"], "it is there once")
         assert len(set(asked())) == 1
         worker.terminate()
-        assert worker.wait(20) == 0
+        assert worker.wait(60) == 0
         wait_until(lambda: sorted(behind.fleet.members()) == ["far", "near"], "it has left")
 
 
@@ -70,7 +70,11 @@ def test_wants_and_batches_that_are_lost_are_noticed_and_each_counts_once(behind
 
     behind.proxy.ways[way].change = lose
     with metered(behind.fleet.endpoint, tmp_path, shared_memory=shared_memory) as (feed, value):
-        for _ in range(2):
+        assert read_epoch(feed)[0] == behind.calm
+
+        def are_noticed() -> bool:
             assert read_epoch(feed)[0] == behind.calm
-        assert value(names.LOST_WANTS) > 0
+            return value(names.LOST_WANTS) > 0
+
+        wait_until(are_noticed, "some were lost, and noticed")
         assert next(seen) > 3

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loader_server.commands import status
 from tests.support.forked import start_code
-from tests.support.loaders import running, write_job
+from tests.support.loaders import ask, running, write_job
 from trainer_client.checkpoint_folder import CheckpointFolder
 
 SAMPLES = 60
@@ -54,9 +53,7 @@ def _start(endpoint, folder):
 @pytest.mark.fault(17)
 @pytest.mark.timeout(300)
 def test_killed_between_checkpoints_each_sample_counts_once_in_the_committed_model(tmp_path):
-    job = write_job(
-        tmp_path, samples=SAMPLES, budget="2 s", job='heartbeat_timeout = "400 ms"', stream='mode = "queue"'
-    )
+    job = write_job(tmp_path, samples=SAMPLES, budget="2 s", job='heartbeat_timeout = "2 s"', stream='mode = "queue"')
     with running(job, workers=1) as loaders:
         for steps in (2, 8):
             with _start(loaders.endpoint, tmp_path / "model") as trainer:
@@ -68,7 +65,7 @@ def test_killed_between_checkpoints_each_sample_counts_once_in_the_committed_mod
         with _start(loaders.endpoint, tmp_path / "model") as trainer:
             _, errors = trainer.communicate(timeout=200)
             assert trainer.returncode == 0, errors
-        table = status.ask(loaders.endpoint)["streams"]["train"]["queue"]["train"]
+        table = ask(loaders.endpoint)["streams"]["train"]["queue"]["train"]
     arrays, record = CheckpointFolder(tmp_path / "model", 1).read_last()
     counts = next(array for array in arrays.values() if array.shape == (SAMPLES,))
     np.testing.assert_array_equal(counts, np.full(SAMPLES, EPOCHS))

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from loader_server.commands import status
-from tests.support.loaders import running, write_job
+from tests.support.loaders import ask, running, write_job
 from tests.support.programs import Program
 from trainer_client.checkpoint_folder import CheckpointFolder
 
@@ -90,7 +89,7 @@ def test_killed_between_checkpoints_each_sample_counts_once_in_the_committed_mod
         with _start(tmp_path, loaders.endpoint) as trainer:
             code, said, complained = trainer.ended(200)
             assert code == 0, (said, complained)
-        shown = status.ask(loaders.endpoint)["streams"]["train"]
+        shown = ask(loaders.endpoint)["streams"]["train"]
     found = CheckpointFolder(tmp_path / "model", 3).read_last()
     assert found is not None
     arrays, record = found

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
-from loader_server.commands.status import ask
-from tests.support.loaders import running, wait_until, write_job
+from loader_server.commands import status
+from tests.support.behind import SLACK_S
+from tests.support.loaders import ask, running, wait_until, write_job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,19 +33,17 @@ def test_a_stopped_worker_holds_nobody_up_and_writes_nowhere_afterwards(
         victim = loaders.workers()[0]
         got, arrived_s = [], []
         with trainer_client.connect(loaders.endpoint, shared_memory=shared_memory) as feed:
+            counts = feed._session.receiver.stream.tickets.counts
             for batch in feed:
                 got.append((batch.number, batch.digest))
                 arrived_s.append(time.monotonic())
                 if len(got) == 8:
                     victim.send_signal(signal.SIGSTOP)
                 if len(got) == len(calm) - 4:
+                    wait_until(lambda: counts.suspected, "it is suspected")
                     victim.send_signal(signal.SIGCONT)
-            counts = feed._session.receiver.stream.tickets.counts
         assert got == calm
-        assert counts.suspected >= 1
-        assert (
-            max(b - a for a, b in itertools.pairwise(arrived_s)) < 1.0 + 1.5
-        )  # the timeout, and a build on a busy machine
+        assert max(b - a for a, b in itertools.pairwise(arrived_s)) < 1.0 + SLACK_S
 
 
 @pytest.mark.fault(5)
@@ -83,13 +82,15 @@ def test_a_much_slower_worker_is_hedged(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_without_workers_the_feed_says_who_was_tried(tmp_path: Path) -> None:
-    said = r"expected a live worker, got none for 1 s; tried 2 of 2: .*-0 \(silent\), .*-1 \(silent\)"
+    said = r"expected a live worker, got none for 4 s; tried 2 of 2: .*-0 \(silent\), .*-1 \(silent\)"
     with (
         running(write_job(tmp_path, samples=300, transforms=_SLOW)) as loaders,
-        trainer_client.connect(loaders.endpoint, lost_timeout_s=1.0) as feed,
+        trainer_client.connect(loaders.endpoint, lost_timeout_s=4.0) as feed,
     ):
         with feed.open() as reading:
             next(reading)
+            connections = feed._session.receiver.stream.connections
+            wait_until(lambda: len(connections.serving()) == 2, "both serve us")
             for worker in loaders.workers():
                 os.kill(worker.pid, signal.SIGSTOP)
             with pytest.raises(trainer_client.LostError, match=said) as caught:
@@ -108,7 +109,7 @@ def test_a_coordinator_that_stalls_expires_nobody(tmp_path: Path, read) -> None:
             first = next(reading)
             coordinator.send_signal(signal.SIGSTOP)
             with pytest.raises(trainer_client.LostError):
-                ask(loaders.endpoint, timeout_s=4.0)
+                status.ask(loaders.endpoint, timeout_s=4.0)
             coordinator.send_signal(signal.SIGCONT)
             wait_until(lambda: len(ask(loaders.endpoint)["workers"]) == 2, "both workers are still members")
             assert [(first.number, first.digest), *((batch.number, batch.digest) for batch in reading)] == calm

@@ -17,17 +17,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-#: Two epochs, and what they were by; a limit on the size of files holds for memory files as well.
+#: Two epochs, and what they were by, once both workers serve it; a limit on the size of files holds for memory files as
+#: well.
 _TRAINER = """
-import json, logging, os, resource, sys, trainer_client
+import json, logging, os, resource, sys, threading, trainer_client
+both, served = threading.Event(), set()
+class Listener(logging.Handler):
+    def emit(self, record):
+        if record.getMessage().startswith("worker serves us"):
+            served.add(record.getMessage().partition(" by=")[0])
+            if len(served) == 2:
+                both.set()
 logging.basicConfig(level="INFO", format="%(message)s")
+logging.getLogger().addHandler(Listener())
 limit, user = int(sys.argv[2]), int(sys.argv[3])
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 if user:
     os.setuid(user)
 with trainer_client.connect(sys.argv[1], prefetch=250) as feed:
-    print(json.dumps([[(batch.number, batch.digest) for batch in feed] for _ in range(2)]))
+    read = [[(batch.number, batch.digest) for batch in feed] for _ in range(2)]
+    assert both.wait(60), "a worker does not serve us"
+    print(json.dumps(read))
 """
 
 
@@ -41,7 +52,7 @@ def _read(loaders: Loaders, *, limit: int = 0, user: int = 0) -> tuple[list[list
     """Two epochs as (number, digest), and the trainer's log."""
     with start_code(_TRAINER, loaders.endpoint, str(limit), str(user)) as process:
         try:
-            said, complained = process.communicate(60)
+            said, complained = process.communicate(100)
         finally:
             process.kill()
     assert process.returncode == 0, complained
@@ -49,7 +60,9 @@ def _read(loaders: Loaders, *, limit: int = 0, user: int = 0) -> tuple[list[list
 
 
 def _served(log: list[str]) -> list[str]:
-    return sorted(line.partition("by=")[2] for line in log if line.startswith("worker serves us"))
+    """By what each worker serves us; one that was silent for long is met again."""
+    told = [line.partition(" by=") for line in log if line.startswith("worker serves us")]
+    return sorted({worker: way for worker, _, way in told}.values())
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +78,7 @@ def calm(loaders: Loaders) -> list[list[list[int]]]:
 def test_a_trainer_that_can_make_none_is_served_by_tcp_and_says_why_once(loaders: Loaders, calm) -> None:
     read, log = _read(loaders, limit=2**16)
     assert read == calm
-    assert [line.split(" by=")[1].split()[0] for line in log if line.startswith("worker serves us")] == ["TCP"] * 2
+    assert [way.split()[0] for way in _served(log)] == ["TCP"] * 2
     (said,) = [line for line in log if "no shared memory" in line]
     assert "File too large" in said
 

@@ -58,7 +58,7 @@ def _start(loaders: Loaders, world: int, rounds: int, state: dict[str, Any] | No
 def _train(loaders: Loaders, world: int, rounds: int, state: dict[str, Any] | None) -> Ranks:
     said = []
     for process in _start(loaders, world, rounds, state):
-        out, log = process.communicate(timeout=60)
+        out, log = process.communicate(timeout=100)
         assert process.returncode == 0, log
         said.append(json.loads(out))
     (state,) = {json.dumps(rank["state"]) for rank in said}

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import trainer_client
 from loader_server.commands.index import index_streams
-from loader_server.commands.status import ask
 from loader_server.job_file import JobFile
-from tests.support.loaders import wait_until, write_job
+from tests.support.loaders import ask, wait_until, write_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import trainer_client
-from loader_server.commands.status import ask
 from tests.support.scraping import fetch_metrics, read_targets
 
 if TYPE_CHECKING:
@@ -26,8 +24,8 @@ __all__ = ["BEATS", "SLACK_S", "SLOW", "TIMEOUT_S", "WAYS", "Behind", "metered",
 TIMEOUT_S = 0.5
 BEATS = f'heartbeat_timeout = "{TIMEOUT_S * 1000:g} ms"'
 
-#: One build, and a machine that is busy with other tests.
-SLACK_S = 3.0
+#: One build, on a machine that is busy with other tests and now and then stands still.
+SLACK_S = 15.0
 
 SLOW = ("tests.support.transforms:slow", "tests.support.transforms:noise", "logmel", "characters")
 
@@ -59,15 +57,16 @@ def read_epoch(
     feed: trainer_client.Feed, at: Callable[[int], object] = lambda _count: None
 ) -> tuple[list[tuple[int, int]], float]:
     """An epoch, and the longest wait for a batch; `at` is called with how many there were."""
-    got, arrived_s = [], [time.monotonic()]
+    got, waits_s, began_s = [], [], time.monotonic()
     for batch in feed:
+        waits_s.append(time.monotonic() - began_s)
         got.append((batch.number, batch.digest))
-        arrived_s.append(time.monotonic())
         at(len(got))
-    return got, max(after - before for before, after in itertools.pairwise(arrived_s))
+        began_s = time.monotonic()
+    return got, max(waits_s)
 
 
 def trained(one: Fleet) -> list[tuple[int, int]]:
     """How far the coordinator knows each trainer to be."""
-    trainers = ask(one.endpoint)["streams"]["train"]["trainers"]
+    trainers = one.status()["streams"]["train"]["trainers"]
     return [(trainer["epoch"], trainer["number"]) for trainer in trainers]

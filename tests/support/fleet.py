@@ -12,9 +12,8 @@ import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from loader_server.commands.status import ask
 from tests.support.forked import ROOT, start_module
-from tests.support.loaders import wait_until
+from tests.support.loaders import ask, wait_until
 from tests.support.proxy import Proxy
 from tests.support.reserved_host import reserved_host
 
@@ -85,9 +84,13 @@ class Fleet:
         return ask(self.endpoint, keys=str(keys) if keys.exists() else "")
 
     def worker(self, name: str) -> dict[str, Any]:
-        """What the coordinator says of a worker."""
-        (found,) = (worker for worker in self.status()["workers"] if worker["name"] == name)
-        return found
+        """What the coordinator says of a worker, once it knows of it: one that was held up may be off its list."""
+        found: list[dict[str, Any]] = []
+        wait_until(
+            lambda: found.extend(one for one in self.status()["workers"] if one["name"] == name) or found,
+            f"{name} is there",
+        )
+        return found[0]
 
     def members(self) -> list[str]:
         """The workers that the coordinator knows."""

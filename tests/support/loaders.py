@@ -8,10 +8,12 @@ import subprocess
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from loader_server.commands import status
+from shared.errors import LostError
 from tests.support.corpora import make_corpus
 from tests.support.forked import ROOT, start_module
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["JOB", "ROOT", "Loaders", "running", "wait_until", "write_job"]
+__all__ = ["JOB", "ROOT", "Loaders", "ask", "running", "wait_until", "write_job"]
 
 JOB = """
 [job]
@@ -56,6 +58,17 @@ def wait_until(holds: Callable[[], object], what: str, timeout_s: float = 60.0) 
             raise AssertionError(f"after {timeout_s:g} s still not: {what}")
         event.wait(pause_s)
         pause_s = min(0.04, 1.5 * pause_s)  # looking costs the others time
+
+
+def ask(endpoint: str, *, keys: str = "", timeout_s: float = 60.0) -> dict[str, Any]:
+    """The coordinator's report; asked for again, because a coordinator that is killed takes questions with it."""
+    until_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            return status.ask(endpoint, keys=keys)
+        except LostError:
+            if time.monotonic() > until_s:
+                raise
 
 
 def write_job(

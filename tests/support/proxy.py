@@ -205,9 +205,14 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
+        while True:
+            try:
                 client, _ = self._listener.accept()
+            except ConnectionError:  # it has hung up already
+                continue
+            except OSError:  # we listen no more
+                return
+            with contextlib.suppress(OSError):  # either end may hang up at any time
                 self._join(client)
 
     def _join(self, client: socket.socket) -> None:
@@ -262,10 +267,11 @@ class Proxy:
     # --- what attackers do ---
 
     def inject(self, way: str, messages: Iterable[Parts]) -> None:
-        """Send these once more, on the newest connection."""
+        """Send these once more, on the newest connection; some are lost if it is made anew meanwhile."""
         connection = self._alive()[-1]
-        for parts in messages:
-            connection.write(way, framed(parts))
+        with contextlib.suppress(OSError):
+            for parts in messages:
+                connection.write(way, framed(parts))
 
     def _alive(self) -> list[_Connection]:
         with self._lock:

@@ -188,10 +188,10 @@ def _named(variable: str) -> str:
 
 @transform()
 def slow_in_one_worker(sample: dict[str, Any], rng: np.random.Generator) -> None:
-    """A hundred times slower in the process whose number is in the file that STOKER_TEST_SLOW_WORKER names."""
+    """Some hundred times slower in the process whose number is in the file that STOKER_TEST_SLOW_WORKER names."""
     marker = Path(os.environ["STOKER_TEST_SLOW_WORKER"])
     slow_here = marker.exists() and marker.read_text() == str(os.getpid())
-    time.sleep(0.03 if slow_here else 0.0003)
+    time.sleep(0.06 if slow_here else 0.0003)
 
 
 @transform()
