@@ -133,7 +133,7 @@ def losses(lines: list[str]) -> list[float]:
 def wait_for_another(checkpoints: CheckpointFolder) -> None:
     """The run goes on, and is committed."""
     before = checkpoints.newest()
-    wait_until(lambda: checkpoints.newest() > before, "another checkpoint", 100)
+    wait_until(lambda: checkpoints.newest() > before, "another checkpoint", 200)
 
 
 def steps_of(lines: list[str]) -> int:
@@ -142,7 +142,7 @@ def steps_of(lines: list[str]) -> int:
     return int(last.split(" steps")[0].rpartition(" ")[2])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.heritage("E14")
 @pytest.mark.heritage("E16")
 def test_workers_train_on_one_server_and_the_next_run_goes_on_where_the_last_ended(folder: Path, endpoint: str) -> None:
@@ -161,7 +161,7 @@ def test_workers_train_on_one_server_and_the_next_run_goes_on_where_the_last_end
         more = ("--epochs", "3", "--staleness", "0", "--export", str(folder / "exported.keras"))
         processes.start("ps", 0, *more)
         processes.start("worker", 1, *more)
-        wait_until((folder / "worker-1-computes").exists, "it has warmed up, and waits for the chief", 100)
+        wait_until((folder / "worker-1-computes").exists, "it has warmed up, and waits for the chief", 200)
         processes.start("worker", 0, *more)
         said = processes.ended()
     assert said["ps 0"][0].startswith("SERVING: share 1 of 1 at tcp://127.0.0.1:")
@@ -180,7 +180,7 @@ def test_workers_train_on_one_server_and_the_next_run_goes_on_where_the_last_end
     assert (folder / "exported.keras").stat().st_size > 1000
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.heritage("E20")
 def test_a_worker_a_server_and_the_chief_are_killed_and_no_batch_is_lost_or_repeated(
     folder: Path, endpoint: str
@@ -192,7 +192,7 @@ def test_a_worker_a_server_and_the_chief_are_killed_and_no_batch_is_lost_or_repe
     with cluster(folder, endpoint, "queue1", *arguments, servers=2, environment={"STEP_S": "0.15"}) as processes:
         processes.start_all()
         checkpoints = CheckpointFolder(folder / "queue1", 3)
-        wait_until(lambda: checkpoints.newest() >= "00000003.npz", "something is trained and committed", 100)
+        wait_until(lambda: checkpoints.newest() >= "00000003.npz", "something is trained and committed", 200)
         processes.kill("worker 1")  # and others do its work
         wait_for_another(checkpoints)
         processes.kill("ps 1")
@@ -209,7 +209,7 @@ def test_a_worker_a_server_and_the_chief_are_killed_and_no_batch_is_lost_or_repe
     assert (record["step"], queue["epoch"], queue["dead"]) == (6 * queue["batches"], 6, 0)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_run_whose_server_is_lost_after_the_last_step_goes_back_and_ends_with_a_checkpoint(
     folder: Path, endpoint: str
 ) -> None:
@@ -217,7 +217,7 @@ def test_a_run_whose_server_is_lost_after_the_last_step_goes_back_and_ends_with_
     with cluster(folder, endpoint, "queue2", "--steps", "5", servers=2, environment={"HELD_AT": "4"}) as processes:
         for kind, index in (("ps", 0), ("ps", 1), ("worker", 0)):
             processes.start(kind, index)
-        wait_until((folder / "held").exists, "the last step is applied", 100)
+        wait_until((folder / "held").exists, "the last step is applied", 200)
         processes.kill("ps 1")
         processes.start("ps", 1).wait_for_text("SERVING: ")
         (folder / "held").write_text("go on")

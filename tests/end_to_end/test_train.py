@@ -130,6 +130,11 @@ def saved(folder: Path) -> tuple[list[Any], dict[str, Any]]:
     return [arrays[str(at)] for at in range(len(arrays))], record
 
 
+def results(endpoint: str, stream: str) -> dict[str, Any]:
+    found: dict[str, Any] = status.ask(endpoint)["streams"][stream]["results"]
+    return found
+
+
 def ahead(logs: Path) -> dict[str, list[float]]:
     """What a run's summaries say of the batches before its model."""
     names = ("batches_ready", "batches_staged")
@@ -170,9 +175,8 @@ def test_one_module_is_trained_judged_exported_evaluated_and_predicted_with(fold
     assert len(list(checkpoints.glob("*.npz"))) == 2
     assert exported.stat().st_size > 1000
     assert [len(values) for values in ahead(logs).values()] == [2 * epoch_steps // 5] * 2
-    shown = status.ask(endpoint)["streams"]
-    assert shown["train"]["results"]["ended"] == "2 epochs are reached"
-    assert shown["dev"]["results"]["rows"] == SAMPLES
+    wait_until(lambda: results(endpoint, "train")["ended"] == "2 epochs are reached", "its end is known")
+    assert results(endpoint, "dev")["rows"] == SAMPLES
     others = ("--checkpoint", str(checkpoints), "--param", "units=3")
     evaluating = start(folder, endpoint, "evaluate", *others, "--json")
     predicting = start(folder, endpoint, "predict", *others, "--stream", "test", "--output", str(folder / "out.jsonl"))

@@ -14,7 +14,7 @@ import pytest
 
 from loader_server.commands import status
 from tests.support.counting_model import MODULE, counted, start_workers
-from tests.support.loaders import running, write_job
+from tests.support.loaders import running, wait_until, write_job
 from tests.support.programs import Program
 
 if TYPE_CHECKING:
@@ -81,9 +81,8 @@ def test_two_processes_killed_and_told_to_end_train_on_each_sample_once_an_epoch
     assert f"from epoch {record['epoch']}, step {record['step']}, until 3 epochs" in first.said()
     np.testing.assert_array_equal(counted(checkpoints)[0], np.full(SAMPLES, 3))
     np.testing.assert_array_equal(np.load(folder / "seen-0.npy"), np.load(folder / "seen-1.npy"))
-    shown = status.ask(endpoint)["streams"]
-    assert shown["train"]["results"]["rows"] == SAMPLES
-    assert shown["dev"]["results"]["rows"] == SAMPLES
+    rows = lambda stream: status.ask(endpoint)["streams"][stream]["results"]["rows"]  # noqa: E731
+    wait_until(lambda: (rows("train"), rows("dev")) == (SAMPLES, SAMPLES), "all samples are shown")
 
 
 _DYING = """

@@ -291,7 +291,7 @@ def start_code(code: str, *arguments: str, folder: Path = ROOT, tensorflow: bool
     return TalkingProcess(["-c", code, *arguments], folder=folder, tensorflow=tensorflow)
 
 
-def run_module(module: str, *arguments: str, timeout_s: float = 120.0) -> tuple[int, str, str]:
+def run_module(module: str, *arguments: str, timeout_s: float = 200.0) -> tuple[int, str, str]:
     """Run a module as `python -m` would in the project's folder: exit code, output and errors."""
     with start_talking(module, *arguments) as process:
         try:

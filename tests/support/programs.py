@@ -72,7 +72,7 @@ class Program:
         self._process.kill()
         self._process.wait(60)
 
-    def ended(self, timeout_s: float = 90.0) -> tuple[int, str, str]:
+    def ended(self, timeout_s: float = 180.0) -> tuple[int, str, str]:
         """How it ended, what it said, and what it complained of."""
         try:
             code = self._process.wait(timeout_s)
