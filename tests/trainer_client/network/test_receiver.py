@@ -177,7 +177,7 @@ def test_it_detaches_and_leaves_nothing(ends):
     ends.wait_for(m.Hello)
     ours.close(20)
     assert ends.wait_for(m.Detach) == m.Detach(stream="train", rank=0, incarnation=77)
-    assert not set(threading.enumerate()) - threads
+    wait_until(lambda: not set(threading.enumerate()) - threads, "no thread is left")
     assert not ours._thread.is_alive()
     wait_until(lambda: _open_files().items() <= before.items(), "what both ends opened for it is closed")
 

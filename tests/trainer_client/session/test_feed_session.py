@@ -11,6 +11,7 @@ import trainer_client
 from shared.errors import SettingsError
 from shared.wire import messages as m
 from tests.support.ends import Ends
+from tests.support.loaders import wait_until
 
 
 def test_a_nudge_makes_whoever_waits_look_up_and_wait_on(monkeypatch):
@@ -63,4 +64,4 @@ def test_one_that_cannot_serve_its_metrics_leaves_no_thread(ends):
     before = set(threading.enumerate())
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SettingsError, match="metrics_port"):
         trainer_client.connect(ends.endpoint, metrics_port=taken.getsockname()[1])
-    assert not set(threading.enumerate()) - before
+    wait_until(lambda: not set(threading.enumerate()) - before, "no thread is left")
