@@ -48,7 +48,9 @@ def test_a_short_demo_trains_and_loses_nothing_though_a_worker_is_killed(tmp_pat
     folder = tmp_path / "kept"
     with _demo(folder, "--samples", "80", "--epochs", "1") as process:
         said, errors = process.communicate(timeout=100)
-    assert (process.returncode, errors) == (0, "")
+    # A machine that stands still for two seconds is asked about its disks.
+    complaints = [line for line in errors.splitlines() if "do all disks answer?" not in line]
+    assert (process.returncode, complaints) == (0, [])
     assert "kill -9 of worker-0" in said
     figures = json.loads(said.splitlines()[-1])
     assert list(figures) == KEYS
