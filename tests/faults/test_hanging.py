@@ -38,9 +38,9 @@ def test_a_sample_that_never_ends_is_masked_and_named(tmp_path: Path, text: str)
 
 @pytest.mark.fault(34)
 def test_a_read_that_never_ends_is_an_error_that_names_the_file_and_masks_nothing(tmp_path: Path) -> None:
-    job = write_job(tmp_path, samples=60, job='build_timeout = "1 s"')
+    job = write_job(tmp_path, samples=60, job=_TIMEOUT)
     victim, aside = tmp_path / "clips/00007.wav", tmp_path / "aside.wav"
-    said = r"00007\.wav.*: expected to read the sample within 1 s .build_timeout., got a read that was still going on"
+    said = r"00007\.wav.*: expected to read the sample within 2 s .build_timeout., got a read that was still going on"
     with running(job) as loaders:
         victim.rename(aside)
         os.mkfifo(victim)  # nobody writes: opening it waits for ever
