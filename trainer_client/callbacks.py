@@ -284,8 +284,10 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             self._save(self._epoch + at_end, feed)
 
     def _save(self, next_epoch: int, feed: Mapping[str, Any]) -> None:
-        """Every process reads its variables, because reading may need all processes; one of them writes."""
-        if self._pending is not None:
+        """Every process reads its variables, because reading may need all processes; one of them writes. Before its
+        first batch a model may have none: there is nothing to go on from.
+        """
+        if self._pending is not None or not self.model.built:
             return
         began_s = time.perf_counter()
         arrays = {str(at): plain_value(variable) for at, variable in enumerate(self._variables())}

@@ -260,6 +260,14 @@ class FailsAfterEpoch(keras.callbacks.Callback):
 
 
 class TestEndedJob:
+    def test_ended_before_the_first_batch_a_new_model_leaves_nothing_that_the_next_run_stumbles_over(self, tmp_path):
+        feed = FakeFeed(epochs=EPOCHS)
+        at_once = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: feed.session.interrupt(ended()))
+        assert fit(feed, [FeedCheckpoint(feed, tmp_path), at_once], tiny_model(new=True)).seen == []
+        feed = FakeFeed(epochs=EPOCHS)
+        model = fit(feed, [FeedCheckpoint(feed, tmp_path)], tiny_model(new=True), epochs=1)
+        assert len(model.seen) == 5
+
     def test_ended_with_the_last_step_of_an_epoch_the_next_one_follows_whatever_fails_later(self, tmp_path):
         feed = FakeFeed(epochs=EPOCHS)
         with pytest.raises(Stopped):
