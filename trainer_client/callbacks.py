@@ -89,6 +89,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._rows = self._rows_before = 0
         self._pending: dict[str, NDArray[np.generic]] | None = None
         self._epoch = self._feed_epoch = 0
+        #: Whether a step was taken; and how many since the last save.
+        self._trained = False
         self._unsaved = 0
         self._job_ended = False
         self._watch = StopWatch()
@@ -225,6 +227,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             self._restore_pending(first)
             logs = self._train_function(itertools.chain((first,), taken))
             taken.finish()
+            self._trained = True
             self._unsaved += taken.count
             self._count(taken.count, epochs=self._epoch)
         except StopIteration:
@@ -284,10 +287,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             self._save(self._epoch + at_end, feed)
 
     def _save(self, next_epoch: int, feed: Mapping[str, Any]) -> None:
-        """Every process reads its variables, because reading may need all processes; one of them writes. Before its
-        first batch a model may have none: there is nothing to go on from.
-        """
-        if self._pending is not None or not self.model.built:
+        """Every process reads its variables, because reading may need all processes; one of them writes."""
+        if self._pending is not None or not (self._trained or self.model.built):  # it may have no variables yet
             return
         began_s = time.perf_counter()
         arrays = {str(at): plain_value(variable) for at, variable in enumerate(self._variables())}
@@ -324,6 +325,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     def _restore(self) -> None:
         """Restore cursor and epoch now, and the variables as well if the model has them already."""
         self._pending = None
+        self._trained = False
         self._unsaved = 0
         self._job_ended = False
         found = self._folder.read_last()

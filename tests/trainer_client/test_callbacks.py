@@ -63,6 +63,23 @@ class TestResume:
         for want, got in zip(never_stopped, values(resumed), strict=True):
             np.testing.assert_array_equal(got, want)
 
+    def test_a_model_that_is_trained_without_being_called_is_saved(self, tmp_path):
+        class Counting(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.rows = self.add_weight(shape=(), trainable=False, initializer="zeros")
+
+            def train_step(self, data):
+                self.rows.assign_add(tf.reduce_sum(data[2]))
+                return {"loss": 0.0}
+
+        feed, model = FakeFeed(epochs=EPOCHS), Counting()
+        model.compile()
+        fit(feed, [FeedCheckpoint(feed, tmp_path)], model)
+        arrays, record = CheckpointFolder(tmp_path, 1).read_last()
+        assert not model.built
+        assert (arrays["0"], record["epoch"]) == (model.rows.numpy(), 3)
+
     def test_without_a_checkpoint_the_feed_starts_at_its_beginning(self, tmp_path):
         feed = FakeFeed(epochs=EPOCHS)
         feed.restore({**feed.state(), "epoch": 1, "number": 3})
