@@ -130,13 +130,13 @@ def test_noise_on_every_socket_is_dropped_and_counted(loaders: Loaders, shared_m
 def _noisy(endpoints: list[str]) -> Iterator[Callable[[], bool]]:
     """Disturb them for the length of a block, or longer; whether all was sent."""
     all_sent, over = threading.Event(), threading.Event()
-    noise = threading.Thread(target=_disturb, args=(endpoints, random.Random(25), all_sent, over))
+    noise = threading.Thread(target=_disturb, args=(endpoints, random.Random(25), all_sent, over), daemon=True)
     noise.start()
     try:
         yield lambda: all_sent.is_set() or not noise.is_alive()
     finally:
         over.set()
-        noise.join()
+        noise.join(60)
 
 
 def _rose(before: list[float], after: list[float], least: int) -> bool:
