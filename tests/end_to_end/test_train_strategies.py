@@ -81,8 +81,12 @@ def test_two_processes_killed_and_told_to_end_train_on_each_sample_once_an_epoch
     assert f"from epoch {record['epoch']}, step {record['step']}, until 3 epochs" in first.said()
     np.testing.assert_array_equal(counted(checkpoints)[0], np.full(SAMPLES, 3))
     np.testing.assert_array_equal(np.load(folder / "seen-0.npy"), np.load(folder / "seen-1.npy"))
-    rows = lambda stream: status.ask(endpoint)["streams"][stream]["results"]["rows"]  # noqa: E731
-    wait_until(lambda: (rows("train"), rows("dev")) == (SAMPLES, SAMPLES), "all samples are shown")
+
+    def rows() -> list[int]:
+        shown = status.ask(endpoint)["streams"]
+        return [shown[stream]["results"]["rows"] for stream in ("train", "dev")]
+
+    wait_until(lambda: rows() == [SAMPLES, SAMPLES], "all samples are shown")
 
 
 _DYING = """
