@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from tests.support.simulation.rules import RULES, without
 from tests.support.simulation.run import Outcome, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
 __all__ = ["Report", "main", "simulate"]
 
@@ -65,32 +66,32 @@ class _Job:
 
     seeds: range
     rule: str
-    #: Not begun after this, by the clock that all processes share.
-    latest_s: float = float("inf")
 
 
 def _run_some(job: _Job) -> list[Outcome]:
-    if time.monotonic() > job.latest_s:
-        return []
     with without(job.rule):
         return [run(seed) for seed in job.seeds]
 
 
-def simulate(
-    seeds: range, more: range = range(0), *, for_s: float = 0.0, rule: str = "", to_the_first: bool = False
-) -> Report:
-    """Run these seeds on all cores, and as many `more` as are begun within so many seconds; perhaps only to the first
-    failure.
-    """
+def simulate(seeds: range, *, rule: str = "", to_the_first: bool = False) -> Report:
+    """Run these seeds; perhaps only to the first failure."""
     report, began_s = Report(), time.monotonic()
-    jobs = [_Job(some, rule) for some in _parts(seeds)] + [_Job(some, rule, began_s + for_s) for some in _parts(more)]
-    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
-        for outcome in itertools.chain.from_iterable(pool.imap(_run_some, jobs)):
+    with closing(_outcomes([_Job(some, rule) for some in _parts(seeds)])) as outcomes:
+        for outcome in outcomes:
             report.add(outcome)
             if report.failures and to_the_first:
                 break
     report.seconds = time.monotonic() - began_s
     return report
+
+
+def _outcomes(jobs: list[_Job]) -> Generator[Outcome]:
+    """On all cores, unless processes would take longer to start than to run so few."""
+    if len(jobs) == 1:
+        yield from _run_some(jobs[0])
+        return
+    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
+        yield from itertools.chain.from_iterable(pool.imap(_run_some, jobs))
 
 
 def _parts(seeds: range) -> Iterator[range]:

@@ -1,4 +1,4 @@
-"""Simulated worlds: as many as fit half a minute, and each rule of the core that is missed when it is taken out."""
+"""Simulated worlds: some hundreds, and each rule of the core that is missed when it is taken out."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from tests.support.forked import run_module
 from tests.support.simulation.rules import without
 from tests.support.simulation.run import run
 
-AT_LEAST = 500
-AT_MOST = 20_000
-FOR_S = 6.0
+#: Without any of the rules below, at least one of these breaks a promise; the command runs them by the thousand.
+SEEDS = 300
 
 
 def told(outcome):
@@ -46,8 +45,8 @@ def told(outcome):
 @pytest.mark.fault(48)
 @pytest.mark.fault(51)
 def test_whatever_fails_no_promise_is_broken_and_then_it_goes_on():
-    report = simulate(range(AT_LEAST), range(AT_LEAST, AT_MOST), for_s=FOR_S)
-    assert report.seeds >= AT_LEAST
+    report = simulate(range(SEEDS))
+    assert report.seeds == SEEDS
     assert not report.failures, "\n\n".join(told(outcome) for outcome in report.failures[:2])
     assert report.steps / report.seeds > 300
 
@@ -78,7 +77,7 @@ def test_a_rule_of_the_core_is_missed_when_it_is_taken_out(rule):
 
 
 def test_seeds_are_run_to_the_first_that_misses_a_rule():
-    report = simulate(range(2000), rule="what-was-taken-back-is-asked-again", to_the_first=True)
+    report = simulate(range(20), rule="what-was-taken-back-is-asked-again", to_the_first=True)
     assert [outcome.seed for outcome in report.failures] == [MISSED_AT["what-was-taken-back-is-asked-again"]]
     assert report.seeds == report.failures[0].seed + 1
 
