@@ -4,7 +4,7 @@ stopping goes by it.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 
 import pytest
 
@@ -12,6 +12,7 @@ import tests.support.two_devices  # noqa: F401 - before TensorFlow is used
 from shared.errors import EndedError
 from tests.support.fake_feed import FakeFeed
 from tests.support.joined_feed import spread_feed
+from tests.support.lending import Lending
 from tests.support.summary_files import scalars
 
 import keras  # isort: skip - after the devices are set
@@ -27,6 +28,17 @@ TOWERS = ("CPU:0", "CPU:1")
 PLACEMENTS = {"single": Single, "mirrored": partial(Mirrored, TOWERS), "async": partial(Asynchronous, TOWERS)}
 
 
+@cache
+def lent(placement):
+    return Lending(PLACEMENTS[placement]())
+
+
+def compiled():
+    model = Spoken()
+    model.compile(adam(), per_row)
+    return model
+
+
 def dev():
     feed = FakeFeed(epochs=(1,), evaluation=True)
     feed.session.stream = "dev"
@@ -35,7 +47,7 @@ def dev():
 
 def run(folder, judge, *, placement="single", steps=20, every=3, stop=None, **settings):
     """Why it ended. Some rounds of the feed have no rows at all, which are steps as well."""
-    made = PLACEMENTS[placement]()
+    made = lent(placement)
     feed = spread_feed(max(1, made.ranks.get("replicas", 1)), epochs=STEPS)
     fill = feed.session.fill
 
@@ -46,8 +58,7 @@ def run(folder, judge, *, placement="single", steps=20, every=3, stop=None, **se
     feed.session.fill = some_are_empty
     keras.utils.set_random_seed(3)
     with made.scope():
-        model = Spoken()
-        model.compile(adam(), per_row)
+        model = made.model(compiled)
     data = TrainingData(feed=feed, elements=made.data(feed, FORM), for_each_shape=partial(feed.warm_up, **FORM))
     callbacks = [Validation(judge, steps=every, **FORM), *([] if stop is None else [stop])]
     how = LoopSettings(until=Until(steps=steps), checkpoints=folder, **settings)
@@ -68,17 +79,30 @@ def test_it_is_judged_after_each_so_many_steps_of_the_run_whatever_the_optimizer
     assert written == told
 
 
-@pytest.mark.parametrize("stop", [2, 3, 9])
-def test_stopped_and_resumed_it_is_judged_at_the_same_places_and_early_stopping_decides_the_same(tmp_path, stop):
-    whole, parts = dev(), dev()
-    rules = partial(EarlyStop, NoProgress(2, 99.0), monitor="val_dev_loss")
-    reason = run(tmp_path / "whole", whole, stop=rules())
+def rules():
+    return EarlyStop(NoProgress(2, 99.0), monitor="val_dev_loss")
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """Why a run ended that these rules stopped, where it was judged, and what early stopping saw."""
+    folder, whole = tmp_path_factory.mktemp("whole"), dev()
+    reason = run(folder, whole, stop=rules())
     assert reason.startswith("stopped early, val_dev_loss is ")
     assert places(whole) == [(0, 3), (0, 6), (1, 9)]
-    run(tmp_path / "parts", parts, stop=rules(), steps=stop)
-    assert run(tmp_path / "parts", parts, stop=rules()) == reason
-    assert places(parts) == places(whole)
-    assert saved(tmp_path / "parts")[1]["early_stop"] == saved(tmp_path / "whole")[1]["early_stop"]
+    return reason, places(whole), saved(folder)[1]["early_stop"]
+
+
+@pytest.mark.parametrize("stop", [2, 3, 9])
+def test_stopped_and_resumed_it_is_judged_at_the_same_places_and_early_stopping_decides_the_same(
+    tmp_path, unbroken, stop
+):
+    reason, judged, seen = unbroken
+    parts = dev()
+    run(tmp_path, parts, stop=rules(), steps=stop)
+    assert run(tmp_path, parts, stop=rules()) == reason
+    assert places(parts) == judged
+    assert saved(tmp_path)[1]["early_stop"] == seen
 
 
 def test_a_step_that_is_not_judged_because_the_job_was_ended_comes_again(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from shared.errors import DataError, RefusedError
 from shared.wire.parts import Lease
 from tests.support.fake_feed import FakeFeed, LeasedCursor
+from tests.support.lending import Lending
 
 import keras  # isort: skip
 
@@ -20,6 +21,7 @@ from trainer_client.training.loop import LoopSettings, TrainingData, TrainingLoo
 
 FORM = {"inputs": "audio_length", "targets": "weight", "weights": "weight"}
 STEPS = (4, 3)
+LENT = Lending(Single())
 
 
 class DoneCursor(LeasedCursor):
@@ -50,21 +52,26 @@ class LeasesOutOfOrder:
         return Lease(3, 17, 1)
 
 
-def run(folder, until, *, in_queue=True, callbacks=(), leases=None, begin="ones", **settings):
+def compiled(begin="ones"):
+    model = keras.Sequential(
+        [keras.layers.Input(()), keras.layers.Reshape((1,)), keras.layers.Dense(1, kernel_initializer=begin)]
+    )
+    model.compile(keras.optimizers.Adam(0.1), "mse")
+    return model
+
+
+def run(folder, until, *, in_queue=True, callbacks=(), leases=None, begin=None, **settings):
     """Train from the folder's checkpoint on; what early stopping has seen."""
     feed = FakeFeed(epochs=STEPS)
     if in_queue:
         feed.session.in_queue, feed.session.cursor = True, DoneCursor(feed.session)
         feed.session.epoch_rounds = lambda: None
         feed.session.leases = leases
-    model = keras.Sequential(
-        [keras.layers.Input(()), keras.layers.Reshape((1,)), keras.layers.Dense(1, kernel_initializer=begin)]
-    )
-    model.compile(keras.optimizers.Adam(0.1), "mse")
-    data = TrainingData(feed=feed, elements=Single().data(feed, FORM), for_each_shape=partial(feed.warm_up, **FORM))
+    model, placement = (LENT.model(compiled), LENT) if begin is None else (compiled(begin), Single())
+    data = TrainingData(feed=feed, elements=placement.data(feed, FORM), for_each_shape=partial(feed.warm_up, **FORM))
     settings = LoopSettings(until=until, checkpoints=folder, save_every_steps=1, **settings)
     callbacks = [*callbacks, EarlyStop(NoProgress(9), monitor="loss")]
-    TrainingLoop(model, data, Single(), settings, callbacks).run()
+    TrainingLoop(model, data, placement, settings, callbacks).run()
     arrays, record = CheckpointFolder(folder, 3).read_last()
     return arrays, record
 
