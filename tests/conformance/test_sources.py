@@ -40,8 +40,8 @@ def test_every_source_of_the_table_has_data_for_the_checks() -> None:
     assert set(FIXTURES) | whole_batches == set(settings_of_sources())
 
 
-#: Of these the processes are new interpreters, as they are for users.
-AS_USERS_HAVE_IT = {"lines", "package.module:Class"}
+#: Of this one the processes are new interpreters, as they are for users; so are those of the command below.
+AS_USERS_HAVE_IT = {"package.module:Class"}
 
 
 @functools.cache
@@ -266,6 +266,13 @@ def test_every_check_but_one_has_a_fault_that_it_finds() -> None:
     assert set(TITLES) - set(FAULTS.values()) == {"An unknown setting is refused, and the nearest named"}
 
 
+@pytest.fixture
+def forking() -> Iterator[None]:
+    with forked_pools():
+        yield
+
+
+@pytest.mark.usefixtures("forking")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_fault_is_found(fault: type, tmp_path: Path) -> None:
     made = (lines if issubclass(fault, LinesSource) else synthetic)(tmp_path)
@@ -278,12 +285,6 @@ def test_a_fault_is_found(fault: type, tmp_path: Path) -> None:
 
 
 # --- the command ---
-
-
-@pytest.fixture
-def forking() -> Iterator[None]:
-    with forked_pools():
-        yield
 
 
 def test_the_command_prints_a_line_for_each_check_and_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,8 +99,8 @@ def endpoint(folder: Path) -> Iterator[str]:
         yield loaders.endpoint
 
 
-def start(folder: Path, endpoint: str, *arguments: str, fork: bool = True) -> Program:
-    return Program(folder, "evaluate", "--feed", endpoint, *arguments, fork=fork)
+def start(folder: Path, endpoint: str, *arguments: str) -> Program:
+    return Program(folder, "evaluate", "--feed", endpoint, *arguments)
 
 
 class WaitForEvaluation(keras.callbacks.Callback):
@@ -169,7 +169,7 @@ def test_each_new_checkpoint_is_evaluated_on_all_streams_until_training_ends(fol
 
 def test_once_it_says_what_it_found_or_what_is_missing(folder: Path, endpoint: str) -> None:
     train(endpoint, folder / "once")
-    with start(folder, endpoint, "--model", "levels", "--checkpoint", str(folder / "once"), fork=False) as process:
+    with start(folder, endpoint, "--model", "levels", "--checkpoint", str(folder / "once")) as process:
         code, said, complained = process.ended()
     assert code == 0, complained
     begin, first, last = said.splitlines()

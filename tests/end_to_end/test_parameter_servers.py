@@ -65,7 +65,7 @@ loss = "mse"
 
 
 def optimizer():
-    return keras.optimizers.Adam(0.02)
+    return keras.optimizers.Adagrad(0.1)
 
 
 class Held(keras.callbacks.Callback):

@@ -49,7 +49,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, 
     (there / "job.toml").write_text(JOB)
     copied(here / "keys", there / "keys", *OF_WORKERS)
     with fleet(here / "job.toml") as one:
-        one.join("far", job=there / "job.toml")
+        one.join("far", job=there / "job.toml", tensorflow=True)
         yield one, there
 
 

@@ -96,10 +96,12 @@ class Epochs:
 @pytest.mark.timeout(300)
 def test_one_job_that_crashes_every_worker_takes_no_more_than_its_share_from_the_other(tmp_path: Path) -> None:
     """Beside it, with half of four workers, the good job reads as fast as one that has two workers to itself."""
-    good, alone = (
-        make(tmp_path, name, samples=240, transforms=("tests.support.transforms:waits", "logmel"), job=BEATS)
-        for name in ("good", "alone")
-    )
+    waiting: dict[str, Any] = {
+        "samples": 120,
+        "budget": "4 s",
+        "transforms": ("tests.support.transforms:waits", "logmel"),
+    }
+    good, alone = (make(tmp_path, name, job=BEATS, **waiting) for name in ("good", "alone"))
     bad = make(tmp_path, "bad", samples=60, transforms=("tests.support.transforms:kills_workers", "logmel"), job=BEATS)
     with running(good, workers=4) as loaders:
         beside = Epochs(loaders.endpoint)

@@ -43,7 +43,7 @@ loss = "mse"
 
 
 def optimizer(rate=0.01):
-    return keras.optimizers.Adam(rate)
+    return keras.optimizers.Adagrad(rate)
 
 
 def eval_metrics():

@@ -66,7 +66,7 @@ loss = "mse"
 def optimizer():
     import keras
 
-    return keras.optimizers.Adam(0.1)
+    return keras.optimizers.Adagrad(1.0)
 """
 
 

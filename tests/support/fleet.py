@@ -61,11 +61,14 @@ class Fleet:
         odd: tuple[str, ...] = (),
         environment: Mapping[str, str] = _NOTHING,
         job: Path | None = None,
+        tensorflow: bool = False,
     ) -> ModuleProcess:
-        """Start a worker, of another copy of the job file if one is named; returns when the coordinator knows it."""
+        """Start a worker, of another copy of the job file if one is named; returns when the coordinator knows it. With
+        `tensorflow` it has that imported.
+        """
         module = ("tests.support.odd_worker", *odd) if odd else ("loader_server",)
-        more = ("--name", name, "--coordinator", self.endpoint, *arguments)
-        process = self._start(*module, "worker", str(job or self.job), *more, environment=environment)
+        command = (*module, "worker", str(job or self.job), "--name", name, "--coordinator", self.endpoint, *arguments)
+        process = self._start(*command, environment=environment, tensorflow=tensorflow)
         self.processes[name] = process
         wait_until(lambda: name in self.members() or process.poll() is not None, f"{name} has registered", 60)
         assert process.poll() is None, self.text()
@@ -101,10 +104,16 @@ class Fleet:
         return self.log.read_text()
 
     def _start(
-        self, *command: str, environment: Mapping[str, str] = _NOTHING, ready: int | None = None
+        self,
+        *command: str,
+        environment: Mapping[str, str] = _NOTHING,
+        ready: int | None = None,
+        tensorflow: bool = False,
     ) -> ModuleProcess:
-        everything = {**self._environment, **environment}
-        return start_module(command, folder=self.job.parent, log=self.log, environment=everything, ready=ready)
+        everything = {**self._environment, **({"TF_CPP_MIN_LOG_LEVEL": "3"} if tensorflow else {}), **environment}
+        return start_module(
+            command, folder=self.job.parent, log=self.log, environment=everything, ready=ready, tensorflow=tensorflow
+        )
 
     def close(self) -> dict[str, int]:
         """End all in good order; their exit codes."""

@@ -215,4 +215,4 @@ def kills_workers(sample: dict[str, Any], rng: np.random.Generator) -> None:
 @transform()
 def waits(sample: dict[str, Any], rng: np.random.Generator) -> None:
     """Takes its time but no processor, so that more workers make it faster on any machine."""
-    time.sleep(0.02)
+    time.sleep(0.05)

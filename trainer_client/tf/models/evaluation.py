@@ -6,6 +6,7 @@ loss and metrics see them; the weights of a batch say which those are. It must n
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -31,6 +32,7 @@ class Evaluator:
         self._total = keras.metrics.Mean(name="loss")
         self._rows = keras.metrics.Sum(name="rows")
         self._step = tf.function(self._judge, reduce_retracing=True)
+        self._is_traced = False
 
     def evaluate(self, data: tf.data.Dataset, arrays: Sequence[NDArray[Any]] | None = None) -> dict[str, float]:
         """Loss, metrics and the number of rows, for the model with these values in its variables, or as it is.
@@ -45,6 +47,8 @@ class Evaluator:
             if not assigned and arrays is not None:
                 self._assign(inputs, arrays)
                 assigned = True
+            if not self._is_traced:
+                self._trace_for_any_shape(data)
             self._step(inputs, targets, weight)
         return {one.name: float(one.result()) for one in self._all()}
 
@@ -55,6 +59,15 @@ class Evaluator:
         if not self._model.built:
             self._model(inputs)
         assign_values(self._model.variables, arrays)
+
+    def _trace_for_any_shape(self, data: Any) -> None:  # noqa: ANN401 - whatever yields elements
+        """One graph for all shapes: the first ones of a stream would each have one of their own."""
+        spec = getattr(data, "element_spec", None)
+        if spec is None or not self._model.built:
+            return
+        self._is_traced = True
+        with contextlib.suppress(Exception):  # whatever a model raises that needs a size: it is traced for each shape
+            self._step.get_concrete_function(*keras.utils.unpack_x_y_sample_weight(spec))
 
     def _judge(self, inputs: Any, targets: Any, weight: Any) -> None:  # noqa: ANN401 - tensors
         outputs = self._model(inputs, training=False)

@@ -76,6 +76,37 @@ def test_two_inputs_are_not_taken_for_inputs_and_targets():
     assert got == pytest.approx({"mean": float((TARGETS - ROWS[:, :1]).mean()), "rows": 11.0}, rel=1e-4)
 
 
+class Telling(keras.layers.Dense):
+    """Notes each shape that it is traced for."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.traced = []
+
+    def call(self, inputs):
+        if not isinstance(inputs, tf.__internal__.EagerTensor):
+            self.traced.append(inputs.shape.as_list())
+        return super().call(inputs)
+
+
+def test_the_model_is_traced_once_for_all_shapes():
+    layer = Telling()
+    evaluator = Evaluator(keras.Sequential([layer]), "mse", ["mean_absolute_error"])
+    for _ in range(2):
+        assert evaluator.evaluate(data(), ARRAYS) == pytest.approx(want(), rel=1e-5)
+    assert layer.traced == [[None, 2]]
+
+
+def test_a_model_that_needs_a_size_is_traced_for_each():
+    class Sized(keras.layers.Dense):
+        def call(self, inputs):
+            return super().call(inputs) * (inputs.shape[0] / inputs.shape[0])
+
+    evaluator = Evaluator(keras.Sequential([Sized(1)]), "mse", ["mean_absolute_error"])
+    whole = tf.data.Dataset.from_generator(lambda: [next(batches())], output_signature=data().element_spec)
+    assert evaluator.evaluate(whole, ARRAYS)["rows"] == 6
+
+
 def test_another_models_checkpoint_is_refused():
     evaluator = Evaluator(keras.Sequential([keras.layers.Dense(2)]), None, [])
     with pytest.raises(DataError, match="expected the model's 2 variables, got 2 of other shapes"):
