@@ -33,6 +33,9 @@ WAITS = ("tests/faults/", "tests/end_to_end/", "tests/release/", "tests/conforma
 COMPUTES = ("tests/trainer_client/",)
 
 
+#: Where modules are found. Each job's folder comes before, and every import would look through all of them.
+_PATH = sys.path[:]
+
 #: How many objects more there are before anybody looks for garbage; Python's own number is 700.
 _GARBAGE = 20_000
 
@@ -63,15 +66,18 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """Leave things as they were. No fixture does it, because ten thousand tests would each set it up.
 
     A command that ran in this process changed the log, which went to a stream that pytest closes. A test's tiny models
-    are lent to the next one, but not to the next module.
+    are lent to the next one, and the folders of its jobs stay on the path, but not for the next module.
     """
     logger = logging.getLogger("stoker")
     before = (logger.handlers[:], logger.level, logger.propagate)
     try:
         return (yield)
     finally:
+        is_last = nextitem is None or nextitem.path != item.path
         logger.handlers[:], logger.level, logger.propagate = before
         if (models := sys.modules.get("tests.support.tiny_models")) is not None:
             models.take_back()
-            if nextitem is None or nextitem.path != item.path:
+            if is_last:
                 models.forget()
+        if is_last:
+            sys.path[:] = _PATH
