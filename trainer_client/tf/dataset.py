@@ -39,6 +39,7 @@ from trainer_client.tf import ctrl_c
 from trainer_client.tf.element_structure import assembler, masked_batches, shapes_of
 from trainer_client.tf.iterators import Openings, generate
 from trainer_client.tf.leased_elements import LeasedElements, refuse_graph, refuse_uncounted
+from trainer_client.tf.python_op import keep_with_graph
 from trainer_client.tf.staging import Staging
 from trainer_client.tf.untuned import untune_devices, untuned
 
@@ -253,6 +254,7 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
     @property
     def _variant_tensor(self) -> tf.Tensor:
         """What stands for this dataset in those that are derived from it, perhaps in a graph."""
+        keep_with_graph(self)
         return self._uncounted._variant_tensor  # noqa: SLF001 - how one dataset stands for another
 
     @functools.cached_property
@@ -271,6 +273,7 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
         if not tf.executing_eagerly():
             if leases is not None:
                 raise refuse_graph()
+            keep_with_graph(self)
             return iter(self._counted)
         self._counting.settle()
         iterator = _Iterator(self._counted)
@@ -352,6 +355,7 @@ class _DistributedFeedDataset(DistributedDatasetsFromFunction):  # type: ignore[
     counting: _Counting
 
     def __iter__(self) -> Iterator[Any]:
+        keep_with_graph(self)
         if not tf.executing_eagerly():
             return super().__iter__()  # type: ignore[no-any-return]
         self.counting.settle()

@@ -2,7 +2,8 @@
 
 Rules: an element's arrays are handed on as they are, so that they enter TensorFlow without a copy; small batches enter
 several at a time. A pass keeps raising what stopped it, and ends before Python shuts down. Iterators that outlive
-Python are destroyed without calling it. This module must not know what is counted, nor what becomes of the elements.
+Python are destroyed without calling it. What TensorFlow runs is traced once for elements of a kind, and knows datasets
+and iterators by numbers. This module must not know what is counted, nor what becomes of the elements.
 """
 
 from __future__ import annotations
@@ -11,22 +12,19 @@ import atexit
 import functools
 import itertools
 import os
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-# Not public; the same in 2.18 and 2.21.
-from tensorflow.python.data.ops.from_generator_op import _GeneratorDataset
-from tensorflow.python.data.ops.map_op import _MapDataset
-
 from shared.malloc_tuning import keep_freed_memory
 from trainer_client.tf import ctrl_c, exit_guard
 from trainer_client.tf.python_op import call_python
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from trainer_client.session.batch_iterator import BatchIterator
     from trainer_client.session.feed_session import FeedSession
@@ -61,9 +59,11 @@ class Witness(Protocol):
         """It stopped, and will raise this from now on."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Openings:
-    """The source of a pipeline: each call opens one pass from the cursor to the end of its epoch."""
+    """The source of a pipeline: each call opens one pass from the cursor to the end of its epoch. Graphs know it by a
+    number, and whoever has the dataset holds it.
+    """
 
     session: FeedSession
     structure: ElementStructure
@@ -134,48 +134,112 @@ class FeedPass:
         exit_guard.leave(self)
 
 
-@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator] # there is no Python loop to make a graph of
+class _LazyPass:
+    """That of one iterator of TensorFlow's, which may never ask for anything."""
+
+    def __init__(self, openings: Openings) -> None:
+        self._openings = openings
+        self._pass: FeedPass | None = None
+
+    def __next__(self) -> list[Any]:
+        if self._pass is None:
+            self._pass = self._openings()
+        return next(self._pass)
+
+
+_NUMBERS = itertools.count()
+#: What datasets read, by their numbers, as long as anybody has them.
+_OPENINGS = weakref.WeakValueDictionary[int, Openings]()
+#: By the numbers of the iterators that there are.
+_PASSES: dict[int, _LazyPass] = {}
+
+
+def _begin(dataset: np.int64) -> Any:  # noqa: ANN401 - a scalar
+    number = next(_NUMBERS)
+    _PASSES[number] = _LazyPass(_OPENINGS[int(dataset)])
+    return np.int64(number)
+
+
+def _advance(number: np.int64) -> list[Any]:
+    return next(_PASSES[int(number)])
+
+
+def _end(number: np.int64) -> Any:  # noqa: ANN401 - a scalar
+    _PASSES.pop(int(number), None)
+    return np.int64(0)
+
+
 def generate(openings: Openings, signature: Any) -> tf.data.Dataset:  # noqa: ANN401 - a structure of specs
     """A dataset whose elements are fetched by the thread that asks for them, without waking another one."""
     _tell_when_python_ends()
-    specs = tf.nest.flatten(signature)
-    numbers, passes = itertools.count(), dict[int, FeedPass]()
-
-    def begin(_: Any) -> Any:  # noqa: ANN401 - a scalar
-        return np.int64(next(numbers))
-
-    def advance(number: np.int64) -> list[Any]:
-        one = passes.get(int(number))
-        if one is None:
-            one = passes[int(number)] = openings()
-        return next(one)
-
-    def end(number: np.int64) -> Any:  # noqa: ANN401 - as above
-        passes.pop(int(number), None)
-        return np.int64(0)
-
-    def element(number: tf.Tensor) -> Any:  # noqa: ANN401 - mirrors the signature
-        tensors = call_python(advance, [number], [spec.dtype for spec in specs])
-        for tensor, spec in zip(tensors, specs, strict=True):
-            tensor.set_shape(spec.shape)
-        return tf.nest.pack_sequence_as(signature, tensors)
-
-    def elements_of(number: tf.Tensor) -> tf.data.Dataset:
-        return _MapDataset(
-            tf.data.Dataset.range(_ENDLESS),
-            lambda _: element(number),
-            use_inter_op_parallelism=False,
-            preserve_cardinality=False,
-        )
-
-    iterators = _GeneratorDataset(
-        tf.constant(0, tf.int64),
-        lambda nothing: tf.numpy_function(begin, [nothing], tf.int64),
-        lambda number: number,
-        lambda number: _unless_python_has_ended(number, end),
-        tf.TensorSpec((), tf.int64),
+    number, specs = next(_NUMBERS), tuple(tf.nest.flatten(signature))
+    with tf.init_scope(), tf.device(None):
+        functions = _functions(specs)
+    iterators = tf.raw_ops.GeneratorDataset(
+        init_func=functions.begin,
+        init_func_other_args=[tf.constant(number, tf.int64)],
+        next_func=functions.stay,
+        next_func_other_args=[],
+        finalize_func=functions.end,
+        finalize_func_other_args=[],
+        **_kinds([_NUMBER]),
     )
-    return iterators.take(1).flat_map(elements_of)
+    first = tf.raw_ops.TakeDataset(input_dataset=iterators, count=1, **_kinds([_NUMBER]))
+    elements = tf.raw_ops.FlatMapDataset(input_dataset=first, other_arguments=[], f=functions.elements, **_kinds(specs))
+    dataset = tf.data.experimental.from_variant(elements, signature)
+    dataset.openings = _OPENINGS[number] = openings
+    return dataset
+
+
+@dataclass(frozen=True, slots=True)
+class _TracedFunctions:
+    """What TensorFlow runs for an iterator."""
+
+    begin: Any
+    stay: Any
+    end: Any
+    elements: Any
+
+
+@functools.cache
+def _functions(specs: tuple[tf.TensorSpec, ...]) -> _TracedFunctions:
+    """Traced once for all datasets of these elements, because that takes as long as reading hundreds of them."""
+    return _TracedFunctions(
+        begin=_traced(lambda dataset: tf.numpy_function(_begin, [dataset], tf.int64)),
+        stay=_traced(lambda number: number),
+        end=_traced(lambda number: _unless_python_has_ended(number, _end)),
+        elements=_traced(lambda number: _elements(number, specs)),
+    )
+
+
+def _elements(number: tf.Tensor, specs: Sequence[tf.TensorSpec]) -> tf.Tensor:
+    """The dataset of one iterator's elements."""
+    fetch = _traced(lambda _: call_python(_advance, [number], [spec.dtype for spec in specs]))
+    return tf.raw_ops.MapDataset(
+        input_dataset=tf.data.experimental.to_variant(tf.data.Dataset.range(_ENDLESS)),
+        other_arguments=fetch.captured_inputs,
+        f=fetch,
+        use_inter_op_parallelism=False,
+        preserve_cardinality=False,
+        **_kinds(specs),
+    )
+
+
+def _kinds(specs: Sequence[tf.TensorSpec]) -> dict[str, Any]:
+    return {"output_types": [spec.dtype for spec in specs], "output_shapes": [spec.shape for spec in specs]}
+
+
+_NUMBER = tf.TensorSpec((), tf.int64)
+
+#: The first is what keeps a function on one device: one that might need several is optimised anew for each iterator,
+#: which took 12 ms of 15 for a pass of two small batches. The second is what tf.data says of its own functions.
+_ON_ONE_DEVICE = {"experimental_ints_on_device": True, "_tf_data_function": True}
+
+
+def _traced(function: Callable[[tf.Tensor], Any]) -> Any:  # noqa: ANN401 - TensorFlow has no types
+    """A function of a number for a dataset, without a loop to make a graph of."""
+    made = tf.function(function, input_signature=[_NUMBER], autograph=False, experimental_attributes=_ON_ONE_DEVICE)
+    return made.get_concrete_function()
 
 
 # --- iterators that live longer than Python ---
@@ -204,7 +268,7 @@ def _python_has_ended() -> tf.Tensor:
 
 
 def _unless_python_has_ended(number: tf.Tensor, call: Callable[[np.int64], Any]) -> tf.Tensor:
-    """Call it with this number. A `tf.cond` would be two more functions for TensorFlow to optimise for each iterator.
+    """Call it with this number. A `tf.cond` would be two more functions that TensorFlow prepares for each iterator.
     The call counts as stateless, or else what comes after would wait for it, and there is nothing to wait for if it is
     left out.
     """

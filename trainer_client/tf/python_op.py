@@ -18,7 +18,7 @@ from tensorflow.python.ops import script_ops
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["call_python"]
+__all__ = ["call_python", "keep_with_graph"]
 
 
 class _AsItIs(script_ops.EagerFunc):  # type: ignore[misc] # TensorFlow has no types
@@ -34,17 +34,21 @@ class _AsItIs(script_ops.EagerFunc):  # type: ignore[misc] # TensorFlow has no t
 def call_python(function: Callable[..., Any], args: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
     """The arrays that the function returns, each time that the graph runs."""
     called = _AsItIs(function)
-    _keep_alive(called)
+    keep_with_graph(called)
     token = script_ops._py_funcs.insert(called)  # noqa: SLF001 - as above
     return list(tf.raw_ops.PyFunc(input=args, token=token, Tout=dtypes))
 
 
-def _keep_alive(called: _AsItIs) -> None:
-    """Let the outermost graph keep the function, because TensorFlow holds only weak references."""
+def keep_with_graph(used: object) -> None:
+    """Let the outermost graph that is being made keep what it uses, because TensorFlow holds only weak references, and
+    whoever runs the graph may have nothing else of it.
+    """
+    if tf.executing_eagerly():
+        return
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "outer_graph", None) not in {None, graph}:
         graph = graph.outer_graph
     kept = getattr(graph, "_py_funcs_used_in_graph", None)
     if kept is None:
         kept = graph._py_funcs_used_in_graph = []  # noqa: SLF001 - as TensorFlow does
-    kept.append(called)
+    kept.append(used)
