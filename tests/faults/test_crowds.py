@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def loaders(folder: Path) -> Iterator[Loaders]:
     make_keys(folder / "keys")
-    with running(write_job(folder, job='keys = "keys"'), workers=1) as loaders:
+    with running(write_job(folder, samples=60, job='keys = "keys"'), workers=1) as loaders:
         for process in (psutil.Process(loaders.process.pid), *_servers(loaders)):  # a worker that is replaced, too
             process.rlimit(psutil.RLIMIT_NOFILE, (_FILES, _FILES))
         yield loaders
@@ -76,8 +76,12 @@ def test_everybody_else_is_served(loaders: Loaders, folder: Path, kind: str, sha
             if kind == "TCP":  # ZeroMQ's are hung up on at once
                 wait_until(lambda: loaders.text().count("too many connections") >= shut + 2, "both shut their doors")
             until_s = time.monotonic() + 1.5  # who was hung up on has come back meanwhile
-            while time.monotonic() < until_s:
+
+            def are_back() -> bool:
                 assert _epoch(feed) == calm
+                return time.monotonic() > until_s
+
+            wait_until(are_back, "they have come back")
             with trainer_client.connect(loaders.endpoint, connect_timeout_s=60, **how) as newcomer:
                 assert _epoch(newcomer) == calm
         with trainer_client.connect(loaders.endpoint, **how) as newcomer:

@@ -108,8 +108,12 @@ def test_noise_on_every_socket_is_dropped_and_counted(loaders: Loaders, shared_m
     garbage = _counted(loaders, "stoker_garbage_messages_total")
     with trainer_client.connect(loaders.endpoint, **how) as feed, _noisy(endpoints) as is_sent:
         calm = _epoch(feed)
-        while not is_sent():
+
+        def all_was_sent() -> bool:
             assert _epoch(feed) == calm
+            return is_sent()
+
+        wait_until(all_was_sent, "all was sent", timeout_s=240)
         if not keys.exists():
             wait_until(lambda: _rose(garbage, _counted(loaders, "stoker_garbage_messages_total"), 100), "it is counted")
     with trainer_client.connect(loaders.endpoint, **how) as newcomer:
