@@ -15,17 +15,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def check(script: str, folder: Path) -> str:
-    """What mypy says of it; of ours it says nothing, as of any installed package."""
-    (folder / "script.py").write_text(script)
-    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "script.py"]
+def check(folder: Path, **scripts: str) -> list[str]:
+    """What mypy says of them, line by line; of ours it says nothing, as of any installed package."""
+    for name, script in scripts.items():
+        (folder / f"{name}.py").write_text(script)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", *(f"{name}.py" for name in scripts)]
     environment = {**os.environ, "MYPYPATH": str(ROOT)}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False).stdout
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return done.stdout.splitlines()
 
 
 @pytest.mark.timeout(300)
 def test_what_is_right_passes_and_what_is_wrong_is_named(tmp_path: Path) -> None:
-    assert check(SCRIPT, tmp_path).startswith("Success")
-    said = check(SCRIPT.replace("weights=", "weight=").replace("batch.rows", "batch.row"), tmp_path)
-    assert 'Unexpected keyword argument "weight" for "dataset"' in said
-    assert '"Batch" has no attribute "row"' in said
+    wrong = SCRIPT.replace("weights=", "weight=").replace("batch.rows", "batch.row")
+    *said, summary = check(tmp_path, right=SCRIPT, wrong=wrong)
+    assert [line for line in said if not line.startswith("wrong.py:")] == []
+    assert any('Unexpected keyword argument "weight" for "dataset"' in line for line in said)
+    assert any('"Batch" has no attribute "row"' in line for line in said)
+    assert summary.endswith(" in 1 file (checked 2 source files)")
