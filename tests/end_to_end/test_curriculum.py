@@ -33,7 +33,7 @@ def read_epoch(feed: trainer_client.Feed) -> tuple[list[int], int]:
 @pytest.mark.heritage("D14")
 def test_samples_grow_longer_with_the_epochs_and_any_of_them_can_be_resumed(tmp_path: Path) -> None:
     job = write_job(tmp_path, samples=90, stream='max_length = { 0 = "0.4 s", 2 = "0.7 s", 3 = "1 s" }')
-    with running(job, workers=2) as loaders:
+    with running(job, workers=1) as loaders:
         with trainer_client.connect(loaders.endpoint) as feed:
             shapes, states, epochs = feed.shapes, [feed.state()], []
             for _ in STAGES:

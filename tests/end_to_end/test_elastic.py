@@ -163,7 +163,7 @@ import trainer_client
 
 class Tell(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        time.sleep(0.03)  # nobody learns anything from how many epochs there are
+        time.sleep(0.1)  # nobody learns anything from how many epochs there are
 
     def on_epoch_begin(self, epoch, logs=None):
         if not self.told:
@@ -174,7 +174,7 @@ class Tell(keras.callbacks.Callback):
 def train(feed):
     layers = keras.layers.Input((None, 40)), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)
     model = keras.Sequential(layers)
-    model.compile(optimizer="adam", loss="mse")
+    model.compile(optimizer="adagrad", loss="mse")
     data = feed.dataset(inputs="audio", targets="audio_length", weights="weight")
     tell = Tell()
     tell.feed, tell.told = feed, False

@@ -31,7 +31,7 @@ def _mixed(tmp_path: Path, weights: str) -> Path:
 @pytest.mark.heritage("R11")
 def test_an_epoch_ends_with_its_first_source_while_the_other_starts_over(tmp_path: Path) -> None:
     job = _mixed(tmp_path, "weights = [1, 1]\ncycle = [false, true]")
-    with running(job) as loaders, trainer_client.connect(loaders.endpoint) as feed:
+    with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint) as feed:
         tags = [tag for batch in feed for tag in batch["tag"].tolist() if tag >= 0]
     assert sorted(tag for tag in tags if tag < 80) == list(range(80))
     more = [tag for tag in tags if tag >= 80]
@@ -44,7 +44,7 @@ def test_batches_of_several_sources_come_from_other_processes_and_their_way_is_a
     job = _mixed(tmp_path, "weights = [1, 1]\ncycle = [false, true]")
     ports = tmp_path / "ports"
     with (
-        running(job) as loaders,
+        running(job, workers=1) as loaders,
         trainer_client.connect(loaders.endpoint, shared_memory=False, metrics_port=0, metrics_targets=ports) as feed,
     ):
         batches = iter(feed)
@@ -98,7 +98,7 @@ def test_texts_of_recordings_and_lines_of_text_are_trained_on_together(tmp_path:
     alphabet = " abcdefghijklmnopqrstuvwxyz '0123456789"
     expected = texts + [one.text for one in utterances(10)]
     tags = []
-    with running(tmp_path / "job.toml") as loaders, trainer_client.connect(loaders.endpoint) as feed:
+    with running(tmp_path / "job.toml", workers=1) as loaders, trainer_client.connect(loaders.endpoint) as feed:
         for batch in feed:
             assert set(batch) >= {"text", "text_length", "weight", "tag"}
             assert "audio" not in batch

@@ -54,7 +54,7 @@ def test_a_class_beside_the_job_file_is_trained_on(tmp_path: Path) -> None:
     (tmp_path / "my_numbers.py").write_text(CLASS)
     (tmp_path / "job.toml").write_text(JOB)
     got: dict[int, float] = {}
-    with running(tmp_path / "job.toml") as loaders, trainer_client.connect(loaders.endpoint) as feed:
+    with running(tmp_path / "job.toml", workers=1) as loaders, trainer_client.connect(loaders.endpoint) as feed:
         for batch in feed:
             for row in range(len(batch["tag"])):
                 if batch["weight"][row]:

@@ -19,13 +19,13 @@ def test_packed_rows_hold_every_sample_once_with_its_marks(tmp_path: Path) -> No
     packed.write_text(
         plain.read_text().replace('name = "tones"', 'name = "packed"').replace("shapes = 4", 'packing = "3 s"')
     )
-    with running(plain) as loaders, trainer_client.connect(loaders.endpoint) as feed:
+    with running(plain, workers=1) as loaders, trainer_client.connect(loaders.endpoint) as feed:
         lengths, sums = [], []
         for batch in feed:
             valid = batch["weight"] > 0
             lengths += batch["audio_length"][valid].tolist()
             sums += batch["audio"][valid].sum(axis=(1, 2)).tolist()
-    with running(packed) as loaders, trainer_client.connect(loaders.endpoint) as feed:
+    with running(packed, workers=1) as loaders, trainer_client.connect(loaders.endpoint) as feed:
         found_lengths, found_sums = [], []
         for batch in feed:
             assert batch["audio"].shape[1] == 300

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 from rich.console import Console
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.loaders import Loaders
+
+#: Epoch, number, digest and rows of each.
+Batches: TypeAlias = "list[tuple[int, ...]]"
 
 _AUGMENTED = ("logmel", "spec_augment", "characters")
 #: Several wants at each worker, so that it has other work while another builds what it wants.
@@ -37,9 +40,7 @@ def make_jobs(folder: Path, *, job: str = "share = true", names: str = "ab") -> 
     return made
 
 
-def read(
-    endpoint: str, *, after: int = 0, then: threading.Event | None = None, stream: str = "train"
-) -> list[tuple[int, ...]]:
+def read(endpoint: str, *, after: int = 0, then: threading.Event | None = None, stream: str = "train") -> Batches:
     """What a trainer gets, in order; after so many batches it waits."""
     got = []
     with trainer_client.connect(endpoint, stream=stream, epochs=_EPOCHS, prefetch=8) as feed:
@@ -57,9 +58,8 @@ def taken_and_built(loaders: Loaders, *jobs: str) -> tuple[int, int]:
     return sum(one["taken"] for one in workers), sum(one["built"] for one in workers)
 
 
-def test_one_that_lags_behind_the_shelf_builds_again_and_misses_nothing(tmp_path: Path) -> None:
+def test_one_that_lags_behind_the_shelf_builds_again_and_misses_nothing(tmp_path: Path, expected: Batches) -> None:
     """Room for a few batches: what the slow one gets is the same, though workers of both are killed."""
-    expected = alone(tmp_path)
     jobs = make_jobs(tmp_path, job='share = true\nshare_bytes = "400 KiB"')
     go_on = threading.Event()
     with running(*jobs, workers=2) as loaders, ThreadPoolExecutor() as pool:
@@ -78,16 +78,16 @@ def built_alone(loaders: Loaders, job: str) -> int:
     return built - taken
 
 
-def alone(folder: Path) -> list[tuple[int, ...]]:
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Batches:
     """What the job gives without anybody beside it."""
-    (job,) = make_jobs(folder, job="", names="c")
+    (job,) = make_jobs(tmp_path_factory.mktemp("alone"), job="", names="c")
     with running(job, workers=2) as loaders:
         return read(loaders.endpoint)
 
 
 @pytest.mark.timeout(300)
-def test_two_jobs_get_what_each_would_alone_and_batches_are_built_about_once(tmp_path: Path) -> None:
-    expected = alone(tmp_path)
+def test_two_jobs_get_what_each_would_alone_and_batches_are_built_about_once(tmp_path: Path, expected: Batches) -> None:
     jobs = make_jobs(tmp_path)
     with running(*jobs, workers=2) as loaders, ThreadPoolExecutor() as pool:
         both = list(pool.map(read, [loaders.endpoint_of(name) for name in "ab"]))

@@ -67,7 +67,7 @@ def test_what_the_toolkits_wrote_is_trained_on(tmp_path: Path) -> None:
     shutil.copy(GOLDEN / "cuts.jsonl.gz", tmp_path)
     shutil.copy(RETURNN, tmp_path)
     (tmp_path / "job.toml").write_text(JOB)
-    with running(tmp_path / "job.toml") as loaders:
+    with running(tmp_path / "job.toml", workers=1) as loaders:
         found = {}
         for name in ("kaldi", "lhotse", "returnn"):
             with trainer_client.connect(loaders.endpoint, stream=name) as feed:

@@ -41,7 +41,7 @@ def test_parallel_text_is_trained_on(tmp_path: Path) -> None:
     )
     (tmp_path / "job.toml").write_text(JOB)
     seen = set()
-    with running(tmp_path / "job.toml") as loaders, trainer_client.connect(loaders.endpoint) as feed:
+    with running(tmp_path / "job.toml", workers=1) as loaders, trainer_client.connect(loaders.endpoint) as feed:
         for batch in feed:
             for row, tag in enumerate(batch["tag"].tolist()):
                 if batch["weight"][row]:

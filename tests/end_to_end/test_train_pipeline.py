@@ -95,7 +95,7 @@ def test_a_pipeline_is_trained_on_from_either_side_of_one_module(
     (tmp_path / "lengths.py").write_text(_MODULE)
     monkeypatch.syspath_prepend(tmp_path)  # of the loaders too
     exported = tmp_path / "exported"
-    with running(tmp_path / "job.toml", tensorflow=True) as loaders:
+    with running(tmp_path / "job.toml", workers=1, tensorflow=True) as loaders:
         first = _train(tmp_path, loaders.endpoint, "--steps", "3")
         lines = _train(tmp_path, loaders.endpoint, "--epochs", str(EPOCHS), "--export", str(exported))
         alone = CheckpointFolder(tmp_path / "checkpoints", 3).read_last()

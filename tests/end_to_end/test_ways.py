@@ -38,7 +38,7 @@ def test_shared_memory_and_tcp_bring_the_same(tmp_path, packing, keys):
         make_keys(tmp_path / "keys")
         settings["keys"] = str(tmp_path / "keys")
         job += f'\nkeys = "{tmp_path / "keys"}"'
-    with running(write_job(tmp_path, samples=60, job=job), workers=2) as loaders:
+    with running(write_job(tmp_path, samples=60, job=job), workers=1) as loaders:
         in_place = epoch_of(loaders.endpoint, **settings)
         by_tcp = epoch_of(loaders.endpoint, shared_memory=False, **settings)
         verified = epoch_of(loaders.endpoint, verify=True, **settings)
