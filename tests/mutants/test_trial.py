@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 
 import pytest
@@ -93,6 +94,7 @@ def mutant(before, after):
     return found[0]
 
 
+@functools.cache
 def verdict(toy, *change, effort_s=EFFORT_S):
     _, crew, cover = toy
     (found,) = crew.each(lambda one, place: try_out(one, place, cover, effort_s), [mutant(*change)])

@@ -81,6 +81,7 @@ class Workplace:
         listed = self._scratch / "tests.txt"
         listed.write_text("\n".join(tests), "utf-8")
         usual = ("-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-p", "tests.mutants.plugin")
+        usual += ("-p", "no:anyio")  # a plugin that comes with other packages, and takes a quarter of pytest's start
         timeout = f"--timeout={limits.test_s:.0f}"
         output = self._scratch / "output.txt"  # no pipe: a process that is left over would keep it open
         with output.open("wb") as writing:
