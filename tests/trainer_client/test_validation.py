@@ -72,12 +72,13 @@ def test_the_values_are_those_of_the_model_and_training_is_as_without():
 
 def test_stopped_and_resumed_it_is_judged_at_the_same_places(tmp_path):
     whole = dev()
-    fit(tmp_path / "whole", Validation(whole, steps=4, **FORM))
+    fit(tmp_path / "whole", Validation(whole, steps=4, **FORM), epochs=3)
+    assert places(whole) == [(1, 4), (2, 8)]
     for stop in (3, 5, 7, 8):
         parts = dev()
         with pytest.raises(Stopped):
-            fit(tmp_path / str(stop), Validation(parts, steps=4, **FORM), StopAfter(stop))
-        fit(tmp_path / str(stop), Validation(parts, steps=4, **FORM))
+            fit(tmp_path / str(stop), Validation(parts, steps=4, **FORM), StopAfter(stop), epochs=3)
+        fit(tmp_path / str(stop), Validation(parts, steps=4, **FORM), epochs=3)
         assert list(dict.fromkeys(places(parts))) == places(whole), stop
 
 

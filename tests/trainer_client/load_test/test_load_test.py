@@ -38,7 +38,7 @@ def _in(tmp_path, monkeypatch):
 
 
 def test_a_world_of_trainers_gets_every_batch_once_and_leaves_nothing_behind(tmp_path, capsys):
-    how = ("--trainers", "5", "--step-ms", "20", "--seconds", "4", "--processes", "2", "--workers", "1", "--json")
+    how = ("--trainers", "5", "--step-ms", "60", "--seconds", "4", "--processes", "2", "--workers", "1", "--json")
     assert run("train", *how, "--report", str(tmp_path / "out"), "--min-batches-per-s", "2") == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (figures["trainers"], figures["errors"], figures["lost"], figures["repeated"]) == (5, 0, 0, 0)
@@ -56,14 +56,21 @@ def test_a_world_of_trainers_gets_every_batch_once_and_leaves_nothing_behind(tmp
 
 @pytest.mark.heritage("T12")
 def test_the_data_flow_alone_has_its_speed_said(capsys):
-    assert run("drain", "--seconds", "2", "--workers", "1", "--json", "--min-batches-per-s", "1") == 0
+    assert run("drain", "--seconds", "0.5", "--workers", "1", "--json", "--min-batches-per-s", "1") == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert figures["batches_per_s"] > 1
     assert (figures["errors"], figures["lost"], figures["repeated"]) == (0, 0, 0)
 
 
-def test_a_limit_that_is_not_kept_sets_the_exit_code(capsys):
-    assert run("drain", "--seconds", "0.3", "--workers", "1", "--min-batches-per-s", "1e9") == 1
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory):
+    """Loaders that run already."""
+    with running(write_job(tmp_path_factory.mktemp("job")), workers=1) as loaders:
+        yield loaders.endpoint
+
+
+def test_a_limit_that_is_not_kept_sets_the_exit_code(endpoint, capsys):
+    assert run("drain", "--feed", endpoint, "--seconds", "0.3", "--min-batches-per-s", "1e9") == 1
     said = capsys.readouterr()
     assert "not kept: batches_per_s" in said.err
     assert "| batches a second |" in said.out
@@ -117,18 +124,18 @@ def test_trainers_that_cannot_attach_are_said_and_no_figures(capsys):
     assert "expected an endpoint like tcp://127.0.0.1:7400, got 'nonsense'" in said.err
 
 
-def test_a_crew_that_is_killed_is_an_error_and_not_a_silence(monkeypatch):
+def test_a_crew_that_is_killed_is_an_error_and_not_a_silence(endpoint, monkeypatch):
     def killed(crew, **line):
         if "begin_s" in line:
             crew.process.kill()
 
     how = {"stream": "train", "world": 1, "step_s": 0, "seconds": 9, "prefetch": 8, "shared_memory": True, "keys": ""}
-    with Interrupts() as interrupts, OwnJob(seed=1, workers=1, interrupts=interrupts) as job:
-        plan = LoadPlan(trainers=1, processes=1, run=ThinRun(endpoint=job.endpoint, **how))
+    with Interrupts() as interrupts:
+        plan = LoadPlan(trainers=1, processes=1, run=ThinRun(endpoint=endpoint, **how))
         tell = conductor._Process.tell
         monkeypatch.setattr(conductor._Process, "tell", lambda crew, **line: (tell(crew, **line), killed(crew, **line)))
         with pytest.raises(StokerError, match="its end, with exit code -9"):
-            conduct(plan, interrupts, job.cpu_s, lambda _: None)
+            conduct(plan, interrupts, None, lambda _: None)
     assert [one for one in psutil.Process().children() if _is_ours(one)] == []
 
 

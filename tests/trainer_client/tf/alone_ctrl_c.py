@@ -6,11 +6,8 @@ import argparse
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import weakref
-from pathlib import Path
 
 import pytest
 
@@ -181,44 +178,6 @@ def test_one_that_python_drops_is_raised_behind_the_callback(starved):
         press_in_a_callback()
     feed.session.starve_at = None
     assert next(iter(data)), "a Ctrl-C that was raised is dealt with"
-
-
-PROGRAM = """
-import threading
-from shared.command import run_command
-from tests.support.lean_keras import lean_keras
-with lean_keras():
-    from tests.support.fake_feed import FakeFeed
-    from tests.support.two_devices import mirrored
-    from tests.support.tiny_models import FORM, tiny_model
-
-feed = FakeFeed(starve_at=(0, 6))
-threading.Thread(target=lambda: (feed.session.starving.wait(), print("starving", flush=True)), daemon=True).start()
-try:
-    tiny_model().fit(feed.dataset(**FORM), verbose=0)
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-    raise
-"""
-
-
-def test_a_process_that_waits_for_a_batch_is_interrupted_and_exits():
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[3],
-    )
-    with process:
-        try:
-            assert process.stdout.readline() == "starving\n"
-            process.send_signal(signal.SIGINT)  # there will be no batch, so nothing else can end the wait
-            said, complained = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert said == "interrupted\n", complained
-    assert process.returncode == -signal.SIGINT
 
 
 class TestWatching:

@@ -193,10 +193,29 @@ for starve_at in (None, (0, 2)):
 feed.session.starving.wait()
 """
 
+#: There will be no batch, so nothing else can end the wait.
+STARVED = """
+def leave(): pass
+
+def press():
+    feed.session.starving.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+
+feed = FakeFeed(starve_at=(0, 6))
+data = feed.dataset(**FORM)
+threading.Thread(target=press, daemon=True).start()
+try:
+    fit()
+except KeyboardInterrupt:
+    print("interrupted", file=sys.stderr)
+    raise
+"""
+
 #: How a program leaves, and the exit code of that.
 WAYS = {
     "with an error": (FEED + "def leave(): raise ZeroDivisionError\nfit()", 1),
     "at Ctrl-C": (FEED + "def leave(): os.kill(os.getpid(), signal.SIGINT)\nfit()", -signal.SIGINT),
+    "at Ctrl-C while a batch is waited for": (STARVED, -signal.SIGINT),
     "with iterators open, and those of a strategy": (
         FEED
         + """
@@ -262,6 +281,11 @@ def test_a_process_whose_passes_were_stopped_ends(left):
     """Without help a fifth of those with one pass hung: TensorFlow asks for more after an error."""
     code, said = left["after passes that were stopped"]
     assert code == 3, said
+
+
+def test_a_process_that_waits_for_a_batch_is_interrupted_and_exits(left):
+    code, said = left["at Ctrl-C while a batch is waited for"]
+    assert (code, "interrupted\n" in said) == (-signal.SIGINT, True), said
 
 
 def test_whichever_way_a_program_leaves_nothing_is_said_of_an_ended_python(left):

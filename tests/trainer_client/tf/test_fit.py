@@ -51,7 +51,7 @@ def strategy(request):
 # Two replicas with several steps an execution fail inside Keras, whatever the dataset; with a FeedCheckpoint they run.
 @pytest.mark.parametrize(
     ("replicas", "steps", "epochs"),
-    [(1, 1, EPOCHS), (1, 1, (2, 5, 1)), (1, 4, EPOCHS), (1, 4, (8, 8, 8)), (2, 1, EPOCHS), (2, 1, (2, 5, 1))],
+    [(1, 1, EPOCHS), (1, 1, (2, 5, 1)), (1, 4, EPOCHS), (1, 4, (8, 8, 8)), (2, 1, (2, 5, 1))],
 )
 def test_without_a_callback_each_epoch_is_the_next(replicas, steps, epochs):
     strategy = mirrored() if replicas == 2 else None
@@ -74,7 +74,7 @@ def test_stopped_at_batch_6_and_resumed_each_batch_is_trained_once(strategy, ste
     stop = StopAt(feed, 0, 6 * feed.session.replicas)
     with pytest.raises(ZeroDivisionError):
         first.fit(
-            data_of(feed, strategy), epochs=3, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path, every=1), stop]
+            data_of(feed, strategy), epochs=2, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path, every=1), stop]
         )
     feed.close()
     seen = first.seen
@@ -85,10 +85,10 @@ def test_stopped_at_batch_6_and_resumed_each_batch_is_trained_once(strategy, ste
     next(iter(data))
     second = tiny_model(strategy, steps, new=steps > 1)
     assert second.built == (steps == 1), "as a restarted process has it, in some of the cases"
-    second.fit(data, epochs=3, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path, every=1)])
+    second.fit(data, epochs=2, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path, every=1)])
     assert len(seen) == (6 if steps == 1 else 8) * feed.session.replicas
-    assert sorted(seen + second.seen) == wanted(feed)
-    assert (feed.epoch, feed.cursor) == (3, 0)
+    assert sorted(seen + second.seen) == wanted(feed, 2)
+    assert (feed.epoch, feed.cursor) == (2, 0)
 
 
 def test_validation_sees_the_same_epoch_each_time_and_leaves_training_alone():

@@ -40,7 +40,7 @@ class StopAt(keras.callbacks.Callback):
 
 @pytest.fixture(scope="module")
 def loaders(tmp_path_factory):
-    job = write_job(tmp_path_factory.mktemp("tf"), samples=300, longest_s=0.5, job="group = 2")
+    job = write_job(tmp_path_factory.mktemp("tf"), samples=150, longest_s=0.5, budget="4 s", job="group = 2")
     with running(job, workers=2) as loaders:
         yield loaders
 
