@@ -15,13 +15,22 @@ from tests.support.fake_feed import SHAPES, FakeFeed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from shared.wire.layout import BucketShape
+
 __all__ = ["joined_feed", "spread_feed"]
 
 
-def spread_feed(replicas: int, *, epochs: tuple[int, ...], rank: int = 0, world: int = 0) -> FakeFeed:
+def spread_feed(
+    replicas: int,
+    *,
+    epochs: tuple[int, ...],
+    rank: int = 0,
+    world: int = 0,
+    shapes: tuple[BucketShape, ...] = SHAPES,
+) -> FakeFeed:
     """One batch for each replica; of a larger world, those of this rank and those behind it."""
     world = world or replicas
-    feed = FakeFeed(epochs=epochs, replicas=replicas)
+    feed = FakeFeed(epochs=epochs, replicas=replicas, shapes=shapes)
     own = feed.session.fill
 
     def fill(arrays: Mapping[str, Any], epoch: int, number: int) -> None:
@@ -33,9 +42,9 @@ def spread_feed(replicas: int, *, epochs: tuple[int, ...], rank: int = 0, world:
     return feed
 
 
-def joined_feed(world: int, *, epochs: tuple[int, ...]) -> FakeFeed:
+def joined_feed(world: int, *, epochs: tuple[int, ...], shapes: tuple[BucketShape, ...] = SHAPES) -> FakeFeed:
     """One batch a step, with the rows of all replicas."""
-    feed = FakeFeed(epochs=epochs, shapes=tuple(replace(shape, rows=shape.rows * world) for shape in SHAPES))
+    feed = FakeFeed(epochs=epochs, shapes=tuple(replace(shape, rows=shape.rows * world) for shape in shapes))
     own = feed.session.fill
 
     def fill(arrays: Mapping[str, Any], epoch: int, number: int) -> None:

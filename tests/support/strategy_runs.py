@@ -14,6 +14,7 @@ import numpy as np
 
 from shared.errors import StokerError
 from tests.support.joined_feed import spread_feed
+from tests.support.lending import Lending
 from tests.support.loaders import wait_until
 
 import keras  # isort: skip
@@ -57,11 +58,16 @@ class Losses(keras.callbacks.Callback):
 
 
 def trained(folder, placement, feed, *, optimizer=None, model=Spoken, loss=None, until=None, **settings):
-    """Losses of a run's steps, and the loop."""
-    keras.utils.set_random_seed(3)
-    with placement.scope():
+    """Losses of a run's steps, and the loop; of a placement that lends, it is the model of the first run."""
+
+    def new():
         made = model()
         made.compile((optimizer or adam)(), loss or per_row)
+        return made
+
+    keras.utils.set_random_seed(3)
+    with placement.scope():
+        made = placement.model(new) if isinstance(placement, Lending) else new()
     data = TrainingData(feed=feed, elements=placement.data(feed, FORM), for_each_shape=partial(feed.warm_up, **FORM))
     losses = Losses()
     settings = LoopSettings(until=until or Until(steps=20), checkpoints=folder, **settings)
@@ -84,32 +90,32 @@ def saved(folder):
 
 def _run(folder: Path) -> None:
     placement = MultiWorker()
-    rank, world = placement.ranks["rank"], placement.ranks["world"]
+    lent, rank, world = Lending(placement), placement.ranks["rank"], placement.ranks["world"]
     feed = partial(spread_feed, 1, epochs=STEPS, rank=rank, world=world)
     came: dict[str, object] = {}
     with TemporaryDirectory() as own:
-        losses, loop = trained(Path(own), placement, feed())
+        losses, loop = trained(Path(own), lent, feed())
         variables = [*loop._model.variables, *loop._model.optimizer.variables]
         came |= {"losses": losses, "variables": [each.numpy().tolist() for each in variables]}
-        came["losses by xla"], _ = trained(Path(own) / "xla", placement, feed(), xla=True)
+        came["losses by xla"], _ = trained(Path(own) / "xla", placement, feed(), until=Until(steps=8), xla=True)
         came["written"] = len(list(Path(own).glob("*.npz")))
         if rank:
             loop._model.variables[0].assign(loop._model.variables[0] + 1)
         came["unequal"] = _refusal(loop.check_replicas)
-        came["different"] = _refusal(partial(_trained, placement, feed(), partial(OneOfTwo, rank)))
+        came["different"] = _refusal(partial(_trained, placement, feed(), model=partial(OneOfTwo, rank)))
         poisoned = feed()
         if rank:
             _poison(poisoned)
-        came["not finite"] = _refusal(partial(_trained, placement, poisoned, Spoken))
+        came["not finite"] = _refusal(partial(_trained, lent, poisoned))
         if rank == 0:
             came["lost"] = _refusal_at_last(placement.refuse_lost)
             came["alone"] = _refusal(loop.check_replicas)
     (folder / f"came-{rank}.json").write_text(json.dumps(came))
 
 
-def _trained(placement, feed, model):
+def _trained(placement, feed, **how):
     with TemporaryDirectory() as folder:
-        trained(Path(folder), placement, feed, model=model, retries=1)
+        trained(Path(folder), placement, feed, retries=1, **how)
 
 
 def _refusal(act):

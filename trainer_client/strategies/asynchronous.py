@@ -52,22 +52,36 @@ class Asynchronous(OneCopy):
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
         """As `Placement` has it."""
         _refuse_scaled_loss(step.optimizer)
-        tracing = threading.Lock()
+        settlement = _Settlement(step)
         return _AllTowers(
-            [_Tower(step, on, self._times, tracing, xla=xla, any_shape=any_shape) for on in self._devices]
+            [_Tower(step, on, self._times, settlement, xla=xla, any_shape=any_shape) for on in self._devices]
         )
 
 
+class _Settlement:
+    """What changes the variables by what a tower computed, whichever it is: one graph for all towers."""
+
+    def __init__(self, step: TrainStep) -> None:
+        self._step = step
+        #: Held while one of our graphs is traced: towers may find at the same time that they need another.
+        self.tracing = threading.Lock()
+        self.settle = TracedStep(tf.function(self._settled, reduce_retracing=True, autograph=False))
+
+    def _settled(self, part: Contribution) -> Any:  # noqa: ANN401 - a tensor
+        with self.tracing:
+            return tf.concat([self._step.settle(part), [part.weight]], 0)
+
+
 class _Tower:
-    """One tower's step, in two graphs: what it computes while others do so too, and what changes the variables."""
+    """One tower's step, in two graphs: what it computes while others do so too, and how that is settled."""
 
     def __init__(  # noqa: PLR0913 - each is a part of its own
-        self, step: TrainStep, device: str, times: float, tracing: threading.Lock, *, xla: bool, any_shape: bool
+        self, step: TrainStep, device: str, times: float, settlement: _Settlement, *, xla: bool, any_shape: bool
     ) -> None:
-        self._step, self._device, self._times, self._tracing = step, device, times, tracing
+        self._device, self._times = device, times
+        self._tracing, self._settle = settlement.tracing, settlement.settle
         self._compute = contribution_of(step, xla=xla)
         self._contribute = TracedStep(tf.function(self._computed, reduce_retracing=any_shape, autograph=False))
-        self._settle = TracedStep(tf.function(self._settled, reduce_retracing=True, autograph=False))
 
     def trace(self, spec: Any) -> None:  # noqa: ANN401 - specs
         """Trace it for elements like this."""
@@ -85,10 +99,6 @@ class _Tower:
         with self._tracing, tf.device(self._device):  # Python runs while TensorFlow traces, and only then
             part = self._compute(element)
             return part._replace(gradients=[times(one, self._times) for one in part.gradients])
-
-    def _settled(self, part: Contribution) -> Any:  # noqa: ANN401 - a tensor
-        with self._tracing:
-            return tf.concat([self._step.settle(part), [part.weight]], 0)
 
 
 class _AllTowers:

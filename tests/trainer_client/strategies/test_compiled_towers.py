@@ -9,6 +9,7 @@ import pytest
 
 import tests.support.two_devices  # noqa: F401 - before TensorFlow is used
 from shared.errors import SettingsError
+from tests.support.fake_feed import SHAPES
 from tests.support.joined_feed import spread_feed
 
 import keras  # isort: skip - after the devices are set
@@ -80,7 +81,9 @@ class Bare(Level):
 
 
 def steps(folder, placement, model, *, xla=True, many=2):
-    return trained(folder, placement, spread_feed(2, epochs=STEPS), model=model, until=Until(steps=many), xla=xla)
+    """Of one shape: XLA takes as long for each."""
+    feed = spread_feed(2, epochs=STEPS, shapes=SHAPES[:1])
+    return trained(folder, placement, feed, model=model, until=Until(steps=many), xla=xla)
 
 
 @pytest.mark.parametrize("placement", [Mirrored, Central])
