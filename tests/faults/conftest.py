@@ -31,7 +31,7 @@ def read() -> Callable[..., list[tuple[int, int]]]:
 @pytest.fixture(scope="module")
 def fleet_with_relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
     """One for all tests of a module, each of which gets it whole as `behind`."""
-    job = write_job(tmp_path_factory.mktemp("job"), samples=400, transforms=SLOW, job=BEATS)
+    job = write_job(tmp_path_factory.mktemp("job"), samples=240, budget="5 s", transforms=SLOW, job=BEATS)
     with fleet(job, "near") as one, one.join_behind_proxy("far") as proxy:
         with trainer_client.connect(one.endpoint, stream="dev") as feed:
             calm = [(batch.number, batch.digest) for batch in feed]

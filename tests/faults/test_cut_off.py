@@ -9,10 +9,11 @@ import pytest
 import trainer_client
 from shared.keys import make_keys
 from shared.metrics import names
+from shared.wire import messages as m
 from tests.support.behind import BEATS, SLACK_S, SLOW, TIMEOUT_S, WAYS, Behind, metered, read_epoch, trained
 from tests.support.fleet import fleet
 from tests.support.loaders import wait_until, write_job
-from tests.support.proxy import DOWN, UP, Proxy
+from tests.support.proxy import DOWN, UP, Proxy, said
 from trainer_client.core.asking.wants import HEDGED_SHARE
 
 
@@ -119,16 +120,24 @@ def test_batches_from_before_a_short_cut_are_dropped_and_counted_if_others_came_
         while value(names.ASKED) < HEDGED_SHARE * (value(names.HEDGED) + 3):  # on a busy machine many were asked twice
             assert read_epoch(feed)[0] == calm
         before: dict[str, float] = {}
+        read, held = [0], proxy.ways[DOWN]
+
+        def is_too_late() -> bool:
+            pushed = [one for parts in held.seen or () for one in said(parts) if isinstance(one, m.Pushed)]
+            return any(one.number < read[0] for one in pushed)
 
         def heal() -> None:
             wait_until(lambda: value(names.HEDGED) > before["hedged"], "the head was asked twice")
+            wait_until(is_too_late, "what is held back came from the other meanwhile")
             proxy.heal()
 
         healer = threading.Thread(target=heal)
 
         def at(count: int) -> None:
+            read[0] = count
             if count == 5:
                 proxy.hold(DOWN)
+                held.seen = []
                 before.update(hedged=value(names.HEDGED), stale=value(names.STALE_BATCHES))
                 healer.start()
 
