@@ -47,7 +47,7 @@ class _Trainer:
             for _ in self._feed:
                 self._feed.waited(0.001)
                 self._feed.trained()
-                if self._stop.wait(0.02):
+                if self._stop.wait(0.05):
                     break
 
     def close(self) -> None:
