@@ -83,7 +83,8 @@ class Bare(Level):
 def steps(folder, placement, model, *, xla=True, many=2):
     """Of one shape: XLA takes as long for each."""
     feed = spread_feed(2, epochs=STEPS, shapes=SHAPES[:1])
-    return trained(folder, placement, feed, model=model, until=Until(steps=many), xla=xla)
+    how = {"model": model, "optimizer": keras.optimizers.SGD, "until": Until(steps=many)}
+    return trained(folder, placement, feed, xla=xla, **how)
 
 
 @pytest.mark.parametrize("placement", [Mirrored, Central])

@@ -243,9 +243,10 @@ class Synchronized(keras.Model):
 
 
 def test_what_xla_cannot_compile_ends_training(tmp_path):
+    how = {"model": Unknown, "optimizer": keras.optimizers.SGD}
     for placement in (Mirrored, Central):
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"unsupported operations(.|\n)*EagerPyFunc"):
-            trained(tmp_path, placement(TOWERS), spread_feed(2, epochs=STEPS), model=Unknown, xla=True)
+            trained(tmp_path, placement(TOWERS), spread_feed(2, epochs=STEPS), xla=True, **how)
     with pytest.raises(SettingsError, match="replicas that exchange nothing while they compute, under --xla"):
         trained(tmp_path, Mirrored(TOWERS), spread_feed(2, epochs=STEPS), model=Synchronized, xla=True)
 
@@ -261,7 +262,8 @@ def test_statistics_of_towers_weigh_as_many_rows_as_they_have(tmp_path, placemen
         arrays["weight"][...] = number % 2
 
     feed.session.fill = one_is_empty
-    _, loop = trained(tmp_path, placement(TOWERS), feed, model=Normal, until=Until(steps=1))
+    how = {"model": Normal, "optimizer": keras.optimizers.SGD, "until": Until(steps=1)}
+    _, loop = trained(tmp_path, placement(TOWERS), feed, **how)
     np.testing.assert_allclose(loop._model.normal.moving_mean.numpy(), 4.0)  # 0 and 8, by halves
 
 

@@ -7,7 +7,8 @@ import pytest
 import tests.support.two_devices  # noqa: F401 - before TensorFlow is used
 from tests.support.joined_feed import spread_feed
 
-import tensorflow as tf  # isort: skip - after the devices are set
+import keras  # isort: skip - after the devices are set
+import tensorflow as tf  # isort: skip
 
 from tests.support.strategy_runs import STEPS, trained  # isort: skip
 from trainer_client import Until  # isort: skip
@@ -105,6 +106,6 @@ def test_all_steps_of_a_strategy_fit_what_was_traced(tmp_path, monkeypatch, plac
     monkeypatch.setattr(TracedStep, "__call__", call)
     made = placement()
     feed = spread_feed(made.ranks.get("replicas", 1), epochs=STEPS)
-    trained(tmp_path, made, feed, until=Until(steps=2))
+    trained(tmp_path, made, feed, optimizer=keras.optimizers.SGD, until=Until(steps=2))
     assert len(set(called)) == graphs
     assert len(called) == calls * (2 + len(feed.session.shapes))
