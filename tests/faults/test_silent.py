@@ -28,7 +28,9 @@ def test_a_stopped_worker_holds_nobody_up_and_writes_nowhere_afterwards(
     read,
     shared_memory: bool,
 ) -> None:
-    with running(write_job(tmp_path, samples=300, budget="4 s", transforms=_SLOW, job='heartbeat_timeout = "1 s"')) as loaders:
+    with running(
+        write_job(tmp_path, samples=300, budget="4 s", transforms=_SLOW, job='heartbeat_timeout = "1 s"')
+    ) as loaders:
         calm = read(loaders)
         victim = loaders.workers()[0]
         got, arrived_s = [], []
