@@ -12,7 +12,7 @@ from tests.support.simulation.rules import without
 from tests.support.simulation.run import run
 
 #: Without any of the rules below, at least one of these breaks a promise; the command runs them by the thousand.
-SEEDS = 300
+SEEDS = 500
 
 
 def told(outcome):
