@@ -156,6 +156,9 @@ def _build(tf: Any, order: PipelineOrder, epoch: int, shard: int) -> tf.data.Dat
     build_pipeline(order.function, context, order.where)
     options = tf.data.Options()
     options.deterministic = True
+    if context.captured.options().autotune.enabled is None:
+        # Whoever lets an iterator go waits for the thread that tunes it, sometimes for a minute (see docs/troubles.md).
+        options.autotune.enabled = False
     _refuse_endless(tf, context.captured, order.where)
     return context.captured.with_options(options)
 

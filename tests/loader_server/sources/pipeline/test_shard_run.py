@@ -106,6 +106,20 @@ def test_draws_that_do_not_depend_on_who_comes_first_pass():
     run_of(numbers(lambda _: tf.random.uniform([]), num_parallel_calls=2, deterministic=False), exact=False)
 
 
+@pytest.mark.parametrize(("said", "tuned"), [(None, False), (True, True)])
+def test_no_thread_tunes_it_unless_the_user_says_so_because_letting_it_go_waits_for_that_thread(said, tuned):
+    def pipeline(context):
+        options = tf.data.Options()
+        if said is not None:
+            options.autotune.enabled = said
+        counted = Dataset.range(40).map(lambda n: {"n": n}, num_parallel_calls=tf.data.AUTOTUNE)
+        return context.map_producer_to_consumer(counted.with_options(options))
+
+    run = run_of(pipeline)
+    assert run._elements._dataset.options().autotune.enabled is tuned
+    assert [int(one["n"]) for one in elements(run)] == list(range(40))
+
+
 def test_an_exception_comes_with_its_traceback():
     def raising(n):
         if n == 2:
