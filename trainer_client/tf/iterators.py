@@ -214,7 +214,8 @@ def _functions(specs: tuple[tf.TensorSpec, ...]) -> _TracedFunctions:
 
 def _elements(number: tf.Tensor, specs: Sequence[tf.TensorSpec]) -> tf.Tensor:
     """The dataset of one iterator's elements."""
-    fetch = _traced(lambda _: call_python(_advance, [number], [spec.dtype for spec in specs]))
+    # The unused argument gives a node its name, which TensorFlow warns of if it is `_`.
+    fetch = _traced(lambda place: call_python(_advance, [number], [spec.dtype for spec in specs]))  # noqa: ARG005
     return tf.raw_ops.MapDataset(
         input_dataset=tf.data.experimental.to_variant(tf.data.Dataset.range(_ENDLESS)),
         other_arguments=fetch.captured_inputs,
