@@ -42,6 +42,9 @@ _TRIM_BYTES = 2 * _MMAP_BYTES
 #: More elements than anyone will read; each pass ends by itself.
 _ENDLESS = 2**62
 
+#: What stands for a dataset or an iterator in a graph.
+_NUMBER = tf.TensorSpec((), tf.int64)
+
 
 class Witness(Protocol):
     """Is told what happens to passes."""
@@ -229,8 +232,6 @@ def _elements(number: tf.Tensor, specs: Sequence[tf.TensorSpec]) -> tf.Tensor:
 def _kinds(specs: Sequence[tf.TensorSpec]) -> dict[str, Any]:
     return {"output_types": [spec.dtype for spec in specs], "output_shapes": [spec.shape for spec in specs]}
 
-
-_NUMBER = tf.TensorSpec((), tf.int64)
 
 #: The first is what keeps a function on one device: one that might need several is optimised anew for each iterator,
 #: which took 12 ms of 15 for a pass of two small batches. The second is what tf.data says of its own functions.

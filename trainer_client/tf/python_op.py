@@ -3,7 +3,8 @@
 TensorFlow examines each array that such a function returns: with NumPy 2 it parses NumPy's version each time (14 µs an
 array, of 50 µs for an element of two arrays in all), and enters AutoGraph's context first. It does not examine what a
 function of its eager kind returns, so ours poses as one. Rules: the function returns a list of C-contiguous arrays of
-the right types, and stays alive as long as TensorFlow's own would. It must not know feeds.
+the right types, and stays alive as long as TensorFlow's own would: with the graph that calls it, which can keep other
+things in the same way. It must not know feeds.
 """
 
 from __future__ import annotations
