@@ -49,6 +49,15 @@ _FEW = 2
 _AHEAD = 4
 _MOST_AHEAD = 16
 
+#: How long to wait for a read before building on: at least so long, a share of what a build takes usually, and at most
+#: so long. Python runs one thread at a time, and each call of the system hands that on: recordings of 2.4 s took 252 µs
+#: of CPU each when read during builds, and take 222 when read between them, 4 740 a second instead of 4 540.
+_MOMENT_S = 0.002
+_MOMENT = 0.25
+_LONGEST_MOMENT_S = 0.02
+#: After a read that took longer, so many are not waited for: a disk that has to be waited for is waited for meanwhile.
+_UNWAITED = 16
+
 #: How long another worker may take for a batch before it is built here too: that one has begun, but may have stopped.
 _PATIENCE_S = 0.5
 _PATIENCE = 4
@@ -71,7 +80,9 @@ class Build:
     #: Seals what goes by TCP, where there are keys.
     sealer: Sealer | None = None
     cancelled: bool = False
-    #: None if nothing has to be read ahead.
+    #: Whether its samples have to be read ahead.
+    reads: bool = False
+    #: None if nothing is read ahead, or that has not begun.
     pending: PendingRead[Prepared] | None = None
     #: Until when another worker may be at its batch.
     patient_s: float = math.inf
@@ -127,6 +138,10 @@ class BuildThread:
         self._deadline = deadline
         self._wake = wake
         self._builds: SimpleQueue[Build | None] = SimpleQueue()
+        #: Those that were taken from there and are being read, or have been.
+        self._at_hand: deque[Build | None] = deque()
+        #: How many reads begin before one is waited for again.
+        self._unwaited = 0
         #: Whose batch another worker was building when we looked, or whose samples are being read late.
         self._elsewhere: deque[Build] = deque()
         self._thread = threading.Thread(target=self._run, name="stoker-build", daemon=True)
@@ -138,13 +153,9 @@ class BuildThread:
         return self.load < min(max(_AHEAD, int(2 * self._hold_s / self._usual_s)), _MOST_AHEAD)
 
     def submit(self, build: Build) -> None:
-        """Take a build: its samples are read from now on, and it is built when its turn comes."""
+        """Take a build: its samples are read after the current build, and it is built when its turn comes."""
         self.load += 1
-        builder = self._builders[build.want.stream]
-        if builder.reads(build.want):
-            build.pending = self._readers.submit(
-                lambda begin: builder.prepare(build.want, begin), builder.stream.source.name
-            )
+        build.reads = self._builders[build.want.stream].reads(build.want)
         self._builds.put(build)
 
     def take_outcomes(self) -> list[Outcome]:
@@ -173,12 +184,32 @@ class BuildThread:
     def _take_next(self) -> bool:
         """Have the next build, if one comes before it is time to look elsewhere; False at the end."""
         try:
-            build = self._builds.get(timeout=_LOOK_S if self._elsewhere else None)
+            while not self._at_hand:
+                self._take_in(self._builds.get(timeout=_LOOK_S if self._elsewhere else None))
+            while not self._builds.empty():
+                self._take_in(self._builds.get_nowait())
         except Empty:
             return True
+        build = self._at_hand.popleft()
         if build is not None:
             self._take_turn(build)
         return build is not None
+
+    def _take_in(self, build: Build | None) -> None:
+        """Have its samples read, and wait a moment for it: what is in the system's cache is there by then."""
+        self._at_hand.append(build)
+        if build is None or not build.reads or build.cancelled:
+            return
+        builder, want = self._builders[build.want.stream], build.want
+        build.pending = self._readers.submit(lambda begin: builder.prepare(want, begin), builder.stream.source.name)
+        if self._unwaited:
+            self._unwaited -= 1
+        elif not build.pending.ends_within(self._moment_s):
+            self._unwaited = _UNWAITED
+
+    @property
+    def _moment_s(self) -> float:
+        return min(max(_MOMENT_S, _MOMENT * self._usual_s), _LONGEST_MOMENT_S)
 
     def _take_turn(self, build: Build) -> None:
         if self._untold and build.may_wait:
@@ -208,7 +239,7 @@ class BuildThread:
 
     def _runs_out(self) -> bool:
         """Whether it is about to have nothing to do."""
-        return self._builds.qsize() < (1 if self._is_quick else _FEW)
+        return len(self._at_hand) + self._builds.qsize() < (1 if self._is_quick else _FEW)
 
     def _tell(self) -> None:
         self._told_s, self._untold = time.monotonic(), False

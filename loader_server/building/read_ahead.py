@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, TimeoutError, wait  # noqa: A004 - the built-in one since Python 3.11
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -59,6 +59,14 @@ class PendingRead(Generic[T]):
             return self._work(self.begin), None
         except BaseException as error:
             return None, error
+
+    def ends_within(self, time_s: float) -> bool:
+        """Wait for its end, no longer than this; whether it has ended."""
+        try:
+            self.future.exception(time_s)
+        except TimeoutError:
+            return False
+        return True
 
     def late(self, timeout_s: float) -> ReadError:
         """The error for a read that did not end in time."""
