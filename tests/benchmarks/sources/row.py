@@ -59,9 +59,10 @@ class Pass:
 def measured(batches: Iterable[int]) -> Pass:
     """Read all of these, each of which says how many samples it had.
 
-    What is made ahead for the next pass counts: what was made ahead for this one does not.
+    What is made ahead for the next pass counts: what was made ahead for this one does not, nor does the start of
+    processes that `batches` come from.
     """
-    began_s, before_s = time.perf_counter(), _cpu_s()
+    before_s, began_s = _cpu_once_quiet_s(), time.perf_counter()
     samples = sum(batches)
     wall_s = time.perf_counter() - began_s
     return Pass(samples=samples, wall_s=wall_s, cpu_s=_cpu_once_quiet_s() - before_s)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tests.benchmarks.sources.row import measured
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from tests.benchmarks.sources.row import Pass
 
@@ -36,6 +36,12 @@ def _padded(samples: list[Any]) -> Any:
     return pad_sequence(samples, batch_first=True)
 
 
+def _sizes(batches: Iterable[Any]) -> Iterator[int]:
+    """How many rows they have; the first ones are not asked for before."""
+    for batch in batches:
+        yield len(batch)
+
+
 def torch_loader(size: int, rows: int, read: Callable[[int], Any]) -> Callable[[], Pass]:
     """Each call reads all samples, shuffled, in batches of so many rows; ImportError without torch."""
     made: list[Any] = []
@@ -46,6 +52,7 @@ def torch_loader(size: int, rows: int, read: Callable[[int], Any]) -> Callable[[
 
             how = {"shuffle": True, "num_workers": 1, "persistent_workers": True, "collate_fn": _padded}
             made.append(DataLoader(_Items(size, read), batch_size=rows, **how))
-        return measured(len(batch) for batch in made[0])
+            return measured(map(len, iter(made[0])))  # so that its process has started
+        return measured(_sizes(made[0]))
 
     return epoch
