@@ -1,9 +1,10 @@
 """The worker's one building thread, and what becomes of each build there.
 
 Rules: builds are carried out in the order in which they come, but for those whose batch another worker is building:
-others go before them, and they do not wait for long. Each ends in exactly one outcome, left where the poll loop finds
-it; an exception becomes an outcome too, so the thread never dies silently. Nothing is waited for indefinitely: reading
-has a deadline (see read_ahead), and so has building (see deadline), which ends the process. No sockets here.
+others go before them, and they do not wait for long. Samples are read between builds as far as that takes only a
+moment, else during them. Each build ends in exactly one outcome, left where the poll loop finds it; an exception
+becomes an outcome too, so the thread never dies silently. Nothing is waited for indefinitely: reading has a deadline
+(see read_ahead), and so has building (see deadline), which ends the process. No sockets here.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _MOST_AHEAD = 16
 _MOMENT_S = 0.002
 _MOMENT = 0.25
 _LONGEST_MOMENT_S = 0.02
-#: After a read that took longer, so many are not waited for: a disk that has to be waited for is waited for meanwhile.
+#: After a read that took longer, or waited for a disk, so many are not waited for: builds go on meanwhile.
 _UNWAITED = 16
 
 #: How long another worker may take for a batch before it is built here too: that one has begun, but may have stopped.
@@ -196,7 +197,7 @@ class BuildThread:
         return build is not None
 
     def _take_in(self, build: Build | None) -> None:
-        """Have its samples read, and wait a moment for it: what is in the system's cache is there by then."""
+        """Have its samples read, and give that a moment: what is in the system's cache is there by then."""
         self._at_hand.append(build)
         if build is None or not build.reads or build.cancelled:
             return
@@ -204,7 +205,7 @@ class BuildThread:
         build.pending = self._readers.submit(lambda begin: builder.prepare(want, begin), builder.stream.source.name)
         if self._unwaited:
             self._unwaited -= 1
-        elif not build.pending.ends_within(self._moment_s):
+        elif not build.pending.ends_at_once(self._moment_s):
             self._unwaited = _UNWAITED
 
     @property

@@ -3,106 +3,21 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
-from loader_server.building.build_thread import Build, BuildThread, Outcome
-from loader_server.building.builder import Builder, Prepared, UnreadError, unwatched
 from loader_server.building.crash_trial import Conviction
-from loader_server.building.quarantine import Quarantine
-from loader_server.building.read_ahead import ReadAhead
-from loader_server.building.send_buffers import SendBuffers
 from shared.errors import MachineError, ReadError
-from shared.wire.payload import PayloadEncoding
 from shared.wire.sealing import Sealer
-from tests.support.in_memory import GatheringSource, MemorySource, MemoryStream, Steps, memory_want
+from tests.support.in_memory import GatheringSource, MemorySource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
 
-    from loader_server.building.build_counts import Built
-    from shared.wire import messages as m
+    import numpy as np
 
-
-class Verdicts:
-    """In a trial's place: convicts whom the test names, and notes who was tried."""
-
-    def __init__(self) -> None:
-        self.kill: set[int] = set()
-        self.error: Exception | None = None
-        self.tried: list[tuple[int, int, bytes]] = []
-        self.after_each: Callable[[int], object] = bool
-        self.closed = 0
-
-    def try_samples(
-        self, stream: MemoryStream, epoch: int, samples: Iterable[tuple[int, bytes]]
-    ) -> Iterator[Conviction]:
-        for sample, raw in samples:
-            self.tried.append((epoch, sample, raw))
-            if sample in self.kill:
-                yield Conviction(sample, stream.identity(sample), "signal SIGSEGV, signal SIGSEGV")
-            self.after_each(sample)
-        if self.error is not None:
-            raise self.error
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-class Bench:
-    """A building thread with all that it works with."""
-
-    def __init__(self, folder: Path, source: MemorySource, read_timeout_s: float) -> None:
-        self.builder = Builder(MemoryStream(source), Quarantine(folder / "quarantine.jsonl"), Steps())
-        self.trial = Verdicts()
-        self.steps = Steps()
-        self.woken = threading.Semaphore(0)
-        self.buffers: list[np.ndarray] = []
-        self.thread = BuildThread(
-            {"train": self.builder},
-            crash_trial=self.trial,
-            buffers=SendBuffers(PayloadEncoding(), 0),
-            readers=ReadAhead(read_timeout_s),
-            deadline=self.steps,
-            wake=self.woken.release,
-        )
-
-    def build(self, number: int = 1, **how: Any) -> Build:
-        sealer = how.pop("sealer", None)
-        return Build(b"trainer", memory_want(number, **how), self._buffer, sealer=sealer)
-
-    def _buffer(self, nbytes: int) -> np.ndarray:
-        self.buffers.append(np.full(nbytes, 0xA5, np.uint8))
-        return self.buffers[-1]
-
-    def outcomes(self, *builds: Build) -> list[Outcome]:
-        """Of these builds."""
-        for build in builds:
-            self.thread.submit(build)
-        done: list[Outcome] = []
-        while len(done) < len(builds):
-            assert self.woken.acquire(timeout=60)
-            done += self.thread.take_outcomes()
-        assert [outcome.build for outcome in done] == list(builds)
-        assert self.thread.load == 0
-        return done
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
-    made: list[Bench] = []
-
-    def make(source: MemorySource | None = None, read_timeout_s: float = 60.0) -> Bench:
-        made.append(Bench(tmp_path, source or MemorySource(), read_timeout_s))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.thread.close(60.0)
+    from tests.support.build_bench import Bench
 
 
 def raising(error: BaseException) -> Callable[[], object]:
@@ -352,133 +267,3 @@ def test_close_waits_for_the_job_in_hand_and_says_whether_it_ended(bench: Callab
     assert made.thread.close(60.0)
     assert made.trial.closed == 1
     assert len(made.thread.take_outcomes()) == 1
-
-
-# --- batches that another worker is building ---
-
-
-class Elsewhere(Builder):
-    """Its batches with these numbers are being built by another worker; every claim is given back."""
-
-    numbers: frozenset[int] = frozenset()
-    claims = releases = 0
-    looked: Callable[[], object] = bool
-
-    def claim(self, prepared: Prepared) -> bool:
-        self.claims += 1
-        self.looked()
-        return int(prepared.samples[0]) // 4 not in self.numbers
-
-    def release(self) -> None:
-        self.releases += 1
-
-
-def elsewhere(made: Bench, *numbers: int) -> Elsewhere:
-    made.builder.__class__ = Elsewhere
-    assert isinstance(made.builder, Elsewhere)
-    made.builder.numbers = frozenset(numbers)
-    return made.builder
-
-
-def finished(made: Bench, count: int) -> list[int]:
-    """The numbers of so many outcomes, in the order in which they come."""
-    done: list[Outcome] = []
-    while len(done) < count:
-        assert made.woken.acquire(timeout=60)
-        done += made.thread.take_outcomes()
-    assert [outcome.error for outcome in done] == [None] * count
-    return [outcome.build.want.number for outcome in done]
-
-
-@pytest.mark.parametrize("source", [MemorySource, GatheringSource])
-def test_others_go_before_a_batch_that_another_worker_builds(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, source: type[MemorySource]
-) -> None:
-    monkeypatch.setattr("loader_server.building.build_thread._PATIENCE_S", 1e9)
-    made = bench(source())
-    builder = elsewhere(made, 0, 2)
-    for number in range(4):
-        made.thread.submit(made.build(number))
-    assert finished(made, 2) == [1, 3], "they are told at once, too"
-    assert made.thread.load == 2
-    builder.numbers = frozenset([0])
-    assert finished(made, 1) == [2]
-    builder.numbers = frozenset()
-    assert finished(made, 1) == [0]
-    assert builder.releases == builder.claims
-
-
-def test_nobody_waits_for_ever_for_another_worker(bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loader_server.building.build_thread._PATIENCE_S", 0.05)
-    made = bench()
-    elsewhere(made, 0)
-    made.thread.submit(made.build(0))
-    assert finished(made, 1) == [0]
-    assert made.thread.load == 0
-
-
-def test_a_batch_that_is_wanted_no_longer_is_not_waited_for(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("loader_server.building.build_thread._PATIENCE_S", 1e9)
-    made = bench()
-    elsewhere(made, 0)
-    build = made.build(0)
-    made.thread.submit(build)
-    made.thread.submit(made.build(1))
-    assert finished(made, 1) == [1]
-    build.cancelled = True
-    assert finished(made, 1) == [0]
-
-
-def test_the_thread_ends_though_another_worker_does_not(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("loader_server.building.build_thread._PATIENCE_S", 1e9)
-    made = bench()
-    looked = threading.Event()
-    elsewhere(made, 0).looked = looked.set
-    made.thread.submit(made.build(0))
-    assert looked.wait(60)
-    assert made.thread.close(60.0)
-
-
-class LeftUnread(Builder):
-    """Its batches seem to be there as a whole, and are not when they are to be built."""
-
-    def prepare(self, want: m.Want, begin: Callable[[int], None] = unwatched) -> Prepared:
-        return replace(super().prepare(want, begin), is_read=False)
-
-    def build(self, want: m.Want, prepared: Prepared, *args: Any, **how: Any) -> Built:
-        if not prepared.is_read:
-            raise UnreadError(lambda begin: Builder.prepare(self, want, begin))
-        return super().build(want, prepared, *args, **how)
-
-
-def test_what_has_to_be_read_after_all_is_read_by_those_who_read_and_others_are_built_meanwhile(
-    bench: Callable[..., Bench],
-) -> None:
-    made = bench()
-    made.builder.__class__ = LeftUnread
-    for number in range(3):
-        made.thread.submit(made.build(number))
-    assert sorted(finished(made, 3)) == [0, 1, 2]
-
-
-def test_a_read_that_hangs_after_all_is_an_error_of_its_batch(bench: Callable[..., Bench]) -> None:
-    """Were it done by the building thread, it would end the worker, or last for ever."""
-    gate, reads = threading.Event(), list[str]()
-
-    def read() -> None:
-        reads.append(threading.current_thread().name)
-        if len(reads) == 2:
-            gate.wait()
-
-    made = bench(MemorySource(on_read={4: read}), read_timeout_s=0.5)
-    made.builder.__class__ = LeftUnread
-    try:
-        (outcome,) = made.outcomes(made.build(1))
-    finally:
-        gate.set()
-    assert isinstance(outcome.error, ReadError)
-    assert reads == ["stoker-read"] * 2

@@ -153,3 +153,20 @@ def test_close_ends_the_threads(gate: threading.Event) -> None:
     assert threads() == 4
     readers.close()
     wait_until(lambda: threads() == 0, "they have ended")
+
+
+# --- reads that end at once ---
+
+
+def test_a_read_that_is_busy_to_its_end_ends_at_once(patient: ReadAhead) -> None:
+    def busy(_: object) -> None:
+        began_s = time.thread_time()
+        while time.thread_time() - began_s < 0.02:
+            pass
+
+    assert any(patient.submit(busy, name).ends_at_once(60.0) for _ in range(20)), "others may hold the processor"
+
+
+def test_one_that_waits_for_a_disk_does_not_nor_one_that_goes_on(patient: ReadAhead, gate: threading.Event) -> None:
+    assert not patient.submit(lambda _: time.sleep(0.01), name).ends_at_once(60.0)
+    assert not patient.submit(hanging(gate), name).ends_at_once(0.001)
