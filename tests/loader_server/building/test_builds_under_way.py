@@ -41,6 +41,19 @@ def test_samples_are_read_between_builds(bench: Callable[..., Bench], monkeypatc
     assert order == ["read 1", "read 2", "read 3", "build 1", "build 2", "build 3"]
 
 
+def test_a_build_that_is_cancelled_before_its_turn_is_not_read(bench: Callable[..., Bench]) -> None:
+    begun, cancelled, read = threading.Event(), threading.Event(), list[int]()
+    first = {0: lambda: (begun.set(), cancelled.wait(60))}
+    made = bench(MemorySource(on_read={4: lambda: read.append(4)}, on_decode=first))
+    made.thread.submit(made.build(0))
+    assert begun.wait(60)
+    made.thread.submit(late := made.build(1))
+    late.cancelled = True
+    cancelled.set()
+    assert finished(made, 2) == [0, 1]
+    assert read == []
+
+
 @pytest.mark.parametrize(("at_once", "asked"), [(True, 16), (False, 4)])
 def test_after_a_read_that_took_long_a_few_are_not_waited_for(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, *, at_once: bool, asked: int
