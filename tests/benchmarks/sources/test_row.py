@@ -56,15 +56,27 @@ def test_what_is_made_ahead_for_the_next_pass_counts() -> None:
     assert (found.samples, found.cpu_s > 0.25) == (1, True)
 
 
-def test_processes_below_count_while_they_live_and_once_they_have_ended() -> None:
-    burn = "import time, sys\nwhile time.process_time() < 0.3: pass\nprint(flush=True); sys.stdin.read()"
+def test_processes_below_count_while_they_live_and_once_they_have_ended_but_not_their_start() -> None:
+    burn = "\n".join(
+        [
+            "import time, sys",
+            "def burn(until_s):",
+            "    while time.process_time() < until_s: pass",
+            "burn(0.6)",
+            "sys.stdin.readline(); burn(0.9)",
+            "print(flush=True); sys.stdin.read()",
+        ]
+    )
     parent = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {burn!r}]))"
     with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
 
         def burnt() -> int:
+            assert process.stdin is not None
             assert process.stdout is not None
+            process.stdin.write(b"\n")
+            process.stdin.flush()
             return len(process.stdout.readline())
 
-        assert measured(burnt() for _ in range(1)).cpu_s > 0.25
+        assert 0.25 < measured(burnt() for _ in range(1)).cpu_s < 0.5
         ended = measured(len(process.communicate()) for _ in range(1))
     assert ended.cpu_s < 0.25
