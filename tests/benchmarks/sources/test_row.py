@@ -44,39 +44,48 @@ def test_a_pass_counts_samples_and_the_cpu_of_this_process() -> None:
     assert 0 < found.cpu_s < 5
 
 
-def test_what_is_made_ahead_for_the_next_pass_counts() -> None:
-    def burn() -> None:
-        began_s = time.thread_time()
-        while time.thread_time() - began_s < 0.3:
-            pass
+def burn() -> None:
+    began_s = time.thread_time()
+    while time.thread_time() - began_s < 0.3:
+        pass
 
+
+def test_what_a_side_is_still_doing_when_a_pass_begins_does_not_count() -> None:
+    threading.Thread(target=burn).start()
+    assert measured([1]).cpu_s < 0.25
+
+
+def test_what_is_made_ahead_for_the_next_pass_counts() -> None:
     ahead = threading.Thread(target=burn)
     found = measured(ahead.start() or 1 for _ in range(1))
     ahead.join()
     assert (found.samples, found.cpu_s > 0.25) == (1, True)
 
 
-def test_processes_below_count_while_they_live_and_once_they_have_ended_but_not_their_start() -> None:
-    burn = "\n".join(
-        [
-            "import time, sys",
-            "def burn(until_s):",
-            "    while time.process_time() < until_s: pass",
-            "burn(0.6)",
-            "sys.stdin.readline(); burn(0.9)",
-            "print(flush=True); sys.stdin.read()",
-        ]
-    )
-    parent = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {burn!r}]))"
+_BURN = """
+import sys, time
+print(flush=True)
+sys.stdin.readline()
+began_s = time.process_time()
+while time.process_time() - began_s < 0.3: pass
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_processes_below_count_while_they_live_and_once_they_have_ended() -> None:
+    parent = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {_BURN!r}]))"
     with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asked, answers = process.stdin, process.stdout
 
         def burnt() -> int:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(b"\n")
-            process.stdin.flush()
-            return len(process.stdout.readline())
+            asked.write(b"\n")
+            asked.flush()
+            return len(answers.readline())
 
-        assert 0.25 < measured(burnt() for _ in range(1)).cpu_s < 0.5
+        assert answers.readline()
+        assert measured(burnt() for _ in range(1)).cpu_s > 0.25
         ended = measured(len(process.communicate()) for _ in range(1))
     assert ended.cpu_s < 0.25
