@@ -29,6 +29,7 @@ def files(source: str, more: str = "") -> str:
 #: What lacks, the extra that has it, the command, and the stream of the job file.
 CASES = (
     ("h5py", "hdf5", "index", files("hdf5")),
+    ("isal", "hdf5", "index", files("hdf5")),
     ("pyarrow", "parquet", "index", files("parquet")),
     ("pyarrow.parquet", "parquet", "index", files("arrow")),
     ("array_record", "array_record", "index", files("array_record")),
@@ -50,7 +51,7 @@ CASES = (
 
 def test_each_extra_is_named_where_it_lacks(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.hdf5", "w") as file:
-        file["x"] = np.ones((3, 3))
+        file.create_dataset("x", data=np.ones((3, 3)), chunks=(1, 3), compression="gzip")
     write_array_records(tmp_path / "a.array_record", [example(x=[1.0])])
     write_records(tmp_path / "a.tfrecord", [example(x=[1.0])])
     prepare(tmp_path / "tiny", [map(spoken_example, range(3))])

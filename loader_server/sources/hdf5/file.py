@@ -14,7 +14,7 @@ import numpy as np
 
 from loader_server.sources.hdf5.chunked_values import ChunkedValues
 from loader_server.sources.hdf5.layout import Hdf5Column, layout_of_file
-from shared.errors import DataError, ReadError
+from shared.errors import DataError, ReadError, SettingsError
 from shared.extras import library
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Hdf5File:
         except (OSError, KeyError, RuntimeError) as error:
             self.close()
             raise self._damaged(str(error)) from None
-        except DataError:
+        except (DataError, SettingsError):
             self.close()
             raise
 
