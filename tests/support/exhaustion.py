@@ -26,9 +26,11 @@ def no_sockets_left(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[None]:
             taken.append(context.socket(zmq.PAIR))
     except zmq.ZMQError:
         pass
-    yield
-    for socket in taken:
-        socket.close(0)
+    try:
+        yield
+    finally:
+        for socket in taken:
+            socket.close(0)
     wait_until(lambda: _mailboxes() <= before, "libzmq has let go of them")
 
 
