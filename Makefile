@@ -8,7 +8,7 @@ PACKAGES := shared loader_server trainer_client monitoring tests examples
 # Tests start hundreds of processes, each of which would have to compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test all-tests quick lint monitoring-test frameworks-test examples-test mutants dist clean
+.PHONY: demo test all-tests faults-test quick lint monitoring-test frameworks-test examples-test mutants dist clean
 
 demo: $(STAMP) ## the main job, from synthesis to a trained model; ends by itself
 	$(BIN)/loader-server demo
@@ -20,6 +20,9 @@ test: $(STAMP) ## ruff, mypy and all tests but those of the examples
 # Tests wait more than they compute, so two cores have work for five at a time.
 all-tests: $(STAMP)
 	OPENBLAS_NUM_THREADS=1 TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m pytest --ignore tests/examples -p tests.support.side_by_side --processes 5 --durations=10
+
+faults-test: $(STAMP) ## the tests that take more than three seconds each: floods, kills, waits for deadlines
+	$(BIN)/python -m pytest -m slow --ignore tests/examples -p tests.support.side_by_side --processes 3 --durations=10
 
 quick: $(STAMP) lint ## ruff, mypy and the tests of the pure modules
 	$(BIN)/python -m tests.quick -p tests.support.side_by_side --processes 2

@@ -104,7 +104,17 @@ def run(rows: Iterable[int], root: Path) -> dict[int, list[Test]]:
     places = marks("fault", root)
     files = sorted({place.rpartition(":")[0] for row in plugin.rows for place in places.get(row, ())})
     if files:
-        how = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-p", "no:cacheprovider", "--tb=short"]
+        how = [
+            "-c",
+            str(ROOT / "pyproject.toml"),
+            "--rootdir",
+            str(ROOT),
+            "-p",
+            "no:cacheprovider",
+            "--tb=short",
+            "-m",
+            "",
+        ]
         code = pytest.main([*how, "--show-capture=no", *(str(root / file) for file in files)], plugins=[plugin])
         if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             raise SystemExit(f"expected pytest to run the tests, got {code!r}: what it says above is why.")
