@@ -144,6 +144,7 @@ def test_bad_rows_are_named_and_all_others_are_trained_on(served: tuple[Path, Lo
     assert (folder / ".stoker/j/quarantine.jsonl").read_text() == ""
 
 
+@pytest.mark.slow
 def test_a_trainer_hears_which_data_changed_and_what_to_do(served: tuple[Path, Loaders, StoreProxy]) -> None:
     folder, loaders, store = served
     change_all(folder)

@@ -44,6 +44,7 @@ def _demo(folder: Path, *arguments: str) -> Iterator[TalkingProcess]:
             process.kill()
 
 
+@pytest.mark.slow
 def test_a_short_demo_trains_and_loses_nothing_though_a_worker_is_killed(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     with _demo(folder, "--samples", "80", "--epochs", "1") as process:

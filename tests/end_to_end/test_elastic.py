@@ -185,6 +185,7 @@ trainer_client.run_elastic(train, sys.argv[1], elastic=(1, 2))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.heritage("E15")
 @pytest.mark.timeout(300)
 def test_fit_goes_on_from_the_chiefs_weights_when_a_member_is_killed(tmp_path):

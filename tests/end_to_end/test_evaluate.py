@@ -202,6 +202,7 @@ def test_a_stream_that_is_trained_on_refuses_and_goes_on(folder: Path, endpoint:
         next(reading)
 
 
+@pytest.mark.slow
 def test_one_that_waits_for_a_checkpoint_notices_that_its_loaders_are_gone(folder: Path, tmp_path: Path) -> None:
     with running(write_job(tmp_path, samples=8), workers=1) as loaders:
         with start(

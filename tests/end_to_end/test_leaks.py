@@ -43,6 +43,7 @@ def _attach(endpoint: str, times: int) -> None:
             next(reading)
 
 
+@pytest.mark.slow
 @pytest.mark.fault(32)
 def test_a_hundred_attaches_and_crashes_leave_nothing_open(tmp_path: Path) -> None:
     with running(write_job(tmp_path, samples=30, job='heartbeat_timeout = "300 ms"'), workers=1) as loaders:

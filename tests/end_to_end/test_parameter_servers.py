@@ -142,6 +142,7 @@ def steps_of(lines: list[str]) -> int:
     return int(last.split(" steps")[0].rpartition(" ")[2])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.heritage("E14")
 @pytest.mark.heritage("E16")
@@ -180,6 +181,7 @@ def test_workers_train_on_one_server_and_the_next_run_goes_on_where_the_last_end
     assert (folder / "exported.keras").stat().st_size > 1000
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.heritage("E20")
 def test_a_worker_a_server_and_the_chief_are_killed_and_no_batch_is_lost_or_repeated(
@@ -209,6 +211,7 @@ def test_a_worker_a_server_and_the_chief_are_killed_and_no_batch_is_lost_or_repe
     assert (record["step"], queue["epoch"], queue["dead"]) == (6 * queue["batches"], 6, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_whose_server_is_lost_after_the_last_step_goes_back_and_ends_with_a_checkpoint(
     folder: Path, endpoint: str

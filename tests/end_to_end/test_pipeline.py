@@ -133,6 +133,7 @@ def flat(batch: trainer_client.Batch) -> dict[str, np.ndarray]:
     return {key: batch[key][0] for key in batch if key.endswith((":values", ":shape"))}
 
 
+@pytest.mark.slow
 @pytest.mark.heritage("R1")
 @pytest.mark.heritage("R2")
 @pytest.mark.heritage("R3")
@@ -201,6 +202,7 @@ def test_a_users_own_reader_and_data_set_function_make_the_batches(loaders: Load
     assert mixed != LINES
 
 
+@pytest.mark.slow
 def test_a_script_that_changes_one_line_gets_the_same_elements(job: Path, loaders: Loaders) -> None:
     import tensorflow as tf  # noqa: PLC0415 - it takes seconds
 

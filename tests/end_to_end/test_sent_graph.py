@@ -64,6 +64,7 @@ def test_a_key_of_another_role_may_not_send_one(machines: tuple[Fleet, Path]) ->
         trainer_client.distribute(tf.data.Dataset.range(3), one.endpoint, stream="sent", keys=str(guest))
 
 
+@pytest.mark.slow
 def test_a_worker_elsewhere_fetches_the_graph_and_makes_the_same_elements(machines: tuple[Fleet, Path]) -> None:
     import tensorflow as tf  # noqa: PLC0415 - it takes seconds
 

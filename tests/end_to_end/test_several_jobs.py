@@ -93,6 +93,7 @@ class Epochs:
         self.read.append(got)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_one_job_that_crashes_every_worker_takes_no_more_than_its_share_from_the_other(tmp_path: Path) -> None:
     """Beside it, with half of four workers, the good job reads as fast as one that has two workers to itself."""

@@ -219,6 +219,7 @@ def test_killed_and_told_to_end_it_goes_on_and_the_weights_are_those_of_an_unbro
         np.testing.assert_array_equal(left, right)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.heritage("T9")
 @pytest.mark.heritage("T11")

@@ -85,6 +85,7 @@ def _train(folder: Path, endpoint: str, *arguments: str, processes: int = 1) -> 
     return programs[0].said().splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.heritage("E11")
 def test_a_pipeline_is_trained_on_from_either_side_of_one_module(

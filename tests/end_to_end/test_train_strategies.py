@@ -38,6 +38,7 @@ def endpoint(folder: Path) -> Iterator[str]:
         yield loaders.endpoint
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.heritage("L8")
 def test_two_processes_killed_and_told_to_end_train_on_each_sample_once_an_epoch(folder: Path, endpoint: str) -> None:

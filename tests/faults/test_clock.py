@@ -113,6 +113,7 @@ def _freeze_worker(loaders: Loaders) -> None:
     wait_until(lambda: len(ask(loaders.endpoint)["workers"]) == 2, "it is back")
 
 
+@pytest.mark.slow
 @pytest.mark.fault(27)
 def test_a_moved_clock_ends_nothing_early_or_late_under_a_reading_trainer(tmp_path, loaders, move) -> None:
     said = []
@@ -134,6 +135,7 @@ def test_a_moved_clock_ends_nothing_early_or_late_under_a_reading_trainer(tmp_pa
     assert "died" not in loaders.text()
 
 
+@pytest.mark.slow
 @pytest.mark.fault(27)
 def test_what_was_saved_before_the_clock_moved_is_gone_on_from_after_it(tmp_path, loaders, move) -> None:
     with closing(_Trainer(loaders, tmp_path)) as trainer:

@@ -52,6 +52,7 @@ def _index_anew(job: Path) -> None:
     index(job)
 
 
+@pytest.mark.slow
 @pytest.mark.fault(35)
 @pytest.mark.usefixtures("unhedged")
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ def put_back(file: Path, content: bytes, times: os.stat_result) -> None:
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
+@pytest.mark.slow
 @pytest.mark.fault(29)
 def test_a_worker_refuses_what_was_cut_short_however_it_is_read_and_serves_all_else(tmp_path: Path) -> None:
     def cut_between_batches(read: int) -> None:

@@ -75,6 +75,7 @@ def test_a_coordinators_connection_that_is_reset_on_one_side_is_made_anew(behind
         assert feed._session.error is None
 
 
+@pytest.mark.slow
 @pytest.mark.fault(43)
 @pytest.mark.parametrize("side", [UP, DOWN])
 def test_a_connection_of_sealed_payloads_that_is_reset_on_one_side_is_got_over(tmp_path, side) -> None:

@@ -66,6 +66,7 @@ def assert_each_sample_counted_once(folder: Path) -> None:
     assert checked["commits"] > 3
 
 
+@pytest.mark.slow
 @pytest.mark.heritage("E15")
 @pytest.mark.heritage("E18")
 @pytest.mark.fault(17)
@@ -87,6 +88,7 @@ def test_a_run_goes_on_without_members_that_are_killed_and_takes_in_those_that_j
     assert_each_sample_counted_once(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.fault(17)
 @pytest.mark.timeout(300)
 def test_a_chief_that_was_taken_for_dead_commits_nothing_more_and_comes_back_as_another(tmp_path):
@@ -104,6 +106,7 @@ def test_a_chief_that_was_taken_for_dead_commits_nothing_more_and_comes_back_as_
     assert_each_sample_counted_once(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_below_the_least_the_rest_waits_and_one_too_many_is_a_spare(tmp_path):
     limits = {"limits": (2, 2)}

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _TIMEOUT = 'build_timeout = "2 s"'
 
 
+@pytest.mark.slow
 @pytest.mark.fault(34)
 @pytest.mark.parametrize("text", ["sleeps", "holds"])
 def test_a_sample_that_never_ends_is_masked_and_named(tmp_path: Path, text: str) -> None:
@@ -36,6 +37,7 @@ def test_a_sample_that_never_ends_is_masked_and_named(tmp_path: Path, text: str)
     assert "in never_ends" in said  # the stack, for whoever wants to mend it
 
 
+@pytest.mark.slow
 @pytest.mark.fault(34)
 def test_a_read_that_never_ends_is_an_error_that_names_the_file_and_masks_nothing(tmp_path: Path) -> None:
     job = write_job(tmp_path, samples=60, job=_TIMEOUT)

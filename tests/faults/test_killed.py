@@ -17,6 +17,7 @@ from tests.support.forked import start_code
 from tests.support.loaders import Loaders, ask, running, wait_until, write_job
 
 
+@pytest.mark.slow
 @pytest.mark.fault(1)
 @pytest.mark.fault(2)
 @pytest.mark.fault(3)

@@ -38,6 +38,7 @@ def _said(text: str, event: str) -> list[dict[str, object]]:
     return [line for line in lines if line["event"] == event]
 
 
+@pytest.mark.slow
 @pytest.mark.fault(44)
 @pytest.mark.parametrize("by", ["python", "c"])
 def test_a_killed_workers_successor_attaches_though_a_child_lives_on(

@@ -68,6 +68,7 @@ def _start(folder: Path, endpoint: str, *arguments: str) -> Program:
     return Program(folder, "train", *arguments, "--epochs", str(EPOCHS), "--save-every-steps", "3", "--log-every", "1")
 
 
+@pytest.mark.slow
 @pytest.mark.fault(12)
 @pytest.mark.fault(17)
 @pytest.mark.timeout(400)

@@ -48,6 +48,7 @@ def test_a_stopped_worker_holds_nobody_up_and_writes_nowhere_afterwards(
         assert max(b - a for a, b in itertools.pairwise(arrived_s)) < 1.0 + SLACK_S
 
 
+@pytest.mark.slow
 @pytest.mark.fault(5)
 def test_transforms_that_hold_the_interpreter_in_each_worker_are_slow_but_lose_nothing(
     tmp_path: Path,
@@ -83,6 +84,7 @@ def test_a_much_slower_worker_is_hedged(tmp_path: Path, monkeypatch: pytest.Monk
     assert 1 <= counts.hedged <= 1 + counts.asked / 20
 
 
+@pytest.mark.slow
 def test_without_workers_the_feed_says_who_was_tried(tmp_path: Path) -> None:
     said = r"expected a live worker, got none for 4 s; tried 2 of 2: .*-0 \(silent\), .*-1 \(silent\)"
     with (

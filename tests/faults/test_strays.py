@@ -99,6 +99,7 @@ with trainer_client.connect(sys.argv[1], lost_timeout_s=60) as feed:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.fault(41)
 @pytest.mark.parametrize("local", [True, False])
 def test_a_thousand_workers_that_come_and_go_leave_nothing(tmp_path: Path, context, local: bool) -> None:

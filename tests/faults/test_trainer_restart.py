@@ -7,6 +7,7 @@ import pytest
 from tests.faults.trainer_restart import restart
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.heritage("T1")
 def test_killed_runs_with_one_copy_of_variables_have_each_sample_once_an_epoch_in_their_models() -> None:

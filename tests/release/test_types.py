@@ -25,6 +25,7 @@ def check(folder: Path, **scripts: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_what_is_right_passes_and_what_is_wrong_is_named(tmp_path: Path) -> None:
     wrong = SCRIPT.replace("weights=", "weight=").replace("batch.rows", "batch.row")

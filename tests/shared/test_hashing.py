@@ -61,6 +61,7 @@ def test_golden_keys():
 PARTS = st.lists(st.integers(-(2**70), 2**70) | st.text(max_size=6), max_size=4).map(tuple)
 
 
+@pytest.mark.slow
 @given(PARTS, PARTS)
 def test_keys_tell_type_length_and_place_apart(one, other):
     assert (key_of(*one) == key_of(*other)) == (one == other)

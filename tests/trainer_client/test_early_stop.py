@@ -54,6 +54,7 @@ def fit_kept(run, stop, folder, *others, **how):
     return run(FeedCheckpoint(feed, folder, every=1, early_stop=stop), *others, feed=feed, **how)
 
 
+@pytest.mark.slow
 @pytest.mark.heritage("D11")
 def test_stopped_and_resumed_after_any_step_a_run_takes_the_same_decisions(run, tmp_path):
     whole = EarlyStop(RULE)

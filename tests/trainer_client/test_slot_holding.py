@@ -125,6 +125,7 @@ class World:
 _EVENTS = ("lend", "accept", "write", "answer", "arrive", "die", "give_back")
 
 
+@pytest.mark.slow
 @pytest.mark.fault(2)
 @pytest.mark.fault(23)
 @pytest.mark.fault(24)

@@ -70,6 +70,7 @@ def test_the_values_are_those_of_the_model_and_training_is_as_without():
     assert places(feed) == [(epoch, step) for epoch, step in ((0, 2), (1, 4), (1, 6), (2, 8), (3, 10), (3, 12))]
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_it_is_judged_at_the_same_places(tmp_path):
     whole = dev()
     fit(tmp_path / "whole", Validation(whole, steps=4, **FORM), epochs=3)

@@ -90,6 +90,7 @@ def _answering() -> int:
     return sum(one.name == "stoker-metrics-answer" for one in threading.enumerate())
 
 
+@pytest.mark.slow
 @pytest.mark.fault(38)
 def test_a_crowd_that_asks_nothing_takes_few_threads_and_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared.metrics.server._Handler.timeout", 1.0)

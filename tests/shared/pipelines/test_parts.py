@@ -28,6 +28,7 @@ def plain(value):
     return value.to_list() if isinstance(value, tf.RaggedTensor) else np.asarray(value).tolist()
 
 
+@pytest.mark.slow
 def test_every_kind_of_value_comes_back_from_its_parts(values):
     data = parted(tf.data.Dataset.from_tensors(values), "here")
     assert all(spec.dtype != tf.string for spec in data.element_spec.values())

@@ -235,6 +235,7 @@ def test_a_frame_has_a_longest_length():
     assert len(decode(frame_of("Pong", {"number": 1, "tickets": many, "sealed": 0, "waiting": 0})).tickets) == 2**16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filler", [b"\x90", b"\x80", b"\xc0"], ids=["empty lists", "empty maps", "nulls"])
 def test_the_worst_frame_costs_less_than_100_mb(filler):
     count = MAX_FRAME - 8

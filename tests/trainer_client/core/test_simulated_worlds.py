@@ -19,6 +19,7 @@ def told(outcome):
     return f"{outcome.error}\nin {outcome.setting}\n{outcome.diary}\nseed {outcome.seed}"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.fault(1)
 @pytest.mark.fault(2)

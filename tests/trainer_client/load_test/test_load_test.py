@@ -37,6 +37,7 @@ def _in(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
+@pytest.mark.slow
 def test_a_world_of_trainers_gets_every_batch_once_and_leaves_nothing_behind(tmp_path, capsys):
     how = ("--trainers", "5", "--step-ms", "60", "--seconds", "4", "--processes", "2", "--workers", "1", "--json")
     assert run("train", *how, "--report", str(tmp_path / "out"), "--min-batches-per-s", "2") == 0
@@ -76,6 +77,7 @@ def test_a_limit_that_is_not_kept_sets_the_exit_code(endpoint, capsys):
     assert "| batches a second |" in said.out
 
 
+@pytest.mark.slow
 def test_a_server_that_is_lost_in_the_midst_is_no_other_failure(tmp_path, capsys):
     with running(write_job(tmp_path), workers=1) as loaders:
 

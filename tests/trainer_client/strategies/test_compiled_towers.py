@@ -99,6 +99,7 @@ def test_a_variable_that_is_not_of_keras_is_refused_by_name(tmp_path, placement)
         steps(tmp_path, placement(TOWERS), Bare)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", [Central, Asynchronous])
 def test_what_is_kept_outside_the_models_variables_goes_on_as_without_xla(tmp_path, placement):
     (losses, loop), (plain, other) = (

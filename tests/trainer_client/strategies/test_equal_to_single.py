@@ -73,6 +73,7 @@ def test_losses_and_weights_are_those_of_a_plain_run_with_masked_rows_and_empty_
     assert loop._session.accounts.counts.retraces == 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_processes_of_a_cluster_do_the_same_and_decide_alike(tmp_path, plain):
     losses, arrays, _ = plain
@@ -97,6 +98,7 @@ def test_two_processes_of_a_cluster_do_the_same_and_decide_alike(tmp_path, plain
     assert re.search(r"got tower 0 has one for \S*second\.", second["different"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_processes_of_two_replicas_each_do_what_one_process_does(tmp_path):
     losses, _ = trained(tmp_path / "plain", lent(Single), joined_feed(4, epochs=STEPS))
@@ -116,6 +118,7 @@ def test_two_processes_of_two_replicas_each_do_what_one_process_does(tmp_path):
     assert second["said"] == "multi-worker: process 1 of 2, 2 of 4 replicas; gradients by ring"
 
 
+@pytest.mark.slow
 @pytest.mark.heritage("T2")
 @pytest.mark.heritage("T13")
 def test_variables_lie_on_the_least_loaded_tower_or_on_the_cpu_and_an_optimizers_beside_them(tmp_path):
@@ -205,6 +208,7 @@ class Seeded(Normal):
         return super().call(inputs, training) + 0 * keras.random.uniform((), seed=self.seeds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", [Mirrored, Central])
 def test_xla_compiles_what_a_tower_computes_and_leaves_seeds_statistics_and_the_loss_scale_as_without_it(
     tmp_path, placement

@@ -10,6 +10,7 @@ import pytest
 from tests.support.forked import ROOT, start_module
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_ctrl_c_ends_whatever_waits_for_a_batch(tmp_path: Path) -> None:
     alone, said = Path(__file__).with_name("alone_ctrl_c.py"), tmp_path / "said"
