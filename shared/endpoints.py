@@ -10,7 +10,7 @@ import re
 
 from shared.errors import SettingsError
 
-__all__ = ["at_any_port", "at_port", "check_endpoint", "is_connectable", "is_loopback", "port_of"]
+__all__ = ["at_any_port", "at_port", "check_endpoint", "is_connectable", "is_loopback", "leads_elsewhere", "port_of"]
 
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*")
 
@@ -65,6 +65,15 @@ def _is_host(host: str) -> bool:
     return in_brackets == (address.version == 6) and not address.is_unspecified and not address.is_multicast
 
 
+def leads_elsewhere(endpoint: str, peer_host: str) -> bool:
+    """Return whether others would reach another process than the peer that names this endpoint as its own.
+
+    A loopback endpoint leads every host to itself, so only a peer that itself comes by loopback may name one.
+    `peer_host` is the address that the peer's connection comes from, or empty if it is not known.
+    """
+    return bool(peer_host) and is_loopback(endpoint) and not _is_loopback_host(peer_host)
+
+
 def port_of(endpoint: str) -> int:
     """The port of a bound endpoint."""
     return int(endpoint.rpartition(":")[2])
@@ -83,9 +92,15 @@ def at_any_port(endpoint: str) -> str:
 def is_loopback(endpoint: str) -> bool:
     """Whether only processes on this host can reach it."""
     host, _ = _split(endpoint, "endpoint")
+    return _is_loopback_host(host)
+
+
+def _is_loopback_host(host: str) -> bool:
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
         return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)

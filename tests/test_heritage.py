@@ -205,7 +205,6 @@ FAULTS_LATER = {
     60: "later: faults",
     61: "later: faults",
     62: "later: faults",
-    63: "later: fleet",
     64: "later: fleet",
     65: "later: fleet",
     66: "later: fleet",

@@ -79,6 +79,8 @@ class Received:
 
     peer: bytes
     message: m.Message
+    #: The address that the connection of a worker that registers comes from; empty if it is not known.
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ __all__ = [
     "another_plan",
     "another_start",
     "another_world",
+    "endpoint_elsewhere",
     "fixed_rank",
     "graph_of_another_job",
     "group_misfit",
@@ -265,6 +266,16 @@ def no_endpoint(register: m.Register) -> m.Refused:
     remedy = "Start the worker with --listen and an address of its machine that trainers can reach."
     expected = "an endpoint like tcp://10.0.0.7:7410"
     return refused("endpoint", expected, f"{register.endpoint!r} from {register.worker}", remedy)
+
+
+def endpoint_elsewhere(register: m.Register, host: str) -> m.Refused:
+    """Refuse a worker on another host that names a loopback endpoint: it would lead each trainer to its own host."""
+    remedy = (
+        "Start the worker with --listen tcp://0.0.0.0:PORT, or an address of its machine that trainers can reach, "
+        "and leave the port open in its firewall."
+    )
+    expected = f"an endpoint on {host}, where the worker {register.worker} connects from"
+    return refused("endpoint", expected, f"the loopback endpoint {register.endpoint}", remedy)
 
 
 def another_builder(register: m.Register) -> m.Refused:

@@ -43,7 +43,7 @@ from shared.guard import Guard
 from shared.logs import Log
 from shared.sockets import Waker, bind_router, read_waiting, send_now
 from shared.wire.codec import VersionError, decode, encode, encode_refusal
-from shared.wire.messages import Attached, Forgiven, GraphWanted, Leases, Members, Placed
+from shared.wire.messages import Attached, Forgiven, GraphWanted, Leases, Members, Placed, Register
 from shared.wire.permissions import TO_COORDINATOR
 
 if TYPE_CHECKING:
@@ -235,7 +235,8 @@ class Coordinator:
         if isinstance(message, GraphWanted):
             piece = self._graphs.piece(message) if self._graphs is not None else None
             return [Send(identity.bytes, piece)] if piece is not None else []
-        return self._state.handle(Received(identity.bytes, message), now_s)
+        host = identity.get("Peer-Address") if isinstance(message, Register) else ""
+        return self._state.handle(Received(identity.bytes, message, str(host)), now_s)
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         facts = [one.fact for one in instructions if isinstance(one, Keep)]

@@ -53,7 +53,7 @@ from loader_server.coordinator.streams.world_rules import COUNTING_MS, WorldRule
 from loader_server.coordinator.streams.worlds import Worlds
 from loader_server.coordinator.workers import Workers
 from loader_server.leases.facts import LeaseFact
-from shared.endpoints import is_connectable
+from shared.endpoints import is_connectable, leads_elsewhere
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
 
@@ -111,6 +111,8 @@ class CoordinatorState:
             self._out += self._graphs.run(event.stream)
         elif isinstance(event, GraphFailed):
             self._out += self._graphs.fail(event.stream, event.reason)
+        elif isinstance(event.message, m.Register):
+            self._register(event.peer, event.message, event.host, now_s)
         else:
             door = self._doors.get(type(event.message))
             if door is not None:
@@ -339,9 +341,12 @@ class CoordinatorState:
 
     # --- workers ---
 
-    def _register(self, peer: bytes, register: m.Register, now_s: float) -> None:
+    def _register(self, peer: bytes, register: m.Register, host: str, now_s: float) -> None:
         if not is_connectable(register.endpoint):
             self._refuse(peer, refusals.no_endpoint(register))
+            return
+        if leads_elsewhere(register.endpoint, host):
+            self._refuse(peer, refusals.endpoint_elsewhere(register, host))
             return
         if register.builder != self._settings.builder:
             self._refuse(peer, refusals.another_builder(register))
@@ -460,7 +465,6 @@ class CoordinatorState:
         m.StandsStill: _take_place,
         m.GraphOffer: _take_graph,
         m.GraphPiece: _take_graph,
-        m.Register: _register,
         m.Beat: _take_beat,
         m.Leave: _leave,
         m.Failing: _take_failing,

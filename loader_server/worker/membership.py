@@ -72,6 +72,11 @@ class Membership:
         """Culprits to be told with a heartbeat; none before we are registered."""
         return list(self._unlisted.values()) if self.registered else []
 
+    def move(self, now_s: float) -> None:
+        """Note that we listen at another address now: register again, so that trainers find us there."""
+        if self.registered:
+            self.registered, self.due_s = False, now_s
+
     def lose_patience(self, now_s: float) -> bool:
         """Whether to make the connection anew now; we then register on it, so as to be found there."""
         if self.left or not self._silence.lose_patience(now_s, self.heartbeat_timeout_s):

@@ -1,13 +1,15 @@
 """A worker's talk with the coordinator: it registers, sends heartbeats, and learns of samples that kill decoders.
 
-Rules: used in the worker's poll loop only; when to say what is decided in `membership`. If the coordinator is away we
-wait for it, and register again when it is back; attached trainers are served meanwhile. A coordinator that was never
-there is waited for only so long.
+Rules: used in the worker's poll loop only; when to say what is decided in `membership`. A machine's address may come
+late or change, so where trainers reach us is worked out anew with each registration and each heartbeat. If the
+coordinator is away we wait for it, and register again when it is back; attached trainers are served meanwhile. A
+coordinator that was never there is waited for only so long.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import secrets
 import socket
 from typing import TYPE_CHECKING
@@ -69,6 +71,8 @@ class Registration:
         self._context = context
         self._coordinator = coordinator
         self._keys = keys
+        #: With the endpoint that we are bound to, which may be that of all addresses.
+        self._bound = register
         self._register = register
         self.socket = self._connect()
         self._log = Log("worker", worker=register.worker)
@@ -98,11 +102,20 @@ class Registration:
         if self.membership.lose_patience(now_s):
             self._renew()
         if self.membership.is_due(now_s):
+            self._look_where_we_are(now_s)
             sent = self._send(load() if self.membership.registered else self._register)
             for culprit in self.membership.unlisted() if sent else ():
                 self._send(culprit)
             self.membership.say(now_s, sent=sent)
         return culprits
+
+    def _look_where_we_are(self, now_s: float) -> None:
+        endpoint = find_reachable_endpoint(self._bound.endpoint, self._coordinator)
+        if endpoint != self._register.endpoint:
+            if self.membership.registered:
+                self._log.info("worker has another address", before=self._register.endpoint, now=endpoint)
+            self._register = dataclasses.replace(self._bound, endpoint=endpoint)
+            self.membership.move(now_s)
 
     def _nobody(self) -> LostError:
         return LostError(

@@ -31,7 +31,7 @@ from loader_server.stream import Stream
 from loader_server.wants.budget import Budget
 from loader_server.worker.late_streams import LateStreams
 from loader_server.worker.reception import Reception, ReceptionParts
-from loader_server.worker.registration import Registration, find_reachable_endpoint
+from loader_server.worker.registration import Registration
 from loader_server.worker.sender import Sender
 from shared.guard import Guard
 from shared.logs import Log
@@ -149,7 +149,7 @@ class Worker:
             m.Register(
                 worker=settings.name,
                 incarnation=self.incarnation,
-                endpoint=find_reachable_endpoint(self.endpoint, settings.coordinator),
+                endpoint=self.endpoint,
                 boot_id=boot_id(),
                 uid=os.getuid(),
                 builder=builder_fingerprint(self._streams, self._job.versions_of_sent()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.endpoints import at_any_port, at_port, check_endpoint, is_connectable, port_of
+from shared.endpoints import at_any_port, at_port, check_endpoint, is_connectable, leads_elsewhere, port_of
 from shared.errors import SettingsError
 
 # --- what may be served ---
@@ -112,3 +112,22 @@ def test_the_port_of_an_endpoint_and_another_one():
     assert port_of("tcp://[::1]:7400") == 7400
     assert at_port("tcp://[::1]:7400", 7401) == "tcp://[::1]:7401"
     assert at_any_port("tcp://[::1]:7400") == "tcp://[::1]:*"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "peer_host", "elsewhere"),
+    [
+        ("tcp://127.0.0.1:7411", "10.0.0.7", True),
+        ("tcp://localhost:7411", "10.0.0.7", True),
+        ("tcp://[::1]:7411", "fd00::7", True),
+        ("tcp://127.0.0.1:7411", "::ffff:10.0.0.7", True),
+        ("tcp://127.0.0.1:7411", "127.0.0.1", False),
+        ("tcp://127.0.0.1:7411", "::ffff:127.0.0.1", False),
+        ("tcp://127.0.0.1:7411", "::1", False),
+        ("tcp://127.0.0.1:7411", "", False),
+        ("tcp://10.0.0.7:7411", "10.0.0.8", False),
+        ("tcp://loader-b:7411", "10.0.0.8", False),
+    ],
+)
+def test_a_loopback_endpoint_of_another_host_leads_elsewhere(endpoint, peer_host, elsewhere):
+    assert leads_elsewhere(endpoint, peer_host) is elsewhere

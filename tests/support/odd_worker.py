@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loader_server import cli
-from loader_server.worker import sender, service
+from loader_server.worker import registration, sender, service
 from shared.wire.messages import Message, Pushed
 from shared.wire.parts import WireShape
 
@@ -58,7 +58,7 @@ class _OddSender(sender.Sender):
 def _become(oddity: str) -> None:
     kind, _, value = oddity.partition("=")
     if kind == "at":
-        service.find_reachable_endpoint = lambda *_: value
+        registration.find_reachable_endpoint = lambda *_: value
     elif kind == "sealed":
         port, _, file = value.partition(":")
         _OddSender.told_port, _OddSender.file = int(port), Path(file)

@@ -53,6 +53,18 @@ class TestWorkers:
         assert [(one.peer, one.message) for one in out] == [(b"trainer", m.Members(version=3, workers=()))]
         assert state.handle(Received(b"worker", m.Leave(worker="w0", incarnation=1)), 0.0) == []
 
+    def test_a_loopback_endpoint_is_taken_from_loopback_only(self):
+        state = coordinator()
+        local = register(endpoint="tcp://127.0.0.1:7411")
+        (out,) = state.handle(Received(b"worker", local, "10.0.0.7"), 0.0)
+        assert (out.peer, out.message.code) == (b"worker", "endpoint")
+        assert out.message.expected == "an endpoint on 10.0.0.7, where the worker w0 connects from"
+        assert out.message.got == "the loopback endpoint tcp://127.0.0.1:7411"
+        assert "--listen tcp://0.0.0.0:PORT" in out.message.remedy
+        assert state.report(0.0)["workers"] == []
+        out = state.handle(Received(b"worker", local, "127.0.0.1"), 0.0)
+        assert out[0].message == m.Registered(heartbeat_timeout_ms=2000)
+
     def test_trainers_are_told_why_a_worker_does_not_come_and_those_that_attach_later_too(self):
         state = coordinator()
         said(state, attach(), peer=b"trainer")

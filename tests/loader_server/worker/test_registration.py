@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import zmq
 
 from loader_server.building.culprits import culprit_key
+from loader_server.worker import registration
 from loader_server.worker.registration import Registration
 from shared.errors import RefusedError
 from shared.wire import messages as m
@@ -115,6 +117,27 @@ def test_it_registers_until_it_is_answered(worker):
     first, second = worker.hear(), worker.hear()
     assert first == second
     assert first[1] == REGISTER
+
+
+def test_a_machine_whose_address_changes_registers_anew_and_one_whose_address_stays_does_not(worker, monkeypatch):
+    now = {"endpoint": "tcp://10.0.0.7:7411"}
+    monkeypatch.setattr(registration, "find_reachable_endpoint", lambda _bound, _coordinator: now["endpoint"])
+    who, heard = worker.hear()
+    assert heard == replace(REGISTER, endpoint="tcp://10.0.0.7:7411")
+    worker.tell(who, m.Registered(heartbeat_timeout_ms=2000))
+    worker.turn()
+    assert worker.hear() == (who, BEAT)
+    worker.tell(who, m.Noted())
+    now["endpoint"] = "tcp://10.0.0.9:7411"
+    assert worker.hear() == (who, replace(REGISTER, endpoint="tcp://10.0.0.9:7411"))
+
+
+def test_before_there_is_a_network_it_says_so_and_then_where_it_is(worker, monkeypatch):
+    now = {"endpoint": "tcp://127.0.0.1:7411"}
+    monkeypatch.setattr(registration, "find_reachable_endpoint", lambda _bound, _coordinator: now["endpoint"])
+    assert worker.hear()[1].endpoint == "tcp://127.0.0.1:7411"
+    now["endpoint"] = "tcp://10.0.0.7:7411"
+    assert worker.hear()[1].endpoint == "tcp://10.0.0.7:7411"
 
 
 def test_a_coordinator_that_forgot_it_is_told_who_it_is(worker):

@@ -1,0 +1,121 @@
+"""Hosts for tests: network namespaces on one switch, each with an address, a cable that can be pulled, and programs.
+
+Making them takes root and iproute2; a test that finds neither is skipped. All that runs in them ends with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.loaders import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["Host", "hosts"]
+
+#: Addresses that nobody else on the machine uses: these networks are seen by our namespaces only.
+_NETWORK = "10.77.0"
+
+_serial = itertools.count()
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=60)
+
+
+class Host:
+    """A network namespace with one cable to the switch."""
+
+    def __init__(self, namespace: str, address: str, cable: str) -> None:
+        self.namespace = namespace
+        self.address = address
+        self._cable = cable
+        self._programs: list[subprocess.Popen[str]] = []
+
+    def plug_in(self) -> None:
+        """Bring its end of the cable up, with its address."""
+        self._inside("link", "set", self._cable, "up")
+        self._inside("addr", "replace", f"{self.address}/24", "dev", self._cable)
+
+    def unplug(self) -> None:
+        """Take its end of the cable down."""
+        self._inside("link", "set", self._cable, "down")
+
+    def change_address(self, address: str) -> None:
+        """Take another address in place of its own."""
+        self._inside("addr", "flush", "dev", self._cable)
+        self.address = address
+        self.plug_in()
+
+    def _inside(self, *words: str) -> None:
+        _ip("-n", self.namespace, *words)
+
+    def start(self, *words: str, folder: Path, log: Path) -> subprocess.Popen[str]:
+        """Start a module of ours there, such as `loader_server`, with its arguments."""
+        with log.open("a") as said:
+            program = subprocess.Popen(
+                ["ip", "netns", "exec", self.namespace, sys.executable, "-m", *words],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"},
+                stdout=said,
+                stderr=said,
+                text=True,
+            )
+        self._programs.append(program)
+        return program
+
+    def close(self) -> None:
+        """End all that was started there."""
+        for program in self._programs:
+            program.terminate()
+        for program in self._programs:
+            try:
+                program.wait(30)
+            except subprocess.TimeoutExpired:
+                program.kill()
+                program.wait()
+
+
+@contextlib.contextmanager
+def hosts(count: int) -> Iterator[list[Host]]:
+    """Make so many hosts, all unplugged but the first, and take them away at the end."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and iproute2")
+    prefix = f"stoker{os.getpid()}x{next(_serial)}"
+    switch = f"{prefix}s"
+    with contextlib.ExitStack() as cleanup:
+        _add_namespace(switch, cleanup)
+        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", switch, "link", "set", "bridge", "up")
+        made = [_add_host(prefix, number, switch, cleanup) for number in range(1, count + 1)]
+        made[0].plug_in()
+        yield made
+
+
+def _add_namespace(name: str, cleanup: contextlib.ExitStack) -> None:
+    try:
+        _ip("netns", "add", name)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no network namespace can be made: {error.stderr}")
+    cleanup.callback(_ip, "netns", "delete", name)
+    _ip("-n", name, "link", "set", "lo", "up")
+
+
+def _add_host(prefix: str, number: int, switch: str, cleanup: contextlib.ExitStack) -> Host:
+    namespace, cable = f"{prefix}h{number}", f"cable{number}"
+    _add_namespace(namespace, cleanup)
+    _ip("-n", switch, "link", "add", cable, "type", "veth", "peer", "name", cable, "netns", namespace)
+    _ip("-n", switch, "link", "set", cable, "up", "master", "bridge")
+    host = Host(namespace, f"{_NETWORK}.{number}", cable)
+    cleanup.callback(host.close)
+    return host
