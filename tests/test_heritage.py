@@ -206,7 +206,6 @@ FAULTS_LATER = {
     61: "later: faults",
     62: "later: faults",
     64: "later: fleet",
-    65: "later: fleet",
     66: "later: fleet",
     67: "later: fleet",
     68: "later: fleet",

@@ -16,31 +16,30 @@ if getattr(shared, "DISTRIBUTION", None) != "stoker":
         "Another folder of that name comes first on sys.path: rename it, or start from another directory."
     )
 
-from shared.errors import (
-    ClosedError,
-    DataError,
-    EndedError,
-    LostError,
-    PeerError,
-    ProtocolError,
-    ReadError,
-    RefusedError,
-    SampleError,
-    SettingsError,
-    StokerError,
-    WorldChangedError,
-)
-from trainer_client.batch import Batch
-from trainer_client.feed import Feed, Reading, connect
-from trainer_client.roles import Role, role
-from trainer_client.runs.elastic import run_elastic
-from trainer_client.runs.run import Run
-from trainer_client.runs.stop_rules import LevelledOff, NoProgress, Worsening
-from trainer_client.runs.until import Until
-
 if TYPE_CHECKING:
+    from shared.errors import (
+        ClosedError,
+        DataError,
+        EndedError,
+        LostError,
+        PeerError,
+        ProtocolError,
+        ReadError,
+        RefusedError,
+        SampleError,
+        SettingsError,
+        StokerError,
+        WorldChangedError,
+    )
+    from trainer_client.batch import Batch
     from trainer_client.callbacks import FeedCheckpoint
     from trainer_client.early_stop import EarlyStop
+    from trainer_client.feed import Feed, Reading, connect
+    from trainer_client.roles import Role, role
+    from trainer_client.runs.elastic import run_elastic
+    from trainer_client.runs.run import Run
+    from trainer_client.runs.stop_rules import LevelledOff, NoProgress, Worsening
+    from trainer_client.runs.until import Until
     from trainer_client.tf.cluster import cluster_resolver, device_function, start_server
     from trainer_client.tf.pipelines.alone import run_pipeline
     from trainer_client.tf.pipelines.distribute import distribute
@@ -81,21 +80,52 @@ __all__ = [
     "start_server",
 ]
 
-#: The names that need TensorFlow, and their modules.
-_NEED_TENSORFLOW = {
-    "EarlyStop": "trainer_client.early_stop",
-    "FeedCheckpoint": "trainer_client.callbacks",
+#: Where each name is defined. Modules are imported when a name of theirs is first used: some need TensorFlow, and the
+#: commands have to heed signals before they spend half a second on imports.
+_MODULES = {
+    "Batch": "trainer_client.batch",
+    "ClosedError": "shared.errors",
     "cluster_resolver": "trainer_client.tf.cluster",
+    "connect": "trainer_client.feed",
+    "DataError": "shared.errors",
     "device_function": "trainer_client.tf.cluster",
     "distribute": "trainer_client.tf.pipelines.distribute",
+    "EarlyStop": "trainer_client.early_stop",
+    "EndedError": "shared.errors",
+    "Feed": "trainer_client.feed",
+    "FeedCheckpoint": "trainer_client.callbacks",
+    "LevelledOff": "trainer_client.runs.stop_rules",
+    "LostError": "shared.errors",
+    "NoProgress": "trainer_client.runs.stop_rules",
+    "PeerError": "shared.errors",
+    "ProtocolError": "shared.errors",
+    "ReadError": "shared.errors",
+    "Reading": "trainer_client.feed",
+    "RefusedError": "shared.errors",
+    "Role": "trainer_client.roles",
+    "role": "trainer_client.roles",
+    "Run": "trainer_client.runs.run",
+    "run_elastic": "trainer_client.runs.elastic",
     "run_pipeline": "trainer_client.tf.pipelines.alone",
+    "SampleError": "shared.errors",
+    "SettingsError": "shared.errors",
     "start_server": "trainer_client.tf.cluster",
+    "StokerError": "shared.errors",
+    "Until": "trainer_client.runs.until",
     "Validation": "trainer_client.validation",
+    "WorldChangedError": "shared.errors",
+    "Worsening": "trainer_client.runs.stop_rules",
 }
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module holds
-    """Import what needs TensorFlow when it is first named."""
-    if name in _NEED_TENSORFLOW:
-        return getattr(import_module(_NEED_TENSORFLOW[name]), name)
+    """Import the module of a public name when it is first used."""
+    if name in _MODULES:
+        value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+        return value
     raise AttributeError(f"module 'trainer_client' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Name what is public, for completion: most of it is imported when it is first used."""
+    return sorted(__all__)

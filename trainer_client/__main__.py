@@ -1,5 +1,17 @@
-"""`python -m trainer_client` is `trainer-client`."""
+"""The program `trainer-client`, and `python -m trainer_client`: SIGTERM is heeded before anything slow is imported."""
 
-from trainer_client.cli import main
+from shared.early_sigterm import end_at_sigterm
 
-main()
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command that the arguments name; ends the process."""
+    end_at_sigterm()
+    from trainer_client.cli import main as run_command  # noqa: PLC0415 - it takes long
+
+    run_command()
+
+
+if __name__ == "__main__":
+    main()
