@@ -308,7 +308,13 @@ def _run_coordinator(options: argparse.Namespace) -> int:
     signal.signal(END_SIGNAL, lambda _number, _frame: coordinator.end_job(drains=False))
     labels = {"job": job.settings.name, "role": "coordinator"}
     samples = partial(metrics.coordinator_metrics, coordinator)
-    with MetricsServer(samples, port=options.metrics_port, labels=labels, targets_folder=job.targets_folder):
+    with MetricsServer(
+        samples,
+        port=options.metrics_port,
+        labels=labels,
+        targets_folder=job.targets_folder,
+        probes=coordinator.probes(),
+    ):
         say_more(options.ready_fd, endpoint=coordinator.endpoint)
         coordinator.run(lambda report: say_more(options.ready_fd, **asdict(demand_of(report)), ends=report["ends"]))
     return 0
@@ -360,7 +366,13 @@ def _serve_batches(options: argparse.Namespace, nursery: Asker) -> int:
     _on_stop(lambda: worker.drain(options.drain_seconds))
     labels = {"job": job.settings.name, "role": "worker", "worker": worker.settings.name}
     samples = partial(metrics.worker_metrics, worker)
-    with MetricsServer(samples, port=options.metrics_port, labels=labels, targets_folder=job.targets_folder) as served:
+    with MetricsServer(
+        samples,
+        port=options.metrics_port,
+        labels=labels,
+        targets_folder=job.targets_folder,
+        probes=worker.probes(),
+    ) as served:
         keep_ports_from_children([*worker.ports, port_of(served.address)])
         say_ready(options.ready_fd, endpoint=worker.endpoint)
         options.ready_fd = -1

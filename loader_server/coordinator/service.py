@@ -41,6 +41,7 @@ from loader_server.stream import Stream
 from shared.errors import DataError, ProtocolError
 from shared.guard import Guard
 from shared.logs import Log
+from shared.metrics.probes import CoordinatorView, Probes, dead, unready_coordinator
 from shared.sockets import Waker, bind_router, read_waiting, send_now
 from shared.wire.codec import VersionError, decode, encode, encode_refusal
 from shared.wire.messages import Attached, Forgiven, GraphWanted, Leases, Members, Placed, Register
@@ -63,6 +64,8 @@ _STALL_TICKS = 4
 #: How long trainers have to hear that their job was ended, each heartbeat anew, and how often we look meanwhile.
 _LAST_WORDS_S = 1.0
 _LOOK_MS = 50
+#: Nothing that the coordinator does takes so long, not even on a slow disk.
+_DEAD_S = 60.0
 #: How long what was said last may take to leave.
 _LINGER_MS = 200
 
@@ -117,6 +120,8 @@ class Coordinator:
         self._stopping = False
         #: Whether trainers finish what they have, if the job is to end and they were not told yet.
         self._drains: bool | None = None
+        #: When the main loop turned last.
+        self._turned_s = time.monotonic()
         #: Until when trainers may still hear that the job was ended.
         self._last_words_s = -math.inf
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -151,7 +156,7 @@ class Coordinator:
         for socket in (self._router, *self.doors.monitors()):
             poller.register(socket, zmq.POLLIN)
         poller.register(self._waker.fileno(), zmq.POLLIN)
-        turned_s = time.monotonic()
+        turned_s = self._turned_s = time.monotonic()
         due_s = turned_s + self._tick_s
         try:
             while not self._stopping or self._drains is not None or self._has_last_words():
@@ -163,7 +168,7 @@ class Coordinator:
                     # heard again.
                     due_s = now_s + _STALL_TICKS * self._tick_s
                     instructions += self._state.handle(Excused(), now_s)
-                turned_s = now_s
+                turned_s = self._turned_s = now_s
                 instructions += self._take_in(now_s) + self._take_in_graphs(now_s) + self._take_in_end(now_s)
                 if now_s >= due_s:
                     due_s = now_s + self._tick_s
@@ -175,6 +180,16 @@ class Coordinator:
                 self._carry_out(instructions)
         finally:
             self._close()
+
+    def probes(self) -> Probes:
+        """Return what this coordinator answers to probes."""
+        return Probes(
+            lambda now_s: dead(self._turned_s, _DEAD_S, now_s),
+            lambda now_s: unready_coordinator(
+                CoordinatorView(turned_s=self._turned_s, is_stopping=self._stopping, facts_waiting=self.writer.waiting),
+                now_s,
+            ),
+        )
 
     def end_job(self, *, drains: bool) -> None:
         """Tell trainers that the job ends; may be called from a signal handler."""

@@ -38,7 +38,10 @@ class Membership:
         self.registered = False
         self.left = False
         self._first_try_s: float | None = None
-        self._was_registered = False
+        #: Whether the coordinator has ever taken us in.
+        self.was_registered = False
+        #: When it said something last.
+        self.heard_s = 0.0
         #: When to speak next.
         self.due_s = 0.0
         #: The version of the latest list of culprits, 0 before the first.
@@ -48,6 +51,7 @@ class Membership:
 
     def hear(self, now_s: float) -> None:
         """Something came."""
+        self.heard_s = now_s
         self._silence.hear(now_s)
 
     def take_in(self, message: Message, now_s: float) -> None:
@@ -55,7 +59,7 @@ class Membership:
         if isinstance(message, m.Registered):
             self.heartbeat_timeout_s = message.heartbeat_timeout_ms / 1000
             self.registered, self.due_s = True, now_s
-            self._was_registered = True
+            self.was_registered = True
         elif isinstance(message, m.Refused) and message.code == "unknown":
             self.registered, self.due_s = False, now_s
         elif isinstance(message, m.Culprits):
@@ -88,7 +92,7 @@ class Membership:
         """Whether no coordinator ever took us in, and it is time to say so; the first call starts the clock."""
         if self._first_try_s is None:
             self._first_try_s = now_s
-        return not self._was_registered and now_s - self._first_try_s > _FIRST_TIME_S
+        return not self.was_registered and now_s - self._first_try_s > _FIRST_TIME_S
 
     def is_due(self, now_s: float) -> bool:
         """Whether a heartbeat, or our registration, is due now."""

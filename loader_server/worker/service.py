@@ -36,6 +36,7 @@ from loader_server.worker.sender import Sender
 from shared.guard import Guard
 from shared.logs import Log
 from shared.memory import boot_id
+from shared.metrics.probes import LOOP_S, Probes, WorkerView, dead, unready_worker
 from shared.silence import GONE_AFTER
 from shared.sockets import Waker, read_waiting
 from shared.wire import messages as m
@@ -113,6 +114,8 @@ class Worker:
             wake=self._waker.wake,
         )
         self._draining = False
+        #: When the main loop turned last.
+        self._turned_s = time.monotonic()
         self._stop_s = float("inf")
         self._look_s = self._prune_s = 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -211,8 +214,27 @@ class Worker:
             return 20
         return max(1, int(1000 * (self._registration.due_s() - now_s)) + 1)
 
+    def probes(self) -> Probes:
+        """Return what this worker answers to probes."""
+        longest_s = self._job.settings.build_timeout_s
+        return Probes(
+            lambda now_s: dead(self._turned_s, max(longest_s, LOOP_S) + LOOP_S, now_s),
+            lambda now_s: unready_worker(self._view(), now_s),
+        )
+
+    def _view(self) -> WorkerView:
+        membership = self._registration.membership
+        return WorkerView(
+            turned_s=self._turned_s,
+            is_draining=self._draining,
+            was_registered=membership.was_registered,
+            is_registered=membership.registered,
+            heard_s=membership.heard_s,
+            heartbeat_timeout_s=membership.heartbeat_timeout_s,
+        )
+
     def _turn(self, ready: set[object]) -> None:
-        now_s = time.monotonic()
+        now_s = self._turned_s = time.monotonic()
         if self._waker.fileno() in ready:
             self._waker.clear()
         if self.guard.look(now_s):

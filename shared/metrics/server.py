@@ -1,8 +1,10 @@
-"""Serves a process's metrics to Prometheus on loopback; numbers become samples only when somebody asks.
+"""Serves a process's metrics to Prometheus, and its answers to probes, on loopback; numbers become samples only when
+somebody asks.
 
 Rules: `samples` is called in the server's thread, so it reads plain numbers and complete snapshots, and changes
-nothing. What a process exposes is declared in `names`; a sample of anything else is a defect. prometheus_client adds
-its own `process_…` metrics: CPU seconds, memory, start time.
+nothing. `/metrics` has the metrics, `/healthz` and `/readyz` what `probes` says, and no other path has anything. What
+a process exposes is declared in `names`; a sample of anything else is a defect. prometheus_client adds its own
+`process_…` metrics: CPU seconds, memory, start time.
 """
 
 from __future__ import annotations
@@ -33,9 +35,11 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
     from prometheus_client.core import Metric as Family
 
     from shared.metrics.names import Metric
+    from shared.metrics.probes import Probes
 
 __all__ = ["MetricSamples", "MetricsServer", "Spread", "Values"]
 
@@ -90,6 +94,7 @@ class MetricsServer:
         port: int,
         labels: Mapping[str, str],
         targets_folder: Path | None,
+        probes: Probes | None = None,
     ) -> None:
         registry = CollectorRegistry()
         registry.register(_Collector(samples))
@@ -103,7 +108,7 @@ class MetricsServer:
                 where="metrics_port",
                 remedy="Name another port, or 0 for any free one.",
             ) from error
-        self._server.set_app(make_wsgi_app(registry))
+        self._server.set_app(_App(make_wsgi_app(registry), probes))
         self.address = f"{_HOST}:{self._server.server_port}"
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="stoker-metrics", daemon=True)
@@ -172,6 +177,33 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
         """Say nothing: a client that hangs up, or never asks, is not news."""
+
+
+class _App:
+    """Answers a request by its path."""
+
+    def __init__(self, metrics: WSGIApplication, probes: Probes | None) -> None:
+        self._metrics = metrics
+        self._probes = probes
+
+    def __call__(self, request: WSGIEnvironment, begin: StartResponse) -> Iterable[bytes]:
+        path = request.get("PATH_INFO", "")
+        if path == "/metrics":
+            return self._metrics(request, begin)
+        if self._probes is not None and path == "/healthz":
+            return _answer(begin, self._probes.is_dead(time.monotonic()))
+        if self._probes is not None and path == "/readyz":
+            return _answer(begin, self._probes.is_unready(time.monotonic()))
+        return _say(begin, "404 Not Found", "there is nothing here")
+
+
+def _answer(begin: StartResponse, reason: str) -> Iterable[bytes]:
+    return _say(begin, "503 Service Unavailable", reason) if reason else _say(begin, "200 OK", "ok")
+
+
+def _say(begin: StartResponse, status: str, text: str) -> Iterable[bytes]:
+    begin(status, [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")])
+    return [f"{text}\n".encode()]
 
 
 class _Handler(WSGIRequestHandler):

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shared.errors import SettingsError
 from shared.metrics import names
+from shared.metrics.probes import Probes
 from shared.metrics.server import MetricSamples, MetricsServer, Spread
 from tests.support.loaders import wait_until
 from tests.support.scraping import fetch_metrics
@@ -102,6 +103,35 @@ def test_a_crowd_that_asks_nothing_takes_few_threads_and_leaves_room(monkeypatch
         assert _answering() <= 8
         wait_until(lambda: _answering() == 0, "nobody is waited for any longer")
         assert fetch_metrics(server.address)["stoker_workers", ()] == 3
+
+
+def _ask(address: str, path: str) -> tuple[int, str]:
+    """The status and the text of an answer."""
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_probes_are_answered_by_one_word_and_no_other_path_has_anything() -> None:
+    reasons = {"dead": "", "unready": "starting"}
+    probes = Probes(lambda _now_s: reasons["dead"], lambda _now_s: reasons["unready"])
+    with MetricsServer(list, port=0, labels=LABELS, targets_folder=None, probes=probes) as server:
+        assert _ask(server.address, "/healthz") == (200, "ok\n")
+        assert _ask(server.address, "/readyz") == (503, "starting\n")
+        reasons |= {"dead": "loop", "unready": ""}
+        assert _ask(server.address, "/healthz") == (503, "loop\n")
+        assert _ask(server.address, "/readyz?verbose") == (200, "ok\n")
+        assert _ask(server.address, "/metrics")[0] == 200
+        for path in ("/", "/healthz/", "/metrics/x", "/readyz2"):
+            assert _ask(server.address, path)[0] == 404, path
+
+
+def test_a_process_without_probes_has_metrics_only() -> None:
+    with _serve() as server:
+        assert [_ask(server.address, path)[0] for path in ("/healthz", "/readyz", "/metrics")] == [404, 404, 200]
 
 
 def test_closed_means_gone(tmp_path: Path) -> None:

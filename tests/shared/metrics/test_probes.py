@@ -1,0 +1,63 @@
+"""What probes are answered, state by state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shared.metrics.probes import (
+    LOOP_S,
+    REASONS,
+    CoordinatorView,
+    WorkerView,
+    dead,
+    unready_coordinator,
+    unready_worker,
+)
+
+NOW_S = 1000.0
+
+SERVING = WorkerView(
+    turned_s=NOW_S, is_draining=False, was_registered=True, is_registered=True, heard_s=NOW_S, heartbeat_timeout_s=2.0
+)
+RUNNING = CoordinatorView(turned_s=NOW_S, is_stopping=False, facts_waiting=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, ""),
+        ({"was_registered": False, "is_registered": False}, "starting"),
+        ({"is_registered": False}, "coordinator"),
+        ({"heard_s": NOW_S - 2.0}, ""),
+        ({"heard_s": NOW_S - 2.01}, "coordinator"),
+        ({"turned_s": NOW_S - LOOP_S}, ""),
+        ({"turned_s": NOW_S - LOOP_S - 0.01}, "loop"),
+        ({"is_draining": True}, "draining"),
+        ({"is_draining": True, "turned_s": NOW_S - 100, "is_registered": False}, "draining"),
+    ],
+)
+def test_a_worker_is_ready_if_it_turns_and_the_coordinator_answers(change, reason):
+    assert unready_worker(replace(SERVING, **change), NOW_S) == reason
+    assert not reason or reason in REASONS
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, ""),
+        ({"facts_waiting": 1}, "journal"),
+        ({"turned_s": NOW_S - LOOP_S}, ""),
+        ({"turned_s": NOW_S - LOOP_S - 0.01, "facts_waiting": 1}, "loop"),
+        ({"is_stopping": True}, "draining"),
+    ],
+)
+def test_a_coordinator_is_ready_if_it_turns_and_writes_its_journal(change, reason):
+    assert unready_coordinator(replace(RUNNING, **change), NOW_S) == reason
+    assert not reason or reason in REASONS
+
+
+def test_a_process_is_dead_only_after_longer_than_anything_takes():
+    assert dead(NOW_S - 60, 60, NOW_S) == ""
+    assert dead(NOW_S - 60.01, 60, NOW_S) == "loop"
