@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import struct
 
 import numpy as np
 import pytest
@@ -140,7 +141,7 @@ def test_a_file_that_is_gone_is_an_oserror_that_names_it(tmp_path, source):
             r"clips/00001.wav \(.*line 3\): expected WAV, FLAC, OGG or MP3",
         ),
         (b"", "undecodable", r"expected WAV, FLAC, OGG or MP3"),
-        (None, "truncated", r"expected \d+ frames, as the file's header says, got \d+"),
+        (None, "truncated", r"expected \d+ bytes of audio, as the file's header says, got \d+"),
     ],
 )
 def test_whole_bytes_that_cannot_be_decoded_are_a_sample_error(source, raw, reason, message):
@@ -148,6 +149,12 @@ def test_whole_bytes_that_cannot_be_decoded_are_a_sample_error(source, raw, reas
         source.decode(1, raw_of(source, 1)[:-100] if raw is None else raw)
     assert caught.value.reason == reason
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_fewer_frames_than_were_indexed_are_a_sample_error(tmp_path):
+    source = indexed(tmp_path, make_corpus(tmp_path, samples=2, suffix="mp3").name)
+    with pytest.raises(SampleError, match=r"expected \d+ frames, as the file's header says, got \d+"):
+        source.decode(1, raw_of(source, 1)[:-400])
 
 
 def test_a_manifest_that_was_only_touched_or_copied_is_the_same(tmp_path, source):
@@ -271,6 +278,31 @@ def test_a_row_with_an_offset_is_that_part_of_its_recording(tmp_path, suffix):
         got = decoded(source, sample)
         assert (source.lengths["audio"][sample], got["audio_rate"], got["text"]) == (stop - start, 16000, "x")
         np.testing.assert_allclose(got["audio"], whole[start:stop], atol=0 if suffix in ("wav", "flac") else 2e-3)
+
+
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24"])
+def test_a_part_of_a_recording_whose_size_a_pipe_left_open_is_that_part(tmp_path, subtype):
+    soundfile.write(tmp_path / "long.wav", np.linspace(-0.5, 0.5, 16000), 16000, subtype=subtype)
+    raw = (tmp_path / "long.wav").read_bytes()
+    whole = soundfile.read(tmp_path / "long.wav", dtype="float32")[0]
+    (tmp_path / "long.wav").write_bytes(raw[:4] + struct.pack("<I", 36) + raw[8:40] + bytes(4) + raw[44:])
+    spec, report = nemo(tmp_path, {"audio": "long.wav", "offset": 0.25, "duration": 0.5}, {"audio": "long.wav"})
+    source = open_source(spec)
+    assert report.bad == ()
+    assert decoded(source, 0)["audio"].tolist() == whole[4000:12000].tolist()
+    assert decoded(source, 1)["audio"].tolist() == whole.tolist()
+
+
+@pytest.mark.parametrize("suffix", ["wav", "ogg"])
+def test_a_recording_that_lost_its_second_half_is_a_bad_row_with_each_of_its_parts(tmp_path, suffix):
+    long_recording(tmp_path, suffix)
+    raw = (tmp_path / f"long.{suffix}").read_bytes()
+    (tmp_path / f"long.{suffix}").write_bytes(raw[: len(raw) // 2])
+    write_audio(tmp_path / "whole.wav")
+    row = {"audio": f"long.{suffix}", "text": "x"}
+    _, report = nemo(tmp_path, row, row | {"offset": 0, "duration": 0.5}, {"audio": "whole.wav", "text": "y"})
+    assert (report.samples, dict(report.bad_counts)) == (1, {"truncated": 2})
+    assert [bad.line for bad in report.bad] == [1, 2]
 
 
 def test_a_stretch_of_plain_wav_is_a_range_of_bytes(tmp_path, monkeypatch):
