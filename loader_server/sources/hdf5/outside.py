@@ -36,7 +36,7 @@ def link_outside(file: h5py.File, path: str) -> str:
 def _outside(file: h5py.File, path: str, links_left: int) -> str:
     h5py = library("h5py", extra="hdf5", use="which reads HDF5")
     names = [name for name in path.split("/") if name and name != "."]
-    group: h5py.Group = file["/"]
+    group = file["/"]
     for place, name in enumerate(names):
         link = group.get(name, getlink=True)
         if isinstance(link, h5py.ExternalLink):
