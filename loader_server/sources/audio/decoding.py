@@ -18,6 +18,7 @@ import numpy as np
 from loader_server.installed import version_of
 from loader_server.sources.audio.containers import audio_extent, is_ogg_cut
 from loader_server.sources.audio.plain_wav import HEADER_BYTES, plain_header, plain_wav
+from loader_server.sources.files.same_files import digest_of_handle, number_of_digest
 from shared.errors import SampleError
 from shared.extras import library
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.sources.files.opening import Files
+    from loader_server.sources.files.seen import SeenFiles
 
 __all__ = [
     "AVERAGED",
@@ -62,6 +64,8 @@ class AudioHeader:
     frames: int
     rate: int
     channels: int
+    #: A digest of a local file's content; of a remote one its version says enough.
+    content: int = 0
 
 
 def audio_versions() -> dict[str, str]:
@@ -123,13 +127,15 @@ def _one_channel(audio: NDArray[np.float32], channel: int) -> NDArray[np.float32
     return averaged
 
 
-def header_of(path: str) -> AudioHeader:
-    """What the index has to know about a file, without decoding it."""
+def header_of(path: str, seen: SeenFiles) -> AudioHeader:
+    """What the index has to know about a file, without decoding it; its status is remembered in `seen`."""
     # soundfile reads headers from a descriptor in half the time that it takes from a Python file.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # so that a pipe is refused and not waited for
     try:
         status = os.fstat(handle)
-        return AudioHeader(status.st_size, status.st_mtime_ns, *_frames(handle, status, path))
+        frames, rate, channels = _frames(handle, status, path)
+        content = number_of_digest(digest_of_handle(handle, status, seen))
+        return AudioHeader(status.st_size, status.st_mtime_ns, frames, rate, channels, content)
     finally:
         os.close(handle)
 

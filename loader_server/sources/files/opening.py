@@ -22,6 +22,7 @@ from loader_server.sources.files.braces import names_meant
 from loader_server.sources.files.facts import CacheSettings, FileFacts, LocalFile, changed
 from loader_server.sources.files.kinds import HEAD_BYTES, refuse_no_text
 from loader_server.sources.files.local import LocalHandle, bytes_at, files_meant, is_hidden, local_stamp
+from loader_server.sources.files.seen import SeenFiles, seen_files
 from loader_server.sources.remote.remote_files import RemoteFiles
 from loader_server.sources.remote.remote_path import RemotePath
 from loader_server.sources.remote.urls import is_url, joined, without_credentials
@@ -50,6 +51,8 @@ class Files:
         self._base = base
         #: Where remote files are kept: may be set before any file is looked at.
         self.cache = cache or CacheSettings(folder=base / _CACHE_FOLDER, bytes=_CACHE_BYTES)
+        #: The state folder of the job, where the machine remembers files that were looked at.
+        self.state: Path | None = None
         self._handles: dict[str, LocalHandle] = {}
         self._kept: list[LocalFile] = []
         #: Whether any of the files looked at so far is remote.
@@ -62,6 +65,11 @@ class Files:
     @cached_property
     def _remote(self) -> RemoteFiles:
         return RemoteFiles(self.cache)
+
+    @cached_property
+    def seen(self) -> SeenFiles:
+        """Which content local files were seen to have on this machine."""
+        return seen_files(self.state)
 
     # --- which there are ---
 
@@ -189,7 +197,8 @@ class Files:
 
     def refuse_changed(self, origin: Iterable[dict[str, Any]], index: Path) -> None:
         """Refuse files that are gone or differ from those of the index's origin; a source calls it in `open`. Only
-        sizes of local files are compared, because a copy has another time; sources keep digests of what they read.
+        sizes of local files are compared, because a copy has other times; sources keep digests of what they read, or
+        of the files (`same_files`).
         """
         known = list(origin)
         self._data_set = xxhash.xxh3_64_hexdigest("\n".join(one["path"] for one in known).encode())

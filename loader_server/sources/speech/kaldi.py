@@ -90,6 +90,7 @@ class KaldiSource(RecordedSource):
 
     Settings = KaldiSettings
     local_columns = frozenset(("mtime_ns",))
+    content_columns = frozenset(("content",))
     settings: KaldiSettings
 
     _folders: tuple[KaldiFolder, ...] = ()

@@ -70,6 +70,7 @@ class LhotseSource(RecordedSource):
 
     Settings = LhotseSettings
     local_columns = frozenset(("mtime_ns",))
+    content_columns = frozenset(("content",))
     settings: LhotseSettings
 
     @property

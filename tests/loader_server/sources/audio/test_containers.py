@@ -15,6 +15,7 @@ from loader_server.sources.audio.containers import audio_extent, is_ogg_cut
 from loader_server.sources.audio.decoding import decoded_audio, header_of, header_of_bytes
 from loader_server.sources.audio.stretches import Headers, Stretch
 from loader_server.sources.files.opening import Files
+from loader_server.sources.files.seen import SeenFiles
 from loader_server.sources.source import BadRow
 from shared.errors import SampleError
 
@@ -68,7 +69,7 @@ def test_a_whole_recording_is_read_and_one_that_lost_its_end_is_refused(name, tm
         for look in (
             lambda kept=kept: header_of_bytes(raw[:kept], "here"),
             lambda kept=kept: decoded_audio(raw[:kept], "here"),
-            lambda: header_of(str(tmp_path / "cut")),
+            lambda: header_of(str(tmp_path / "cut"), SeenFiles()),
         ):
             with pytest.raises(SampleError, match=r"expected .*, got .*\. It was cut short: mend or remove") as caught:
                 look()
@@ -120,7 +121,7 @@ def test_a_size_that_means_unknown_is_all_that_follows(name, sizes, tmp_path):
     assert header_of_bytes(raw, "here") == (FRAMES, RATE, 1)
     assert decoded_audio(raw, "here")[0].tobytes() == decoded_audio(whole, "here")[0].tobytes()
     (tmp_path / "a.wav").write_bytes(raw)
-    assert header_of(str(tmp_path / "a.wav")).frames == FRAMES
+    assert header_of(str(tmp_path / "a.wav"), SeenFiles()).frames == FRAMES
 
 
 def test_no_audio_is_meant_where_the_whole_size_counts_what_follows_as_something_else():

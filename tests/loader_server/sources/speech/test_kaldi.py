@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from loader_server.sources.speech import kaldi_features
 from loader_server.sources.speech.kaldi_ark import ark_header, ark_values
 from loader_server.sources.speech.kaldi_tables import KaldiTable
 from shared.errors import DataError, ReadError
@@ -277,7 +278,7 @@ def test_where_all_features_are_whole_the_index_is_as_before_there_were_ranges(t
     write_features(tmp_path / "data", features(10, 7))
     source, _, _ = indexed(tmp_path, values="features")
     assert list(source.indexed.numbers) == [
-        *("folder", "line", "bytes", "mtime_ns", "offset", "kind", "nbytes", "length_features")
+        *("folder", "line", "bytes", "mtime_ns", "content", "offset", "kind", "nbytes", "length_features")
     ]
     assert source.identity(0).rpartition(", row ")[0].endswith(" bytes from 3")
 
@@ -340,12 +341,12 @@ def test_each_archive_is_looked_at_once_before_a_job_is_served(tmp_path, monkeyp
     for name in "ab":
         os.utime(tmp_path / name / "feats.ark", ns=(1, 1))  # and they have one size: facts alone do not tell them apart
     source, _, _ = indexed(tmp_path, "a", "b", values="features")
-    looked, facts = [], source.files.facts
-    monkeypatch.setattr(source.files, "facts", lambda path: looked.append(path) or facts(path))
+    looked, has_content = [], kaldi_features.has_content
+    monkeypatch.setattr(kaldi_features, "has_content", lambda *how: looked.append(how[0]) or has_content(*how))
     source.look_for_changes(1000.0)
     assert sorted(looked) == [f"{tmp_path}/{name}/feats.ark" for name in "ab"]
     source._archived.look_for_changes(1000.0)
-    assert len(looked) == 4
+    assert len(looked) == 4, "it was written just now, so its status does not tell yet"
     os.utime(tmp_path / "b/feats.ark")
     with pytest.raises(ReadError, match=r"b/feats\.ark: expected the archive that was indexed"):
         source.look_for_changes(1000.0)
@@ -356,7 +357,7 @@ def test_utterances_in_the_order_of_their_names_lead_to_each_archive_once(tmp_pa
     scp = tmp_path / "data/feats.scp"
     scp.write_text("".join(sorted(scp.read_text().splitlines(keepends=True), key=lambda line: -int(line[1]))))
     source, _, _ = indexed(tmp_path, values="features")
-    looked, facts = [], source.files.facts
-    monkeypatch.setattr(source.files, "facts", lambda path: looked.append(path) or facts(path))
+    looked, has_content = [], kaldi_features.has_content
+    monkeypatch.setattr(kaldi_features, "has_content", lambda *how: looked.append(how[0]) or has_content(*how))
     source.look_for_changes(1000.0)
     assert len(looked) == 1
