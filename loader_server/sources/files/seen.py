@@ -31,7 +31,6 @@ __all__ = ["SeenFiles", "is_settled", "seen_files", "status_of"]
 
 #: Entries are 64-bit digests, found by their last bits in rows of a fixed size.
 _ROW = struct.Struct("<8Q")
-_ROW_ENTRIES = 8
 #: Device, inode, time of status change, size, time of change.
 _STATUS = struct.Struct("<QQqqq")
 #: A million entries in a file that is mostly a hole; in memory, where there is no file, 130 000.
@@ -55,7 +54,7 @@ class _Memory:
             raw = os.pread(self._handle, _ROW.size, self._place(key))
         except OSError:
             raw = b""
-        return _ROW.unpack(raw) if len(raw) == _ROW.size else (0,) * _ROW_ENTRIES
+        return _ROW.unpack(raw.ljust(_ROW.size, b"\0"))  # somebody may have cut the file
 
     def write(self, key: int, entry: int) -> None:
         """Put a key in place of an entry of its row; other processes see the old one or the new one."""

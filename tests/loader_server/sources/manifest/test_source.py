@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import struct
 
 import numpy as np
@@ -107,6 +108,102 @@ def test_a_file_that_changed_is_named(tmp_path, source, change):
     ):
         raw_of(source, 2)
     assert raw_of(source, 1)
+
+
+def overwrite(path, content):
+    """Write over a file, and put its time back, as `touch -r` does."""
+    times = path.stat()
+    assert len(content) == times.st_size
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def other_sound(path):
+    """Another recording of equal size."""
+    raw = path.read_bytes()
+    return raw[:-100] + bytes(byte ^ 1 for byte in raw[-100:])
+
+
+OTHER_BYTES = (
+    r"expected the file that was indexed \(\d+ bytes\), got one of the same size with other bytes, changed since"
+)
+
+
+def test_other_bytes_whose_time_was_put_back_are_refused(tmp_path, source):
+    path = tmp_path / source.name(2)
+    content = path.read_bytes()
+    overwrite(path, other_sound(path))
+    for again in (source, opened(tmp_path)):
+        with pytest.raises(ReadError, match=rf"clips/00002.wav \(.*csv.csv, line 4\): {OTHER_BYTES}"):
+            raw_of(again, 2)
+        assert raw_of(again, 1)
+        with pytest.raises(ReadError, match=OTHER_BYTES):
+            again.look_for_changes(1000.0)
+    overwrite(path, content)
+    assert raw_of(source, 2) == content
+    source.look_for_changes(1000.0)
+
+
+def test_bytes_that_come_while_a_file_is_read_are_refused(tmp_path, source, monkeypatch):
+    path, pread = tmp_path / source.name(2), os.pread
+
+    def write_into(handle, nbytes, offset):
+        monkeypatch.setattr(os, "pread", pread)
+        overwrite(path, other_sound(path))
+        return pread(handle, nbytes, offset)
+
+    monkeypatch.setattr(os, "pread", write_into)
+    with pytest.raises(ReadError, match=OTHER_BYTES):
+        raw_of(source, 2)
+
+
+def test_rights_links_and_copies_with_their_times_change_nothing(tmp_path, source):
+    path = tmp_path / source.name(2)
+    before = raw_of(source, 2)
+    path.chmod(0o600)
+    assert raw_of(source, 2) == before
+    os.link(path, tmp_path / "linked")
+    assert raw_of(source, 2) == before
+    shutil.copy2(path, tmp_path / "copy")
+    (tmp_path / "copy").replace(path)
+    assert raw_of(source, 2) == before
+    source.look_for_changes(1000.0)
+
+
+def test_the_fingerprint_is_of_what_was_found_in_files_and_not_of_their_bytes(tmp_path, source):
+    path = tmp_path / source.name(2)
+    before = source.indexed
+    overwrite(path, other_sound(path))
+    again = indexed(tmp_path, "csv.csv")
+    assert again.indexed.fingerprint == before.fingerprint
+    assert again.identity(2) != source.identity(2)
+    assert again.identity(1) == source.identity(1)
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac"])
+def test_other_bytes_are_refused_in_parts_of_recordings_too(tmp_path, suffix):
+    long_recording(tmp_path, suffix)
+    spec, _ = nemo(tmp_path, {"audio": f"long.{suffix}", "offset": 1, "duration": 0.5})
+    source = open_source(spec)
+    decoded(source, 0)
+    raw = raw_of(source, 0)
+    overwrite(tmp_path / f"long.{suffix}", other_sound(tmp_path / f"long.{suffix}"))
+    with pytest.raises(ReadError, match=OTHER_BYTES):
+        source.decode(0, raw_of(source, 0))
+    if not raw:
+        with pytest.raises(ReadError, match=OTHER_BYTES):
+            source.decode(0, raw)
+
+
+def test_another_manifest_whose_time_was_put_back_is_refused(tmp_path, source):
+    manifest = tmp_path / "csv.csv"
+    content = manifest.read_bytes()
+    overwrite(manifest, content.replace(b"zero", b"hero"))
+    with pytest.raises(DataError, match=r"csv\.csv, index .*: expected the manifest that the index was made from"):
+        opened(tmp_path)
+    overwrite(manifest, content)
+    manifest.chmod(0o600)
+    assert opened(tmp_path).samples == source.samples
 
 
 @pytest.mark.fault(29)

@@ -297,6 +297,22 @@ def test_ranges_that_are_not_in_their_matrix_are_bad_rows(tmp_path):
     assert report.bad[2].detail == "expected a range of rows, as [0:99] is of a hundred, got [3:2]"
 
 
+def test_an_archive_of_other_bytes_whose_time_was_put_back_is_refused(tmp_path):
+    write_features(tmp_path / "data", features(4, 5))
+    source, _, _ = indexed(tmp_path, values="features")
+    ark = tmp_path / "data/feats.ark"
+    content, times, before = ark.read_bytes(), ark.stat(), raw_of(source, 1)
+    ark.write_bytes(content[:-4] + b"nine")
+    os.utime(ark, ns=(times.st_atime_ns, times.st_mtime_ns))
+    for look in (lambda: raw_of(source, 0), lambda: source.look_for_changes(1000.0)):
+        with pytest.raises(ReadError, match=r"feats\.ark: expected the archive that was indexed .* with other bytes"):
+            look()
+    ark.write_bytes(content)
+    os.utime(ark, ns=(times.st_atime_ns, times.st_mtime_ns))
+    ark.chmod(0o600)
+    assert raw_of(source, 1) == before
+
+
 @pytest.mark.fault(29)
 def test_an_archive_that_changed_is_refused_when_it_is_read(tmp_path):
     write_features(tmp_path / "data", features(4, 5))
