@@ -97,7 +97,5 @@ def test_an_index_that_was_made_before_digests_were_kept_is_refused(tmp_path: Pa
     meta = job.index_folder("train") / "meta.json"
     said = json.loads(meta.read_text())
     meta.write_text(json.dumps({**said, "numbers": [name for name in said["numbers"] if name != "content"]}))
-    with pytest.raises(
-        DataError, match=r"expected an index with the columns content, got one without content\. It was"
-    ):
+    with pytest.raises(DataError, match=r"expected an index with the columns content, got one without content"):
         Stream(job, "train")
