@@ -212,7 +212,6 @@ FAULTS_LATER = {
     68: "later: fleet",
     69: "later: faults",
     70: "later: faults",
-    71: "later: faults",
 }
 
 #: Tests that lie here run real processes.

@@ -21,7 +21,7 @@ import xxhash
 from loader_server.sources.files.braces import names_meant
 from loader_server.sources.files.facts import CacheSettings, FileFacts, LocalFile, changed
 from loader_server.sources.files.kinds import HEAD_BYTES, refuse_no_text
-from loader_server.sources.files.local import LocalHandle, bytes_at, files_meant, is_hidden, local_stamp
+from loader_server.sources.files.local import LocalHandle, bytes_at, files_meant, is_hidden, local_stamp, named_twice
 from loader_server.sources.files.seen import SeenFiles, seen_files
 from loader_server.sources.remote.remote_files import RemoteFiles
 from loader_server.sources.remote.remote_path import RemotePath
@@ -73,17 +73,32 @@ class Files:
 
     # --- which there are ---
 
-    def found(self, paths: Iterable[str], *suffixes: str) -> list[str]:
+    def found(self, paths: Iterable[str], *suffixes: str, once: bool = True) -> list[str]:
         """The files that a list of paths stands for: a path as it is, all of a range (`{000..099}.tar`), all that match
         a pattern (`shards/*.tar`, `**/*.tar`), all below a folder that end so (a remote folder's name ends in /);
-        patterns and folders in sorted order. DataError where there is none.
+        patterns and folders in sorted order. DataError where there is none, or, unless `once` is False, where a file is
+        named twice.
         """
         names = list(paths)
         if not names:
             raise DataError(
                 expected="at least one file", got="none", where=str(self._base), remedy='Write paths = ["…"].'
             )
-        return [found for name in names for one in self._named(name) for found in self._meant(one, suffixes)]
+        meant = [found for name in names for one in self._named(name) for found in self._meant(one, suffixes)]
+        if once:
+            self.refuse_twice(meant)
+        return meant
+
+    def refuse_twice(self, names: Iterable[str]) -> None:
+        """Refuse names of which two are of one file or folder, also by a link: its samples would count twice."""
+        found = named_twice(self._base, names)
+        if found is not None:
+            raise DataError(
+                expected="each file once",
+                got=f"{found[1]}, which is {'there twice' if found[0] == found[1] else f'the same as {found[0]}'}",
+                where=self.where(found[1]),
+                remedy="Name it once in `paths`: what weighs more in a mixture is said by `weights`.",
+            )
 
     def _named(self, name: str) -> list[str]:
         """All names that braces stand for, unless there is a file of that very name."""

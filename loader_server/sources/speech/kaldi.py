@@ -120,6 +120,7 @@ class KaldiSource(RecordedSource):
 
     def survey(self) -> Inventory:
         """Join the tables of each folder."""
+        self.files.refuse_twice(path.rstrip("/") for path in self.settings.paths)
         self._folders = folders = self._all_folders()
         self._refuse_some_without_text(folders)
         listed = [f"{folder.path}/{table}" for folder in folders for table in folder.tables]
