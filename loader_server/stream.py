@@ -207,6 +207,7 @@ def open_source(spec: SourceSpec, folder: Path, cut: ChunkRule | None = None) ->
     index = open_index(folder)
     index.refuse_other_source(spec.name, spec.settings)
     source = spec.make()
+    index.refuse_lacking(source.content_columns)
     source.open(index.indexed)
     if cut is not None:
         source = ChunkedSource(source, cut, spec.where)

@@ -197,7 +197,6 @@ FAULTS = {
 FAULTS_LATER = {
     53: "later: faults",
     54: "later: faults",
-    55: "later: faults",
     56: "later: faults",
     57: "later: faults",
     58: "later: faults",
@@ -211,7 +210,6 @@ FAULTS_LATER = {
     68: "later: fleet",
     69: "later: faults",
     70: "later: faults",
-    71: "later: faults",
 }
 
 #: Tests that lie here run real processes.

@@ -151,6 +151,9 @@ class Source:
     apart: ClassVar[bool] = False
     #: Columns that differ between copies of one data set, and so are not part of the fingerprint.
     local_columns: ClassVar[frozenset[str]] = frozenset()
+    #: Columns of digests of what files hold, which are compared while files are read; they are not part of the
+    #: fingerprint, which names what was found in them.
+    content_columns: ClassVar[frozenset[str]] = frozenset()
 
     #: What `open` got.
     indexed: Indexed

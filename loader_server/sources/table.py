@@ -79,6 +79,7 @@ class SourceSpec:
         """Make an instance; nothing is opened yet."""
         made = self.kind(self.settings, self.base)
         made.of_job = self.of_job
+        made.files.state = self.of_job.state
         if self.cache is not None:
             made.files.cache = self.cache
         return made

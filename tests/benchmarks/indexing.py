@@ -1,5 +1,5 @@
-"""Indexing at scale: many recordings, many missing ones, many TFRecords, nothing changed, and opening the index of 100
-million samples.
+"""Indexing at scale: many recordings, larger ones, many missing ones, many TFRecords, nothing changed, and opening the
+index of 100 million samples.
 
 `python -m tests.benchmarks.indexing [--only PART] [--scale 0.01] [--json]`. Each part runs in processes of its own, so
 that the peak memory is the part's; data are made in a temporary folder that goes again. The last line is one JSON
@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -53,14 +54,14 @@ def _manifest_job(folder: Path, names: Callable[[int], str], rows: int) -> Path:
     return _job(folder, said + 'length = "audio"\nbudget = "60 s"')
 
 
-def recordings(folder: Path, rows: int) -> Path:
-    """So many WAV files of some milliseconds, a thousand a folder: only their headers are looked at."""
+def recordings(folder: Path, rows: int, frames_of: range = range(80, 180)) -> Path:
+    """So many WAV files, a thousand a folder, usually of some milliseconds."""
     import io  # noqa: PLC0415 - for this part alone
 
     import soundfile  # noqa: PLC0415
 
     made = []
-    for frames in range(80, 180):
+    for frames in frames_of:
         with io.BytesIO() as file:
             soundfile.write(file, np.zeros(frames, np.float32), 8000, format="WAV", subtype="PCM_16")
             made.append(file.getvalue())
@@ -196,6 +197,27 @@ def _wav_headers(folder: Path, scale: float) -> dict[str, Any]:
     return {"wav_headers": _alone("index", job), "wav_headers_again": _alone("index", job)}
 
 
+def _wav_content(folder: Path, scale: float) -> dict[str, Any]:
+    """Recordings of 100 kB and of 1 MB, as they were just written, and after the page cache has forgotten them."""
+    took = {}
+    for name, frames, rows in (("100_kb", 50_000, 20_000), ("1_mb", 500_000, 2000)):
+        below = folder / name
+        below.mkdir()
+        job = recordings(below, int(rows * scale), range(frames, frames + 10))
+        took[f"wav_{name}"] = _alone("index", job)
+        shutil.rmtree(below / ".stoker")
+        _forget_pages(below)
+        took[f"wav_{name}_cold"] = _alone("index", job)
+    return took
+
+
+def _forget_pages(folder: Path) -> None:
+    for path in folder.rglob("*.wav"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def _bad_rows(folder: Path, scale: float) -> dict[str, Any]:
     return {"bad_rows": _alone("index", missing(folder, int(10_000_000 * scale)))}
 
@@ -209,7 +231,13 @@ def _open(folder: Path, scale: float) -> dict[str, Any]:
     return {"open_first": _alone("open", job), "open": _alone("open", job)}
 
 
-PARTS = {"wav_headers": _wav_headers, "tf_records": _tf_records, "bad_rows": _bad_rows, "open": _open}
+PARTS = {
+    "wav_headers": _wav_headers,
+    "wav_content": _wav_content,
+    "tf_records": _tf_records,
+    "bad_rows": _bad_rows,
+    "open": _open,
+}
 
 
 def measured(scale: float, part: str) -> dict[str, Any]:

@@ -4,13 +4,12 @@ job."""
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING
 
 import pytest
 
 import trainer_client
-from tests.support.bad_samples import job_with_texts, quarantined, rows_of
+from tests.support.bad_samples import job_with_texts, make_undecodable, quarantined, rows_of
 from tests.support.corpora import utterances
 from tests.support.loaders import ask, running, wait_until, write_job
 
@@ -78,12 +77,7 @@ def test_with_a_full_disk_under_the_quarantine_log_the_process_log_names_what_wa
 
 def test_bytes_that_are_no_audio_mask_their_row(tmp_path: Path) -> None:
     job = write_job(tmp_path)
-    with running(job):
-        pass  # indexed while it was whole
-    victim = tmp_path / "clips/00007.wav"
-    stat = victim.stat()
-    victim.write_bytes(b"\0" * stat.st_size)
-    os.utime(victim, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    make_undecodable(tmp_path / "clips/00007.wav", len(utterances(120, longest_s=1.0)[7].audio))
     with running(job) as loaders:
         rows = rows_of(loaders)
     assert [tag for tag, weight in rows.items() if not weight] == [7]

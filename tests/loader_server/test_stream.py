@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING
+
+import pytest
 
 from loader_server.commands.index import index_missing
 from loader_server.job_file import JobFile
 from loader_server.stream import Stream
+from shared.errors import DataError
 from shared.wire.layout import BucketShape
 from tests.support.askers import write_synthetic
 from tests.support.corpora import utterances
@@ -15,8 +19,6 @@ from tests.support.loaders import write_job
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def test_marks_of_packed_rows_are_as_long_as_the_rows_and_nothing_else_has_a_length(tmp_path: Path) -> None:
@@ -87,3 +89,13 @@ def test_loops_that_the_environment_names_are_part_of_what_workers_have_to_share
     assert named.steady != before[1]
     monkeypatch.setenv("OPENBLAS_CORETYPE", "")
     assert Stream(job, "train").builder == before[0]
+
+
+def test_an_index_that_was_made_before_digests_were_kept_is_refused(tmp_path: Path) -> None:
+    job = JobFile(write_job(tmp_path, samples=4))
+    index_missing(job)
+    meta = job.index_folder("train") / "meta.json"
+    said = json.loads(meta.read_text())
+    meta.write_text(json.dumps({**said, "numbers": [name for name in said["numbers"] if name != "content"]}))
+    with pytest.raises(DataError, match=r"expected an index with the columns content, got one without content"):
+        Stream(job, "train")

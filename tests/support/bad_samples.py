@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from typing import TYPE_CHECKING, Any
 
 import trainer_client
@@ -16,7 +17,16 @@ if TYPE_CHECKING:
 
     from tests.support.loaders import Loaders
 
-__all__ = ["culprits_of", "index", "job_with_texts", "quarantined", "rows_in", "rows_of", "write_texts"]
+__all__ = [
+    "culprits_of",
+    "index",
+    "job_with_texts",
+    "make_undecodable",
+    "quarantined",
+    "rows_in",
+    "rows_of",
+    "write_texts",
+]
 
 
 def quarantined(folder: Path) -> list[dict[str, Any]]:
@@ -39,6 +49,14 @@ def write_texts(folder: Path, texts: dict[int, str]) -> None:
     for sample, text in texts.items():
         lines[1 + sample] = lines[1 + sample].split(",")[0] + "," + text
     manifest.write_text("\n".join(lines) + "\n")
+
+
+def make_undecodable(path: Path, frames: int, rate: int = 8000) -> None:
+    """Write over a recording, at its size: a FLAC header that promises these frames, and nothing behind it."""
+    blocks = struct.pack(">HH", 4096, 4096) + bytes(6)
+    facts = (rate << 44 | 15 << 36 | frames).to_bytes(8, "big") + bytes(16)  # one channel of 16 bits
+    header = b"fLaC" + bytes([0x80, 0, 0, 34]) + blocks + facts
+    path.write_bytes(header + bytes(path.stat().st_size - len(header)))
 
 
 def index(job: Path) -> None:

@@ -31,7 +31,9 @@ class ArrowSource(ColumnarSource):
     """Record batches; the place of one is where its message begins."""
 
     def _paths(self) -> list[str]:
-        return [path for named in self.settings.paths for path in self._meant(named)]
+        paths = [path for named in self.settings.paths for path in self._meant(named)]
+        self.files.refuse_twice(paths)
+        return paths
 
     def _meant(self, named: str) -> list[str]:
         """The files of a path: of a saved data set, those that its state names, in their order."""

@@ -1,8 +1,8 @@
 """Recordings: what a file's header says, and decoding its bytes: WAV, FLAC, OGG, MP3, and all else that libsndfile
 reads.
 
-Rules: this is the only place that decodes audio; a file that cannot be used is a SampleError that says why. Channels
-are averaged, or one of them is taken.
+Rules: this is the only place that decodes audio; a file that cannot be used is a SampleError that says why, and so is
+one that lost its end, which libsndfile may not notice (see containers). Channels are averaged, or one of them is taken.
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loader_server.installed import version_of
+from loader_server.sources.audio.containers import audio_extent, is_ogg_cut
 from loader_server.sources.audio.plain_wav import HEADER_BYTES, plain_header, plain_wav
+from loader_server.sources.files.same_files import digest_of_handle, number_of_digest
 from shared.errors import SampleError
 from shared.extras import library
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from loader_server.sources.files.opening import Files
+    from loader_server.sources.files.seen import SeenFiles
 
 __all__ = [
     "AVERAGED",
@@ -43,6 +48,9 @@ AVERAGED = -1
 
 _AS_FLOATS = {"dtype": "float32", "always_2d": True}
 
+#: The size of a WAV file's audio that means all that follows, in either byte order.
+_SIZE_OF_ALL = b"\xff\xff\xff\xff"
+
 #: What soundfile raises for bytes that are no audio.
 _UNREADABLE = (soundfile.SoundFileError, ValueError)
 
@@ -56,6 +64,8 @@ class AudioHeader:
     frames: int
     rate: int
     channels: int
+    #: A digest of a local file's content; of a remote one its version says enough.
+    content: int = 0
 
 
 def audio_versions() -> dict[str, str]:
@@ -69,7 +79,10 @@ def decoded_audio(raw: bytes, where: str, channel: int = AVERAGED) -> tuple[NDAr
     if plain is not None:
         return plain
     try:
-        audio, rate = _flac(raw) if raw.startswith(b"fLaC") else soundfile.read(io.BytesIO(raw), **_AS_FLOATS)
+        if raw.startswith(b"fLaC"):
+            audio, rate = _flac(raw)
+        else:
+            audio, rate = soundfile.read(_whole_audio(_of_bytes(raw), len(raw), where) or io.BytesIO(raw), **_AS_FLOATS)
     except _UNREADABLE as error:
         raise _undecodable(where, error) from None
     return _one_channel(audio, channel), int(rate)
@@ -96,7 +109,8 @@ class _FlacReadThrough(soundfile.SoundFile):  # type: ignore[misc, name-defined]
 def decoded_stretch(handle: int, start: int, frames: int, where: str, channel: int = AVERAGED) -> NDArray[np.float32]:
     """Frames of an open file from `start` on, as many as asked for or as there are; nothing else is decoded."""
     try:
-        with soundfile.SoundFile(handle, closefd=False) as sound:
+        mended = _whole_audio(_of_handle(handle), os.fstat(handle).st_size, where)
+        with soundfile.SoundFile(mended or handle, closefd=False) as sound:
             sound.seek(start)
             audio = sound.read(frames, dtype="float32", always_2d=True)
     except _UNREADABLE as error:
@@ -113,13 +127,15 @@ def _one_channel(audio: NDArray[np.float32], channel: int) -> NDArray[np.float32
     return averaged
 
 
-def header_of(path: str) -> AudioHeader:
-    """What the index has to know about a file, without decoding it."""
+def header_of(path: str, seen: SeenFiles) -> AudioHeader:
+    """What the index has to know about a file, without decoding it; its status is remembered in `seen`."""
     # soundfile reads headers from a descriptor in half the time that it takes from a Python file.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # so that a pipe is refused and not waited for
     try:
         status = os.fstat(handle)
-        return AudioHeader(status.st_size, status.st_mtime_ns, *_frames(handle, status, path))
+        frames, rate, channels = _frames(handle, status, path)
+        content = number_of_digest(digest_of_handle(handle, status, seen))
+        return AudioHeader(status.st_size, status.st_mtime_ns, frames, rate, channels, content)
     finally:
         os.close(handle)
 
@@ -133,7 +149,7 @@ def header_of_remote(url: str, files: Files) -> AudioHeader:
         return AudioHeader(facts.bytes, facts.version, *plain, 1)
     # From the disk, because libsndfile would take a failing store for the end of the file.
     with files.local(url, facts) as path, path.open("rb") as file:
-        return AudioHeader(facts.bytes, facts.version, *_header_by_libsndfile(file.fileno(), url))
+        return AudioHeader(facts.bytes, facts.version, *_header_of_handle(file.fileno(), facts.bytes, url))
 
 
 def _frames(handle: int, status: os.stat_result, path: str) -> tuple[int, int, int]:
@@ -144,14 +160,49 @@ def _frames(handle: int, status: os.stat_result, path: str) -> tuple[int, int, i
         raise _unusable("empty_file", "audio", "an empty file", path)
     if plain := plain_header(os.pread(handle, HEADER_BYTES, 0), status.st_size):
         return *plain, 1
-    return _header_by_libsndfile(handle, path)
+    return _header_of_handle(handle, status.st_size, path)
 
 
 def header_of_bytes(raw: bytes, where: str) -> tuple[int, int, int]:
     """Frames, their rate, and channels of a file's bytes."""
     if plain := plain_header(raw, len(raw)):
         return *plain, 1
-    return _header_by_libsndfile(io.BytesIO(raw), where)
+    mended = _whole_audio(_of_bytes(raw), len(raw), where)
+    return _header_by_libsndfile(mended or io.BytesIO(raw), where)
+
+
+def _header_of_handle(handle: int, size: int, where: str) -> tuple[int, int, int]:
+    return _header_by_libsndfile(_whole_audio(_of_handle(handle), size, where) or handle, where)
+
+
+def _of_bytes(raw: bytes) -> Callable[[int, int], bytes]:
+    return lambda offset, nbytes: raw[offset : offset + nbytes]
+
+
+def _of_handle(handle: int) -> Callable[[int, int], bytes]:
+    return lambda offset, nbytes: os.pread(handle, nbytes, offset)
+
+
+def _whole_audio(read: Callable[[int, int], bytes], size: int, where: str) -> io.BytesIO | None:
+    """Raise a SampleError if a file lost its end. Return the file with its audio's size put in if its header says 0,
+    which a program that wrote into a pipe leaves there, and which libsndfile takes for an empty recording.
+    """
+    extent = audio_extent(read, size)
+    if extent is not None and extent.is_cut(size):
+        promised, held = extent.blocks_promised() * extent.block, extent.blocks_held(size) * extent.block
+        raise _cut_short(f"{promised} bytes of audio, as the file's header says", str(held), where)
+    if is_ogg_cut(read, size):
+        raise _cut_short("OGG up to the page that is marked as its last", "a file that ends before it", where)
+    if extent is None or extent.zero_at is None or size == extent.begin:
+        return None
+    raw = bytearray(read(0, size))
+    raw[extent.zero_at : extent.begin] = _SIZE_OF_ALL
+    return io.BytesIO(raw)
+
+
+def _cut_short(expected: str, got: str, where: str) -> SampleError:
+    remedy = "It was cut short: mend or remove the file, then run loader-server index."
+    return SampleError(reason="truncated", expected=expected, got=got, where=where, remedy=remedy)
 
 
 def _header_by_libsndfile(file: int | io.BytesIO, where: str) -> tuple[int, int, int]:

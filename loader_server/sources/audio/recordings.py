@@ -2,7 +2,8 @@
 
 Rules: only what a sample needs is read and decoded. A whole file is read in one go. A stretch of a plain WAV file is a
 range of bytes; in other files libsndfile seeks to it, which also reads, so that happens while decoding. A file that is
-no longer the indexed one is a ReadError.
+no longer the indexed one is a ReadError: its size and time of change are compared before it is read, and its content if
+this machine has not seen its status, after it was read, because a write changes the status before the bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from loader_server.sources.audio.decoding import AVERAGED, decoded_audio, decode
 from loader_server.sources.audio.plain_wav import FRAME_BYTES, HEADER_BYTES, plain_header, plain_samples, plain_wav
 from loader_server.sources.audio.stretches import WHOLE_FILE
 from loader_server.sources.files.facts import FileFacts
+from loader_server.sources.files.local import bytes_at
 from loader_server.sources.files.looking import look_at_some
+from loader_server.sources.files.same_files import digest_of, digest_of_handle, digest_of_number, has_content
 from loader_server.sources.remote.urls import is_url
 from shared.errors import ReadError, SampleError
 from shared.wire.layout import Field
@@ -35,6 +38,7 @@ __all__ = ["Recordings", "audio_field", "common_rate"]
 #: Frames: four minutes at 16 kHz, which any format decodes in less than half a second. They are all in memory at once,
 #: and have as long together as a sample has otherwise.
 _MOST_AT_ONCE = 4_000_000
+_OTHER_CONTENT = "one of the same size with other bytes, changed since"
 
 
 def audio_field(rate: int) -> Field:
@@ -75,6 +79,7 @@ class Recordings:
         self._files = files
         self._columns = columns
         self._start, self._channel = columns.get("start"), columns.get("channel")
+        self._content = columns["content"]
         self._path_of = path_of
         self._where = where
 
@@ -101,11 +106,12 @@ class Recordings:
         try:
             header = b"" if extent.is_whole_file else os.pread(handle, HEADER_BYTES, 0)
             offset, nbytes = self._range(extent, header)
-            raw = _bytes_of(handle, nbytes, offset)
+            raw = bytes_at(handle, offset, nbytes)
+            if len(raw) != nbytes:
+                raise self._changed(sample, f"one of {len(raw)} bytes, changed since")
+            self._refuse_other_content(sample, handle, raw if extent.is_whole_file else None)
         finally:
             os.close(handle)
-        if len(raw) != nbytes:
-            raise self._changed(sample, f"one of {len(raw)} bytes, changed since")
         return raw
 
     def _read_remote(self, url: str, extent: _Extent) -> bytes:
@@ -129,9 +135,11 @@ class Recordings:
             return
         try:
             status = os.stat(path)  # noqa: PTH116 - a fifth of the time of a Path's
+            self._refuse_other(sample, status)
+            if not has_content(path, status, self._digest(sample), self._files.seen):
+                raise self._changed(sample, _OTHER_CONTENT)
         except OSError as error:
             raise self._changed(sample, error.strerror or str(error)) from None
-        self._refuse_other(sample, status)
 
     def _open(self, sample: int) -> int:
         """A descriptor of the file that was indexed."""
@@ -150,6 +158,23 @@ class Recordings:
     def _refuse_other(self, sample: int, status: os.stat_result) -> None:
         if (status.st_size, status.st_mtime_ns) != (self._columns["bytes"][sample], self._columns["mtime_ns"][sample]):
             raise self._changed(sample, f"one of {status.st_size} bytes, changed since")
+
+    def _refuse_other_content(self, sample: int, handle: int, raw: bytes | None) -> None:
+        """Refuse an open file that was read and has other content than it had; `raw` are its bytes, if all were."""
+        status, digest = os.fstat(handle), self._digest(sample)
+        self._refuse_other(sample, status)
+        if self._files.seen.has(status, digest):
+            return
+        if raw is None:
+            found = digest_of_handle(handle, status, self._files.seen)
+        else:
+            found = digest_of(lambda start, stop: raw[start:stop], len(raw))
+            self._files.seen.keep(status, found)
+        if found != digest:
+            raise self._changed(sample, _OTHER_CONTENT)
+
+    def _digest(self, sample: int) -> str:
+        return digest_of_number(int(self._content[sample]))
 
     def _range(self, extent: _Extent, header: bytes) -> tuple[int, int]:
         """Where the bytes that decoding needs begin, and how many they are, in a file with this beginning."""
@@ -208,6 +233,8 @@ class Recordings:
         handle = self._open(sample)
         try:
             found = decoded_stretch(handle, extent.start, extent.frames, self._named(sample), self._channel_of(sample))
+            if not is_url(self._path_of(sample)):
+                self._refuse_other_content(sample, handle, None)
             return found, rate
         finally:
             os.close(handle)
@@ -237,13 +264,6 @@ class Recordings:
         """What tells the sample's bytes from others, except the path."""
         columns, start, channel = self._columns, self._start_of(sample), self._channel_of(sample)
         said = f"{columns['bytes'][sample]} bytes, changed at {columns['mtime_ns'][sample]} ns"
+        said += f", digest {self._digest(sample)}"
         said += "" if start == WHOLE_FILE else f", {columns['frames'][sample]} frames from {start}"
         return said if channel == AVERAGED else f"{said}, channel {channel}"
-
-
-def _bytes_of(handle: int, nbytes: int, offset: int) -> bytes:
-    """`nbytes` bytes from there, or as many as there are; the system may return many of them in pieces."""
-    raw = os.pread(handle, nbytes, offset)
-    while len(raw) < nbytes and (more := os.pread(handle, nbytes - len(raw), offset + len(raw))):
-        raw += more
-    return raw

@@ -82,7 +82,7 @@ class Headers:
 
 def _header(path: str, files: Files) -> AudioHeader | BadRow:
     try:
-        return header_of_remote(path, files) if is_url(path) else header_of(path)
+        return header_of_remote(path, files) if is_url(path) else header_of(path, files.seen)
     except SampleError as error:
         return BadRow(path, 0, error.reason, f"expected {error.expected}, got {error.got}")
     except ReadError:
@@ -117,7 +117,7 @@ def _frame(seconds: float, header: AudioHeader) -> int:
 def stretch_columns(found: Sequence[AudioStretch], *, plain: bool) -> dict[str, list[int]]:
     """The columns of these samples; without begins and channels if all are whole files and use all channels."""
     headers = [one.header for one in found]
-    columns = {name: [getattr(header, name) for header in headers] for name in ("bytes", "mtime_ns")}
+    columns = {name: [getattr(header, name) for header in headers] for name in ("bytes", "mtime_ns", "content")}
     columns |= {"frames": [one.frames for one in found], "rate": [header.rate for header in headers]}
     if plain:
         return columns

@@ -1,15 +1,17 @@
 """Files that list samples, such as manifests: what tells them from others, noted in the index and compared later.
 
-Rules: the content of such a list is kept in the index, so a list with other content is refused, whatever its size. A
-list that was only touched or copied is the same.
+Rules: the content of such a list is kept in the index, so a list with other content is refused, whatever its size and
+its times. A list that was only touched or copied is the same; one whose status this machine has seen is not read again.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from loader_server.sources.remote.urls import is_url
 from shared.errors import DataError, ReadError
 
 if TYPE_CHECKING:
@@ -33,8 +35,7 @@ def list_facts(path: str, files: Files, what: str) -> dict[str, Any]:
 def refuse_other_list(facts: dict[str, Any], files: Files, what: str, index: Path) -> None:
     """Refuse a list that is no longer what was indexed."""
     path, now = facts["path"], _facts(facts["path"], files, what)
-    same = (now.bytes, now.version) == (facts["bytes"], facts["mtime_ns"])
-    if same or (now.bytes == facts["bytes"] and _digest(path, files) == facts["digest"]):
+    if now.bytes == facts["bytes"] and _is_same(facts, now, files):
         return
     raise DataError(
         expected=f"the {what} that the index was made from ({facts['bytes']} bytes)",
@@ -58,11 +59,25 @@ def _facts(path: str, files: Files, what: str) -> FileFacts:
         raise _absent(files.where(path), what, error.got) from None
 
 
+def _is_same(facts: dict[str, Any], now: FileFacts, files: Files) -> bool:
+    """Tell whether a list of the indexed size has the indexed content."""
+    path = facts["path"]
+    if is_url(path):
+        is_known = now.version == facts["mtime_ns"]
+    else:
+        is_known = files.seen.has(os.stat(files.where(path)), facts["digest"])  # noqa: PTH116 - as for all files
+    return is_known or bool(_digest(path, files) == facts["digest"])
+
+
 def _digest(path: str, files: Files) -> str:
+    """A digest of the whole list, remembered for its status."""
     state = xxhash.xxh3_128()
     with files.open(path) as file:
+        status = None if is_url(path) else os.fstat(file.fileno())
         while block := file.read(_BLOCK_BYTES):
             state.update(block)
+    if status is not None:
+        files.seen.keep(status, state.hexdigest())
     return state.hexdigest()
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["LocalHandle", "bytes_at", "files_meant", "is_hidden", "local_stamp"]
+__all__ = ["LocalHandle", "bytes_at", "files_meant", "is_hidden", "local_stamp", "named_twice"]
 
 
 def files_meant(base: Path, name: str, suffixes: tuple[str, ...]) -> list[str] | None:
@@ -34,6 +34,29 @@ def _below(folder: Path) -> Iterable[str]:
         for name in files:
             if not is_hidden(name):
                 yield os.path.relpath(os.path.join(place, name), folder)  # noqa: PTH118
+
+
+def named_twice(base: Path, names: Iterable[str]) -> tuple[str, str] | None:
+    """Return two names of one file, which may be links to it, if there are such; a file that is absent has one name."""
+    known: dict[tuple[int, int] | str, str] = {}
+    for name in names:
+        try:
+            status = os.stat(base / name)  # noqa: PTH116 - pathlib's raises where a name is too long
+        except (OSError, ValueError):
+            key: tuple[int, int] | str = str(base / name)
+        else:
+            key = status.st_dev, status.st_ino
+        before = known.setdefault(key, name)
+        if before is not name and (isinstance(key, str) or _is_one_file(base / before, base / name)):
+            return before, name
+    return None
+
+
+def _is_one_file(path: Path, other: Path) -> bool:
+    """Tell whether names of one inode are of one file: some network file systems number different files alike, of which
+    none has a second link.
+    """
+    return path.resolve() == other.resolve() or path.stat().st_nlink > 1
 
 
 def is_hidden(path: str) -> bool:

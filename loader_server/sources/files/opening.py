@@ -21,7 +21,8 @@ import xxhash
 from loader_server.sources.files.braces import names_meant
 from loader_server.sources.files.facts import CacheSettings, FileFacts, LocalFile, changed
 from loader_server.sources.files.kinds import HEAD_BYTES, refuse_no_text
-from loader_server.sources.files.local import LocalHandle, bytes_at, files_meant, is_hidden, local_stamp
+from loader_server.sources.files.local import LocalHandle, bytes_at, files_meant, is_hidden, local_stamp, named_twice
+from loader_server.sources.files.seen import SeenFiles, seen_files
 from loader_server.sources.remote.remote_files import RemoteFiles
 from loader_server.sources.remote.remote_path import RemotePath
 from loader_server.sources.remote.urls import is_url, joined, without_credentials
@@ -50,6 +51,8 @@ class Files:
         self._base = base
         #: Where remote files are kept: may be set before any file is looked at.
         self.cache = cache or CacheSettings(folder=base / _CACHE_FOLDER, bytes=_CACHE_BYTES)
+        #: The state folder of the job, where the machine remembers files that were looked at.
+        self.state: Path | None = None
         self._handles: dict[str, LocalHandle] = {}
         self._kept: list[LocalFile] = []
         #: Whether any of the files looked at so far is remote.
@@ -63,19 +66,39 @@ class Files:
     def _remote(self) -> RemoteFiles:
         return RemoteFiles(self.cache)
 
+    @cached_property
+    def seen(self) -> SeenFiles:
+        """Which content local files were seen to have on this machine."""
+        return seen_files(self.state)
+
     # --- which there are ---
 
-    def found(self, paths: Iterable[str], *suffixes: str) -> list[str]:
+    def found(self, paths: Iterable[str], *suffixes: str, once: bool = True) -> list[str]:
         """The files that a list of paths stands for: a path as it is, all of a range (`{000..099}.tar`), all that match
         a pattern (`shards/*.tar`, `**/*.tar`), all below a folder that end so (a remote folder's name ends in /);
-        patterns and folders in sorted order. DataError where there is none.
+        patterns and folders in sorted order. DataError where there is none, or, unless `once` is False, where a file is
+        named twice.
         """
         names = list(paths)
         if not names:
             raise DataError(
                 expected="at least one file", got="none", where=str(self._base), remedy='Write paths = ["…"].'
             )
-        return [found for name in names for one in self._named(name) for found in self._meant(one, suffixes)]
+        meant = [found for name in names for one in self._named(name) for found in self._meant(one, suffixes)]
+        if once:
+            self.refuse_twice(meant)
+        return meant
+
+    def refuse_twice(self, names: Iterable[str]) -> None:
+        """Refuse names of which two are of one file or folder, also by a link: its samples would count twice."""
+        found = named_twice(self._base, names)
+        if found is not None:
+            raise DataError(
+                expected="each file once",
+                got=f"{found[1]}, which is {'there twice' if found[0] == found[1] else f'the same as {found[0]}'}",
+                where=self.where(found[1]),
+                remedy="Name it once in `paths`: what weighs more in a mixture is said by `weights`.",
+            )
 
     def _named(self, name: str) -> list[str]:
         """All names that braces stand for, unless there is a file of that very name."""
@@ -189,7 +212,8 @@ class Files:
 
     def refuse_changed(self, origin: Iterable[dict[str, Any]], index: Path) -> None:
         """Refuse files that are gone or differ from those of the index's origin; a source calls it in `open`. Only
-        sizes of local files are compared, because a copy has another time; sources keep digests of what they read.
+        sizes of local files are compared, because a copy has other times; sources keep digests of what they read, or
+        of the files (`same_files`).
         """
         known = list(origin)
         self._data_set = xxhash.xxh3_64_hexdigest("\n".join(one["path"] for one in known).encode())

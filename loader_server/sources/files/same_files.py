@@ -1,18 +1,23 @@
 """The files that an index was made from: what is noted of them, and refusing others.
 
-Rules: sizes are compared each time; if a file's time of change differs, so is a digest of some of its bytes (both ends,
-where formats keep their tables, and places between). So a copy is the same file, and another file of equal size is not.
+Rules: the index has each file's size and a digest of its content: all of it if the file is small, else places spread
+over it and both ends, where formats keep their tables. A file of another size is another file. One of equal size whose
+status (device, inode, times of change and of status change) this machine has not seen with that digest is looked at; so
+a copy is the same file, and other bytes are refused even if their time of change was put back.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
-from loader_server.sources.files.opening import changed
+from loader_server.sources.files.facts import changed
+from loader_server.sources.files.local import LocalHandle, bytes_at
+from loader_server.sources.files.seen import is_settled, status_of
 from loader_server.sources.remote.urls import is_url
 from shared.errors import DataError
 
@@ -20,31 +25,76 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from loader_server.sources.files.opening import Files
+    from loader_server.sources.files.seen import SeenFiles
     from loader_server.sources.source import Indexed
 
-__all__ = ["FilesInUse", "digest_of", "noted_origin", "refuse_other_files"]
+__all__ = [
+    "FilesInUse",
+    "digest_of",
+    "digest_of_handle",
+    "digest_of_number",
+    "has_content",
+    "noted_content",
+    "noted_origin",
+    "number_of_digest",
+    "refuse_other_files",
+]
 
 #: A digest covers this many pieces of this many bytes.
 _PIECES, _PIECE_BYTES = 64, 4096
 
 
 def noted_origin(files: Files, paths: Sequence[str]) -> list[dict[str, Any]]:
-    """What is noted about these files, for `Inventory(origin=…)`."""
-    return [{**facts, "digest": _digest(files, facts["path"], facts["bytes"])} for facts in files.origin(paths)]
+    """Return what is noted about these files, for `Inventory(origin=…)`."""
+    return [{**facts, "digest": _noted(files, facts["path"], facts["bytes"])} for facts in files.origin(paths)]
+
+
+def _noted(files: Files, path: str, nbytes: int) -> str:
+    if is_url(path):
+        return digest_of(lambda start, stop: files.read(path, start, stop - start), nbytes)
+    return noted_content(files.where(path), files.seen)
+
+
+def noted_content(place: str, seen: SeenFiles) -> str:
+    """Return the digest of a local file's content, and remember it for its status."""
+    handle = LocalHandle(Path(place))
+    return digest_of_handle(handle.number, os.fstat(handle.number), seen)
+
+
+def digest_of_handle(handle: int, status: os.stat_result, seen: SeenFiles) -> str:
+    """Return the digest of the content of an open file, and remember it for its status, which was taken before."""
+    digest = digest_of(lambda start, stop: bytes_at(handle, start, stop - start), status.st_size)
+    seen.keep(status, digest)
+    return digest
+
+
+def has_content(place: str, status: os.stat_result, digest: str, seen: SeenFiles) -> bool:
+    """Tell whether a local file has the content of this digest; only one whose status was not seen yet is read.
+
+    It is opened anew, because a status tells only about the file that has it: a descriptor that was opened before may
+    be of another file, which was replaced meanwhile.
+    """
+    return seen.has(status, digest) or noted_content(place, seen) == digest
 
 
 def refuse_other_files(files: Files, indexed: Indexed) -> None:
     """Refuse files that are not those that the index was made from; a source calls it in `open`."""
     files.refuse_changed(indexed.origin, indexed.place)
     for facts in indexed.origin:
-        path, same = facts["path"], files.facts(facts["path"]).version == facts["version"]
-        if not same and _digest(files, path, facts["bytes"]) != facts["digest"]:
+        if not _is_same(files, facts):
             raise DataError(
                 expected="the file that the index was made from",
                 got="another one of the same size",
-                where=f"{files.where(path)}, index {indexed.place}",
+                where=f"{files.where(facts['path'])}, index {indexed.place}",
                 remedy="The file has changed: run loader-server index.",
             )
+
+
+def _is_same(files: Files, facts: dict[str, Any]) -> bool:
+    path, place = facts["path"], files.where(facts["path"])
+    if is_url(path):  # whose version was compared
+        return True
+    return has_content(place, os.stat(place), facts["digest"], files.seen)  # noqa: PTH116 - as below
 
 
 class FilesInUse:
@@ -53,43 +103,51 @@ class FilesInUse:
     """
 
     def __init__(self, files: Files, indexed: Indexed) -> None:
-        self._files = files
+        self._seen = files.seen
         self._said = {one["path"]: one for one in indexed.origin if not is_url(one["path"])}
         self._places = {path: files.where(path) for path in self._said}
-        #: Size and time of change of those that were seen to be the ones that were indexed.
-        self._known: dict[str, tuple[int, int]] = {}
+        #: The status of those that were seen to be the ones that were indexed.
+        self._known: dict[str, tuple[int, ...]] = {}
 
     def refuse_changed(self, *paths: str) -> None:
         """Refuse files, all if none is named, that are no longer the ones that were indexed: to be called after each
         reading, before anyone gets what was read.
         """
         for path in paths or self._places:
-            if path in self._places and (now := self._now(path)) != self._known.get(path):
-                self._look_at(path, now)
+            if path in self._places:
+                now = self._now(path)
+                if status_of(now) != self._known.get(path):
+                    self._look_at(path, now)
 
-    def _now(self, path: str) -> tuple[int, int]:
+    def _now(self, path: str) -> os.stat_result:
         try:
-            status = os.stat(self._places[path])  # noqa: PTH116 - a fifth of the time of a Path's
+            return os.stat(self._places[path])  # noqa: PTH116 - a fifth of the time of a Path's
         except OSError as error:
             raise changed("the file that was indexed", error.strerror or str(error), self._places[path]) from None
-        return status.st_size, status.st_mtime_ns
 
-    def _look_at(self, path: str, now: tuple[int, int]) -> None:
-        said = self._said[path]
-        same = now == (said["bytes"], said["version"])
-        if not same and (now[0] != said["bytes"] or _digest(self._files, path, now[0]) != said["digest"]):
-            raise changed("the file that was indexed", f"another one of {now[0]} bytes", self._places[path])
-        self._known[path] = now
-
-
-def _digest(files: Files, path: str, nbytes: int) -> str:
-    return digest_of(lambda start, stop: files.read(path, start, stop - start), nbytes)
+    def _look_at(self, path: str, now: os.stat_result) -> None:
+        said, place = self._said[path], self._places[path]
+        if now.st_size != said["bytes"] or not has_content(place, now, said["digest"], self._seen):
+            raise changed("the file that was indexed", f"another one of {now.st_size} bytes", place)
+        if is_settled(now):
+            self._known[path] = status_of(now)
 
 
 def digest_of(read: Callable[[int, int], bytes], nbytes: int) -> str:
-    """A digest of some of a file's bytes; `read` gives those from one place to before another."""
-    starts = np.linspace(0, max(nbytes - _PIECE_BYTES, 0), _PIECES).astype(np.int64)
+    """Return a digest of a file's content; `read` gives the bytes from one place to before another."""
+    if nbytes <= _PIECES * _PIECE_BYTES:
+        return xxhash.xxh3_64_hexdigest(read(0, nbytes))
     digest = xxhash.xxh3_64()
-    for start in np.unique(starts).tolist():
-        digest.update(read(start, min(start + _PIECE_BYTES, nbytes)))
+    for start in np.linspace(0, nbytes - _PIECE_BYTES, _PIECES).astype(np.int64).tolist():
+        digest.update(read(start, start + _PIECE_BYTES))
     return digest.hexdigest()
+
+
+def number_of_digest(digest: str) -> int:
+    """Return a digest as a column of an index holds it."""
+    return int.from_bytes(bytes.fromhex(digest), "big", signed=True)
+
+
+def digest_of_number(number: int) -> str:
+    """Return the digest that a column holds."""
+    return f"{number % 2**64:016x}"

@@ -3,7 +3,7 @@
 Rules: in a group a dataset `<key>` has a sample a row, and `<key>_values` with `<key>_offsets` (or just `values` with
 `offsets`) is a ragged one, as in NumPy files. A file with `inputs` or `targets` and `seqLengths` is RETURNN's: `inputs`
 is called `data`, targets by their names, and `seqTags` name the sequences. Datasets that do not fit together are a
-DataError.
+DataError, and so are those whose values lie in other files.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.hdf5.outside import link_outside, refuse_link_outside, refuse_values_outside
 from shared.errors import DataError
 from shared.wire.layout import DTYPES, Field
 
@@ -88,8 +89,10 @@ class Hdf5Layout:
 
 def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: str) -> Hdf5Layout:
     """The layout of an open file; a DataError if it has none, or lacks what is wanted."""
+    refuse_link_outside(file, _LENGTHS, where)
     returnn = _LENGTHS in file
-    columns = {column.key: column for column in (_returnn(file) if returnn else _rows(file, group, where))}
+    found = _returnn(file, where) if returnn else _rows(file, group, wanted, where)
+    columns = {column.key: column for column in found}
     for key in wanted:
         if key not in columns:
             raise _unusable(where, f'a dataset "{key}"', _told(columns), "Mend `keys` or `group`.")
@@ -102,20 +105,40 @@ def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: st
         if not column.is_text and column.dtype not in DTYPES:
             expected = f'"{column.key}" of strings, or of a dtype of {", ".join(sorted(DTYPES))}'
             raise _unusable(where, expected, column.dtype, "Convert it, or leave it out by `keys`.")
+    tags = _TAGS if returnn and _TAGS in file else ""
+    for path in _datasets_read(chosen, tags, returnn=returnn):
+        refuse_values_outside(file, path, where)
     if returnn:
         _refuse_other_lengths(file, where)
     samples = len(file[_LENGTHS]) if returnn else _common_samples(file, chosen, where)
-    layout = Hdf5Layout(chosen, samples, _TAGS if returnn and _TAGS in file else "", returnn)
+    layout = Hdf5Layout(chosen, samples, tags, returnn)
     _refuse_misfit(file, layout, where)
     return layout
 
 
-def _rows(file: h5py.File, group: str, where: str) -> Iterator[Hdf5Column]:
+def _datasets_read(columns: Sequence[Hdf5Column], tags: str, *, returnn: bool) -> Iterator[str]:
+    """The paths of all datasets that samples are made of."""
+    for column in columns:
+        yield column.dataset
+        if column.ragged and not column.nested and not returnn:
+            yield _offsets_of(column.dataset)
+    yield from (_LENGTHS,) if returnn else ()
+    yield from (tags,) if tags else ()
+
+
+def _rows(file: h5py.File, group: str, wanted: Sequence[str], where: str) -> Iterator[Hdf5Column]:
+    refuse_link_outside(file, group, where)
     if group not in file:
         raise _unusable(where, f'a group "{group}"', _told(file), "Mend `group`.")
     if hasattr(file[group], "shape"):
         raise _unusable(where, f'a group "{group}"', "a dataset of that name", "Mend `group`.")
-    found = {name: one for name, one in file[group].items() if hasattr(one, "shape")}
+    found = {}
+    for name in file[group]:
+        if not link_outside(file, f"{group}/{name}"):
+            found[name] = file[group].get(name)
+        elif not wanted or _keys_beside(name) & set(wanted):
+            refuse_link_outside(file, f"{group}/{name}", where)
+    found = {name: one for name, one in found.items() if hasattr(one, "shape")}
     offsets = {name: _offsets_of(name) for name in found if _offsets_of(name) in found}
     for name, dataset in found.items():
         if name in offsets:
@@ -129,6 +152,11 @@ def _offsets_of(values: str) -> str:
     stem, _, name = values.rpartition("/")
     found = f"{name.removesuffix('values')}offsets" if name == "values" or name.endswith("_values") else ""
     return f"{stem}/{found}" if stem and found else found
+
+
+def _keys_beside(name: str) -> set[str]:
+    """The keys that a dataset of this name may belong to."""
+    return {name, name.removesuffix("_values"), name.removesuffix("_offsets"), *(["values"] * (name == "offsets"))}
 
 
 def _column(key: str, dataset: h5py.Dataset, *, ragged: bool) -> Hdf5Column:
@@ -146,10 +174,13 @@ def _column(key: str, dataset: h5py.Dataset, *, ragged: bool) -> Hdf5Column:
     )
 
 
-def _returnn(file: h5py.File) -> Iterator[Hdf5Column]:
+def _returnn(file: h5py.File, where: str) -> Iterator[Hdf5Column]:
+    for path in (_INPUTS, _TARGETS, _TAGS):
+        refuse_link_outside(file, path, where)
     if _INPUTS in file:
         yield _column("data", file[_INPUTS], ragged=True)
     for name in sorted(file[_TARGETS]) if _TARGETS in file else ():
+        refuse_link_outside(file, f"{_TARGETS}/{name}", where)
         yield _column(name, file[_TARGETS][name], ragged=True)
 
 

@@ -107,6 +107,17 @@ class Index:
                 remedy="The stream's source has changed: run loader-server index.",
             )
 
+    def refuse_lacking(self, columns: frozenset[str]) -> None:
+        """Refuse an index that was made before these columns were kept."""
+        lacking = sorted(columns - set(self.meta.numbers))
+        if lacking and self.samples:
+            raise DataError(
+                expected=f"an index with the columns {', '.join(sorted(columns))}",
+                got=f"one without {', '.join(lacking)}",
+                where=str(self.folder),
+                remedy="It was made by another version: run loader-server index.",
+            )
+
     def refuse_other_trial(self, chain: Chain) -> None:
         """Refuse an index whose samples were tried with other transforms, if some of these refuse samples."""
         if chain.index_recipe != self.meta.recipe:

@@ -91,7 +91,7 @@ def _made_from(request: IndexRequest, source: Source) -> str:
     """
     stamp = source.stamp()
     code = own_code(source.modules)
-    said = (version_of("stoker"), *_words_of(request))
+    said = (version_of("stoker"), *_words_of(request), *sorted(source.content_columns))
     return fingerprint(str(FORMAT), *said, code.sources, _recipe(request, source), stamp) if stamp else ""
 
 
@@ -191,7 +191,9 @@ def _meta(request: IndexRequest, source: Source, inventory: Inventory, draft: Dr
         fields=[asdict(field_) for field_ in (_with_time(source, draft, inventory, about, chain) if chain else ())],
         recipe=_recipe(request, source),
         bad=dict(journal.bad),
-        fingerprint=columns_fingerprint(draft.folder, _said(source, request, inventory, draft), source.local_columns),
+        fingerprint=columns_fingerprint(
+            draft.folder, _said(source, request, inventory, draft), source.local_columns | source.content_columns
+        ),
         about=about,
         made_from=journal.made_from,
     )

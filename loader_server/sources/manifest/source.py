@@ -49,6 +49,7 @@ class ManifestSource(RecordedSource):
 
     Settings = ManifestSettings
     local_columns = frozenset(("mtime_ns",))
+    content_columns = frozenset(("content",))
     settings: ManifestSettings
 
     @property

@@ -112,7 +112,7 @@ def _hash(row: ManifestRow | BadRow, manifests: tuple[Path | RemotePath, ...]) -
     if isinstance(row, BadRow):
         parts: tuple[str, ...] = ("bad", row.where, str(row.line))
     else:
-        parts = (str(manifests[row.manifest].parent), row.path, row.text, *row.others)
+        parts = (joined(str(manifests[row.manifest].parent), row.path), row.text, *row.others)
     return xxhash.xxh3_64_intdigest("\x1f".join(parts).encode("utf-8", "surrogateescape"))
 
 

@@ -76,7 +76,7 @@ class PipelineSource(ShardedSource):
         return fingerprint(self.made_of, self.files.stamp(self._found_paths()))
 
     def _found_paths(self) -> list[str]:
-        return self.files.found(self.settings.paths) if self.settings.paths else []
+        return self.files.found(self.settings.paths, once=False) if self.settings.paths else []
 
     @property
     def made_of(self) -> str:

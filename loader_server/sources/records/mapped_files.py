@@ -2,9 +2,10 @@
 
 Rules: nothing is read before it is used; thousands of files may be mapped at a time; any thread may ask. Remote files
 are brought to this machine's disk whole, and those that are mapped fill half of the cache at most. A local file is
-compared with the index when it is mapped: its size, and if its time of change differs and the index has a digest of
-it, some of its bytes. Its size is looked at again each time it is asked for, because a process that reads a map beyond
-the end of a file that was cut short dies. That can only happen to one that is reading while the file is being cut.
+compared with the index when it is mapped: its size, and its content if the index has a digest of it and this machine
+has not seen its status. Its size, or its status, is looked at again each time it is asked for: a process that reads a
+map beyond the end of a file that was cut short dies, and what others write into a mapped file is read at once. Death
+comes only to a process that is reading while the file is being cut.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from loader_server.sources.files.opening import changed
-from loader_server.sources.files.same_files import digest_of
+from loader_server.sources.files.same_files import has_content, noted_content
+from loader_server.sources.files.seen import is_settled, status_of
 from loader_server.sources.remote.urls import is_url
 
 if TYPE_CHECKING:
@@ -44,6 +46,9 @@ class MappedFiles:
         self._known: dict[str, _FileMap | bytes] = {}
         #: What the index says about the local ones, once there is one.
         self._said: dict[str, dict[str, Any]] = {}
+        #: The places and the status of those of them that are mapped and have a digest.
+        self._places: dict[str, str] = {}
+        self._status: dict[str, tuple[int, ...]] = {}
         #: Bytes of the remote ones, the oldest first.
         self._remote: dict[str, int] = {}
 
@@ -54,7 +59,7 @@ class MappedFiles:
         known = self._known.get(path)
         if known is None:
             return self._keep(path, self._map(path))
-        if isinstance(known, bytes) or known.size() == len(known):
+        if isinstance(known, bytes) or (known.size() == len(known) and self._has_status(path)):
             return known
         self._forget(path)  # so that whatever is there next is compared as a whole
         data = self._map(path)
@@ -62,9 +67,26 @@ class MappedFiles:
             raise self._other_size(path, len(known), len(data))
         return self._keep(path, data)
 
+    def refuse_changed(self, path: str) -> None:
+        """Refuse a file that others wrote into while it was read: to be called before anyone gets what was read."""
+        self[path]
+
+    def _has_status(self, path: str) -> bool:
+        """Tell whether nobody has changed a file that is mapped; one that is gone stays as it was."""
+        place = self._places.get(path)
+        if place is None:
+            return True
+        try:
+            return status_of(os.stat(place)) == self._status.get(path)  # noqa: PTH116 - a fifth of the time of a Path's
+        except OSError:
+            return True
+
     def noted(self, origin: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """The same about these files, and of each local one a digest, for `allow_only`."""
-        return [one if is_url(one["path"]) else {**one, "digest": _digest(self[one["path"]])} for one in origin]
+        return [one if is_url(one["path"]) else {**one, "digest": self._noted(one["path"])} for one in origin]
+
+    def _noted(self, path: str) -> str:
+        return noted_content(self._files.where(path), self._files.seen)
 
     def allow_only(self, origin: Iterable[dict[str, Any]]) -> None:
         """From now on, refuse any other local files than these when they are mapped."""
@@ -77,17 +99,19 @@ class MappedFiles:
             if said is not None and status.st_size != said["bytes"]:
                 raise self._other_size(path, said["bytes"], status.st_size)
             data = _FileMap(file.fileno(), status.st_size, prot=mmap.PROT_READ) if status.st_size else b""
-        if said is not None and status.st_mtime_ns != said["version"]:
-            self._refuse_other_content(path, data)
+        if said is not None and "digest" in said:
+            self._refuse_other_content(path, status, len(data))
         if isinstance(data, _FileMap):
             data.local = local
         return data
 
-    def _refuse_other_content(self, path: str, data: _FileMap | bytes) -> None:
+    def _refuse_other_content(self, path: str, status: os.stat_result, nbytes: int) -> None:
         """Refuse what is no copy of the file; indexes of formats that check each record by itself have no digests."""
-        digest = self._said[path].get("digest")
-        if digest is not None and digest != _digest(data):
-            raise self._other(path, len(data), f"another one of {len(data)} bytes")
+        place = self._places[path] = self._files.where(path)
+        if not has_content(place, status, self._said[path]["digest"], self._files.seen):
+            raise self._other(path, nbytes, f"another one of {nbytes} bytes")
+        if is_settled(status):
+            self._status[path] = status_of(status)
 
     def _other_size(self, path: str, nbytes: int, now: int) -> ReadError:
         return self._other(path, nbytes, f"one of {now} bytes")
@@ -97,6 +121,7 @@ class MappedFiles:
 
     def _forget(self, path: str) -> None:
         self._known.pop(path, None)
+        self._status.pop(path, None)
         self._remote.pop(path, None)
 
     def _keep(self, path: str, data: _FileMap | bytes) -> _FileMap | bytes:
@@ -120,8 +145,4 @@ class MappedFiles:
 
     def close(self) -> None:
         """Forget all files."""
-        self._known, self._remote = {}, {}
-
-
-def _digest(data: mmap.mmap | bytes) -> str:
-    return digest_of(lambda start, stop: data[start:stop], len(data))
+        self._known, self._remote, self._status = {}, {}, {}

@@ -1,8 +1,8 @@
 """The webdataset source: tar shards, in which members of one key are a sample.
 
 Rules: shards are mapped into memory, their headers followed once, and samples read from their places in any order; a
-sample whose headers are no longer the indexed ones is refused, and so is a shard of another size, or with other bytes
-when it is mapped. The members that the first samples have are read, or those that the job names; a sample that lacks
+sample whose headers are no longer the indexed ones is refused, and so is a shard of another size or with other bytes.
+The members that the first samples have are read, or those that the job names; a sample that lacks
 one is a bad row.
 """
 
@@ -224,11 +224,14 @@ class WebDatasetSource(FileRecordsSource):
 
     def _read(self, sample: int) -> bytes:
         columns, sample = self._columns, self.checked(sample)
-        data = self._mapped[self._paths[columns["file"][sample]]]
+        path = self._paths[columns["file"][sample]]
+        data = self._mapped[path]
         places = [(int(columns[at][sample]), int(columns[size][sample])) for at, size in self._places]
         if _digest(data, [at for at, _ in places]) != columns["digest"][sample]:
             raise changed("the headers that were indexed", "others", f"{self.name(sample)} in {self.place(sample)[0]}")
-        return b"".join(data[at : at + size] for at, size in places)
+        raw = b"".join(data[at : at + size] for at, size in places)
+        self._mapped.refuse_changed(path)
+        return raw
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """The value of each member."""

@@ -90,6 +90,7 @@ class KaldiSource(RecordedSource):
 
     Settings = KaldiSettings
     local_columns = frozenset(("mtime_ns",))
+    content_columns = frozenset(("content",))
     settings: KaldiSettings
 
     _folders: tuple[KaldiFolder, ...] = ()
@@ -119,6 +120,7 @@ class KaldiSource(RecordedSource):
 
     def survey(self) -> Inventory:
         """Join the tables of each folder."""
+        self.files.refuse_twice(path.rstrip("/") for path in self.settings.paths)
         self._folders = folders = self._all_folders()
         self._refuse_some_without_text(folders)
         listed = [f"{folder.path}/{table}" for folder in folders for table in folder.tables]

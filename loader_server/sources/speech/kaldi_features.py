@@ -7,6 +7,7 @@ ReadError.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ import numpy as np
 
 from loader_server.sources.files.looking import look_at_some
 from loader_server.sources.files.opening import FileFacts, changed
+from loader_server.sources.files.same_files import digest_of_number, has_content, noted_content, number_of_digest
+from loader_server.sources.files.seen import is_settled, status_of
 from loader_server.sources.remote.urls import is_url
 from loader_server.sources.source import BadRow
 from loader_server.sources.speech.kaldi_ark import HEADER_BYTES, KINDS, ArkHeader, ark_header, ark_values
@@ -40,6 +43,8 @@ class ArchivePlace:
     """Where a matrix or vector is, what its header says, and the sample's first row and number of rows."""
 
     archive: FileFacts
+    #: A digest of a local archive's content.
+    content: int
     offset: int
     header: ArkHeader
     first: int
@@ -51,14 +56,14 @@ class ArchiveHeaders:
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self._known: dict[str, FileFacts] = {}
+        self._known: dict[str, tuple[FileFacts, int]] = {}
 
     def find(self, path: str, offset: int, rows: tuple[int, int], where: tuple[str, int]) -> ArchivePlace | BadRow:
         """The place of a row's features, which are these rows of the matrix there; or a bad row, with its table and
         line.
         """
         try:
-            archive = self._known.get(path) or self._known.setdefault(path, self._files.facts(path))
+            archive, content = self._known.get(path) or self._known.setdefault(path, self._look_at(path))
         except DataError as error:
             return BadRow(*where, "missing_file", f"expected {error.expected}, got {error.got}: {path}")
         raw = self._files.read(path, offset, max(0, min(HEADER_BYTES, archive.bytes - offset)))
@@ -75,7 +80,12 @@ class ArchiveHeaders:
         if first >= header.rows or last >= header.rows + _OVERSHOOT_ROWS:
             detail = f"expected rows of the {header.rows} from byte {offset} of {path} on, got [{first}:{last}]"
             return BadRow(*where, "outside_matrix", detail)
-        return ArchivePlace(archive, offset, header, first, min(last + 1, header.rows) - first)
+        return ArchivePlace(archive, content, offset, header, first, min(last + 1, header.rows) - first)
+
+    def _look_at(self, path: str) -> tuple[FileFacts, int]:
+        facts = self._files.facts(path)
+        local = not is_url(path)
+        return facts, number_of_digest(noted_content(self._files.where(path), self._files.seen)) if local else 0
 
 
 def features_field(columns: int) -> Field:
@@ -87,6 +97,7 @@ def feature_columns(found: Sequence[ArchivePlace], *, ranged: bool) -> dict[str,
     """What the index keeps about these; without first rows if none of all is a range."""
     headers = [one.header for one in found]
     columns = {"bytes": [one.archive.bytes for one in found], "mtime_ns": [one.archive.version for one in found]}
+    columns |= {"content": [one.content for one in found]}
     columns |= {"offset": [one.offset for one in found], "kind": [KINDS.index(one.kind) for one in headers]}
     columns |= {"nbytes": [one.nbytes for one in headers], "length_features": [one.rows for one in found]}
     return columns | {"first": [one.first for one in found]} if ranged else columns
@@ -104,17 +115,21 @@ class ArchivedFeatures:
         self._numbers = numbers
         self._path_of = path_of
         self._columns = columns
+        self._places: dict[str, str] = {}
+        #: The status of archives that were seen to have this content.
+        self._same: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """All bytes of each matrix or vector; each archive's facts are compared once for each call."""
-        same: set[tuple[str, int]] = set()
+        """All bytes of each matrix or vector, if its archive is still the indexed one after they were read."""
         for sample in samples:
             path, known = self._path_of(sample), self._facts(sample)
             if is_url(path):
                 yield self._files.part(path, known, *self._place(sample))  # which reports a change itself
                 continue
-            self._refuse_other(path, known, same)
-            yield self._files.read(path, *self._place(sample))
+            self._refuse_other(path, sample)  # before, too: a shorter one cannot be read
+            raw = self._files.read(path, *self._place(sample))
+            self._refuse_other(path, sample)
+            yield raw
 
     def expect(self, samples: Sequence[int]) -> None:
         """Begin to fetch those of these that are remote."""
@@ -122,11 +137,13 @@ class ArchivedFeatures:
 
     def look_for_changes(self, time_s: float) -> None:
         """Refuse local archives that are not the indexed ones, each once, as many as can be looked at in this time."""
-        same: set[tuple[str, int]] = set()
+        done: set[tuple[str, int]] = set()
 
         def look(sample: int) -> None:
-            if not is_url(path := self._path_of(sample)):
-                self._refuse_other(path, self._facts(sample), same)
+            path, content = self._path_of(sample), int(self._numbers["content"][sample])
+            if not is_url(path) and (path, content) not in done:
+                self._refuse_other(path, sample)
+                done.add((path, content))
 
         firsts = self._firsts()
         look_at_some(len(firsts), lambda number: look(int(firsts[number])), time_s)
@@ -147,15 +164,24 @@ class ArchivedFeatures:
     def _facts(self, sample: int) -> FileFacts:
         return FileFacts(bytes=int(self._numbers["bytes"][sample]), version=int(self._numbers["mtime_ns"][sample]))
 
-    def _refuse_other(self, path: str, known: FileFacts, same: set[tuple[str, int]]) -> None:
-        """Refuse the archive if it is not the indexed one; `same` has those that were seen to be."""
-        if (path, known.version) in same:
+    def _refuse_other(self, path: str, sample: int) -> None:
+        """Refuse the archive if it is not the indexed one."""
+        place = self._places.get(path) or self._places.setdefault(path, self._files.where(path))
+        known, content = self._facts(sample), int(self._numbers["content"][sample])
+        try:
+            status = os.stat(place)  # noqa: PTH116 - a fifth of the time of a Path's
+        except OSError:
+            self._files.facts(path)  # which says what is wrong
+            raise
+        if self._same.get((path, content)) == status_of(status):
             return
-        now = self._files.facts(path)
-        if now != known:
-            expected = f"the archive that was indexed ({known.bytes} bytes)"
-            raise changed(expected, f"one of {now.bytes} bytes", self._files.where(path))
-        same.add((path, known.version))
+        expected = f"the archive that was indexed ({known.bytes} bytes)"
+        if (status.st_size, status.st_mtime_ns) != (known.bytes, known.version):
+            raise changed(expected, f"one of {status.st_size} bytes", place)
+        if not has_content(place, status, digest_of_number(content), self._files.seen):
+            raise changed(expected, "one of the same size with other bytes", place)
+        if is_settled(status):
+            self._same[path, content] = status_of(status)
 
     def decode(self, sample: int, raw: bytes) -> NDArray[np.float32]:
         """The numbers."""
@@ -171,6 +197,7 @@ class ArchivedFeatures:
         """What tells the sample's bytes from others, except the path."""
         numbers = self._numbers
         archive = f"{numbers['bytes'][sample]} bytes, changed at {numbers['mtime_ns'][sample]} ns"
+        archive += f", digest {digest_of_number(int(numbers['content'][sample]))}"
         matrix = f"{archive}, {numbers['nbytes'][sample]} bytes from {numbers['offset'][sample]}"
         if "first" not in numbers:
             return matrix

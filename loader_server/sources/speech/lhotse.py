@@ -70,6 +70,7 @@ class LhotseSource(RecordedSource):
 
     Settings = LhotseSettings
     local_columns = frozenset(("mtime_ns",))
+    content_columns = frozenset(("content",))
     settings: LhotseSettings
 
     @property
@@ -104,6 +105,7 @@ class LhotseSource(RecordedSource):
                 where=str(self.base),
                 remedy='Write paths = ["cuts.jsonl.gz"].',
             )
+        self.files.refuse_twice(self.settings.paths)
         origin = [list_facts(path, self.files, _MANIFEST) for path in self.settings.paths]
         return Inventory(total=sum(1 for _ in self._rows()), pieces=self._pieces, origin=origin)
 

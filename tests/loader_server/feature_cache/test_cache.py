@@ -106,15 +106,17 @@ def test_kept_samples_are_not_fetched_ahead(tmp_path, building, monkeypatch) -> 
     assert expected == []
 
 
-def test_a_mended_file_is_read_again(tmp_path, building) -> None:
+@pytest.mark.parametrize("time_put_back", [False, True])
+def test_a_mended_file_is_read_again(tmp_path, building, time_put_back) -> None:
     job = job_of(tmp_path, "logmel", "characters")
     with closing(building(job)) as one:
         first, _ = one.epoch(0)
     clips = sorted((tmp_path / "clips").iterdir())
     raw = bytearray(clips[0].read_bytes())
     raw[-200:] = bytes(200)
+    times = clips[0].stat()
     clips[0].write_bytes(raw)
-    os.utime(clips[0], (1, 1))
+    os.utime(clips[0], ns=(times.st_atime_ns, times.st_mtime_ns) if time_put_back else (1, 1))
     index(job.path)
     again, plain = building(job), building(job, cached=False)
     got, counts = again.epoch(0)

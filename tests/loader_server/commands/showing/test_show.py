@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import wave
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 
 from loader_server.building.builder import Builder
 from loader_server.building.quarantine import Quarantine
 from loader_server.cli import main
-from loader_server.commands.index import index_missing
+from loader_server.commands.index import index_missing, index_streams
 from loader_server.commands.showing.batch_picture import draw
 from loader_server.commands.showing.shown_batch import BatchNumber, ShownBatch, build_batch
 from loader_server.coordinator.events import CulpritFound, Forgot, GroupFixed
@@ -25,6 +25,7 @@ from loader_server.stream import Stream
 from loader_server.transforms.generators import generator_for
 from shared.errors import SettingsError
 from shared.hashing import digest64
+from tests.support.bad_samples import make_undecodable
 from tests.support.loaders import write_job
 
 _NOISE = "tests.support.transforms:noise"
@@ -57,11 +58,11 @@ def _facts(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, 
     return found
 
 
-def _break(path: Path) -> None:
-    """Other bytes, which reading does not notice and decoding does."""
-    status = path.stat()
-    path.write_bytes(b"XXXX" + path.read_bytes()[4:])
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+def _break(job: JobFile, name: str) -> None:
+    """Other bytes, which indexing does not notice and decoding does."""
+    path = job.base / name
+    make_undecodable(path, soundfile.info(path).frames)
+    index_streams(job, ["train"])
 
 
 def _shown(job: JobFile, number: int = 0, **of: int) -> ShownBatch:
@@ -103,9 +104,9 @@ def test_each_sample_has_its_name_texts_and_what_was_drawn_for_it(job: JobFile, 
 
 def test_a_masked_row_says_why_and_nothing_is_written(job: JobFile, capsys: Any) -> None:
     facts = _facts(capsys, job.path)
-    before = sorted(job.state.rglob("*"))
     broken = facts["samples"][1]
-    _break(job.base / broken["name"])
+    _break(job, broken["name"])
+    before = sorted(job.state.rglob("*"))
     masked = _facts(capsys, job.path)
     assert masked["masked"] == {"undecodable": 1}
     assert masked["rows"]["valid"] == facts["rows"]["valid"] - 1
@@ -215,7 +216,7 @@ def test_a_picture_shows_rows_padding_and_what_is_masked(tmp_path: Path) -> None
     from matplotlib.image import imread  # noqa: PLC0415 - slow to load
 
     draw(_shown(job), tmp_path / "whole.png")
-    _break(job.base / _shown(job).samples[0].name)
+    _break(job, _shown(job).samples[0].name)
     draw(_shown(job), tmp_path / "masked.png")
     whole, masked = (imread(tmp_path / name) for name in ("whole.png", "masked.png"))
     assert not _red(whole)

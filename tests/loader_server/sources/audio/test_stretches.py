@@ -47,7 +47,7 @@ def test_seconds_are_the_nearest_frames(recording: str, stretch: Stretch, found:
 
 def test_a_header_is_read_once_for_all_stretches_of_a_file(recording: str, monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at, header_of = [], stretches.header_of
-    monkeypatch.setattr(stretches, "header_of", lambda path: looked_at.append(path) or header_of(path))
+    monkeypatch.setattr(stretches, "header_of", lambda path, seen: looked_at.append(path) or header_of(path, seen))
     headers = Headers(Files(Path(recording).parent))
     for start in range(5):
         headers.find(recording, Stretch(start / 10), WHERE)

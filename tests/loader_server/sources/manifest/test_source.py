@@ -3,6 +3,8 @@
 import json
 import os
 import pickle
+import shutil
+import struct
 
 import numpy as np
 import pytest
@@ -108,6 +110,102 @@ def test_a_file_that_changed_is_named(tmp_path, source, change):
     assert raw_of(source, 1)
 
 
+def overwrite(path, content):
+    """Write over a file, and put its time back, as `touch -r` does."""
+    times = path.stat()
+    assert len(content) == times.st_size
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def other_sound(path):
+    """Another recording of equal size."""
+    raw = path.read_bytes()
+    return raw[:-100] + bytes(byte ^ 1 for byte in raw[-100:])
+
+
+OTHER_BYTES = (
+    r"expected the file that was indexed \(\d+ bytes\), got one of the same size with other bytes, changed since"
+)
+
+
+def test_other_bytes_whose_time_was_put_back_are_refused(tmp_path, source):
+    path = tmp_path / source.name(2)
+    content = path.read_bytes()
+    overwrite(path, other_sound(path))
+    for again in (source, opened(tmp_path)):
+        with pytest.raises(ReadError, match=rf"clips/00002.wav \(.*csv.csv, line 4\): {OTHER_BYTES}"):
+            raw_of(again, 2)
+        assert raw_of(again, 1)
+        with pytest.raises(ReadError, match=OTHER_BYTES):
+            again.look_for_changes(1000.0)
+    overwrite(path, content)
+    assert raw_of(source, 2) == content
+    source.look_for_changes(1000.0)
+
+
+def test_bytes_that_come_while_a_file_is_read_are_refused(tmp_path, source, monkeypatch):
+    path, pread = tmp_path / source.name(2), os.pread
+
+    def write_into(handle, nbytes, offset):
+        monkeypatch.setattr(os, "pread", pread)
+        overwrite(path, other_sound(path))
+        return pread(handle, nbytes, offset)
+
+    monkeypatch.setattr(os, "pread", write_into)
+    with pytest.raises(ReadError, match=OTHER_BYTES):
+        raw_of(source, 2)
+
+
+def test_rights_links_and_copies_with_their_times_change_nothing(tmp_path, source):
+    path = tmp_path / source.name(2)
+    before = raw_of(source, 2)
+    path.chmod(0o600)
+    assert raw_of(source, 2) == before
+    os.link(path, tmp_path / "linked")
+    assert raw_of(source, 2) == before
+    shutil.copy2(path, tmp_path / "copy")
+    (tmp_path / "copy").replace(path)
+    assert raw_of(source, 2) == before
+    source.look_for_changes(1000.0)
+
+
+def test_the_fingerprint_is_of_what_was_found_in_files_and_not_of_their_bytes(tmp_path, source):
+    path = tmp_path / source.name(2)
+    before = source.indexed
+    overwrite(path, other_sound(path))
+    again = indexed(tmp_path, "csv.csv")
+    assert again.indexed.fingerprint == before.fingerprint
+    assert again.identity(2) != source.identity(2)
+    assert again.identity(1) == source.identity(1)
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac"])
+def test_other_bytes_are_refused_in_parts_of_recordings_too(tmp_path, suffix):
+    long_recording(tmp_path, suffix)
+    spec, _ = nemo(tmp_path, {"audio": f"long.{suffix}", "offset": 1, "duration": 0.5})
+    source = open_source(spec)
+    decoded(source, 0)
+    raw = raw_of(source, 0)
+    overwrite(tmp_path / f"long.{suffix}", other_sound(tmp_path / f"long.{suffix}"))
+    with pytest.raises(ReadError, match=OTHER_BYTES):
+        source.decode(0, raw_of(source, 0))
+    if not raw:
+        with pytest.raises(ReadError, match=OTHER_BYTES):
+            source.decode(0, raw)
+
+
+def test_another_manifest_whose_time_was_put_back_is_refused(tmp_path, source):
+    manifest = tmp_path / "csv.csv"
+    content = manifest.read_bytes()
+    overwrite(manifest, content.replace(b"zero", b"hero"))
+    with pytest.raises(DataError, match=r"csv\.csv, index .*: expected the manifest that the index was made from"):
+        opened(tmp_path)
+    overwrite(manifest, content)
+    manifest.chmod(0o600)
+    assert opened(tmp_path).samples == source.samples
+
+
 @pytest.mark.fault(29)
 def test_a_file_that_shrinks_while_it_is_read_is_named(source, monkeypatch):
     given, pread = [], os.pread
@@ -140,7 +238,7 @@ def test_a_file_that_is_gone_is_an_oserror_that_names_it(tmp_path, source):
             r"clips/00001.wav \(.*line 3\): expected WAV, FLAC, OGG or MP3",
         ),
         (b"", "undecodable", r"expected WAV, FLAC, OGG or MP3"),
-        (None, "truncated", r"expected \d+ frames, as the file's header says, got \d+"),
+        (None, "truncated", r"expected \d+ bytes of audio, as the file's header says, got \d+"),
     ],
 )
 def test_whole_bytes_that_cannot_be_decoded_are_a_sample_error(source, raw, reason, message):
@@ -148,6 +246,12 @@ def test_whole_bytes_that_cannot_be_decoded_are_a_sample_error(source, raw, reas
         source.decode(1, raw_of(source, 1)[:-100] if raw is None else raw)
     assert caught.value.reason == reason
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_fewer_frames_than_were_indexed_are_a_sample_error(tmp_path):
+    source = indexed(tmp_path, make_corpus(tmp_path, samples=2, suffix="mp3").name)
+    with pytest.raises(SampleError, match=r"expected \d+ frames, as the file's header says, got \d+"):
+        source.decode(1, raw_of(source, 1)[:-400])
 
 
 def test_a_manifest_that_was_only_touched_or_copied_is_the_same(tmp_path, source):
@@ -236,7 +340,7 @@ def test_an_identity_says_to_people_which_file_it_is(tmp_path):
     manifest = make_corpus(tmp_path / "data", samples=1)
     status = (tmp_path / "data/clips/00000.wav").stat()
     (said,) = identities(tmp_path, f"data/{manifest.name}").values()
-    assert said.startswith(f"data/clips/00000.wav, {status.st_size} bytes, changed at {status.st_mtime_ns} ns, row ")
+    assert said.startswith(f"data/clips/00000.wav, {status.st_size} bytes, changed at {status.st_mtime_ns} ns, digest ")
 
 
 # --- parts of long recordings, as NeMo's manifests name them ---
@@ -273,10 +377,36 @@ def test_a_row_with_an_offset_is_that_part_of_its_recording(tmp_path, suffix):
         np.testing.assert_allclose(got["audio"], whole[start:stop], atol=0 if suffix in ("wav", "flac") else 2e-3)
 
 
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24"])
+def test_a_part_of_a_recording_whose_size_a_pipe_left_open_is_that_part(tmp_path, subtype):
+    soundfile.write(tmp_path / "long.wav", np.linspace(-0.5, 0.5, 16000), 16000, subtype=subtype)
+    raw = (tmp_path / "long.wav").read_bytes()
+    whole = soundfile.read(tmp_path / "long.wav", dtype="float32")[0]
+    (tmp_path / "long.wav").write_bytes(raw[:4] + struct.pack("<I", 36) + raw[8:40] + bytes(4) + raw[44:])
+    spec, report = nemo(tmp_path, {"audio": "long.wav", "offset": 0.25, "duration": 0.5}, {"audio": "long.wav"})
+    source = open_source(spec)
+    assert report.bad == ()
+    assert decoded(source, 0)["audio"].tolist() == whole[4000:12000].tolist()
+    assert decoded(source, 1)["audio"].tolist() == whole.tolist()
+
+
+@pytest.mark.parametrize("suffix", ["wav", "ogg"])
+def test_a_recording_that_lost_its_second_half_is_a_bad_row_with_each_of_its_parts(tmp_path, suffix):
+    long_recording(tmp_path, suffix)
+    raw = (tmp_path / f"long.{suffix}").read_bytes()
+    (tmp_path / f"long.{suffix}").write_bytes(raw[: len(raw) // 2])
+    write_audio(tmp_path / "whole.wav")
+    row = {"audio": f"long.{suffix}", "text": "x"}
+    _, report = nemo(tmp_path, row, row | {"offset": 0, "duration": 0.5}, {"audio": "whole.wav", "text": "y"})
+    assert (report.samples, dict(report.bad_counts)) == (1, {"truncated": 2})
+    assert [bad.line for bad in report.bad] == [1, 2]
+
+
 def test_a_stretch_of_plain_wav_is_a_range_of_bytes(tmp_path, monkeypatch):
     whole = long_recording(tmp_path, "wav")
     spec, _ = nemo(tmp_path, {"audio": "long.wav", "offset": 1, "duration": 0.01})
     source, asked, pread = open_source(spec), [], os.pread
+    monkeypatch.setattr(source.files.seen, "has", lambda *_status: True)
     monkeypatch.setattr(os, "pread", lambda *how: asked.append(how[1:]) or pread(*how))
     assert len(raw_of(source, 0)) == 320
     assert asked == [(44, 0), (320, 44 + 32000)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from loader_server.sources.files import same_files, seen
 from loader_server.sources.files.facts import LocalFile
 from loader_server.sources.files.opening import Files
 from loader_server.sources.records import mapped_files
@@ -73,10 +74,33 @@ def test_a_copy_is_the_same_file_and_compared_once(
     tmp_path: Path, mapped: MappedFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mapped.close()
+    monkeypatch.setattr(seen, "_SETTLED_NS", -(10**18))
     os.utime(tmp_path / "a", ns=(1, 1))
     assert mapped["a"][-1] == 255
-    monkeypatch.setattr(mapped_files, "digest_of", None)
+    monkeypatch.setattr(same_files, "digest_of", None)
     assert mapped["a"][-1] == 255
+    mapped.close()
+    assert mapped["a"][-1] == 255, "this machine has seen it"
+
+
+def test_a_file_that_others_write_into_is_refused_although_it_is_mapped(tmp_path: Path, mapped: MappedFiles) -> None:
+    content, times = (tmp_path / "a").read_bytes(), (tmp_path / "a").stat()
+    assert mapped["a"][-1] == 255
+    for other in (bytes(len(content)), content[::-1]):
+        (tmp_path / "a").write_bytes(other)
+        os.utime(tmp_path / "a", ns=(times.st_atime_ns, times.st_mtime_ns))
+        refused(mapped, f"another one of {len(content)} bytes")
+        with pytest.raises(ReadError, match="another one of"):
+            mapped.refuse_changed("a")
+    (tmp_path / "a").write_bytes(content)
+    assert mapped["a"][:] == content
+
+
+def test_a_file_that_is_gone_stays_mapped(tmp_path: Path, mapped: MappedFiles) -> None:
+    content = mapped["a"][:]
+    (tmp_path / "a").unlink()
+    mapped.refuse_changed("a")
+    assert mapped["a"][:] == content
 
 
 def test_without_a_digest_in_the_index_sizes_alone_are_compared(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from loader_server.sources.records import webdataset
 from loader_server.sources.records.webdataset import WebDatasetSource
 from shared.errors import DataError, ReadError
 from tests.support.shards import npy, tar_of, write_shard
@@ -105,14 +106,34 @@ def test_shards_of_another_kind_are_refused_before_anything_is_indexed(tmp_path:
 
 
 @pytest.mark.fault(29)
-def test_a_sample_that_changed_is_refused_when_it_is_read_and_others_are_not(tmp_path: Path) -> None:
-    source, _ = indexed(tmp_path, [("1.txt", b"one"), ("2.txt", b"two")])
+def test_a_shard_that_was_written_into_while_it_is_in_use_is_refused_and_others_are_not(tmp_path: Path) -> None:
+    source, _ = indexed(tmp_path, [("1.txt", b"one"), ("2.txt", b"two")], [("3.txt", b"six")])
     assert [raw_of(source, sample) for sample in (0, 1)] == [b"one", b"two"]
-    with (tmp_path / "0.tar").open("r+b") as file:
-        file.write(tar_of([("1.txt", b"one")])[:1024] + tar_of([("2.txt", b"six")], mtime=2)[:1024])
-    assert raw_of(source, 0) == b"one"
-    with pytest.raises(ReadError, match=r"0\.tar:2 in .*0\.tar: expected the headers that were indexed, got others"):
-        raw_of(source, 1)
+    content, times = (tmp_path / "0.tar").read_bytes(), (tmp_path / "0.tar").stat()
+    for other in (content.replace(b"two", b"six"), content.replace(b"2.txt", b"7.txt")):
+        (tmp_path / "0.tar").write_bytes(other)
+        os.utime(tmp_path / "0.tar", ns=(times.st_atime_ns, times.st_mtime_ns))
+        with pytest.raises(ReadError, match=r"0\.tar: expected the file that was .* got another one of 10240 bytes"):
+            raw_of(source, 1)
+    assert raw_of(source, 2) == b"six"
+    (tmp_path / "0.tar").write_bytes(content)
+    assert raw_of(source, 1) == b"two"
+
+
+@pytest.mark.fault(29)
+def test_a_shard_that_is_written_into_while_a_sample_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, _ = indexed(tmp_path, [("1.txt", b"one")])
+    content, digest = (tmp_path / "0.tar").read_bytes(), webdataset._digest
+
+    def write_into(*how: object) -> int:
+        (tmp_path / "0.tar").write_bytes(content.replace(b"one", b"six"))
+        return digest(*how)
+
+    monkeypatch.setattr(webdataset, "_digest", write_into)
+    with pytest.raises(ReadError, match="expected the file that was indexed"):
+        raw_of(source, 0)
 
 
 def test_a_shard_with_the_same_headers_and_other_content_is_refused_when_it_is_first_read(tmp_path: Path) -> None:

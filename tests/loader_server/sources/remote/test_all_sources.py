@@ -201,3 +201,16 @@ def test_a_manifest_here_names_recordings_elsewhere(kind: str, tmp_path: Path) -
         source.expect(np.arange(1))
         assert np.abs(decoded(source, 0)["audio"] - np.sin(np.arange(2000, 6000)) / 2).max() < 1e-4
         source.close()
+
+
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24"])
+def test_a_remote_recording_that_lost_its_second_half_is_a_bad_row(subtype: str, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for name in ("cut", "whole"):
+        soundfile.write(tmp_path / f"data/{name}.wav", np.zeros(4000), 8000, subtype=subtype)
+    raw = (tmp_path / "data/cut.wav").read_bytes()
+    (tmp_path / "data/cut.wav").write_bytes(raw[: len(raw) // 2])
+    (tmp_path / "data/m.csv").write_text("audio,text\ncut.wav,x\nwhole.wav,y\n")
+    with plain_server(tmp_path / "data", ranges=True) as target, StoreProxy(target) as proxy:
+        report = index_source(served(spec_of("manifest", tmp_path / "data", paths=["m.csv"]), proxy.url, tmp_path))
+    assert (report.samples, dict(report.bad_counts)) == (1, {"truncated": 1})

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from loader_server.sources.speech import kaldi_features
 from loader_server.sources.speech.kaldi_ark import ark_header, ark_values
 from loader_server.sources.speech.kaldi_tables import KaldiTable
 from shared.errors import DataError, ReadError
@@ -277,7 +278,7 @@ def test_where_all_features_are_whole_the_index_is_as_before_there_were_ranges(t
     write_features(tmp_path / "data", features(10, 7))
     source, _, _ = indexed(tmp_path, values="features")
     assert list(source.indexed.numbers) == [
-        *("folder", "line", "bytes", "mtime_ns", "offset", "kind", "nbytes", "length_features")
+        *("folder", "line", "bytes", "mtime_ns", "content", "offset", "kind", "nbytes", "length_features")
     ]
     assert source.identity(0).rpartition(", row ")[0].endswith(" bytes from 3")
 
@@ -294,6 +295,22 @@ def test_ranges_that_are_not_in_their_matrix_are_bad_rows(tmp_path):
     assert report.bad[0].detail.startswith("expected rows of the 10 from byte ")
     assert report.bad[0].detail.endswith(", got [10:11]")
     assert report.bad[2].detail == "expected a range of rows, as [0:99] is of a hundred, got [3:2]"
+
+
+def test_an_archive_of_other_bytes_whose_time_was_put_back_is_refused(tmp_path):
+    write_features(tmp_path / "data", features(4, 5))
+    source, _, _ = indexed(tmp_path, values="features")
+    ark = tmp_path / "data/feats.ark"
+    content, times, before = ark.read_bytes(), ark.stat(), raw_of(source, 1)
+    ark.write_bytes(content[:-4] + b"nine")
+    os.utime(ark, ns=(times.st_atime_ns, times.st_mtime_ns))
+    for look in (lambda: raw_of(source, 0), lambda: source.look_for_changes(1000.0)):
+        with pytest.raises(ReadError, match=r"feats\.ark: expected the archive that was indexed .* with other bytes"):
+            look()
+    ark.write_bytes(content)
+    os.utime(ark, ns=(times.st_atime_ns, times.st_mtime_ns))
+    ark.chmod(0o600)
+    assert raw_of(source, 1) == before
 
 
 @pytest.mark.fault(29)
@@ -340,12 +357,12 @@ def test_each_archive_is_looked_at_once_before_a_job_is_served(tmp_path, monkeyp
     for name in "ab":
         os.utime(tmp_path / name / "feats.ark", ns=(1, 1))  # and they have one size: facts alone do not tell them apart
     source, _, _ = indexed(tmp_path, "a", "b", values="features")
-    looked, facts = [], source.files.facts
-    monkeypatch.setattr(source.files, "facts", lambda path: looked.append(path) or facts(path))
+    looked, has_content = [], kaldi_features.has_content
+    monkeypatch.setattr(kaldi_features, "has_content", lambda *how: looked.append(how[0]) or has_content(*how))
     source.look_for_changes(1000.0)
     assert sorted(looked) == [f"{tmp_path}/{name}/feats.ark" for name in "ab"]
     source._archived.look_for_changes(1000.0)
-    assert len(looked) == 4
+    assert len(looked) == 4, "it was written just now, so its status does not tell yet"
     os.utime(tmp_path / "b/feats.ark")
     with pytest.raises(ReadError, match=r"b/feats\.ark: expected the archive that was indexed"):
         source.look_for_changes(1000.0)
@@ -356,7 +373,7 @@ def test_utterances_in_the_order_of_their_names_lead_to_each_archive_once(tmp_pa
     scp = tmp_path / "data/feats.scp"
     scp.write_text("".join(sorted(scp.read_text().splitlines(keepends=True), key=lambda line: -int(line[1]))))
     source, _, _ = indexed(tmp_path, values="features")
-    looked, facts = [], source.files.facts
-    monkeypatch.setattr(source.files, "facts", lambda path: looked.append(path) or facts(path))
+    looked, has_content = [], kaldi_features.has_content
+    monkeypatch.setattr(kaldi_features, "has_content", lambda *how: looked.append(how[0]) or has_content(*how))
     source.look_for_changes(1000.0)
     assert len(looked) == 1

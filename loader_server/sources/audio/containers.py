@@ -1,0 +1,175 @@
+"""How much audio a file's header promises: the containers that libsndfile reads happily although their end is missing.
+
+libsndfile takes a WAV file that lost its second half for a shorter one, and so a sample would be trained on with a
+transcript of twice as many words. FLAC and MP3 need no help: their headers count frames, which decoding then lacks.
+
+Rules: pure; a file is known by its size and a function that reads bytes of it, and only headers are read. What is
+promised counts in whole frames, because writers leave out padding bytes. A promise that means "unknown", as programs
+write it into a pipe, is none, and such a file ends where it ends.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Read = Callable[[int, int], bytes]
+
+__all__ = ["AudioExtent", "audio_extent", "is_ogg_cut"]
+
+#: What programs write for a size that they do not know yet: ALSA, FFmpeg, Python and SoX write it less what their
+#: headers take, hence ranges.
+_UNKNOWN_SIZES = (range(0x7F00_0000, 0x7F00_0100), range(0x7FFF_F000, 0x8000_0001), range(0xFFFF_F000, 2**32))
+#: The 64-bit sizes that mean the same.
+_UNKNOWN_LONG_SIZES = (0, 2**63 - 1, 2**64 - 1)
+#: No file has more chunks before its audio; a hostile one may have millions.
+_MOST_CHUNKS = 4096
+_W64_RIFF = b"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\0\0"
+_W64_WAVE = b"wave\xf3\xac\xd3\x11\x8c\xd1\0\xc0O\x8e\xdb\x8a"
+#: An OGG page's header, the flag of a stream's last page, and the most bytes of a page.
+_OGG_HEADER_BYTES, _OGG_LAST, _OGG_PAGE_BYTES = 27, 0x04, 27 + 255 + 255 * 255
+#: How far behind the last page tags may reach that somebody appended.
+_TAG_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class AudioExtent:
+    """Where a file's audio begins, how many bytes of it the header promises (None if it does not know), the bytes of a
+    frame, or of a block of frames; and where that number of bytes stands, if it is 0 although audio follows.
+    """
+
+    begin: int
+    promised: int | None
+    block: int = 1
+    zero_at: int | None = None
+
+    def blocks_promised(self) -> int:
+        """Return how many whole blocks the header promises; 0 if it does not know."""
+        return (self.promised or 0) // self.block
+
+    def blocks_held(self, size: int) -> int:
+        """Return how many whole blocks a file of this size has room for."""
+        return max(size - self.begin, 0) // self.block
+
+    def is_cut(self, size: int) -> bool:
+        """Tell whether a file of this size lacks frames that its header promises."""
+        return self.blocks_held(size) < self.blocks_promised()
+
+
+def audio_extent(read: Read, size: int) -> AudioExtent | None:
+    """Return the extent of the audio in a file of this size, or None if its container is another, or unreadable."""
+    head = read(0, min(size, 40))
+    parse = _parser_of(head)
+    try:
+        return None if parse is None else parse(read, size, head)
+    except struct.error:  # the file ends within a chunk's header
+        return None
+
+
+def _parser_of(head: bytes) -> Callable[[Read, int, bytes], AudioExtent | None] | None:
+    if head[:4] in (b"RIFF", b"RIFX", b"RF64", b"BW64") and head[8:12] == b"WAVE":
+        return _riff
+    if head[:4] == b"FORM" and head[8:12] in (b"AIFF", b"AIFC"):
+        return _aiff
+    if head[:16] == _W64_RIFF and head[24:40] == _W64_WAVE:
+        return _w64
+    return {b"caff": _caf, b".snd": _au, b"dns.": _au}.get(head[:4])
+
+
+def _known(promised: int) -> int | None:
+    return None if any(promised in sizes for sizes in _UNKNOWN_SIZES) else promised
+
+
+def _known_long(promised: int) -> int | None:
+    return None if promised in _UNKNOWN_LONG_SIZES else promised
+
+
+def _riff(read: Read, size: int, head: bytes) -> AudioExtent | None:
+    """WAV, and its forms of 64 bits: there a chunk `ds64` has the sizes that do not fit."""
+    order = ">" if head[:4] == b"RIFX" else "<"
+    whole, long_sizes, block = struct.unpack_from(f"{order}I", head, 4)[0], None, 1
+    at = 12
+    for _ in range(_MOST_CHUNKS):
+        name, nbytes = struct.unpack(f"{order}4sI", read(at, min(8, size - at)))
+        if name == b"data":
+            if long_sizes is not None and nbytes == 2**32 - 1:
+                return AudioExtent(at + 8, _known_long(long_sizes[1]), block)
+            return _riff_data(at + 8, nbytes, whole, block)
+        if name == b"ds64":
+            long_sizes = struct.unpack("<QQ", read(at + 8, 16))
+        elif name == b"fmt ":
+            block = max(struct.unpack(f"{order}H", read(at + 20, 2))[0], 1)
+        at += 8 + nbytes + nbytes % 2
+    return None
+
+
+def _riff_data(begin: int, nbytes: int, whole: int, block: int) -> AudioExtent:
+    """Zero bytes are meant if the whole file's size accounts for what follows them, and else stand for all of it."""
+    if nbytes:
+        return AudioExtent(begin, _known(nbytes), block)
+    is_meant = _known(whole) is not None and 8 + whole > begin
+    return AudioExtent(begin, 0 if is_meant else None, block, None if is_meant else begin - 4)
+
+
+def _aiff(read: Read, size: int, _head: bytes) -> AudioExtent | None:
+    at = 12
+    for _ in range(_MOST_CHUNKS):
+        name, nbytes = struct.unpack(">4sI", read(at, min(8, size - at)))
+        if name == b"SSND":
+            known = _known(nbytes)
+            return AudioExtent(at + 16, None if known is None else max(known - 8, 0))
+        at += 8 + nbytes + nbytes % 2
+    return None
+
+
+def _w64(read: Read, size: int, _head: bytes) -> AudioExtent | None:
+    """Sizes count the chunk's header of 24 bytes; chunks begin at multiples of 8."""
+    at = 40
+    for _ in range(_MOST_CHUNKS):
+        name, nbytes = struct.unpack("<4s12xQ", read(at, min(24, size - at)))
+        if name == b"data":
+            known = _known_long(nbytes)
+            return AudioExtent(at + 24, None if known is None else max(known - 24, 0))
+        at += max(-(-nbytes // 8) * 8, 24)
+    return None
+
+
+def _caf(read: Read, size: int, _head: bytes) -> AudioExtent | None:
+    """Audio begins after an edit count of 4 bytes, which its chunk's size includes."""
+    at = 8
+    for _ in range(_MOST_CHUNKS):
+        name, nbytes = struct.unpack(">4sQ", read(at, min(12, size - at)))
+        if name == b"data":
+            known = _known_long(nbytes)
+            return AudioExtent(at + 16, None if known is None else max(known - 4, 0))
+        at += 12 + nbytes
+    return None
+
+
+def _au(_read: Read, _size: int, head: bytes) -> AudioExtent:
+    """The first four bytes tell the byte order; the header has the place and the size of the audio."""
+    begin, promised = struct.unpack_from(">II" if head[:1] == b"." else "<II", head, 4)
+    return AudioExtent(begin, _known(promised) or None)
+
+
+def is_ogg_cut(read: Read, size: int) -> bool:
+    """Tell whether a file of OGG pages ends before the page that is marked as a stream's last.
+
+    Only the last page is looked at, wherever it begins; bytes behind it are somebody's tags.
+    """
+    if read(0, min(size, 4)) != b"OggS":
+        return False
+    begin = max(size - _OGG_PAGE_BYTES - _TAG_BYTES, 0)
+    tail = read(begin, size - begin)
+    at = tail.rfind(b"OggS")
+    if at < 0:
+        return False
+    page = tail[at:]
+    if len(page) < _OGG_HEADER_BYTES or not page[5] & _OGG_LAST:
+        return True
+    segments = page[26]
+    return len(page) < _OGG_HEADER_BYTES + segments + sum(page[_OGG_HEADER_BYTES : _OGG_HEADER_BYTES + segments])

@@ -1,0 +1,86 @@
+"""Values that an HDF5 file takes from other files: by an external link, as raw external storage, as a virtual dataset.
+
+The library follows all three without a word, and where another file is gone or short it makes zeros up. Neither the
+index nor its checks know of these files, and they may be any file of the machine.
+
+Rules: links are looked at before they are followed, so that nothing outside is ever opened.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shared.errors import DataError
+from shared.extras import library
+
+if TYPE_CHECKING:
+    import h5py
+
+__all__ = ["link_outside", "refuse_link_outside", "refuse_values_outside"]
+
+#: Soft links that lead on to soft links: more are a circle, which the library refuses as well.
+_MOST_LINKS = 16
+#: Files that a message names.
+_NAMED_FILES = 3
+
+_REMEDY = "Copy the values into the file, with h5repack or h5py for instance, or leave the dataset out by `keys`."
+
+
+def link_outside(file: h5py.File, path: str) -> str:
+    """Return where a path leads if it leaves the file by an external link, however many soft links lie between; or ""
+    if it does not, or leads nowhere.
+    """
+    return _outside(file, path, _MOST_LINKS)
+
+
+def _outside(file: h5py.File, path: str, links_left: int) -> str:
+    h5py = library("h5py", extra="hdf5", use="which reads HDF5")
+    names = [name for name in path.split("/") if name and name != "."]
+    group = file["/"]
+    for place, name in enumerate(names):
+        link = group.get(name, getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            return f"{link.filename}:{link.path}"
+        rest = "/".join(names[place + 1 :])
+        if isinstance(link, h5py.SoftLink):
+            target = link.path if link.path.startswith("/") else f"{group.name}/{link.path}"
+            return _outside(file, f"{target}/{rest}", links_left - 1) if links_left else ""
+        child = group.get(name)
+        if not isinstance(child, h5py.Group):
+            return ""
+        group = child
+    return ""
+
+
+def refuse_link_outside(file: h5py.File, path: str, where: str) -> None:
+    """Raise a DataError if a path leads out of the file."""
+    target = link_outside(file, path)
+    if target:
+        raise _outside_values(path, f"an external link to {target}", where)
+
+
+def refuse_values_outside(file: h5py.File, path: str, where: str) -> None:
+    """Raise a DataError if the values of a dataset lie in other files."""
+    refuse_link_outside(file, path, where)
+    dataset = file[path]
+    if dataset.external:
+        names = [name for name, _, _ in dataset.external]
+        raise _outside_values(path, f"raw external storage in {_listed(names)}", where)
+    if dataset.is_virtual:
+        names = [source.file_name for source in dataset.virtual_sources()]
+        raise _outside_values(path, f"a virtual dataset with parts in {_listed(names)}", where)
+
+
+def _listed(names: list[str]) -> str:
+    distinct = list(dict.fromkeys(names))
+    more = len(distinct) - _NAMED_FILES
+    return ", ".join(distinct[:_NAMED_FILES]) + (f" and {more} other files" if more > 0 else "")
+
+
+def _outside_values(path: str, got: str, where: str) -> DataError:
+    return DataError(
+        expected=f'values of "{path.strip("/")}" in the file itself, where the index can check them',
+        got=got,
+        where=where,
+        remedy=_REMEDY,
+    )
