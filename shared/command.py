@@ -1,6 +1,7 @@
 """How our commands begin and end, whatever happens in them.
 
-Rules: an expected error is one readable paragraph on standard error. The exit code says what happened, as `EXIT_CODES`
+Rules: an expected error is one readable paragraph on standard error, and so is what the system refuses: a full disk, a
+folder that may not be read, memory. The exit code says what happened, as `EXIT_CODES`
 has it and every command's help; a command that serves until it is told to end ends with 0 then. SIGTERM ends other
 commands as Ctrl-C does, cleaning up, but for the code. A reader that closes our output early is not an error. Python
 misses a signal that arrives just as it begins to wait, and acts on it when the wait is over: so nothing waits in the
@@ -9,15 +10,17 @@ main thread for longer than `LONGEST_WAIT_S` at a time.
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
 import sys
+import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from shared.errors import StokerError
-from shared.logs import start_logging
+from shared.errors import MachineError, StokerError
+from shared.logs import Log, start_logging
 
 if TYPE_CHECKING:
     import argparse
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EXIT_CODES", "LONGEST_WAIT_S", "Terminated", "add_common_arguments", "allow_many_files", "describe_exit_codes",
-    "run_command", "sigterm_is_ctrl_c",
+    "refusal_of_the_system", "run_command", "sigterm_is_ctrl_c",
 ]  # fmt: skip
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -82,7 +85,40 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 0
+        except (OSError, MemoryError) as error:
+            Log(parser.prog).debug("the system refused", traceback=traceback.format_exc())
+            print(f"{parser.prog}: {refusal_of_the_system(error)}", file=sys.stderr)
+            code = MachineError.exit_code
     sys.exit(code)
+
+
+#: What to do where the system refuses something for one of these reasons.
+_REMEDIES = {
+    errno.ENOSPC: "Make room on that disk; what was there before is whole.",
+    errno.EDQUOT: "Make room within the quota; what was there before is whole.",
+    errno.EFBIG: "Allow larger files (ulimit -f), or take another disk.",
+    errno.EACCES: "Give this user the right to it, or name another place.",
+    errno.EPERM: "Give this user the right to it, or name another place.",
+    errno.EROFS: "Name a place that can be written to.",
+    errno.EMFILE: "Allow more open files: ulimit -n.",
+    errno.ENFILE: "Allow the machine more open files: sysctl fs.file-max.",
+    errno.ENOMEM: "Give it more memory, or allow it more: ulimit -v.",
+}
+
+
+def refusal_of_the_system(error: OSError | MemoryError) -> MachineError:
+    """Return what the system refused as an error of ours, which says where and what to do."""
+    if isinstance(error, MemoryError):
+        got, number, place = "none left", errno.ENOMEM, "memory"
+    else:
+        got, number = error.strerror or str(error) or type(error).__name__, error.errno or 0
+        place = " and ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+    return MachineError(
+        expected="the system to do what was asked of it",
+        got=got,
+        where=place or "this machine",
+        remedy=_REMEDIES.get(number, "Mend that, and start again; --log-level debug says where in the code it was."),
+    )
 
 
 @contextmanager

@@ -15,6 +15,7 @@ StokerError
 └── ClosedError        ours: used after close
 
 Rules: pure; every message says what was expected, what came instead, where, and what to do. None holds key material.
+Whatever a user's file holds may get into a message, so each of its four parts is cut where nobody reads on.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ __all__ = [
 ]
 
 
+#: Characters of a part of a message.
+_MOST = {"expected": 400, "got": 300, "where": 500, "remedy": 1000}
+
+
 class StokerError(Exception):
     """The root: catch this to catch everything that Stoker raises on purpose."""
 
@@ -43,11 +48,11 @@ class StokerError(Exception):
     exit_code = 1
 
     def __init__(self, *, expected: str, got: str, where: str, remedy: str) -> None:
-        self.expected = expected
-        self.got = got
-        self.where = where
-        self.remedy = remedy
-        super().__init__(f"{where}: expected {expected}, got {got.rstrip('.')}. {remedy}")
+        self.expected = _cut("expected", expected)
+        self.got = _cut("got", got)
+        self.where = _cut("where", where)
+        self.remedy = _cut("remedy", remedy)
+        super().__init__(f"{self.where}: expected {self.expected}, got {self.got.rstrip('.')}. {self.remedy}")
 
     def words(self) -> dict[str, str]:
         """The parts of its message, from which another process can make the same error."""
@@ -55,6 +60,12 @@ class StokerError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuilt, (type(self), self.expected, self.got, self.where, self.remedy)
+
+
+def _cut(name: str, part: str) -> str:
+    """Return a part of a message, without the middle of one that is too long: both of its ends tell something."""
+    most = _MOST[name]
+    return part if len(part) <= most else f"{part[: most // 2]} … {part[3 - (most - most // 2) :]}"
 
 
 def _rebuilt(kind: type[StokerError], expected: str, got: str, where: str, remedy: str) -> StokerError:

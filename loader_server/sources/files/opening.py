@@ -21,7 +21,7 @@ import xxhash
 from loader_server.sources.files.braces import names_meant
 from loader_server.sources.files.facts import CacheSettings, FileFacts, LocalFile, changed
 from loader_server.sources.files.kinds import HEAD_BYTES, refuse_no_text
-from loader_server.sources.files.local import LocalHandle, bytes_at, files_meant, is_hidden, local_stamp
+from loader_server.sources.files.local import LocalHandle, bytes_at, files_meant, is_hidden, local_stamp, open_local
 from loader_server.sources.remote.remote_files import RemoteFiles
 from loader_server.sources.remote.remote_path import RemotePath
 from loader_server.sources.remote.urls import is_url, joined, without_credentials
@@ -254,14 +254,18 @@ class Files:
         if is_url(path):
             return self._remote.open(path, self._version(path))
         try:
-            return (self._base / path).open("rb")
+            return open_local(self._base / path)
         except OSError as error:
             raise self._absent(path, error.strerror or type(error).__name__) from None
 
     def refuse_no_text(self, path: str) -> None:
         """Raise a DataError if its first bytes say that a file is compressed, or otherwise not text in UTF-8."""
         with self.open(path) as file:
-            refuse_no_text(file.read(HEAD_BYTES), self.where(path))
+            try:
+                head = file.read(HEAD_BYTES)
+            except OSError as error:  # of a file that cannot be read like others, as some of the kernel's
+                raise self._absent(path, error.strerror or type(error).__name__) from None
+        refuse_no_text(head, self.where(path))
 
     def path(self, path: str) -> Path | RemotePath:
         """The file as a path, for callers of `open` with an encoding, `name` and `suffix`."""
