@@ -34,6 +34,7 @@ __all__ = [
     "SettingsError",
     "StokerError",
     "WorldChangedError",
+    "shortened",
 ]
 
 
@@ -48,10 +49,10 @@ class StokerError(Exception):
     exit_code = 1
 
     def __init__(self, *, expected: str, got: str, where: str, remedy: str) -> None:
-        self.expected = _cut("expected", expected)
-        self.got = _cut("got", got)
-        self.where = _cut("where", where)
-        self.remedy = _cut("remedy", remedy)
+        self.expected = shortened(expected, _MOST["expected"])
+        self.got = shortened(got, _MOST["got"])
+        self.where = shortened(where, _MOST["where"])
+        self.remedy = shortened(remedy, _MOST["remedy"])
         super().__init__(f"{self.where}: expected {self.expected}, got {self.got.rstrip('.')}. {self.remedy}")
 
     def words(self) -> dict[str, str]:
@@ -62,10 +63,9 @@ class StokerError(Exception):
         return _rebuilt, (type(self), self.expected, self.got, self.where, self.remedy)
 
 
-def _cut(name: str, part: str) -> str:
-    """Return a part of a message, without the middle of one that is too long: both of its ends tell something."""
-    most = _MOST[name]
-    return part if len(part) <= most else f"{part[: most // 2]} … {part[3 - (most - most // 2) :]}"
+def shortened(text: str, most: int) -> str:
+    """Return at most so many characters of a text, without its middle if need be: both of its ends tell something."""
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[3 - (most - most // 2) :]}"
 
 
 def _rebuilt(kind: type[StokerError], expected: str, got: str, where: str, remedy: str) -> StokerError:

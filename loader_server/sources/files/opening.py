@@ -172,7 +172,7 @@ class Files:
             urls = [path for path in block if is_url(path)]
             remote = dict(zip(urls, self._remote_stamps(urls), strict=True)) if urls else {}
             lines = [f"{path}\0{remote[path] if path in remote else local_stamp(base, path)}\n" for path in block]
-            state.update("".join(lines).encode("utf-8", "surrogateescape"))
+            state.update("".join(lines).encode("utf-8", "surrogatepass"))
         return state.hexdigest()
 
     def _remote_stamps(self, urls: list[str]) -> list[str]:

@@ -116,14 +116,15 @@ def read_rows(
 
 def _stretch(cells: Mapping[str, str], manifest: Path | RemotePath, line: int) -> Stretch | BadRow:
     """The whole file, unless there is an offset."""
-    offset, duration = cells.get(OFFSET_COLUMN), cells.get(_DURATION_COLUMN) or "inf"
+    offset, duration = cells.get(OFFSET_COLUMN), cells.get(_DURATION_COLUMN)
     if not offset:
         return _WHOLE
     try:
-        stretch = Stretch(float(offset), float(duration))
+        stretch = Stretch(float(offset), float(duration)) if duration else Stretch(float(offset))
+        said = (stretch.start_s, stretch.duration_s if duration else 0.0)
     except ValueError:
-        stretch = Stretch(math.nan)
-    if not math.isfinite(stretch.start_s) or math.isnan(stretch.duration_s):
+        said = (math.nan,)
+    if not all(map(math.isfinite, said)):
         detail = f"expected seconds as offset and duration, got {offset} and {duration}"
         return BadRow(str(manifest), line, "malformed", detail)
     return stretch
