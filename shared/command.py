@@ -10,7 +10,6 @@ main thread for longer than `LONGEST_WAIT_S` at a time.
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 import signal
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shared.errors import MachineError, StokerError
 from shared.logs import Log, start_logging
+from shared.system_errors import system_error
 
 if TYPE_CHECKING:
     import argparse
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EXIT_CODES", "LONGEST_WAIT_S", "Terminated", "add_common_arguments", "allow_many_files", "describe_exit_codes",
-    "refusal_of_the_system", "run_command", "sigterm_is_ctrl_c",
+    "run_command", "sigterm_is_ctrl_c",
 ]  # fmt: skip
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -87,38 +87,9 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
             code = 0
         except (OSError, MemoryError) as error:
             Log(parser.prog).debug("the system refused", traceback=traceback.format_exc())
-            print(f"{parser.prog}: {refusal_of_the_system(error)}", file=sys.stderr)
+            print(f"{parser.prog}: {system_error(error)}", file=sys.stderr)
             code = MachineError.exit_code
     sys.exit(code)
-
-
-#: What to do where the system refuses something for one of these reasons.
-_REMEDIES = {
-    errno.ENOSPC: "Make room on that disk; what was there before is whole.",
-    errno.EDQUOT: "Make room within the quota; what was there before is whole.",
-    errno.EFBIG: "Allow larger files (ulimit -f), or take another disk.",
-    errno.EACCES: "Give this user the right to it, or name another place.",
-    errno.EPERM: "Give this user the right to it, or name another place.",
-    errno.EROFS: "Name a place that can be written to.",
-    errno.EMFILE: "Allow more open files: ulimit -n.",
-    errno.ENFILE: "Allow the machine more open files: sysctl fs.file-max.",
-    errno.ENOMEM: "Give it more memory, or allow it more: ulimit -v.",
-}
-
-
-def refusal_of_the_system(error: OSError | MemoryError) -> MachineError:
-    """Return what the system refused as an error of ours, which says where and what to do."""
-    if isinstance(error, MemoryError):
-        got, number, place = "none left", errno.ENOMEM, "memory"
-    else:
-        got, number = error.strerror or str(error) or type(error).__name__, error.errno or 0
-        place = " and ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
-    return MachineError(
-        expected="the system to do what was asked of it",
-        got=got,
-        where=place or "this machine",
-        remedy=_REMEDIES.get(number, "Mend that, and start again; --log-level debug says where in the code it was."),
-    )
 
 
 @contextmanager

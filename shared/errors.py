@@ -20,6 +20,8 @@ Whatever a user's file holds may get into a message, so each of its four parts i
 
 from __future__ import annotations
 
+from shared.shortened import shortened
+
 __all__ = [
     "ClosedError",
     "DataError",
@@ -34,12 +36,12 @@ __all__ = [
     "SettingsError",
     "StokerError",
     "WorldChangedError",
-    "shortened",
 ]
 
 
-#: Characters of a part of a message.
+#: Characters of a part of a message; what came instead may be the traceback of a user's code.
 _MOST = {"expected": 400, "got": 300, "where": 500, "remedy": 1000}
+_MOST_OF_LINES = 4000
 
 
 class StokerError(Exception):
@@ -50,7 +52,7 @@ class StokerError(Exception):
 
     def __init__(self, *, expected: str, got: str, where: str, remedy: str) -> None:
         self.expected = shortened(expected, _MOST["expected"])
-        self.got = shortened(got, _MOST["got"])
+        self.got = shortened(got, _MOST_OF_LINES if "\n" in got else _MOST["got"])
         self.where = shortened(where, _MOST["where"])
         self.remedy = shortened(remedy, _MOST["remedy"])
         super().__init__(f"{self.where}: expected {self.expected}, got {self.got.rstrip('.')}. {self.remedy}")
@@ -61,11 +63,6 @@ class StokerError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuilt, (type(self), self.expected, self.got, self.where, self.remedy)
-
-
-def shortened(text: str, most: int) -> str:
-    """Return at most so many characters of a text, without its middle if need be: both of its ends tell something."""
-    return text if len(text) <= most else f"{text[: most // 2]} … {text[3 - (most - most // 2) :]}"
 
 
 def _rebuilt(kind: type[StokerError], expected: str, got: str, where: str, remedy: str) -> StokerError:

@@ -197,7 +197,7 @@ def parse_job(toml: str, where: str) -> Job:
 
 def _document(toml: str, where: str) -> dict[str, Any]:
     try:
-        document = tomllib.loads(toml)
+        document: dict[str, Any] = tomllib.loads(toml)
         refuse_beyond_bounds(document)
     except BadValue as bad:
         raise SettingsError(

@@ -121,10 +121,9 @@ def _stretch(cells: Mapping[str, str], manifest: Path | RemotePath, line: int) -
         return _WHOLE
     try:
         stretch = Stretch(float(offset), float(duration)) if duration else Stretch(float(offset))
-        said = (stretch.start_s, stretch.duration_s if duration else 0.0)
     except ValueError:
-        said = (math.nan,)
-    if not all(map(math.isfinite, said)):
+        stretch = Stretch(math.nan)
+    if not math.isfinite(stretch.start_s) or (duration and not math.isfinite(stretch.duration_s)):
         detail = f"expected seconds as offset and duration, got {offset} and {duration}"
         return BadRow(str(manifest), line, "malformed", detail)
     return stretch
