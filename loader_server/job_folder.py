@@ -1,10 +1,12 @@
 """A job file and the folder that its relative paths start from: where a job's keys and state are.
 
-Rules: nothing that the job file names is opened or imported here, so a process that serves several jobs can use it.
+Rules: nothing that the job file names is opened or imported here, so a process that serves several jobs can use it. Of
+the folders that it writes to, it is looked whether there can be such.
 """
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,21 +25,32 @@ class JobFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
+            if not stat.S_ISREG(self.path.stat().st_mode):  # a pipe would be waited for, without end
+                raise _no_job_file(path, "a folder" if self.path.is_dir() else "a pipe or device")
             toml = self.path.read_text("utf-8")
-        except OSError as error:
-            raise SettingsError(
-                expected="a job file", got=str(error), where=str(path), remedy="Name an existing job.toml."
-            ) from None
-        except UnicodeDecodeError as error:
-            line, byte = error.object.count(b"\n", 0, error.start) + 1, error.object[error.start]
-            raise SettingsError(
-                expected="a job file in UTF-8",
-                got=f"the byte 0x{byte:02x}",
-                where=f"{path}, line {line}",
-                remedy="Save it as UTF-8.",
-            ) from None
+        except (OSError, ValueError) as error:
+            if isinstance(error, UnicodeDecodeError):
+                raise _no_text(path, error) from None
+            raise _no_job_file(path, str(error)) from None
         self.job: Job = parse_job(toml, str(path))
         self.base = self.path.resolve().parent
+        for name in ("state", "remote_cache", "feature_cache"):
+            self._refuse_no_folder(name)
+
+    def _refuse_no_folder(self, name: str) -> None:
+        """Raise a SettingsError where a folder can neither be nor be made, such as below a file."""
+        folder = self.base / getattr(self.settings, name)
+        try:
+            got = _what_is_in_the_way(folder)
+        except OSError as error:
+            got = error.strerror or str(error)
+        if got:
+            raise SettingsError(
+                expected="the name of a folder, or of one that can be made",
+                got=got,
+                where=f"{self.path}, [job], {name}",
+                remedy="Name another folder, relative to the job file.",
+            )
 
     @property
     def settings(self) -> JobSettings:
@@ -58,3 +71,32 @@ class JobFolder:
     def keys(self) -> Path | None:
         """The folder with keys, if the job has one."""
         return self.base / self.settings.keys if self.settings.keys else None
+
+
+def _what_is_in_the_way(folder: Path) -> str:
+    """Return what stands in a folder's place or above it; nothing if that is folders alone, as far as they are there.
+
+    Raises OSError where nothing could be, such as of a name that is too long.
+    """
+    place = folder
+    while True:
+        try:
+            mode = place.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            place = place.parent
+        else:
+            return "" if stat.S_ISDIR(mode) else f"{place}, which is no folder"
+
+
+def _no_job_file(path: str | Path, got: str) -> SettingsError:
+    return SettingsError(expected="a job file", got=got, where=str(path), remedy="Name an existing job.toml.")
+
+
+def _no_text(path: str | Path, error: UnicodeDecodeError) -> SettingsError:
+    line, byte = error.object.count(b"\n", 0, error.start) + 1, error.object[error.start]
+    return SettingsError(
+        expected="a job file in UTF-8",
+        got=f"the byte 0x{byte:02x}",
+        where=f"{path}, line {line}",
+        remedy="Save it as UTF-8.",
+    )

@@ -1,6 +1,7 @@
 """How our commands begin and end, whatever happens in them.
 
-Rules: an expected error is one readable paragraph on standard error. The exit code says what happened, as `EXIT_CODES`
+Rules: an expected error is one readable paragraph on standard error, and so is what the system refuses: a full disk, a
+folder that may not be read, memory. The exit code says what happened, as `EXIT_CODES`
 has it and every command's help; a command that serves until it is told to end ends with 0 then. SIGTERM ends other
 commands as Ctrl-C does, cleaning up, but for the code. A reader that closes our output early is not an error. Python
 misses a signal that arrives just as it begins to wait, and acts on it when the wait is over: so nothing waits in the
@@ -13,11 +14,13 @@ import os
 import resource
 import signal
 import sys
+import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from shared.errors import StokerError
-from shared.logs import start_logging
+from shared.errors import MachineError, StokerError
+from shared.logs import Log, start_logging
+from shared.system_errors import system_error
 
 if TYPE_CHECKING:
     import argparse
@@ -82,6 +85,10 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 0
+        except (OSError, MemoryError) as error:
+            Log(parser.prog).debug("the system refused", traceback=traceback.format_exc())
+            print(f"{parser.prog}: {system_error(error)}", file=sys.stderr)
+            code = MachineError.exit_code
     sys.exit(code)
 
 

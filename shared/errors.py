@@ -15,9 +15,12 @@ StokerError
 └── ClosedError        ours: used after close
 
 Rules: pure; every message says what was expected, what came instead, where, and what to do. None holds key material.
+Whatever a user's file holds may get into a message, so each of its four parts is cut where nobody reads on.
 """
 
 from __future__ import annotations
+
+from shared.shortened import shortened
 
 __all__ = [
     "ClosedError",
@@ -36,6 +39,11 @@ __all__ = [
 ]
 
 
+#: Characters of a part of a message; what came instead may be the traceback of a user's code.
+_MOST = {"expected": 400, "got": 300, "where": 500, "remedy": 1000}
+_MOST_OF_LINES = 4000
+
+
 class StokerError(Exception):
     """The root: catch this to catch everything that Stoker raises on purpose."""
 
@@ -43,11 +51,11 @@ class StokerError(Exception):
     exit_code = 1
 
     def __init__(self, *, expected: str, got: str, where: str, remedy: str) -> None:
-        self.expected = expected
-        self.got = got
-        self.where = where
-        self.remedy = remedy
-        super().__init__(f"{where}: expected {expected}, got {got.rstrip('.')}. {remedy}")
+        self.expected = shortened(expected, _MOST["expected"])
+        self.got = shortened(got, _MOST_OF_LINES if "\n" in got else _MOST["got"])
+        self.where = shortened(where, _MOST["where"])
+        self.remedy = shortened(remedy, _MOST["remedy"])
+        super().__init__(f"{self.where}: expected {self.expected}, got {self.got.rstrip('.')}. {self.remedy}")
 
     def words(self) -> dict[str, str]:
         """The parts of its message, from which another process can make the same error."""

@@ -111,7 +111,6 @@ ROWS = {
 #: Rows that no test shows yet: the area that brings them later.
 LATER: dict[str, str] = {
     "E21": "later: servers",
-    "E22": "later: servers",
     "E23": "later: leases",
     "E24": "later: evaluation",
     "L12": "later: runs",

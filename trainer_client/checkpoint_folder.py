@@ -25,6 +25,7 @@ import xxhash
 
 from shared.errors import DataError, WorldChangedError
 from shared.logs import Log
+from shared.system_errors import system_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -80,10 +81,15 @@ class CheckpointFolder:
             raise _overtaken(self._folder, newest)
         path = self._folder / f"{newest + 1:08d}.npz"
         temporary = path.with_suffix(f".tmp{os.getpid()}")
-        with temporary.open("w+b") as file:
-            _write(file, arrays, record)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with temporary.open("w+b") as file:
+                _write(file, arrays, record)
+                file.flush()
+                os.fsync(file.fileno())
+        except Exception as error:
+            temporary.unlink(missing_ok=True)
+            _raise_in_our_words(error, self._folder)
+            raise
         self._put(temporary, path)
         self._last = newest + 1
         _sync_folder(self._folder)
@@ -202,6 +208,15 @@ def _name(temporary: Path, path: Path) -> None:
             raise
         path.touch(exist_ok=False)  # a claim; for a moment it is a damaged checkpoint, which is passed over
         temporary.replace(path)
+
+
+def _raise_in_our_words(error: BaseException, folder: Path) -> None:
+    """Raise a MachineError if the system refused to write; closing a half-written archive may raise anything then."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__context__
+    if cause is not None:
+        raise system_error(cause, f"checkpoint in {folder}") from error
 
 
 # --- one file ---

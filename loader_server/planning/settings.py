@@ -54,7 +54,7 @@ def _max_length(value: object) -> Amount | Stages:
         limit: Amount = length_amount(value)
         return limit
     epochs = [str(key) for key in value]
-    if "0" not in epochs or not all(one.isascii() and one.isdecimal() and one == str(int(one)) for one in epochs):
+    if "0" not in epochs or not all(map(_is_epoch, epochs)):
         raise SettingsError(
             expected="a length, or a table of epochs and lengths that begins with epoch 0",
             got=f"a table of {', '.join(epochs) or 'nothing'}",
@@ -62,6 +62,10 @@ def _max_length(value: object) -> Amount | Stages:
             remedy='Write max_length = { 0 = "4 s", 2 = "8 s", 5 = "16 s" }: up to 8 s from epoch 2 on, for example.',
         )
     return tuple(sorted((int(epoch), length_amount(limit)) for epoch, limit in value.items()))
+
+
+def _is_epoch(said: str) -> bool:
+    return said.isascii() and said.isdecimal() and len(said) < 10 and said == str(int(said))
 
 
 def _limits(value: object) -> Mapping[str, Amount]:

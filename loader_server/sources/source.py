@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from loader_server.sources.files.opening import Files
+from shared.shortened import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,16 +43,23 @@ __all__ = [
 
 #: Samples of a segment, unless the format suggests something else.
 SEGMENT_SAMPLES = 4096
+_MOST_DETAIL = 500
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that is not indexed: its file and line, and why, in one word and in full."""
+    """A row that is not indexed: its file and line, and why, in one word and in full.
+
+    The detail may quote the row, so it is cut where nobody reads on.
+    """
 
     where: str
     line: int
     reason: str
     detail: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "detail", shortened(self.detail, _MOST_DETAIL))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from shared.settings.values import (
     flag,
     label,
     nearest,
+    refuse_beyond_bounds,
     setting,
     tables,
     text,
@@ -167,10 +168,7 @@ class Job:
 
 def parse_job(toml: str, where: str) -> Job:
     """Read a job file; the tables of streams stay raw until source, planner and transforms have read their parts."""
-    try:
-        document = tomllib.loads(toml)
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(expected="a TOML file", got=str(error), where=where, remedy="Mend the syntax.") from None
+    document = _document(toml, where)
     for key in document:
         if key not in ("job", "streams"):
             near = nearest(key, ("job", "streams"))
@@ -195,6 +193,20 @@ def parse_job(toml: str, where: str) -> Job:
     _check_names(streams, where)
     settings = read_table(JobSettings, job, f"{where}, [job]")
     return Job(settings=settings, streams={name: _resolved(name, streams, where) for name in streams})
+
+
+def _document(toml: str, where: str) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = tomllib.loads(toml)
+        refuse_beyond_bounds(document)
+    except BadValue as bad:
+        raise SettingsError(
+            expected=bad.expected, got="more, or others", where=where, remedy="No setting takes them: mend the file."
+        ) from None
+    except (ValueError, RecursionError) as error:  # also of a number of very many digits, and of very many brackets
+        got = str(error) if isinstance(error, ValueError) else "brackets within brackets, without end"
+        raise SettingsError(expected="a TOML file", got=got, where=where, remedy="Mend the syntax.") from None
+    return document
 
 
 def _check_names(streams: Mapping[str, Table], where: str) -> None:
@@ -257,4 +269,6 @@ def _transform_tables(stream: Table) -> set[str]:
 
 
 def _is_curriculum(said: object) -> bool:
-    return isinstance(said, dict) and bool(said) and all(epoch.isdecimal() for epoch in said)
+    if not isinstance(said, dict) or not said:
+        return False
+    return all(epoch.isascii() and epoch.isdecimal() and len(epoch) < 10 for epoch in said)

@@ -31,6 +31,7 @@ __all__ = [
     "label",
     "number",
     "numbers",
+    "refuse_beyond_bounds",
     "setting",
     "settings_that_count",
     "tables",
@@ -50,6 +51,32 @@ class BadValue(Exception):  # noqa: N818 - a verdict that never leaves this room
     def __init__(self, expected: str) -> None:
         self.expected = expected
         super().__init__(expected)
+
+
+#: What TOML promises to hold, and more brackets within brackets than any setting has.
+_INTEGERS = range(-(2**63), 2**63)
+_DEEPEST = 16
+
+
+def refuse_beyond_bounds(document: object) -> None:
+    """Raise BadValue if what TOML gave holds what no setting takes and no message could show: integers of more than 64
+    bits, strings with a NUL, brackets that are nested without end.
+    """
+    level = [document]
+    for _ in range(_DEEPEST):
+        if any(type(value) is int and value not in _INTEGERS for value in level):
+            raise BadValue("integers of at most 64 bits")
+        if any(isinstance(value, str) and "\0" in value for value in level):
+            raise BadValue("strings without the character NUL")
+        level = [part for value in level for part in _parts(value)]
+    if level:
+        raise BadValue(f"at most {_DEEPEST} brackets within each other")
+
+
+def _parts(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return (*value, *value.values())
+    return value if isinstance(value, list) else ()
 
 
 def setting(
@@ -206,7 +233,9 @@ class Amount:
         return f"{self.value:g} {self.unit}"
 
 
-_AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
+#: So many digits before and after the point are more than any amount needs, and never overflow.
+_NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,15})?"
+_AMOUNT = re.compile(rf"\s*({_NUMBER})\s*([A-Za-z]+)\s*")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
@@ -218,7 +247,7 @@ def amount(*units: str) -> Parser:
         expected = " or ".join(f'"<number> {unit}"' for unit in units)
         found = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
         if found is None:
-            raise BadValue(f"an amount with its unit, {expected}")
+            raise BadValue(f"an amount with its unit, {expected}, of at most 15 digits")
         if found[2] not in units:
             raise BadValue(f"an amount with its unit, {expected}{nearest(found[2], units)}")
         return Amount(float(found[1]), found[2])
@@ -246,7 +275,7 @@ def byte_count(value: object) -> int:
     return int(parsed.value * _BYTES[parsed.unit])
 
 
-_BAD_LIMIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(%|samples?)\s*")
+_BAD_LIMIT = re.compile(rf"\s*({_NUMBER})\s*(%|samples?)\s*")
 
 
 def bad_limit(value: object) -> BadLimit:

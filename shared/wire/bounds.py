@@ -25,6 +25,7 @@ __all__ = [
     "Integer",
     "Many",
     "Maybe",
+    "Number",
     "OneOf",
     "OutOfBounds",
     "Rate",

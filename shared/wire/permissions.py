@@ -58,8 +58,8 @@ TO_WORKER: Mapping[type[m.Message], frozenset[Role]] = {
 
 #: What a parameter server understands: trainers', and the first server's, which is one of theirs.
 TO_PARAMETER_SERVER: Mapping[type[m.Message], frozenset[Role]] = dict.fromkeys(
-    (servers.Look, servers.ServeShare, servers.Pull, servers.Push, servers.Save, servers.Finish, servers.Quit,
-     servers.Order), _TRAINER,
+    (servers.Look, servers.Withdraw, servers.ServeShare, servers.Pull, servers.Push, servers.SetRate, servers.Save,
+     servers.Finish, servers.Quit, servers.Order), _TRAINER,
 )  # fmt: skip
 
 _REMEDY = (

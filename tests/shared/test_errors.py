@@ -30,3 +30,15 @@ def test_whose_fault_it_is():
     for peer in (errors.ProtocolError, errors.RefusedError, errors.LostError):
         assert issubclass(peer, errors.PeerError)
     assert not issubclass(errors.ReadError, errors.SampleError)
+
+
+def test_what_a_users_file_holds_is_cut_where_nobody_reads_on() -> None:
+    said = str(errors.SettingsError(expected="x" * 9999, got="g" * 9999, where="w" * 9999, remedy="r" * 9999))
+    assert len(said) < 2300
+    assert "g … g" in said
+
+
+def test_a_traceback_is_cut_later() -> None:
+    lines = "line\n" * 500
+    assert len(errors.DataError(expected="an element", got=lines, where="w", remedy="Mend it.").got) == len(lines)
+    assert len(errors.DataError(expected="an element", got=lines * 9, where="w", remedy="Mend it.").got) == 4000

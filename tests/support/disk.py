@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["SmallDisk", "small_disk"]
+__all__ = ["SmallDisk", "no_file_larger_than", "small_disk"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,17 @@ class SmallDisk:
             while True:
                 file.write(bytes(512))
         return filler.unlink
+
+
+@contextlib.contextmanager
+def no_file_larger_than(nbytes: int) -> Iterator[None]:
+    """Let no file that this process writes grow further, as on a full disk, but without the rights to mount one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shared.errors import DataError, WorldChangedError
+from shared.errors import DataError, MachineError, WorldChangedError
+from tests.support.disk import no_file_larger_than, small_disk
 from trainer_client.checkpoint_folder import CheckpointFolder
 
 #: As a small model has them: weights, a step count, a random layer's seed.
@@ -47,6 +48,40 @@ def folder(tmp_path):
 def two(folder):
     """The paths of two checkpoints, of which the second is to be damaged."""
     return [folder.write(ARRAYS, record(number)) for number in (1, 2)]
+
+
+@pytest.mark.parametrize("nbytes", [0, 10, 200, 700])
+def test_a_checkpoint_without_room_says_so_and_the_last_one_stays(folder, nbytes):
+    """Wherever the file ends: in an array, in the archive's list, or in the digest."""
+    first = folder.write(ARRAYS, record(1))
+    assert nbytes < first.stat().st_size
+    with no_file_larger_than(nbytes), pytest.raises(MachineError, match="got File too large") as caught:
+        folder.write(ARRAYS, record(2))
+    assert str(caught.value).startswith(f"checkpoint in {folder}: expected the system to do what it was asked for")
+    assert is_whole(folder.read_last(), 1)
+    assert list(Path(str(folder)).iterdir()) == [first]
+    folder.write(ARRAYS, record(3))
+    assert is_whole(folder.read_last(), 3)
+
+
+def test_a_checkpoint_on_a_full_disk_says_what_to_do(tmp_path):
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        folder = CheckpointFolder(disk.folder / "new", keep=3)
+        folder.write(ARRAYS, record(1))
+        make_room = disk.fill()
+        with pytest.raises(
+            MachineError, match=r"got No space left on device\. Make room on that disk, and start again"
+        ):
+            folder.write(ARRAYS, record(2))
+        assert is_whole(folder.read_last(), 1)
+        make_room()
+        folder.write(ARRAYS, record(2))
+
+
+def test_what_cannot_be_written_at_all_is_no_fault_of_the_disk(folder):
+    with pytest.raises(TypeError):
+        folder.write(ARRAYS, {"not JSON": object()})
+    assert list(Path(str(folder)).iterdir()) == []
 
 
 class TestWhole:

@@ -5,6 +5,9 @@ Rules:
 - The chief commits: variables of all servers and the batches that are applied to them, of one cut. If servers lost
   theirs, it gives all of them the last checkpoint and takes the queue back to it; everybody else waits for that.
 - A chief that begins while servers serve goes on with what they have.
+- What the chief's callbacks set the learning rate to is on the servers before anything else is trained here. If servers
+  go back to a checkpoint, so does the rate, and the epoch's callbacks are called again.
+- Who joins servers goes where the queue is then: the chief may have taken it back since this worker attached.
 """
 
 from __future__ import annotations
@@ -16,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from shared.errors import EndedError, SettingsError
 from shared.wire.parts import DoneSet, EpochDone
 from trainer_client.runs.noted import NotedMeans
-from trainer_client.runs.run import JOB_ENDED
+from trainer_client.runs.run import JOB_ENDED, STEPS_DONE
 from trainer_client.runs.until import RunTotals
 from trainer_client.servers.applied import merged
 from trainer_client.servers.collected_gradients import CollectedGradients
+from trainer_client.servers.optimizer_settings import OptimizerSettings
 from trainer_client.servers.served_model import MovedError, ServedModel
 from trainer_client.strategies.single import Single
 from trainer_client.tf import ctrl_c
@@ -27,7 +31,7 @@ from trainer_client.training.base_loop import BaseLoop
 from trainer_client.training.step import APPLIED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from trainer_client.servers.served_model import SharesSettings
     from trainer_client.servers.server_connections import ServerConnections
@@ -67,6 +71,8 @@ class ServedLoop(BaseLoop):
         self._is_joined = False
         #: Steps since the last pull; None: pull before the next.
         self._since_pull: int | None = None
+        #: What callbacks set the learning rate to, and servers do not know yet.
+        self._rate: float | None = None
 
     def run(self) -> str:
         """Train until the target is reached, or training ends early; why."""
@@ -113,21 +119,44 @@ class ServedLoop(BaseLoop):
 
     def _train_epoch(self, interruption: ctrl_c.Interruption) -> None:
         epoch = self._session.cursor.at.epoch
-        self._callbacks.on_epoch_begin(epoch)
+        self._call(lambda: self._callbacks.on_epoch_begin(epoch))
         iterator, batch = iter(self._data.elements), 0
         while not (self.reason or interruption.is_asked):
             if not self._is_joined and self._join(interruption):
-                return  # the queue was taken back, and what is read is no longer ours
+                return  # the queue was taken elsewhere, and what is read is no longer ours
             element = self._wait_next(iterator)
             if element is None:
                 self._end_epoch(epoch)
                 return
-            self._callbacks.on_train_batch_begin(batch)
+            self._call(partial(self._callbacks.on_train_batch_begin, batch))
             loss = self._train_on(element)
             if loss is not None:
-                self._callbacks.on_train_batch_end(batch, {"loss": loss})
+                self._call(partial(self._callbacks.on_train_batch_end, batch, {"loss": loss}))
             batch += 1
             self._look_up(loss)
+
+    def _call(self, callbacks: Callable[[], None]) -> None:
+        """Call callbacks; the servers go by the learning rate that they set, and know of nothing else."""
+        if not (self._worker.is_chief and self._callbacks.callbacks):
+            callbacks()
+            return
+        settings = self._optimizer_settings
+        rate, steps = settings.rate(), settings.steps()
+        callbacks()
+        settings.refuse_changes(steps)
+        if settings.rate() != rate:
+            self._rate = settings.rate()
+            self._set_rate()
+
+    def _set_rate(self) -> None:
+        """Tell servers of the rate that was set last, if they do not know it."""
+        if self._rate is None:
+            return
+        try:
+            self._served.set_rate(self._rate)
+            self._rate = None
+        except MovedError:
+            self._is_joined = False
 
     def _train_on(self, element: Any) -> float | None:  # noqa: ANN401 - tensors
         """One step, counted once it is applied; its loss, if it was computed."""
@@ -170,25 +199,28 @@ class ServedLoop(BaseLoop):
         cut = self._cut()  # which brings the servers' values, so that these are judged
         if self._worker.is_chief and cut is None:
             return  # servers have moved: the epoch is judged when it is over again
-        for callback in self._callbacks.callbacks:
-            callback.on_epoch_end(epoch, logs)
+        self._call(partial(self._tell_callbacks, epoch, logs))
         self._teller.tell_epoch(self._progress.totals, logs)
         if self._early_stop is not None and JOB_ENDED not in self._params:
             self._early_stop.note(epoch, logs, is_trained=noted.rows > 0)
         self._heed_callbacks()
         self._commit(cut)
 
+    def _tell_callbacks(self, epoch: int, logs: dict[str, Any]) -> None:
+        """One by one: the list of Keras would give each a copy, and the later ones are to see what the earlier add."""
+        for callback in self._callbacks.callbacks:
+            callback.on_epoch_end(epoch, logs)
+
     # --- beginning and ending ---
 
     def _begin(self, interruption: ctrl_c.Interruption) -> None:
         self._saved.begin()
-        self._callbacks.on_train_begin()
         self._model.stop_training = False
         there = RunTotals(epochs=self._session.cursor.at.epoch)
         if self._worker.is_chief:
             there = self._begin_as_chief()
         else:
-            self._served.wait_for_shares(self._worker.patience_s, partial(_heed, interruption))
+            self._follow_chief(interruption)
         self._is_joined = True
         there = replace(there, epochs=self._session.cursor.at.epoch)
         self._rows = self._session.trained_rows
@@ -196,39 +228,64 @@ class ServedLoop(BaseLoop):
         self._progress.stop(self._served.over)
         self._heed_early_stop()
         self._teller.begin(self._progress, self._step.traces)
+        self._params[STEPS_DONE] = there.steps
+        self._call(self._callbacks.on_train_begin)
+
+    def _follow_chief(self, interruption: ctrl_c.Interruption) -> bool:
+        """Join servers once the chief has given them shares, and read where the queue is then; whether that is
+        elsewhere.
+        """
+        assert self._session.leases is not None
+        self._served.wait_for_shares(self._worker.patience_s, partial(_heed, interruption))
+        self._is_joined = True
+        return self._session.leases.follow()
 
     def _begin_as_chief(self) -> RunTotals:
         totals = self._saved.read(self._model, self._early_stop)
-        if totals is not None and self._served.look() and not self._served.over:
+        if totals is not None and self._can_go_on():
             self._log.info("goes on with what parameter servers have", version=self._served.version)
             return replace(totals, steps=self._served.version)
         return self._restore()
 
+    def _can_go_on(self) -> bool:
+        """Take what servers have, their learning rate included; False if there is nothing to go on with."""
+        if not self._served.look() or self._served.over:
+            return False
+        try:
+            self._served.pull()
+        except MovedError:
+            return False
+        return True
+
     def _restore(self) -> RunTotals:
-        """Give all servers the last checkpoint, and take the queue back to it; the first one is written here."""
+        """Take the queue back to the last checkpoint, and give it to all servers; the first one is written here."""
         is_first = self._saved.read(self._model, None) is None
+        self._served.withdraw()
         totals, self._noted = self._saved.restore(self._model, self._session, self._early_stop)
         self._served.serve(_done_set(self._session.cursor.state()), totals.steps)
         self._served.look()
-        self._since_pull = None
+        self._since_pull = self._rate = None
         if is_first:
             self._save()
         return totals
 
     def _join(self, interruption: ctrl_c.Interruption) -> bool:
-        """Join servers that have moved; whether the queue was taken back for that."""
+        """Join servers that have moved; whether the queue is elsewhere now."""
         self._since_pull = None
-        if not self._worker.is_chief:
-            self._served.wait_for_shares(self._worker.patience_s, partial(_heed, interruption))
-        is_restored = self._worker.is_chief and not self._served.look(partial(_heed, interruption))
-        if is_restored:
-            self._log.warning("parameter servers lost their shares: all go back to the last checkpoint")
-            self._restore()
-        self._is_joined = True
+        is_elsewhere = self._join_as_chief(interruption) if self._worker.is_chief else self._follow_chief(interruption)
         self._progress.go_back(epochs=self._session.cursor.at.epoch, steps=self._served.version)
         self._progress.stop(self._served.over)
         self._heed_early_stop()
-        return is_restored
+        return is_elsewhere
+
+    def _join_as_chief(self, interruption: ctrl_c.Interruption) -> bool:
+        self._is_joined = True
+        if self._served.look(partial(_heed, interruption)):
+            self._set_rate()
+            return False
+        self._log.warning("parameter servers lost their shares: all go back to the last checkpoint")
+        self._restore()
+        return True
 
     def _when_built(self) -> None:
         """Gradients go to the servers, which have the optimizer."""
@@ -237,9 +294,10 @@ class ServedLoop(BaseLoop):
         goes_on = self._worker.pull_every > 1
         self._kept = CollectedGradients(model.optimizer, model.trainable_variables, goes_on=goes_on)
         self._step.optimizer = self._kept
+        self._optimizer_settings = OptimizerSettings(model)
 
     def _finish(self) -> None:
-        self._callbacks.on_train_end()
+        self._callbacks.on_train_end()  # what is set there is for nothing that is trained
         if self._worker.is_chief:
             self._session.end_run(self.reason, epoch=self._progress.totals.epochs, step=0)
         self._saved.finish()

@@ -108,6 +108,17 @@ class ServedModel:
 
     # --- the chief ---
 
+    def withdraw(self) -> None:
+        """Have the servers serve nothing until they are given shares: nobody else trains meanwhile."""
+        self._servers.ask_all(m.Withdraw(serial=0))
+
+    def set_rate(self, rate: float) -> None:
+        """Have this learning rate applied to all that anybody pushes from now on; MovedError as below."""
+        message = m.SetRate(serial=0, trainer=self._trainer, generation=self.generation, rate=rate)
+        answer, _ = self._servers.ask({0: (message, b"")})[0]
+        if answer.code == "moved":
+            raise MovedError
+
     def serve(self, done: DoneSet, version: int) -> None:
         """Give every server its share of the model as it is; `done` is what is applied to it."""
         held = [
@@ -150,7 +161,8 @@ class ServedModel:
         """Take all that the servers have, of one cut, into model and optimizer; what is applied to it."""
         cut = m.Save(serial=0, generation=self.generation, cut=secrets.randbits(63), settled=settled)
         replies = self._values(self._servers.ask_all(cut))
-        for (said, frame), parts in zip(replies, self._shares, strict=True):
+        # What is of no part comes from every server. The first one's counts, which decides: so it is taken last.
+        for (said, frame), parts in reversed(list(zip(replies, self._shares, strict=True))):
             self._take_all(parts, frame)
             self.version = said.version
         done: DoneSet = replies[0][0].done
@@ -175,14 +187,17 @@ class ServedModel:
     # --- steps ---
 
     def pull(self) -> None:
-        """Take the servers' values; MovedError if they have another generation."""
+        """Take the servers' values, their learning rate and their count of steps; MovedError if they have another
+        generation.
+        """
         pull = m.Pull(
             serial=0, trainer=self._trainer, generation=self.generation, at_least=self._heard_version
         )  # fmt: skip
         replies = self._values(self._servers.ask_all(pull))
         self.version = self._heard_version = replies[0][0].version
-        for (_, frame), parts in zip(replies, self._shares, strict=True):
-            _assign([(part, self._variables[part.variable]) for part in parts], frame)
+        common = [(None, variable) for variable in self._state.common]
+        for (_, frame), parts in reversed(list(zip(replies, self._shares, strict=True))):  # as in `save`
+            _assign([*((part, self._variables[part.variable]) for part in parts), *common], frame)
 
     @staticmethod
     def _values(replies: Sequence[Reply]) -> Sequence[Reply]:
@@ -219,7 +234,7 @@ class ServedModel:
         frame = frame_of(arrays)
         message = m.Push(
             serial=0, trainer=self._trainer, generation=self.generation, lease=lease, based_on=self.version,
-            refused=refused, parts=tuple(parts), nbytes=len(frame),
+            refused=refused, is_step=bool(gradients), parts=tuple(parts), nbytes=len(frame),
         )  # fmt: skip
         return message, frame
 
@@ -262,6 +277,8 @@ def refuse_what_servers_cannot_hold(model: Any, optimizer: Any) -> None:  # noqa
         raise _cannot_hold(
             "variables without constraints", "some with", "Leave constraints out: servers would not apply them."
         )
+    if hasattr(optimizer, "optimizers"):
+        raise _cannot_hold("one optimizer for all variables", f"a {type(optimizer).__name__}", "Take one of them.")
     if hasattr(optimizer, "inner_optimizer"):
         raise _cannot_hold("a loss that is not scaled", "mixed_float16", "Take --precision mixed_bfloat16, or float32.")
 

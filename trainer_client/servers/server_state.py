@@ -9,6 +9,7 @@ Rules, each with the interleaving behind it:
 - A checkpoint is cut where the first says, so its variables and its batches agree without anybody waiting.
 - A trainer that was silent for long is forgotten, and what waits of it; if it comes back, it begins anew.
 - A server that missed an order serves nothing any more: all go back to the last checkpoint.
+- A learning rate that the chief set comes with each order: what one server applies at a rate, all others do as well.
 - Whoever hears that the run is over ends by itself, whatever it missed: nobody may be left to say so again.
 Pure.
 """
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
     from shared.wire.declared import Message
 
-__all__ = ["Adopt", "Answer", "Apply", "ApplyHeld", "Cut", "Drop", "Hold", "Instruction", "ServerState", "Tell"]
+__all__ = [
+    "Adopt", "Answer", "Apply", "ApplyHeld", "AssignRate", "Cut", "Drop", "Hold", "Instruction", "ServerState", "Tell",
+]  # fmt: skip
 
 #: A trainer that was silent for so long is forgotten: longer than any step.
 _FORGOTTEN_S = 600.0
@@ -86,6 +89,13 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class AssignRate:
+    """Go by this learning rate from now on."""
+
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """Copy all that there is, in place of the last copy."""
 
@@ -99,7 +109,7 @@ class Tell:
     message: m.Order
 
 
-Instruction = Answer | Adopt | Hold | Apply | ApplyHeld | Drop | Cut | Tell
+Instruction = Answer | Adopt | Hold | Apply | ApplyHeld | Drop | AssignRate | Cut | Tell
 
 
 class ServerState:
@@ -121,6 +131,9 @@ class ServerState:
         self._heard_s: dict[int, float] = {}
         self._now_s = self._agreed_s = 0.0
         self._held: dict[Key, None] = {}
+        #: The learning rate that was set since the share was given, and by which message of which trainer.
+        self._rate: float | None = None
+        self._rate_set_by = (0, 0)
         #: The last cut, and what was applied by then.
         self._cut: tuple[int, int, DoneSet | None] | None = None
         #: Who waits for which cut.
@@ -157,12 +170,15 @@ class ServerState:
         self._is_finishing = self.has_ended = False
         self._staleness, self._most = said.staleness, said.most
         self._applied = AppliedBatches(said.done)
-        self._cut = None
+        self._cut = self._rate = None
         dropped = [Drop(key) for key in self._take_held(lambda _key: True)]
         self._waits.clear()
         self._pulls.clear()
         self._end_at_most()
         return [*dropped, Adopt(said.parts), self._taken(asker, said.serial, "serving")]
+
+    def _withdraw(self, asker: bytes, said: m.Withdraw) -> list[Instruction]:
+        return [*self._lose(), self._taken(asker, said.serial, "withdrawn")]
 
     def _pull(self, asker: bytes, said: m.Pull) -> list[Instruction]:
         if not self._is_of_now(said.generation) or said.trainer not in self._heard_s:
@@ -207,6 +223,23 @@ class ServerState:
         if self._is_first and self._most and self.version >= self._most:
             steps = "1 step is" if self._most == 1 else f"{self._most} steps are"
             self.over = self.over or f"{steps} reached"
+
+    # --- the learning rate ---
+
+    def _set_rate(self, asker: bytes, said: m.SetRate) -> list[Instruction]:
+        if not self._is_of_now(said.generation) or said.trainer not in self._heard_s:
+            return [self._taken(asker, said.serial, "moved")]
+        trainer, serial = self._rate_set_by
+        is_late = said.trainer == trainer and said.serial < serial
+        if not is_late:
+            self._rate_set_by = (said.trainer, said.serial)
+        return [*([] if is_late else self._go_by(said.rate)), self._taken(asker, said.serial, "set")]
+
+    def _go_by(self, rate: float | None) -> list[Instruction]:
+        if rate is None or rate == self._rate:
+            return []
+        self._rate = rate
+        return [AssignRate(rate)]
 
     # --- checkpoints ---
 
@@ -263,9 +296,9 @@ class ServerState:
         if said.version != expected:
             return self._lose()
         if said.what == "apply":
-            return self._apply_held(said)
+            return [*self._go_by(said.rate), *self._apply_held(said)]
         if said.what == "cut":
-            return self._take_cut(said.cut)
+            return [*self._go_by(said.rate), *self._take_cut(said.cut)]
         if said.what == "forget":
             self._heard_s.pop(said.trainer, None)
             return [Drop(key) for key in self._take_held(lambda key: key[0] == said.trainer)]
@@ -290,7 +323,7 @@ class ServerState:
         return [Cut(number), *(self._saved(*waits[number]) for _ in range(number in waits))]
 
     def _lose(self) -> list[Instruction]:
-        """An order was missed: nobody knows what these variables are."""
+        """These variables count no more: an order was missed, or the chief is about to give others."""
         self.generation = 0
         return [*(Drop(key) for key in self._take_held(lambda _key: True)), *self._answer_pulls()]
 
@@ -310,15 +343,18 @@ class ServerState:
 
     def _order(self, what: str, *, trainer: int = 0, lease: Lease | None = None, cut: int = 0) -> m.Order:
         return m.Order(
-            generation=self.generation, what=what, version=self.version, trainer=trainer, lease=lease, cut=cut
-        )
+            generation=self.generation, what=what, version=self.version, trainer=trainer, lease=lease, cut=cut,
+            rate=self._rate,
+        )  # fmt: skip
 
 
 _HANDLERS: dict[type[Message], Callable[[ServerState, bytes, Any], list[Instruction]]] = {
     m.Look: ServerState._look,  # noqa: SLF001 - the table of this class
     m.ServeShare: ServerState._serve,  # noqa: SLF001
+    m.Withdraw: ServerState._withdraw,  # noqa: SLF001
     m.Pull: ServerState._pull,  # noqa: SLF001
     m.Push: ServerState._push,  # noqa: SLF001
+    m.SetRate: ServerState._set_rate,  # noqa: SLF001
     m.Save: ServerState._save,  # noqa: SLF001
     m.Finish: ServerState._finish,  # noqa: SLF001
     m.Quit: ServerState._quit,  # noqa: SLF001

@@ -105,15 +105,16 @@ class ParameterServer:
             return
         self._carry_out(self.state.handle(asker, said, now_s), gradients)
 
-    def _gradients(self, said: Message, payload: memoryview) -> Gradients:
+    def _gradients(self, said: Message, payload: memoryview) -> Gradients | None:
         """What is decided is carried out, so gradients have to be sound before anything is; as a share has to."""
         if isinstance(said, m.Push) and said.generation == self.state.generation:
-            return self._store.read(said.parts, payload)
-        return ()
+            gradients = self._store.read(said.parts, payload)
+            return gradients if said.is_step else None
+        return None
 
     # --- carrying out ---
 
-    def _carry_out(self, instructions: list[Instruction], gradients: Gradients = ()) -> None:
+    def _carry_out(self, instructions: list[Instruction], gradients: Gradients | None = None) -> None:
         for one in instructions:
             match one:
                 case Answer():

@@ -1,7 +1,8 @@
 """A parameter server's share: variables, the optimizer that updates them, gradients that wait, and the last copy.
 
 Rules: arrays lie in a frame as they lie in memory, one behind the other: values of the parts, the optimizer's variables
-of no part, then those of each part. It decides nothing.
+of no part, then those of each part. A batch counts as one step of the optimizer on every server, whichever parts have
+gradients, so a schedule of learning rates is at the same step everywhere. It decides nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import tensorflow as tf
 
 from shared.errors import ProtocolError
 from trainer_client.servers.optimizer_variables import OptimizerVariables
-from trainer_client.servers.server_state import Apply, ApplyHeld, Cut, Drop, Hold
+from trainer_client.servers.server_state import Apply, ApplyHeld, AssignRate, Cut, Drop, Hold
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Gradients", "ShareStore", "frame_of", "split_frame"]
 
-#: Places of parts, each with its gradient: a tensor, or rows.
+#: Places of parts, each with its gradient: a tensor, or rows. None in their place: the batch has none anywhere.
 Gradients = Sequence[tuple[int, Any]]
 
 
@@ -37,9 +38,10 @@ class ShareStore:
         self._parts: tuple[VariablePart, ...] = ()
         self._variables: list[Any] = []
         self._optimizer: Any = None
+        self._common: list[Any] = []
         self._all: list[Any] = []
         self._updates: dict[tuple[tuple[int, bool], ...], Any] = {}
-        self._held: dict[Key, Gradients] = {}
+        self._held: dict[Key, Gradients | None] = {}
         self._copy = b""
         #: The values as they are sent, until they change.
         self._values: bytes | None = None
@@ -54,12 +56,13 @@ class ShareStore:
         for variable, array in zip(everything, arrays, strict=True):
             variable.assign(array)
         self._variables, self._optimizer, self._parts, self._all = variables, optimizer, parts, everything
+        self._common = state.common
         self._updates, self._values = {}, None
 
     # --- gradients ---
 
-    def carry_out(self, instruction: Instruction, gradients: Gradients) -> None:
-        """Do what was decided of gradients: those that came along, or those that are held."""
+    def carry_out(self, instruction: Instruction, gradients: Gradients | None) -> None:
+        """Do what was decided: of gradients that came along, or of those that are held, of the rate, or of a copy."""
         match instruction:
             case Hold(key):
                 self._held[key] = gradients
@@ -69,18 +72,24 @@ class ShareStore:
                 self.apply(gradients)
             case ApplyHeld(key):
                 self.apply(self._held[key])
+            case AssignRate(rate):
+                self._optimizer.learning_rate = rate
+                self._values = None
             case Cut():
                 self._copy = frame_of([one.numpy() for one in self._all])
 
-    def apply(self, gradients: Gradients) -> None:
-        """One step of the optimizer; without gradients there is none."""
-        if not gradients:
+    def apply(self, gradients: Gradients | None) -> None:
+        """Take one step of the optimizer, unless the batch has no gradients on any server."""
+        if gradients is None:
+            return
+        self._values = None
+        if not gradients:  # they are all of other servers' parts, and Keras counts no step without gradients
+            self._optimizer._iterations.assign_add(1)  # noqa: SLF001 - `iterations` is a quotient while gradients accumulate
             return
         kind = tuple((place, isinstance(one, tf.IndexedSlices)) for place, one in gradients)
         if kind not in self._updates:
             self._updates[kind] = self._update([self._variables[place] for place, _ in gradients])
         self._updates[kind]([one for _, one in gradients])
-        self._values = None
 
     def _update(self, variables: list[Any]) -> Any:  # noqa: ANN401 - a function of TensorFlow's
         optimizer = self._optimizer
@@ -116,9 +125,9 @@ class ShareStore:
     # --- what is sent ---
 
     def values(self) -> bytes:
-        """The values of the parts."""
+        """The values of the parts, and of the optimizer's variables of no part."""
         if self._values is None:
-            self._values = frame_of([one.numpy() for one in self._variables])
+            self._values = frame_of([one.numpy() for one in (*self._variables, *self._common)])
         return self._values
 
     def copied(self) -> bytes:

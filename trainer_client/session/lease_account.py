@@ -198,6 +198,18 @@ class LeaseAccount:
         """Go to the very beginning, because a model without a checkpoint has trained on nothing."""
         self._rewind(DoneSet((EpochDone(0, 0, ()),)))
 
+    def follow(self) -> bool:
+        """Go to the first epoch that is not settled now: another trainer may have restored a checkpoint since this one
+        attached. Return whether that is another epoch, of which nothing is read yet.
+        """
+        epoch = self.epoch_of(self.state())
+        if epoch == self.at.epoch:
+            return False
+        self._taken.clear()
+        self._accounts.forget()
+        self._move(epoch)
+        return True
+
     def _rewind(self, done: DoneSet) -> None:
         self._taken.clear()
         self._accounts.forget()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loader_server.sources.audio.decoding import AVERAGED, AudioHeader, header_of, header_of_remote
-from loader_server.sources.remote.urls import is_url
+from loader_server.sources.remote.urls import is_url, without_credentials
 from loader_server.sources.source import BadRow
 from shared.errors import DataError, ReadError, SampleError
 from shared.settings.values import setting, whole
@@ -28,6 +28,7 @@ __all__ = ["WHOLE_FILE", "AudioStretch", "Headers", "Stretch", "channel_setting"
 WHOLE_FILE = -1
 
 _OVERSHOOT_S = 0.5
+_FAR_FRAMES = 2.0**62
 
 
 def channel_setting(which: str) -> Any:  # noqa: ANN401 - a dataclass field
@@ -88,10 +89,14 @@ def _header(path: str, files: Files) -> AudioHeader | BadRow:
     except ReadError:
         raise
     except DataError as error:
-        return BadRow(path, 0, "missing_file", f"{error.got}: {path}")
+        return BadRow(path, 0, "missing_file", f"expected {error.expected}, got {error.got}: {_shown(path)}")
     except OSError as error:
         reason = "missing_file" if isinstance(error, FileNotFoundError) else "unreadable"
         return BadRow(path, 0, reason, f"{error.strerror}: {path}")
+
+
+def _shown(path: str) -> str:
+    return without_credentials(path) if is_url(path) else path
 
 
 def _cut(header: AudioHeader, asked: Stretch, where: tuple[str, int]) -> AudioStretch | BadRow:
@@ -111,7 +116,8 @@ def _cut(header: AudioHeader, asked: Stretch, where: tuple[str, int]) -> AudioSt
 
 
 def _frame(seconds: float, header: AudioHeader) -> int:
-    return math.floor(seconds * header.rate + 0.5)
+    """Return the nearest frame; of seconds that no recording has, one far outside of all."""
+    return math.floor(max(-_FAR_FRAMES, min(seconds * header.rate + 0.5, _FAR_FRAMES)))
 
 
 def stretch_columns(found: Sequence[AudioStretch], *, plain: bool) -> dict[str, list[int]]:

@@ -14,7 +14,7 @@ from shared.errors import SettingsError
 __all__ = ["names_meant"]
 
 _BRACES = re.compile(r"\{([^{}]*(?:\.\.|,)[^{}]*)\}")
-_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(\d+))?")
+_RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(\d{1,18}))?")
 #: More files than this must be a typing error.
 _MOST_NAMES = 1_000_000
 

@@ -5,15 +5,17 @@ Paths are relative to the job file's folder. Knows nothing about remote files, w
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
-from typing import TYPE_CHECKING
+import stat
+from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["LocalHandle", "bytes_at", "files_meant", "is_hidden", "local_stamp", "named_twice"]
+__all__ = ["LocalHandle", "bytes_at", "files_meant", "is_hidden", "local_stamp", "named_twice", "open_local"]
 
 
 def files_meant(base: Path, name: str, suffixes: tuple[str, ...]) -> list[str] | None:
@@ -21,7 +23,7 @@ def files_meant(base: Path, name: str, suffixes: tuple[str, ...]) -> list[str] |
     path, ends = base / name, suffixes or ("",)
     if os.path.isdir(path):  # noqa: PTH112 - pathlib's raises where a name is too long
         return [os.path.join(name, found) for found in _below(path) if found.endswith(ends)]  # noqa: PTH118
-    if not glob.has_magic(name) or path.exists():
+    if not glob.has_magic(name) or os.path.exists(path):  # noqa: PTH110 - as above
         return None
     matching = glob.glob(name, root_dir=base, recursive=True)  # noqa: PTH207 - relative, as they are named
     return [found for found in matching if (base / found).is_file()]
@@ -73,6 +75,22 @@ def local_stamp(base: str, path: str) -> str:
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
+def open_local(path: Path) -> BinaryIO:
+    """Open a file of a user's; an OSError if it is no file: a pipe would be waited for, and a device never ends."""
+    return open(path, "rb", opener=_descriptor)
+
+
+def _descriptor(path: str | Path, flags: int = os.O_RDONLY) -> int:
+    number = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError(errno.EINVAL, "a folder, pipe or device", str(path))
+    except BaseException:
+        os.close(number)
+        raise
+    return number
+
+
 class LocalHandle:
     """An open file, which its last user closes, even if it has been forgotten elsewhere meanwhile."""
 
@@ -80,7 +98,7 @@ class LocalHandle:
 
     def __init__(self, path: Path) -> None:
         self.number = -1
-        self.number = os.open(path, os.O_RDONLY)
+        self.number = _descriptor(path)
 
     def __del__(self) -> None:
         if self.number >= 0:

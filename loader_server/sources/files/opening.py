@@ -21,7 +21,15 @@ import xxhash
 from loader_server.sources.files.braces import names_meant
 from loader_server.sources.files.facts import CacheSettings, FileFacts, LocalFile, changed
 from loader_server.sources.files.kinds import HEAD_BYTES, refuse_no_text
-from loader_server.sources.files.local import LocalHandle, bytes_at, files_meant, is_hidden, local_stamp, named_twice
+from loader_server.sources.files.local import (
+    LocalHandle,
+    bytes_at,
+    files_meant,
+    is_hidden,
+    local_stamp,
+    named_twice,
+    open_local,
+)
 from loader_server.sources.files.seen import SeenFiles, seen_files
 from loader_server.sources.remote.remote_files import RemoteFiles
 from loader_server.sources.remote.remote_path import RemotePath
@@ -195,7 +203,7 @@ class Files:
             urls = [path for path in block if is_url(path)]
             remote = dict(zip(urls, self._remote_stamps(urls), strict=True)) if urls else {}
             lines = [f"{path}\0{remote[path] if path in remote else local_stamp(base, path)}\n" for path in block]
-            state.update("".join(lines).encode("utf-8", "surrogateescape"))
+            state.update("".join(lines).encode("utf-8", "surrogatepass"))
         return state.hexdigest()
 
     def _remote_stamps(self, urls: list[str]) -> list[str]:
@@ -278,14 +286,18 @@ class Files:
         if is_url(path):
             return self._remote.open(path, self._version(path))
         try:
-            return (self._base / path).open("rb")
+            return open_local(self._base / path)
         except OSError as error:
             raise self._absent(path, error.strerror or type(error).__name__) from None
 
     def refuse_no_text(self, path: str) -> None:
         """Raise a DataError if its first bytes say that a file is compressed, or otherwise not text in UTF-8."""
         with self.open(path) as file:
-            refuse_no_text(file.read(HEAD_BYTES), self.where(path))
+            try:
+                head = file.read(HEAD_BYTES)
+            except OSError as error:  # of a file that cannot be read like others, as some of the kernel's
+                raise self._absent(path, error.strerror or type(error).__name__) from None
+        refuse_no_text(head, self.where(path))
 
     def path(self, path: str) -> Path | RemotePath:
         """The file as a path, for callers of `open` with an encoding, `name` and `suffix`."""

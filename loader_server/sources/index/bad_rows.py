@@ -46,8 +46,8 @@ class BadRowsWriter:
 
     def close(self) -> None:
         """Finish the file, and remove it if it has no row."""
-        self.sync()
-        self._file.close()
+        with self._file:
+            self.sync()
         if not self.size:
             self._path.unlink(missing_ok=True)
 

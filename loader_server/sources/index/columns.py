@@ -6,6 +6,7 @@ Strings are a blob of UTF-8 and where each starts. Knows nothing about what the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
@@ -36,8 +37,12 @@ class ColumnWriter:
         self._dtype = np.dtype(dtype)
         self._file: BinaryIO = path.open("r+b" if length else "wb")
         self._length = length
-        self._header()
-        self._file.truncate(self._file.seek(bytes_with_header(length * self._dtype.itemsize)))
+        try:
+            self._header()
+            self._file.truncate(self._file.seek(bytes_with_header(length * self._dtype.itemsize)))
+        except BaseException:
+            self._file.close()
+            raise
 
     def append(self, values: Iterable[int] | NDArray[np.integer]) -> None:
         """Write values after those that are there."""
@@ -52,10 +57,10 @@ class ColumnWriter:
 
     def close(self) -> None:
         """Finish the file and wait until the disk has it."""
-        self._file.seek(0)
-        self._header()
-        self.sync()
-        self._file.close()
+        with self._file:
+            self._file.seek(0)
+            self._header()
+            self.sync()
 
     def _header(self) -> None:
         facts = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._length,)}
@@ -67,7 +72,11 @@ class StringsWriter:
 
     def __init__(self, folder: Path, name: str, length: int = 0, end: int = 0) -> None:
         self._blob = ColumnWriter(folder / file_of(name, ".text.npy"), "uint8", end)
-        self._starts = ColumnWriter(folder / file_of(name, ".starts.npy"), "int64", length and length + 1)
+        try:
+            self._starts = ColumnWriter(folder / file_of(name, ".starts.npy"), "int64", length and length + 1)
+        except BaseException:
+            self._blob.close()
+            raise
         self.end = end
         if not length:
             self._starts.append([0])
@@ -87,8 +96,9 @@ class StringsWriter:
 
     def close(self) -> None:
         """Finish both files."""
-        self._blob.close()
-        self._starts.close()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._starts.close)
+            stack.callback(self._blob.close)
 
 
 @dataclass(frozen=True, slots=True)

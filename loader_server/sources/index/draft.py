@@ -119,12 +119,12 @@ class Draft:
 
     def _open_columns(self) -> None:
         there, made = self.journal, self.folder
-        self._numbers = {name: ColumnWriter(made / file_of(name), "int64", there.samples) for name in there.numbers}
-        self._strings = {name: StringsWriter(made, name, there.samples, end) for name, end in there.ends.items()}
-        self._measured = {
-            key: ColumnWriter(made / f"measured_{n}.npy", "int64", there.samples)
-            for n, key in enumerate(there.measured)
-        }
+        for name in there.numbers:  # one by one: if the disk is full, those before are to be closed
+            self._numbers[name] = ColumnWriter(made / file_of(name), "int64", there.samples)
+        for name, end in there.ends.items():
+            self._strings[name] = StringsWriter(made, name, there.samples, end)
+        for n, key in enumerate(there.measured):
+            self._measured[key] = ColumnWriter(made / f"measured_{n}.npy", "int64", there.samples)
 
     @property
     def _writers(self) -> tuple[BadRowsWriter | ColumnWriter | StringsWriter, ...]:
@@ -144,10 +144,11 @@ class Draft:
         draft.replace(self.folder / _JOURNAL)
 
     def close(self) -> None:
-        """Finish all files, if that is still to be done."""
-        for writer in self._writers:
-            writer.close()
-        self._closed = True
+        """Finish all files, if that is still to be done; all are closed, whatever becomes of one."""
+        writers, self._closed = self._writers, True
+        with contextlib.ExitStack() as stack:
+            for writer in reversed(writers):
+                stack.callback(writer.close)
 
     def remove_journal(self) -> None:
         """Remove the journal, and a new one that a killed indexer was at; what is left is an index."""

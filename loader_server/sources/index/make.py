@@ -38,9 +38,11 @@ from loader_server.transforms.own_code import own_code
 from shared.errors import DataError, StokerError
 from shared.hashing import fingerprint
 from shared.settings.values import settings_that_count
+from shared.system_errors import OUT_OF_ROOM, system_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from loader_server.sources.source import Inventory, Source
     from loader_server.transforms.chain import Chain
@@ -59,7 +61,7 @@ def make_index(request: IndexRequest) -> IndexReport:
     """Make the index of a source in `request.folder`, replacing the one that is there."""
     source = request.source or request.spec.make()
     refuse_measuring(request, source)
-    with contextlib.closing(source), locked(request.folder):
+    with _noticing_no_room(request.folder), contextlib.closing(source), locked(request.folder):
         made_from = _made_from(request, source)
         inventory = source.survey()
         with _draft(request, source, made_from) as draft:
@@ -69,6 +71,17 @@ def make_index(request: IndexRequest) -> IndexReport:
             draft.remove_journal()
             commit(request.folder, draft.folder, meta)
     return report_of(request.folder, meta)
+
+
+@contextlib.contextmanager
+def _noticing_no_room(folder: Path) -> Iterator[None]:
+    """Raise a MachineError that names the index's folder where its files cannot grow."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in OUT_OF_ROOM:
+            raise
+        raise system_error(error, f"index {folder}") from error
 
 
 def unchanged_index(request: IndexRequest) -> IndexReport | None:

@@ -116,14 +116,14 @@ def read_rows(
 
 def _stretch(cells: Mapping[str, str], manifest: Path | RemotePath, line: int) -> Stretch | BadRow:
     """The whole file, unless there is an offset."""
-    offset, duration = cells.get(OFFSET_COLUMN), cells.get(_DURATION_COLUMN) or "inf"
+    offset, duration = cells.get(OFFSET_COLUMN), cells.get(_DURATION_COLUMN)
     if not offset:
         return _WHOLE
     try:
-        stretch = Stretch(float(offset), float(duration))
+        stretch = Stretch(float(offset), float(duration)) if duration else Stretch(float(offset))
     except ValueError:
         stretch = Stretch(math.nan)
-    if not math.isfinite(stretch.start_s) or math.isnan(stretch.duration_s):
+    if not math.isfinite(stretch.start_s) or (duration and not math.isfinite(stretch.duration_s)):
         detail = f"expected seconds as offset and duration, got {offset} and {duration}"
         return BadRow(str(manifest), line, "malformed", detail)
     return stretch

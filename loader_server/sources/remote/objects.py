@@ -14,7 +14,7 @@ import xxhash
 
 from loader_server.sources.files.facts import FileFacts, changed
 from loader_server.sources.remote.failures import Failures
-from loader_server.sources.remote.urls import refuse_credentials, without_credentials
+from loader_server.sources.remote.urls import refuse_unusable, without_credentials
 from shared.errors import DataError, SettingsError
 from shared.extras import how_to_get, library
 
@@ -156,15 +156,17 @@ def _ask(store: Any, url: str) -> dict[str, Any]:  # noqa: ANN401 - fsspec has n
 
 def _store(url: str) -> Any:  # noqa: ANN401 - fsspec has no types
     """The fsspec file system for this kind of URL, one for each process."""
-    refuse_credentials(url)
+    refuse_unusable(url)
     protocol, where = url.partition("://")[0].lower(), without_credentials(url)
     fsspec = library("fsspec", extra="remote", use="which reads remote files", where=where)
     try:
         store = fsspec.filesystem(protocol, use_listings_cache=False, **_options(protocol))
     except (ImportError, ValueError) as error:
+        # A store that fsspec does not know is wrong where it is named; one that is not installed is the machine's.
+        kind = SettingsError if isinstance(error, ImportError) else DataError
         remedy = how_to_get("remote", "which has S3 and HTTP, or install what fsspec needs for this store")
         expected = f"what reads {protocol}:// to be installed"
-        raise SettingsError(expected=expected, got=str(error), where=where, remedy=remedy) from None
+        raise kind(expected=expected, got=str(error), where=where, remedy=remedy) from None
     if hasattr(store, "retries"):
         store.retries = 1
     return store

@@ -1,6 +1,7 @@
 """What counts as a URL, and what it must not contain.
 
-Rules: pure; a URL with credentials is refused before it can reach an index, a log or a message.
+Rules: pure; a URL with credentials is refused before it can reach an index, a log or a message. One that no store could
+ever have is told from one whose store does not answer: it is wrong where it stands, and no reason to stop.
 """
 
 from __future__ import annotations
@@ -8,15 +9,18 @@ from __future__ import annotations
 import re
 from urllib.parse import parse_qsl, urlsplit
 
-from shared.errors import SettingsError
+from shared.errors import DataError
 
-__all__ = ["is_url", "joined", "refuse_credentials", "without_credentials"]
+__all__ = ["is_url", "joined", "refuse_unusable", "without_credentials"]
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 #: Parameters by which stores sign URLs, and names that people give to secrets.
 _SECRET = re.compile(
     r"sig|signature|token|key|secret|password|credential|auth|awsaccesskeyid|x-(amz|goog)-.*", re.IGNORECASE
 )
+#: Ways of fsspec to name what no other machine has, or what is not a file at all.
+_OF_THIS_MACHINE = frozenset(("file", "local", "data"))
+_WITH_A_HOST = frozenset(("http", "https"))
 _QUERY = re.compile(r"\?[^\s'\"<>]*")
 _USER = re.compile(r"://[^\s/@]*@")
 #: What access keys look like, in case a store repeats one.
@@ -36,17 +40,28 @@ def joined(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder and not folder.endswith("/") else folder + name
 
 
-def refuse_credentials(url: str) -> None:
-    """Raise a SettingsError if a URL has credentials, or is signed."""
-    parts = urlsplit(url)
-    names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True) if _SECRET.fullmatch(name)]
+def refuse_unusable(url: str) -> None:
+    """Raise a DataError if a URL can name no remote file: it has credentials or is signed, names a file of this
+    machine, has no host, or cannot be understood.
+    """
+    try:
+        parts = urlsplit(url)
+        host, _port = parts.hostname, parts.port
+        asked = parse_qsl(parts.query, keep_blank_values=True)
+    except ValueError as error:
+        raise _unusable("a URL", str(error), url, "Mend it.") from None
+    names = [name for name, _ in asked if _SECRET.fullmatch(name)]
     if "@" in parts.netloc or names:
-        raise SettingsError(
-            expected="a URL without credentials",
-            got=f"one with {', '.join(names) or 'a user'}",
-            where=without_credentials(url),
-            remedy="Leave them to the environment of the loaders: see the page of sources, remote files.",
-        )
+        remedy = "Leave them to the environment of the loaders: see the page of sources, remote files."
+        raise _unusable("a URL without credentials", f"one with {', '.join(names) or 'a user'}", url, remedy)
+    if parts.scheme in _OF_THIS_MACHINE:
+        raise _unusable("a path, or the URL of a store", f"{parts.scheme}://", url, "Write the path alone.")
+    if parts.scheme in _WITH_A_HOST and not host:
+        raise _unusable(f"a host after {parts.scheme}://", "none", url, "Write the whole URL.")
+
+
+def _unusable(expected: str, got: str, url: str, remedy: str) -> DataError:
+    return DataError(expected=expected, got=got, where=without_credentials(url), remedy=remedy)
 
 
 def without_credentials(text: str) -> str:

@@ -41,6 +41,8 @@ TABLES = (RECORDINGS, SEGMENTS, FEATURES, TEXT, SPEAKERS)
 _PLACE = re.compile(r"(.+):(\d+)")
 #: The part of a matrix that counts: rows, the last one included, and perhaps columns, which have to be all.
 _RANGE = re.compile(r"(.+)\[([^]]*)\]")
+#: Of a number in an entry: no file has more bytes.
+_MOST_DIGITS = 18
 _ROWS = re.compile(r"(\d+):(\d+)(,:?)?")
 #: Stands for the first and the last row of a whole matrix.
 ALL_ROWS = (0, -1)
@@ -123,12 +125,14 @@ def _place(entry: str) -> tuple[str, int, tuple[int, int]]:
     if ranged := _RANGE.fullmatch(entry):
         entry, rows = ranged[1], _rows(ranged[2])
     found = _PLACE.fullmatch(entry)
+    if found and len(found[2]) > _MOST_DIGITS:
+        raise _Unusable("no_matrix", f"expected a byte of an archive, got one of {len(found[2])} digits: {entry}")
     return (found[1], int(found[2]), rows) if found else (entry, 0, rows)
 
 
 def _rows(said: str) -> tuple[int, int]:
     found = _ROWS.fullmatch(said)
-    if found is None or int(found[1]) > int(found[2]):
+    if found is None or max(map(len, found.groups()[:2])) > _MOST_DIGITS or int(found[1]) > int(found[2]):
         raise _Unusable("range", f"expected a range of rows, as [0:99] is of a hundred, got [{said}]")
     return int(found[1]), int(found[2])
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.wire.bounds import Many, Maybe, OneOf, record
+from shared.wire.bounds import Boolean, Many, Maybe, Number, OneOf, record
 from shared.wire.declared import Message
 from shared.wire.parts import COUNT, EPOCH, ID, NAME, SIZE, DoneSet, Lease, PartGradient, VariablePart, wire
 
@@ -21,9 +21,11 @@ __all__ = [
     "Quit",
     "Save",
     "ServeShare",
+    "SetRate",
     "Shown",
     "Taken",
     "Values",
+    "Withdraw",
 ]
 
 _MOST_PARTS = 2**13
@@ -63,6 +65,13 @@ class ServeShare(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Withdraw(Message):
+    """The chief is about to take the queue back: nobody gets or changes values until it gives shares again."""
+
+    serial: int = wire(COUNT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pull(Message):
     """A trainer asks for the values of a server's share."""
 
@@ -82,18 +91,31 @@ class Push(Message):
     lease: Lease = wire(record(Lease))
     based_on: int = wire(COUNT)
     refused: Lease | None = wire(Maybe(record(Lease)))
+    is_step: bool = wire(Boolean())
     parts: tuple[PartGradient, ...] = wire(Many(record(PartGradient), _MOST_PARTS))
     nbytes: int = wire(SIZE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken(Message):
-    """Answers `Push`, `ServeShare` and `Finish`; and `Pull` and `Save` where there are no values to give."""
+    """Answers `Push`, `ServeShare`, `Withdraw`, `SetRate` and `Finish`; and `Pull` and `Save` where there are no values
+    to give.
+    """
 
     serial: int = wire(COUNT)
-    code: str = wire(OneOf(("applied", "held", "repeated", "stale", "moved", "over", "serving")))
+    code: str = wire(OneOf(("applied", "held", "repeated", "stale", "moved", "over", "serving", "withdrawn", "set")))
     version: int = wire(COUNT)
     why: str = wire(NAME)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetRate(Message):
+    """The chief's callbacks have set the learning rate, for all that is pushed from now on."""
+
+    serial: int = wire(COUNT)
+    trainer: int = wire(ID)
+    generation: int = wire(ID)
+    rate: float = wire(Number())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +164,10 @@ class Order(Message):
     trainer: int = wire(ID)
     lease: Lease | None = wire(Maybe(record(Lease)))
     cut: int = wire(ID)
+    rate: float | None = wire(Maybe(Number()))
 
 
 #: In the order of a run.
 MESSAGES: tuple[type[Message], ...] = (
-    Look, Shown, ServeShare, Pull, Push, Taken, Save, Values, Finish, Quit, Order,
+    Look, Shown, Withdraw, ServeShare, Pull, Push, Taken, SetRate, Save, Values, Finish, Quit, Order,
 )  # fmt: skip

@@ -248,6 +248,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     m.Cancelled(ticket=TICKET),
     servers.Look(serial=1, trainer=2**63 + 1),
     servers.Shown(serial=1, generation=2**62, version=17, over="", parts=(PART, VariablePart(1, 0, (), "float32"))),
+    servers.Withdraw(serial=2),
     servers.ServeShare(
         serial=2, generation=2**62, version=17, staleness=8, most=0, parts=(PART,), done=DONE, nbytes=9600
     ),
@@ -259,15 +260,19 @@ EXAMPLES: tuple[m.Message, ...] = (
         lease=Lease(2, 1230, 2),
         based_on=17,
         refused=Lease(2, 1229, 1),
+        is_step=True,
         parts=(PartGradient(0, 3), PartGradient(1, None)),
         nbytes=124,
     ),
     servers.Taken(serial=4, code="over", version=18, why="75 epochs are reached"),
+    servers.SetRate(serial=5, trainer=2**63 + 1, generation=2**62, rate=0.001),
     servers.Save(serial=5, generation=2**62, cut=2**61, settled=2),
     servers.Values(serial=5, version=18, done=DONE, nbytes=9600),
     servers.Finish(serial=6, generation=2**62, why="75 epochs are reached"),
     servers.Quit(trainer=2**63 + 1),
-    servers.Order(generation=2**62, what="apply", version=18, trainer=2**63 + 1, lease=Lease(2, 1230, 2), cut=0),
+    servers.Order(
+        generation=2**62, what="apply", version=18, trainer=2**63 + 1, lease=Lease(2, 1230, 2), cut=0, rate=0.001
+    ),
 )
 
 

@@ -8,8 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from shared.errors import SettingsError
 from shared.quick_import import quick_import
-from shared.wire.parts import Lease
+from shared.wire.parts import DoneSet, EpochDone, Lease
 from tests.support.fake_feed import FakeFeed, LeasedCursor
 
 with quick_import():
@@ -148,6 +149,95 @@ def test_an_epoch_that_was_taken_back_to_its_midst_is_judged_by_all_of_its_batch
     assert 2 < behind < 6, "some of the epoch were trained on again, and not all"
     trained = [*losses.steps[: 6 - behind], *losses.steps[4:]]
     np.testing.assert_allclose(losses.epochs, [np.average(trained, weights=[4, 2] * 3)], rtol=1e-6)
+
+
+class RateAt(keras.callbacks.Callback):
+    """Sets the learning rate where it is told to; notes what the server goes by once that callback is over."""
+
+    def __init__(self, served, **rates):
+        super().__init__()
+        self.served, self.rates, self.server_rates = served, rates, []
+
+    def _set(self, where):
+        self.server_rates.append(float(server_optimizer(self.served).learning_rate.numpy()))
+        if where in self.rates:
+            self.model.optimizer.learning_rate = self.rates.pop(where)
+
+    def on_train_begin(self, logs=None):
+        if "begin" in self.rates:
+            self.model.optimizer.learning_rate = self.rates.pop("begin")
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._set("epoch_begin")
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._set("batch_begin")
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._set("batch_end")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._set("epoch_end")
+
+
+def server_optimizer(served):
+    return served.running[0][0]._store._optimizer
+
+
+@pytest.mark.parametrize(
+    ("where", "before"), [("begin", 0), ("epoch_begin", 1), ("batch_begin", 2), ("batch_end", 3), ("epoch_end", 6)]
+)
+def test_what_a_callback_sets_is_on_the_server_before_the_next_is_called_and_in_the_checkpoint(
+    served, tmp_path, where, before
+):
+    callback = RateAt(served, **{where: 0.5})
+    train(served, tmp_path, (2, 2), callback)
+    assert callback.server_rates[before:] == pytest.approx([0.5] * (12 - before))
+    assert callback.server_rates[:before] == pytest.approx([0.1] * before)
+    arrays, record = CheckpointFolder(tmp_path, 3).read_last()
+    rates = [array for at, array in arrays.items() if int(at) >= record["model_variables"]]
+    assert rates[1] == 0.5
+
+
+def test_a_rate_that_is_set_as_the_last_epoch_ends_is_in_its_checkpoint(served, tmp_path):
+    train(served, tmp_path, (2,), RateAt(served, epoch_end=0.5))
+    arrays, record = CheckpointFolder(tmp_path, 3).read_last()
+    assert arrays[str(record["model_variables"] + 1)] == 0.5
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras' own callback, with this numpy
+def test_a_rate_goes_back_with_the_checkpoint_and_callbacks_set_it_anew(served, tmp_path):
+    """The server is lost after the rate was set: the epoch begins again, and so does its schedule."""
+    by_epoch = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 if epoch else 0.25)
+    train(served, tmp_path, (2, 3), by_epoch, MoveAt(served, 3))
+    assert float(server_optimizer(served).learning_rate.numpy()) == 0.5
+
+
+def test_a_callback_that_changes_anything_else_of_the_optimizer_ends_training_with_its_name(served, tmp_path):
+    class Weaken(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.optimizer.beta_1 = 0.5
+
+    with pytest.raises(SettingsError, match=r"got beta_1 changed from 0\.9 to 0\.5"):
+        train(served, tmp_path, (2,), Weaken())
+
+
+def test_a_chief_that_goes_on_with_what_servers_have_goes_on_with_their_rate(served, tmp_path):
+    """It was set after the last checkpoint."""
+    train(served, tmp_path, (2,))
+    served.stop(0)
+    served.start(0)
+    with served.trainer(dense_model()) as other:
+        other.serve(DoneSet((EpochDone(1, 0, ()),)), 2)
+        assert other.look()
+        other.set_rate(0.5)
+        watch = RateAt(served)
+        train(served, tmp_path, (2, 2), watch)
+    assert watch.server_rates == [0.5] * len(watch.server_rates)
+
+
+def dense_model():
+    return keras.Sequential([keras.layers.Input(()), *dense()])
 
 
 def table():

@@ -12,7 +12,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from shared.wire.parts import DoneSet, EpochDone, Lease, VariablePart
 from shared.wire.topics import server_messages as m
 from trainer_client.servers.applied import AppliedBatches
-from trainer_client.servers.server_state import Adopt, Answer, Apply, ApplyHeld, Cut, Drop, Hold, ServerState, Tell
+from trainer_client.servers.server_state import (
+    Adopt,
+    Answer,
+    Apply,
+    ApplyHeld,
+    AssignRate,
+    Cut,
+    Drop,
+    Hold,
+    ServerState,
+    Tell,
+)
 
 NOTHING = DoneSet((EpochDone(0, 0, ()),))
 PARTS = (VariablePart(0, 0, (4, 2), "float32"),)
@@ -26,6 +37,8 @@ class Server:
         self.state = ServerState(is_first=is_first)
         self.is_first = is_first
         self.variables, self.copy, self.held = [], None, set()
+        #: The learning rate in force, and the one that each batch was applied at.
+        self.rate, self.rates = None, []
         self.told: deque[m.Order] = deque()
         self.answers: deque[Answer] = deque()
         self.now_s = 0.0
@@ -42,15 +55,15 @@ class Server:
                 case Answer():
                     self.answers.append(order)
                 case Adopt():
-                    self.variables = []
+                    self.variables, self.rate, self.rates = [], None, []
                 case Hold(key):
                     self.held.add(key)
-                case Apply(key):
-                    assert self.is_first
+                case Apply(key) | ApplyHeld(key):
+                    assert self.is_first if isinstance(order, Apply) else key in self.held
                     self.variables.append(key)
-                case ApplyHeld(key):
-                    assert key in self.held
-                    self.variables.append(key)
+                    self.rates.append(self.rate)
+                case AssignRate(rate):
+                    self.rate = rate
                 case Drop(key):
                     self.held.discard(key)
                 case Cut(number):
@@ -69,7 +82,7 @@ def serve(generation=7, *, done=NOTHING, version=0, most=0, staleness=STALENESS)
 def push(number, based_on=0, *, epoch=0, trainer=1, generation=7, nth=1, refused=None):
     return m.Push(
         serial=5, trainer=trainer, generation=generation, lease=Lease(epoch, number, nth), based_on=based_on,
-        refused=refused, parts=(), nbytes=0,
+        refused=refused, is_step=True, parts=(), nbytes=0,
     )  # fmt: skip
 
 
@@ -170,7 +183,7 @@ def test_the_order_to_end_is_obeyed_whatever_the_server_missed(share):
     other = Server(is_first=False)
     if share is not None:
         other.say(serve(share))
-    other.say(m.Order(generation=7, what="end", version=9, trainer=0, lease=None, cut=0))
+    other.say(m.Order(generation=7, what="end", version=9, trainer=0, lease=None, cut=0, rate=None))
     assert other.state.has_ended
 
 
@@ -248,7 +261,10 @@ def test_values_wait_for_the_orders_that_their_trainer_knows_of():
     answer = other.say(first.told[1])
     assert (answer.values, answer.message.version) == (True, 2)
     assert other.say(pull(at_least=3)) is None
-    assert code(other.say(m.Order(generation=7, what="cut", version=9, trainer=0, lease=None, cut=1))) == "moved"
+    assert (
+        code(other.say(m.Order(generation=7, what="cut", version=9, trainer=0, lease=None, cut=1, rate=None)))
+        == "moved"
+    )
 
 
 def test_a_refused_batch_is_dropped_with_the_next_gradients():
@@ -305,7 +321,7 @@ def test_a_checkpoint_lists_only_epochs_that_the_coordinator_has_not_settled():
 def test_orders_of_another_generation_are_not_obeyed():
     other = Server(is_first=False)
     other.say(serve(8))
-    other.say(m.Order(generation=7, what="apply", version=1, trainer=1, lease=Lease(0, 0, 1), cut=0))
+    other.say(m.Order(generation=7, what="apply", version=1, trainer=1, lease=Lease(0, 0, 1), cut=0, rate=None))
     assert (other.state.generation, other.state.version) == (8, 0)
 
 
@@ -325,6 +341,67 @@ def test_a_cut_is_answered_whichever_comes_first_and_again_if_the_answer_is_lost
         assert (answer.cut, answer.message.version, answer.message.done) == (4, 1, None)
         assert other.copy == (4, [(1, Lease(0, 0, 1))])
         assert other.say(save(4)).cut == first.say(save(4)).cut == 4
+
+
+def set_rate(rate, *, serial=1, trainer=1, generation=7):
+    return m.SetRate(serial=serial, trainer=trainer, generation=generation, rate=rate)
+
+
+def test_a_rate_holds_for_all_that_is_applied_after_it_on_every_server():
+    first, other = serving(), Server(is_first=False)
+    for said in (serve(), look(), push(0), push(1)):
+        other.say(said)
+    first.say(push(0, 0))
+    assert code(first.say(set_rate(0.5))) == "set"
+    first.say(push(1, 1))
+    for told in first.told:
+        other.say(told)
+    assert first.rates == other.rates == [None, 0.5]
+
+
+def test_a_checkpoint_has_the_rate_that_was_set_before_it_on_every_server():
+    first, other = serving(), Server(is_first=False)
+    for said in (serve(), look(), save(4)):
+        other.say(said)
+    first.say(set_rate(0.5))
+    first.say(save(4))
+    other.say(first.told[-1])
+    assert (other.rate, other.copy) == (0.5, (4, []))
+
+
+def test_a_rate_that_comes_late_changes_nothing():
+    server = serving()
+    server.say(look(2))
+    rates = []
+    for rate, serial, trainer in ((0.5, 4, 1), (0.25, 3, 1), (0.5, 4, 1), (0.1, 1, 2)):
+        assert code(server.say(set_rate(rate, serial=serial, trainer=trainer))) == "set"
+        rates.append(server.rate)
+    assert rates == [0.5, 0.5, 0.5, 0.1]
+
+
+def test_a_stranger_and_another_generation_set_no_rate_and_a_new_share_has_its_own():
+    server = serving()
+    assert code(server.say(set_rate(0.5, generation=6))) == "moved"
+    assert code(server.say(set_rate(0.5, trainer=99))) == "moved"
+    assert server.rate is None
+    server.say(set_rate(0.5))
+    server.say(serve(8))
+    server.say(push(0, generation=8))
+    assert (server.rates, server.told[-1].rate) == ([None], None)
+    server.say(set_rate(0.5, serial=2, generation=8))
+    assert server.rate == 0.5
+
+
+def test_what_was_withdrawn_is_served_to_nobody_until_a_share_is_given():
+    server, waiting = serving(), Server(is_first=False)
+    for said in (serve(), look(), push(0), pull(at_least=1)):
+        waiting.say(said)
+    for one in (server, waiting):
+        assert code(one.say(m.Withdraw(serial=4))) == "withdrawn"
+        assert [code(one.say(said)) for said in (pull(), push(1), save(), set_rate(0.5))] == ["moved"] * 4
+    assert (waiting.held, code(waiting.answers.pop())) == (set(), "moved")
+    server.say(serve(8))
+    assert server.say(pull(generation=8)).values
 
 
 # --- histories ---
@@ -417,6 +494,12 @@ class Histories(RuleBasedStateMachine):
             if answer is not None:
                 self.servers[1 + which].answers.append(answer)
 
+    @rule(rate=st.floats(0, 1))
+    def set_rate(self, rate):
+        """The chief's callbacks set the learning rate."""
+        self.servers[0].say(look(1))
+        assert code(self.servers[0].say(set_rate(rate, generation=self.generation))) == "set"
+
     @precondition(lambda self: not self.lost)
     @rule()
     def commit(self):
@@ -431,6 +514,7 @@ class Histories(RuleBasedStateMachine):
         for which, server in enumerate(others):
             self.deliver(which, len(self.queues[which]))
             server.answers.clear()
+            assert server.rate == self.servers[0].rate
             assert server.say(message).message.version == answer.message.version
             assert server.copy == (self.cut, self.model)
         assert self.servers[0].copy == (self.cut, self.model)
@@ -462,6 +546,7 @@ class Histories(RuleBasedStateMachine):
         assert len({one.number for _, one in self.model}) == len(self.model) == self.servers[0].state.version
         for server in self.servers[1:]:
             assert server.variables == self.model[: len(server.variables)]
+            assert server.rates == self.servers[0].rates[: len(server.rates)]
             assert len(server.variables) == server.state.version
 
 

@@ -148,7 +148,8 @@ class HeldLeases:
     def serve(self, reader: int, epoch: int, taken: int, now_s: float) -> bool:
         """A reader reads this epoch from now on; whether other batches lie ahead than before."""
         self._reader, self._has_ended, self._poll_s = (reader, epoch), False, now_s
-        if taken or not self._upcoming.taken:
+        # Batches that are void may be of later epochs than this reader's, which would end it before it began.
+        if taken or not (self._upcoming.taken or self.void):
             self._out.append(i.Serve(reader, self._upcoming.head))
             return False
         self._lost.clear()

@@ -16,7 +16,7 @@ from loader_server.sources.index.draft import resumed_draft
 from loader_server.sources.index.folder import open_index
 from loader_server.sources.index.make import IndexRequest, make_index, unchanged_index
 from loader_server.transforms.chain import Chain
-from shared.errors import DataError
+from shared.errors import DataError, MachineError
 from shared.wire.layout import Field
 from tests.support.corpora import make_corpus
 from tests.support.sources import spec_of
@@ -145,7 +145,7 @@ def test_a_disk_that_fails_at_the_end_costs_nothing_but_the_end(corpus: Path, mo
 
     with monkeypatch.context() as failing:
         failing.setattr("loader_server.sources.index.make.commit", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(MachineError, match="No space left"):
             make_index(_request(corpus))
     assert _rows_looked_at(_request(corpus)) == [12]
     assert _content(corpus.parent / "index") == whole

@@ -6,8 +6,8 @@ import posixpath
 
 import pytest
 
-from loader_server.sources.remote.urls import is_url, joined, refuse_credentials, without_credentials
-from shared.errors import SettingsError
+from loader_server.sources.remote.urls import is_url, joined, refuse_unusable, without_credentials
+from shared.errors import DataError
 
 
 def test_what_is_a_url() -> None:
@@ -25,15 +25,32 @@ def test_what_is_a_url() -> None:
     ],
 )
 def test_a_url_with_credentials_is_refused_without_saying_them(url: str) -> None:
-    with pytest.raises(SettingsError, match="expected a URL without credentials, got one with ") as caught:
-        refuse_credentials(url)
+    with pytest.raises(DataError, match="expected a URL without credentials, got one with ") as caught:
+        refuse_unusable(url)
     assert "secret" not in str(caught.value).lower()
     assert "host/a.tar" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("file:///a.wav", r"expected a path, or the URL of a store, got file://\. Write the path alone"),
+        ("FILE://host/a.wav", "got file://"),
+        ("data://x,y", "got data://"),
+        ("http://", "expected a host after http://, got none"),
+        ("https:///a.wav", "expected a host after https://, got none"),
+        ("http://h:99999/a", "expected a URL, got Port out of range"),
+        ("http://[/a.wav", "expected a URL, got Invalid IPv6 URL"),
+    ],
+)
+def test_what_no_store_can_have_is_refused(url: str, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        refuse_unusable(url)
+
+
 def test_other_urls_pass() -> None:
     for url in ("https://host/a.tar?version=2", "s3://bucket/a@b.tar", "https://host/a.tar"):
-        refuse_credentials(url)
+        refuse_unusable(url)
 
 
 def test_what_stores_repeat_is_left_out() -> None:

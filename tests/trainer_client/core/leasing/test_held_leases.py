@@ -216,6 +216,19 @@ def test_a_new_reader_gets_again_what_was_taken_and_not_settled():
     assert (restart.reader, numbers) == (2, [0, 1, 2, 3])
 
 
+def test_a_reader_of_an_earlier_epoch_begins_anew_where_what_was_read_ahead_is_void():
+    """Another trainer took the queue back: a batch of a later epoch at the head would end the reader at once."""
+    lone = queue()
+    open_reader(lone, epoch=2)
+    answer(lone, leased(0, 1, epoch=2), unsettled=2)
+    lone.tell(e.StateAsked(7))
+    answer(lone, (), generation=2, done=DoneSet((EpochDone(0, 0, ()),)))
+    open_reader(lone, reader=2, epoch=0)
+    (restart,) = lone.ordered(i.Restart)
+    upcoming = lone.core.stream.upcoming
+    assert (restart.reader, list(upcoming.entries), lone.core.stream.leases.void) == (2, [], set())
+
+
 def test_a_new_reader_goes_on_where_all_was_settled():
     lone = queue()
     open_reader(lone)

@@ -1,0 +1,43 @@
+"""What the system refuses (a full disk, a folder that may not be read, memory), as an error of ours.
+
+Rules: pure; each says what to do, because the system says only what it did not do.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from shared.errors import MachineError
+
+__all__ = ["OUT_OF_ROOM", "system_error"]
+
+#: A file cannot become larger.
+OUT_OF_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_MAY_NOT = "Give this user the right to it, or name another place."
+_REMEDIES = {
+    errno.ENOSPC: "Make room on that disk, and start again; what was there before is whole.",
+    errno.EDQUOT: "Make room within the quota, and start again; what was there before is whole.",
+    errno.EFBIG: "Allow larger files (ulimit -f), or take another disk.",
+    errno.EACCES: _MAY_NOT,
+    errno.EPERM: _MAY_NOT,
+    errno.EROFS: "Name a place that can be written to.",
+    errno.EMFILE: "Allow more open files: ulimit -n.",
+    errno.ENFILE: "Allow the machine more open files: sysctl fs.file-max.",
+    errno.ENOMEM: "Give it more memory, or allow it more: ulimit -v.",
+}
+
+
+def system_error(error: OSError | MemoryError, where: str = "") -> MachineError:
+    """Return what the system refused as an error of ours; `where` is what was worked on, if the system does not say."""
+    if isinstance(error, MemoryError):
+        got, number, places = "no memory left", errno.ENOMEM, []
+    else:
+        got, number = error.strerror or str(error) or type(error).__name__, error.errno or 0
+        places = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    return MachineError(
+        expected="the system to do what it was asked for",
+        got=got,
+        where=where or " and ".join(places) or "this machine",
+        remedy=_REMEDIES.get(number, "Mend that, and start again; --log-level debug says where in the code it was."),
+    )

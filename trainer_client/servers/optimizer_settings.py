@@ -1,0 +1,85 @@
+"""What callbacks may change of an optimizer whose steps servers take, and what they may not.
+
+Rules: servers have optimizers of their own, of which only the learning rate follows the chief's. A change of anything
+else would be ignored, so it is refused, by its name. Configurations are compared, so one that an optimizer does not
+tell of itself is not noticed. It must not know servers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+
+from shared.errors import SettingsError
+
+__all__ = ["OptimizerSettings"]
+
+_RATE = "learning_rate"
+
+
+class OptimizerSettings:
+    """Of one model's optimizer, as it is now: `refuse_changes` looks at it again."""
+
+    def __init__(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+        self._model = model
+        self._optimizer = model.optimizer
+        #: A variable, a schedule, or a function.
+        self._source = self._optimizer._learning_rate  # noqa: SLF001 - `learning_rate` is its value
+        self._is_settable = isinstance(self._source, keras.Variable)
+        self._config = self._read_config()
+
+    def rate(self) -> float | None:
+        """Return the learning rate; None if it is a schedule's, which counts the servers' steps by itself."""
+        return float(self._source.numpy()) if self._is_settable else None
+
+    def steps(self) -> int:
+        """Return how many steps the optimizer has counted."""
+        return int(self._optimizer._iterations.numpy())  # noqa: SLF001 - `iterations` is a quotient while gradients accumulate
+
+    def refuse_changes(self, steps: int) -> None:
+        """Raise SettingsError if anything but the learning rate is other than it was, with so many steps counted."""
+        if self._model.optimizer is not self._optimizer:
+            raise _changed(
+                "the optimizer", type(self._optimizer).__name__, f"another {type(self._model.optimizer).__name__}"
+            )
+        if self._optimizer._learning_rate is not self._source:  # noqa: SLF001 - as above
+            now = self._optimizer._learning_rate  # noqa: SLF001 - as above
+            raise _changed(_RATE, _kind(self._source), _kind(now))
+        if self.steps() != steps:
+            raise _changed("iterations", steps, self.steps())
+        self._refuse_other_config()
+        rate = self.rate()
+        if rate is not None and not math.isfinite(rate):
+            raise _changed(_RATE, "a finite number", rate)
+
+    def _refuse_other_config(self) -> None:
+        config = self._read_config()
+        for name in sorted(self._config.keys() | config.keys()):
+            before, now = self._config.get(name), config.get(name)
+            if repr(before) != repr(now):
+                raise _changed(name, before, now)
+
+    def _read_config(self) -> dict[str, Any]:
+        try:
+            config: dict[str, Any] = self._optimizer.get_config()
+        except NotImplementedError:  # of a schedule that cannot be saved: what is plain is compared
+            plain = int | float | str | bool | None
+            config = {name: value for name, value in vars(self._optimizer).items() if isinstance(value, plain)}
+        if self._is_settable:
+            config.pop(_RATE, None)
+        return config
+
+
+def _kind(source: Any) -> str:  # noqa: ANN401 - a variable, a schedule, or a function
+    return "a number" if isinstance(source, keras.Variable) else f"a {type(source).__name__}"
+
+
+def _changed(name: str, before: object, now: object) -> SettingsError:
+    was, got = (str(value)[:100] for value in (before, now))
+    return SettingsError(
+        expected="callbacks that change nothing of the optimizer but its learning rate, to another number",
+        got=f"{name} changed from {was} to {got}", where="--strategy parameter-server",
+        remedy="Servers have optimizers of their own: give it the module's `optimizer` from the beginning.",
+    )  # fmt: skip
