@@ -34,9 +34,8 @@ def whole_feed(at_a_time, **how):
 
 def roomless_feed(at_a_time):
     """Planned batches with a field that has no room for anything."""
-    fields = fields_of_batch(
-        (Field(key="audio", dtype="float32", shape=(None,)), Field(key="none", dtype="int32", shape=(0, 2)))
-    )
+    audio = Field(key="audio", dtype="float32", shape=(None,))
+    none = Field(key="none", dtype="int32", shape=(0, 2))
     shapes = (BucketShape(rows=2, lengths={"audio": 4}),)
     return FakeFeed(fields=fields_of_batch((audio, none)), shapes=shapes, at_a_time=at_a_time)
 
