@@ -71,6 +71,6 @@ class Stacks:
 
 def _joined(stack: NDArray[Any]) -> NDArray[Any]:
     """Return the rows of a stack of batches that have one row each."""
-    rows = stack.reshape(len(stack), *stack.shape[2:])
-    # `rebatch` hands on a single row as it is: a consumer that keeps it would keep a slot, too.
-    return rows.copy() if len(rows) == 1 else rows
+    if len(stack) == 1:
+        return stack[0].copy()  # `rebatch` hands on a single row as it is: a consumer that keeps it would keep a slot
+    return stack.reshape(len(stack), *stack.shape[2:])
