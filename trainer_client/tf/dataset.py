@@ -132,11 +132,9 @@ def _prepare(session: FeedSession) -> None:
 
 def _pipeline(openings: Openings) -> tf.data.Dataset:
     dtypes = {field.key: field.dtype for field in openings.session.fields}
-    stack = (None,) if openings.stacks else ()
-    specs = {key: tf.TensorSpec((*stack, *shape), dtypes[key]) for key, shape in shapes_of(openings.session).items()}
-    data = untuned(generate(openings, openings.structure.of(specs)))
-    if openings.stacks:
-        data = data.unbatch()
+    shapes = {key: openings.stacks.shape_of(shape) for key, shape in shapes_of(openings.session).items()}
+    specs = {key: tf.TensorSpec(shape, dtypes[key]) for key, shape in shapes.items()}
+    data = openings.stacks.taken_apart(untuned(generate(openings, openings.structure.of(specs))))
     if openings.structure.map is not None:
         data = data.map(openings.structure.map)
     return data

@@ -14,6 +14,7 @@ import itertools
 import os
 import weakref
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -22,9 +23,10 @@ import tensorflow as tf
 from shared.malloc_tuning import keep_freed_memory
 from trainer_client.tf import ctrl_c, exit_guard
 from trainer_client.tf.python_op import call_python
+from trainer_client.tf.stacks import Stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from trainer_client.session.batch_iterator import BatchIterator
     from trainer_client.session.feed_session import FeedSession
@@ -72,10 +74,10 @@ class Openings:
     structure: ElementStructure
     witness: Witness
 
-    @property
-    def stacks(self) -> bool:
-        """Whether several batches cross at a time."""
-        return self.session.at_a_time > 1
+    @cached_property
+    def stacks(self) -> Stacks:
+        """How batches enter TensorFlow."""
+        return Stacks.of(self.session)
 
     def __call__(self) -> FeedPass:
         """Begin a pass."""
@@ -112,7 +114,7 @@ class FeedPass:
         if self._error is not None:
             raise self._error
         try:
-            arrays = self._take_arrays()
+            arrays = self._openings.stacks.take(self._batches, self._keys)
             return [arrays[key] for key in self._listed]
         except StopIteration:
             self._openings.witness.on_read_to_end(self._batches)
@@ -121,11 +123,6 @@ class FeedPass:
             self._error = self._error or error
             self._openings.witness.on_stopped(self._error)
             raise self._error from None
-
-    def _take_arrays(self) -> Mapping[str, Any]:
-        if not self._openings.stacks:
-            return next(self._batches)
-        return self._batches.take_stacked(self._keys, self._openings.session.at_a_time)
 
     def end(self) -> None:
         """The process is exiting: nobody will look at what comes now, not even at an error."""
