@@ -75,7 +75,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         options.refuse_usage("argument --max-time: expected --follow with it, because without there is no waiting")
     from trainer_client.runs.evaluate import EvaluateOrder, Follow, evaluate  # noqa: PLC0415 - so that --help is quick
 
-    evaluate(
+    return evaluate(
         EvaluateOrder(
             module=model_module(options, {"loss": options.loss, "eval_metrics": options.eval_metrics}),
             endpoint=options.feed,
@@ -88,7 +88,6 @@ def _evaluate(options: argparse.Namespace) -> int:
             as_json=options.json,
         )
     )
-    return 0
 
 
 # --- predict ---

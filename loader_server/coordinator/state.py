@@ -440,6 +440,7 @@ class CoordinatorState:
             "streams": {
                 name: stream_report(stream, self._settings.group or stream.group, now_s)
                 | {"queue": self._queues.report_of(name) if stream.view.leases is not None else None}
+                | {"evaluating": self._queues.evaluations_of(name)}
                 | {"elastic": self._worlds.report_of(name, now_s)}
                 for name, stream in self._streams.items()
             },

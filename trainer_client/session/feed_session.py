@@ -198,14 +198,18 @@ class FeedSession:
             return None
         return self.cursor.epoch_rounds(), self.cursor.rounds_left()
 
-    def share_results(
-        self, values: Mapping[str, Any], *, rows: int, epoch: int, step: int, wait: bool = False
+    def share_results(  # noqa: PLR0913 - each is a fact of its own
+        self, values: Mapping[str, Any], *, rows: int, epoch: int, step: int, wait: bool = False, evaluation: str = ""
     ) -> dict[str, float] | None:
         """Report means over a number of rows to the coordinator; returns those over all ranks, if asked to wait for
-        them.
+        them. Those of a named `evaluation` are of all its batches.
         """
-        step = 0 if self.in_queue else step
-        return self._results.share(values, rows=rows, epoch=epoch, step=step, wait=wait)
+        step = 0 if self.in_queue and not evaluation else step
+        return self._results.share(values, rows=rows, epoch=epoch, step=step, wait=wait, evaluation=evaluation)
+
+    def sum_states(self, states: bytes, *, epoch: int, step: int) -> bytes:
+        """The sums over all ranks of what each says at this step; waits for them."""
+        return self._results.sum_states(states, epoch=epoch, step=step)
 
     def agree(self, value: float, *, epoch: int, step: int) -> float:
         """The mean of the values of all ranks at this step; waits for them."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shared.errors import EndedError, SettingsError
+from shared.wire.parts import PIECE_BYTES
 from shared.wire.topics.result_messages import LONGEST_NAME, MOST_MEANS
 from trainer_client.core.events import ResultsTold
 
@@ -47,13 +48,13 @@ class SharedResults:
         #: Names that the log has already said are not shared.
         self._left_out: set[str] = set()
 
-    def share(
-        self, values: Mapping[str, Any], *, rows: int, epoch: int, step: int, wait: bool
+    def share(  # noqa: PLR0913 - each is a fact of its own
+        self, values: Mapping[str, Any], *, rows: int, epoch: int, step: int, wait: bool, evaluation: str = ""
     ) -> dict[str, float] | None:
         """Report those means that are numbers, over this many rows; the means over all ranks, if asked to wait."""
         told = _plain(values)
         self._log_left_out(values, told)
-        answer = self._receiver.tell_results(ResultsTold(0, epoch, step, rows, told), whole=wait)
+        answer = self._receiver.tell_results(ResultsTold(0, epoch, step, rows, told, evaluation=evaluation), whole=wait)
         said = self._receiver.wait_for(answer, of_all=True) if wait else _wait_a_moment(answer)
         if said is None or not said.whole:
             return None
@@ -75,6 +76,18 @@ class SharedResults:
         assert mean is not None
         return mean
 
+    def sum_states(self, states: bytes, *, epoch: int, step: int) -> bytes:
+        """Return the sums of what all ranks say at this step, of which nobody else is told; waits for them."""
+        summed = b""
+        for part, start in enumerate(range(0, len(states), PIECE_BYTES)):
+            piece = states[start : start + PIECE_BYTES]
+            told = ResultsTold(0, epoch, step, 1, (), aside=True, part=1 + part, states=piece)
+            answer = self._receiver.wait_for(self._receiver.tell_results(told, whole=True), of_all=True)
+            if len(answer.states) != len(piece):
+                raise _other_metrics()
+            summed += answer.states
+        return summed
+
     def end(self, why: str, *, epoch: int, step: int, together: bool = False) -> None:
         """The run ended in good order; if the coordinator is away, it is told as soon as it is back, while we live.
 
@@ -93,6 +106,13 @@ class SharedResults:
         answer = self._receiver.tell_results(ResultsTold(0, epoch, step, 0, (), why), whole=True)
         with contextlib.suppress(EndedError):
             self._receiver.wait_for(answer, of_all=True)
+
+
+def _other_metrics() -> SettingsError:
+    return SettingsError(
+        expected="the same metrics on all ranks", got="metrics whose states differ in size", where="evaluation",
+        remedy="Give all processes the same model and the same metrics, in the same order.",
+    )  # fmt: skip
 
 
 def _wait_a_moment(answer: Future[Aggregate]) -> Aggregate | None:
