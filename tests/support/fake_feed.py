@@ -182,6 +182,7 @@ class FakeSession:
         self.trained_batches = 0
         self.told: list[tuple[int, int, int, dict[str, Any]]] = []
         self.shared: dict[int, dict[str, float]] = {}
+        self.summed: Callable[[bytes, dict[str, int]], bytes] = lambda states, _at: states
         self.agreed: Callable[[float, dict[str, int]], float] = lambda value, _at: value
         self._let_go: Callable[[], None] | None = None
         self._on_close: Callable[[FakeSession], None] | None = None
@@ -229,6 +230,10 @@ class FakeSession:
         """Noted in `told`; a test puts into `shared` what all ranks came to."""
         self.told.append((how["epoch"], how["step"], how["rows"], dict(values)))
         return self.shared.get(how["epoch"], dict(values)) if wait else None
+
+    def sum_states(self, states: bytes, **at: int) -> bytes:
+        """A test may set `summed`, which is given the states and where they were said."""
+        return self.summed(states, at)
 
     def agree(self, value: float, **at: int) -> float:
         """A test may set `agreed`, which is given the value and where it was said."""

@@ -40,7 +40,8 @@ def judged_line(stream: str, step: int, epochs: int, values: Mapping[str, float]
     only a share of them if batches were given up.
     """
     judged = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "rows")
-    share = f": a share, {given_up} batches were given up" if given_up else ""
+    lacking = f"{given_up} batches were" if given_up > 1 else "1 batch was"
+    share = f": a share, {lacking} given up" if given_up else ""
     return f"{stream} at step {step}, after {epochs} epochs: {judged} ({values['rows']:.0f} samples{share})"
 
 

@@ -76,7 +76,7 @@ class Evaluations:
     def _make_room(self, stream: str) -> bool:
         """Drop the oldest that nobody is in; return whether another one may begin."""
         idle = [table for table in self._of(stream) if not table.trainers]
-        for table in idle[: max(0, len(idle) - _MOST_KEPT + 1)]:
+        for table in idle[: max(0, len(idle) - _MOST_KEPT)]:
             for fact in table.forgotten():
                 self._keep(fact)
             del self._tables[stream, table.settings.work]

@@ -17,11 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_client.session.evaluation_sums import OwnSums
-from trainer_client.tf.models.metric_states import MetricStates, describe, refuse_unsummed
+from trainer_client.tf.models.metric_vector import MetricVector, describe, refuse_unsummed
 from trainer_client.tf.models.variables import assign_values
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -44,7 +44,7 @@ class Evaluator:
         self._rows = keras.metrics.Sum(name="rows")
         #: Metrics whose variables are no sums over batches.
         self._unsummed: list[Any] = []
-        self._states: MetricStates | None = None
+        self._states: MetricVector | None = None
         #: To be assigned to the model's variables before its first batch.
         self._arrays: Sequence[NDArray[Any]] | None = None
         self._batches = 0
@@ -104,13 +104,15 @@ class Evaluator:
     def _results(self, whole: NDArray[np.float64]) -> dict[str, float]:
         states = self._states
         if states is None:  # there was no batch at all
-            return {metric.name: float(metric.result()) for metric in self._all()}
+            return self._values()
         whole = states.base + whole
         for metric in self._all():
             if metric not in self._unsummed:
                 states.load(metric, whole)
-        values = {metric.name: float(metric.result()) for metric in self._all()}
-        return values | {"rows": float(whole[states.place(self._rows)][0])}
+        return self._values() | {"rows": float(whole[states.place(self._rows)][0])}
+
+    def _values(self) -> dict[str, float]:
+        return {name: value for metric in self._all() for name, value in _named(metric.name, metric.result())}
 
     def _all(self) -> list[Any]:
         return [*([self._total] if self._loss is not None else []), *self._metrics, self._rows]
@@ -131,7 +133,7 @@ class Evaluator:
             for metric in self._metrics:
                 metric.update_state(targets, outputs)
                 metric.reset_state()
-            self._states = MetricStates(self._all())
+            self._states = MetricVector(self._all())
 
     def _trace_for_any_shape(self, data: Any) -> None:  # noqa: ANN401 - whatever yields elements
         """One graph for all shapes: the first ones of a stream would each have one of their own."""
@@ -205,6 +207,20 @@ class Evaluator:
 
 
 _SEVERAL = "an evaluation by several processes"
+
+
+def _named(name: str, result: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401 - what a metric returns
+    """Yield each number of a metric's result, which may be one for each class, or have names."""
+    if isinstance(result, dict):
+        for key, value in result.items():
+            yield from _named(str(key), value)
+        return
+    numbers = np.asarray(result, np.float64)
+    if numbers.size == 1:
+        yield name, float(numbers.reshape(()))
+        return
+    for place, number in enumerate(numbers.reshape(-1)):
+        yield f"{name}_{place}", float(number)
 
 
 def _rows_of(values: Any, weight: Any) -> Any:  # noqa: ANN401 - tensors

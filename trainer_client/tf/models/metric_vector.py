@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["MetricStates", "describe", "refuse_unsummed"]
+__all__ = ["MetricVector", "describe", "refuse_unsummed"]
 
 #: How much the second adding of a batch may differ from the first, relatively: float32 rounds.
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-6
 
 
-class MetricStates:
+class MetricVector:
     """The variables of these metrics, which are built and as `reset_state` leaves them."""
 
     def __init__(self, metrics: Sequence[Any]) -> None:
