@@ -315,6 +315,7 @@ class CoordinatorState:
         if trainer is not None:
             stream = self._streams[said.stream]
             world = trainer.attach.world if stream.view.leases is None else None
+            stream.results.trainers = len(stream.trainers)
             done = stream.results.take(said, trainer.peer, trainer.ranks, world)
             self._out += [*done, *self._worlds.end_runs(done)]
 

@@ -28,8 +28,12 @@ if TYPE_CHECKING:
     from shared.metrics.server import MetricsServer
     from shared.wire.layout import BucketShape, Field
     from trainer_client.network.receiver import ReceiverSettings
+    from trainer_client.session.shared_results import Gathered
 
 __all__ = ["FeedSession", "MetricsSettings"]
+
+#: How long the results of an epoch are waited for, which others report as soon as they hear of its end.
+_GATHERING_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +210,10 @@ class FeedSession:
         """
         step = 0 if self.in_queue and not evaluation else step
         return self._results.share(values, rows=rows, epoch=epoch, step=step, wait=wait, evaluation=evaluation)
+
+    def gather_results(self, values: Mapping[str, Any], *, rows: int, epoch: int) -> Gathered:
+        """In queue mode: report means of an epoch, and return those over all trainers that are there."""
+        return self._results.gather(values, rows=rows, epoch=epoch, patience_s=_GATHERING_S)
 
     def sum_states(self, states: bytes, *, epoch: int, step: int) -> bytes:
         """The sums over all ranks of what each says at this step; waits for them."""

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
+import time
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,14 +31,32 @@ if TYPE_CHECKING:
     from shared.wire.messages import Aggregate
     from trainer_client.network.receiver import Receiver
 
-__all__ = ["SharedResults", "refuse_what_cannot_be_told"]
+__all__ = ["Gathered", "SharedResults", "refuse_what_cannot_be_told"]
 
 #: How long to wait for the coordinator's receipt, which matters to a process that is about to end.
 _MOMENT_S = 1.0
 #: Kinds of arrays that are not numbers, although some would pass for them: strings, dates and complex numbers.
 _NO_NUMBERS = "SUMmc"
 
+#: How soon to ask again for what others report.
+_AGAIN_S = 0.1
+
 Values = tuple[tuple[str, float | None], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """Means over the rows of so many of the trainers that are there."""
+
+    means: dict[str, float]
+    rows: int
+    parts: int
+    trainers: int
+
+    def words(self) -> str:
+        """Return over what the means are, for a line."""
+        who = f"{self.parts}" if self.parts >= self.trainers else f"{self.parts} of {self.trainers}"
+        return f" ({self.rows} samples of {who} processes)"
 
 
 class SharedResults:
@@ -59,6 +80,25 @@ class SharedResults:
         if said is None or not said.whole:
             return None
         return {name: math.nan if value is None else value for name, value in said.values}
+
+    def gather(self, values: Mapping[str, Any], *, rows: int, epoch: int, patience_s: float) -> Gathered:
+        """In queue mode: report means of an epoch, and return those over all trainers; waits a while until each of them
+        has reported.
+        """
+        until_s = time.monotonic() + patience_s
+        gathered = Gathered(means=dict(values), rows=rows, parts=1, trainers=1)
+        while (left_s := until_s - time.monotonic()) > 0:
+            answer = self._receiver.tell_results(ResultsTold(0, epoch, 0, rows, _plain(values)), whole=True)
+            try:
+                said = self._receiver.wait_for(answer, timeout_s=left_s)
+            except FutureTimeoutError:  # the coordinator is away
+                break
+            means = {name: math.nan if value is None else value for name, value in said.values}
+            gathered = Gathered(means=means, rows=said.rows, parts=said.parts, trainers=said.trainers)
+            if said.parts >= said.trainers:
+                break
+            threading.Event().wait(_AGAIN_S)
+        return gathered
 
     def _log_left_out(self, values: Mapping[str, Any], told: Values) -> None:
         names = set(values) - {name for name, _ in told} - self._left_out

@@ -69,6 +69,8 @@ class StreamResults:
 
     def __init__(self, *, evaluation: bool = False) -> None:
         self.latest: ResultsKept | None = None
+        #: How many trainers are attached.
+        self.trainers = 0
         #: What ranks last agreed on.
         self._agreed: ResultsKept | None = None
         #: The newest results of each named evaluation.
@@ -128,7 +130,7 @@ class StreamResults:
         """
         for kept in (self.latest, self._agreed):
             if kept is not None and self._is_in(kept, said):
-                return [Send(peer, _answer(kept, said.serial))]
+                return [Send(peer, self._answer(kept, said.serial, parts=len(kept.told)))]
         key, mine = _key_of(said, world), _Told(peer, ranks, said)
         if world is None and said.evaluation:
             return self._keep(_together([mine]), hearers=[mine])
@@ -157,11 +159,11 @@ class StreamResults:
             parts[said.incarnation] = mine
         whole = _together(parts.values())
         if self._is_late(said):
-            return [Send(mine.peer, _answer(whole, said.serial))]
+            return [Send(mine.peer, self._answer(whole, said.serial, parts=len(parts)))]
         has_part = said.incarnation in parts and not said.ended and not said.aside
         changed = self._changed_parts(key, mine, parts) if has_part else []
         whole = replace(self._after_latest(whole), told=((said.incarnation, said.serial),))
-        return [*map(Keep, changed), *self._keep(whole, hearers=[mine])]
+        return [*map(Keep, changed), *self._keep(whole, hearers=[mine], parts=len(parts))]
 
     def _changed_parts(self, key: _Key, mine: _Told, parts: dict[int, _Told]) -> list[ResultsFact]:
         """What makes the journal hold these parts: of the same aggregate as before, only what was told now."""
@@ -177,12 +179,22 @@ class StreamResults:
             return False
         return (said.epoch, said.step) < (self.latest.epoch, self.latest.step)
 
-    def _keep(self, kept: ResultsKept, *, hearers: Collection[_Told]) -> list[Instruction]:
+    def _keep(self, kept: ResultsKept, *, hearers: Collection[_Told], parts: int = 0) -> list[Instruction]:
         self._set(kept)
         left = [ResultsLeft(kept.stream, name) for name in list(self._evaluations)[:-_MOST_EVALUATIONS]]
         for fact in left:
             del self._evaluations[fact.evaluation]
-        return [*map(Keep, left), Keep(kept), *(Send(one.peer, _answer(kept, one.said.serial)) for one in hearers)]
+        return [
+            *map(Keep, left),
+            Keep(kept),
+            *(Send(one.peer, self._answer(kept, one.said.serial, parts=parts or len(hearers))) for one in hearers),
+        ]
+
+    def _answer(self, kept: ResultsKept, serial: int, *, parts: int) -> m.Aggregate:
+        return m.Aggregate(
+            serial=serial, whole=True, rows=kept.rows, values=kept.values, parts=parts, trainers=self.trainers,
+            states=base64.b64decode(kept.states),
+        )  # fmt: skip
 
     def _after_latest(self, one: ResultsKept) -> ResultsKept:
         """The end of a run has no values: the last values stand, and so do their reporters."""
@@ -237,11 +249,6 @@ def _recovered(fact: ResultsPart) -> _Told:
 
 def _key_of(said: m.Results, world: int | None) -> _Key:
     return said.epoch, said.step, world, bool(said.ended), said.aside, said.part
-
-
-def _answer(kept: ResultsKept, serial: int) -> m.Aggregate:
-    states = base64.b64decode(kept.states)
-    return m.Aggregate(serial=serial, whole=True, rows=kept.rows, values=kept.values, states=states)
 
 
 def _together(parts: Collection[_Told]) -> ResultsKept:

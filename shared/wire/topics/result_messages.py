@@ -47,4 +47,6 @@ class Aggregate(Message):
     whole: bool = wire(FLAG)
     rows: int = wire(COUNT)
     values: tuple[tuple[str, float | None], ...] = wire(Many(_MEAN, 256))
+    parts: int = wire(COUNT, 0)
+    trainers: int = wire(COUNT, 0)
     states: bytes = wire(PIECE, b"")

@@ -142,7 +142,15 @@ EXAMPLES: tuple[m.Message, ...] = (
         part=1,
         states=bytes(range(16)),
     ),
-    m.Aggregate(serial=5, whole=True, rows=512_000, values=(("loss", 0.625), ("accuracy", None)), states=bytes(8)),
+    m.Aggregate(
+        serial=5,
+        whole=True,
+        rows=512_000,
+        values=(("loss", 0.625), ("accuracy", None)),
+        parts=7,
+        trainers=8,
+        states=bytes(8),
+    ),
     m.Join(
         serial=2,
         job="digits",
