@@ -158,15 +158,17 @@ def _versions(order: EvaluateOrder, feeds: Iterable[Feed], began_s: float) -> It
             asked_s = time.monotonic()
         threading.Event().wait(min(_LOOK_EVERY_S, left_s))
     if not newest:
-        raise no_checkpoint(folder)
+        raise no_checkpoint(folder, is_followed=order.follow is not None)
 
 
-def no_checkpoint(folder: CheckpointFolder) -> DataError:
-    """The error if there is no model to evaluate, or to predict with."""
-    return DataError(
-        expected="a checkpoint", got="none", where=str(folder),
-        remedy="Train with FeedCheckpoint into this folder, or wait for it with evaluate --follow.",
-    )  # fmt: skip
+def no_checkpoint(folder: CheckpointFolder, *, is_followed: bool = False) -> DataError:
+    """The error if there is no model to evaluate, or to predict with; `is_followed` if one was waited for."""
+    remedy = (
+        "Train with FeedCheckpoint into this folder, and allow more time with --max-time, if that was all that lacked."
+        if is_followed
+        else "Train with FeedCheckpoint into this folder, or wait for it with evaluate --follow."
+    )
+    return DataError(expected="a checkpoint", got="none", where=str(folder), remedy=remedy)
 
 
 def models_own(arrays: Arrays, record: dict[str, Any]) -> list[Any]:

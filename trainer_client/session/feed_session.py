@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shared.metrics.server import MetricsServer
     from shared.wire.layout import BucketShape, Field
     from trainer_client.network.receiver import ReceiverSettings
-    from trainer_client.session.shared_results import Gathered
+    from trainer_client.session.shared_results import MeansOfTrainers
 
 __all__ = ["FeedSession", "MetricsSettings"]
 
@@ -211,7 +211,7 @@ class FeedSession:
         step = 0 if self.in_queue and not evaluation else step
         return self._results.share(values, rows=rows, epoch=epoch, step=step, wait=wait, evaluation=evaluation)
 
-    def gather_results(self, values: Mapping[str, Any], *, rows: int, epoch: int) -> Gathered:
+    def gather_results(self, values: Mapping[str, Any], *, rows: int, epoch: int) -> MeansOfTrainers:
         """In queue mode: report means of an epoch, and return those over all trainers that are there."""
         return self._results.gather(values, rows=rows, epoch=epoch, patience_s=_GATHERING_S)
 

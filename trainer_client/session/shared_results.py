@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shared.wire.messages import Aggregate
     from trainer_client.network.receiver import Receiver
 
-__all__ = ["Gathered", "SharedResults", "refuse_what_cannot_be_told"]
+__all__ = ["MeansOfTrainers", "SharedResults", "refuse_what_cannot_be_told"]
 
 #: How long to wait for the coordinator's receipt, which matters to a process that is about to end.
 _MOMENT_S = 1.0
@@ -45,7 +45,7 @@ Values = tuple[tuple[str, float | None], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gathered:
+class MeansOfTrainers:
     """Means over the rows of so many of the trainers that are there."""
 
     means: dict[str, float]
@@ -56,7 +56,7 @@ class Gathered:
     def words(self) -> str:
         """Return over what the means are, for a line."""
         who = f"{self.parts}" if self.parts >= self.trainers else f"{self.parts} of {self.trainers}"
-        return f" ({self.rows} samples of {who} processes)"
+        return f" ({self.rows} samples of {who} process{'es' if self.trainers > 1 else ''})"
 
 
 class SharedResults:
@@ -81,12 +81,12 @@ class SharedResults:
             return None
         return {name: math.nan if value is None else value for name, value in said.values}
 
-    def gather(self, values: Mapping[str, Any], *, rows: int, epoch: int, patience_s: float) -> Gathered:
+    def gather(self, values: Mapping[str, Any], *, rows: int, epoch: int, patience_s: float) -> MeansOfTrainers:
         """In queue mode: report means of an epoch, and return those over all trainers; waits a while until each of them
         has reported.
         """
         until_s = time.monotonic() + patience_s
-        gathered = Gathered(means=dict(values), rows=rows, parts=1, trainers=1)
+        gathered = MeansOfTrainers(means=dict(values), rows=rows, parts=1, trainers=1)
         while (left_s := until_s - time.monotonic()) > 0:
             answer = self._receiver.tell_results(ResultsTold(0, epoch, 0, rows, _plain(values)), whole=True)
             try:
@@ -94,7 +94,7 @@ class SharedResults:
             except FutureTimeoutError:  # the coordinator is away
                 break
             means = {name: math.nan if value is None else value for name, value in said.values}
-            gathered = Gathered(means=means, rows=said.rows, parts=said.parts, trainers=said.trainers)
+            gathered = MeansOfTrainers(means=means, rows=said.rows, parts=said.parts, trainers=said.trainers)
             if said.parts >= said.trainers:
                 break
             threading.Event().wait(_AGAIN_S)

@@ -104,7 +104,7 @@ class Teller:
             return
         values = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
         said = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
-        print(f"epoch {totals.epochs} is over, step {totals.steps}: {said}{whose}", flush=True)
+        print(f"epoch {totals.epochs} is over, step {totals.steps}{whose}: {said}", flush=True)
         self._summarize(totals.steps, {f"epoch/{name}": value for name, value in values.items()})
 
     def _summarize(self, step: int, values: Mapping[str, float]) -> None:

@@ -21,7 +21,7 @@ with quick_import():
     from trainer_client.servers.served_loop import ServedLoop, ServedSettings
     from trainer_client.servers.served_model import ServedModel, SharesSettings
     from trainer_client.servers.server_connections import ServerConnections
-    from trainer_client.session.shared_results import Gathered
+    from trainer_client.session.shared_results import MeansOfTrainers
     from trainer_client.strategies.single import Single
     from trainer_client.training.base_loop import LoopSettings, TrainingData
 
@@ -162,13 +162,13 @@ def test_a_step_that_came_too_late_has_no_line(served, tmp_path, capsys, monkeyp
 
 def test_the_epochs_line_has_all_workers_and_others_say_that_they_are_of_this_process(served, tmp_path, capsys):
     losses = Losses()
-    whole = Gathered(means={"loss": 0.25}, rows=99, parts=2, trainers=2)
+    whole = MeansOfTrainers(means={"loss": 0.25}, rows=99, parts=2, trainers=2)
     train(served, tmp_path, (2, 2), losses, workers=2, gathered={1: whole}, tell_every=2)
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("epoch 0.00, step 2: ")
     assert f" steps/s; this process: loss {np.average(losses.steps[:2], weights=[4, 2]):.4f}, waiting " in lines[1]
-    assert lines[2] == "epoch 1 is over, step 2: loss 0.2500 (99 samples of 2 processes)"
-    assert lines[4].endswith(" (6 samples of 1 processes)")
+    assert lines[2] == "epoch 1 is over, step 2 (99 samples of 2 processes): loss 0.2500"
+    assert lines[4].startswith("epoch 2 is over, step 4 (6 samples of 1 process): loss ")
     assert losses.epochs[0] == 0.25
 
 
