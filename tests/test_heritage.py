@@ -207,7 +207,6 @@ FAULTS_LATER = {
     66: "later: fleet",
     67: "later: fleet",
     68: "later: fleet",
-    69: "later: faults",
     70: "later: faults",
 }
 

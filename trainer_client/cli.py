@@ -8,7 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.command import add_common_arguments, run_command
-from trainer_client.runs.arguments import add_job, add_model, command_named, model_module, positive, whole
+from trainer_client.runs.arguments import (
+    add_job,
+    add_model,
+    at_least,
+    command_named,
+    endpoint,
+    model_module,
+    positive,
+    rate,
+    refuse_usage,
+    share,
+    whole,
+)
+from trainer_client.runs.usage import find_load_test_problem, find_repeated, find_unheeded
 from trainer_client.training.command import add_train
 
 if TYPE_CHECKING:
@@ -55,7 +68,6 @@ examples:
 def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     texts = ("Judge a model by evaluation streams, once or at each new checkpoint.", _EVALUATE, _EVALUATE_EXAMPLES)
     command = command_named(commands, "evaluate", _evaluate, texts)
-    command.set_defaults(refuse_usage=command.error)
     group = add_model(command)
     group.add_argument("--loss", default="", metavar="[MODULE:]NAME", help="a loss instead of the module's loss")
     group.add_argument(
@@ -71,15 +83,15 @@ def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    if options.max_time is not None and not options.follow:
-        options.refuse_usage("argument --max-time: expected --follow with it, because without there is no waiting")
+    streams = options.stream or ["dev"]
+    refuse_usage(options, find_unheeded(options, {"--max-time": "--follow"}) or find_repeated("--stream", streams))
     from trainer_client.runs.evaluate import EvaluateOrder, Follow, evaluate  # noqa: PLC0415 - so that --help is quick
 
-    evaluate(
+    return evaluate(
         EvaluateOrder(
             module=model_module(options, {"loss": options.loss, "eval_metrics": options.eval_metrics}),
             endpoint=options.feed,
-            streams=tuple(options.stream or ["dev"]),
+            streams=tuple(streams),
             keys=options.keys,
             connect_timeout_s=options.timeout_seconds,
             checkpoints=options.checkpoint,
@@ -88,7 +100,6 @@ def _evaluate(options: argparse.Namespace) -> int:
             as_json=options.json,
         )
     )
-    return 0
 
 
 # --- predict ---
@@ -134,6 +145,10 @@ def _output(text: str) -> Path:
 
 
 def _predict(options: argparse.Namespace) -> int:
+    if options.output is not None and options.prediction_processor:
+        refuse_usage(
+            options, "argument --prediction-processor: expected no --output with it, as the file gets all outputs"
+        )
     from trainer_client.runs.predicting.predict import PredictOrder, predict  # noqa: PLC0415 - so that --help is quick
 
     predict(
@@ -179,33 +194,38 @@ def _add_load_test(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     return command
 
 
+#: What a step of the simulated accelerator takes, where nothing is said.
+_STEP_MS = 120.0
+
+
 def _add_load(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("load")
     group.add_argument("--trainers", type=whole, default=1, metavar="N", help="thin trainers, ranks of one world (1)")
-    group.add_argument(
-        "--step-ms", type=positive, default=120.0, metavar="MS", help="train: what a step computes (120)"
-    )
+    group.add_argument("--step-ms", type=positive, metavar="MS", help="train: what a step computes (120)")
     group.add_argument("--seconds", type=positive, default=10.0, metavar="S", help="how long to read (10)")
     group.add_argument("--repeats", type=whole, default=1, metavar="N", help="how often; figures are medians (1)")
     group.add_argument(
         "--prefetch", type=whole, default=8, metavar="N", help="batches that a trainer asks for ahead (8)"
     )
-    group.add_argument("--processes", type=int, default=0, metavar="N", help="processes for trainers (one a hundred)")
+    group.add_argument("--processes", type=at_least(1), metavar="N", help="processes for trainers (one a hundred)")
     group.add_argument("--tcp", action="store_true", help="never shared memory, as if on another machine")
 
 
 def _add_loaders(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("loaders")
     group.add_argument(
-        "--feed", default="", metavar="ENDPOINT", help="a running job's coordinator, instead of an own job"
+        "--feed",
+        type=endpoint,
+        metavar="ENDPOINT",
+        help="a running job's coordinator, instead of an own job",
     )
-    group.add_argument("--stream", default="train", help="the stream to read (train)")
+    group.add_argument("--stream", help="the stream to read of the job at --feed (train)")
     group.add_argument("--keys", default="", metavar="FOLDER", help="keys of the job at --feed")
     group.add_argument(
         "--timeout-seconds", type=positive, default=60.0, metavar="S", help="how long to wait for the job (60)"
     )
-    group.add_argument("--workers", type=int, default=0, metavar="N", help="workers of the own job (one a core)")
-    group.add_argument("--seed", type=int, default=0, help="seed of the own job (0)")
+    group.add_argument("--workers", type=at_least(1), metavar="N", help="workers of the own job (one a core)")
+    group.add_argument("--seed", type=at_least(0), metavar="N", help="seed of the own job (0)")
 
 
 def _add_outcome(command: argparse.ArgumentParser) -> None:
@@ -215,14 +235,19 @@ def _add_outcome(command: argparse.ArgumentParser) -> None:
         "--report", type=Path, metavar="FOLDER", help="write report.json, report.md and report.html there"
     )
     group.add_argument("--compare", type=Path, metavar="FILE", help="an older report.json to compare with")
-    group.add_argument("--max-wait-p99-ms", type=float, metavar="MS", help="fail if more than 1 in 100 waits is longer")
-    group.add_argument("--min-utilisation", type=float, metavar="SHARE", help="fail below this share, such as 0.9")
     group.add_argument(
-        "--min-batches-per-s", type=float, metavar="N", help="fail below this rate, all trainers together"
+        "--max-wait-p99-ms", type=positive, metavar="MS", help="fail if more than 1 in 100 waits is longer"
+    )
+    group.add_argument(
+        "--min-utilisation", type=share, metavar="SHARE", help="train: fail below this share, such as 0.9"
+    )
+    group.add_argument(
+        "--min-batches-per-s", type=rate, metavar="N", help="fail below this rate, all trainers together"
     )
 
 
 def _load_test(options: argparse.Namespace) -> int:
+    refuse_usage(options, find_load_test_problem(options))
     from trainer_client.load_test.command import Asked, load_test  # noqa: PLC0415 - so that --help is quick
     from trainer_client.load_test.report.figures import LoadLimits  # noqa: PLC0415
 
@@ -235,18 +260,18 @@ def _load_test(options: argparse.Namespace) -> int:
         Asked(
             mode=options.mode,
             trainers=options.trainers,
-            step_ms=options.step_ms,
+            step_ms=options.step_ms or _STEP_MS,
             seconds=options.seconds,
             repeats=options.repeats,
-            processes=options.processes,
+            processes=options.processes or 0,
             prefetch=options.prefetch,
             tcp=options.tcp,
-            feed=options.feed,
-            stream=options.stream,
+            feed=options.feed or "",
+            stream=options.stream or "train",
             keys=options.keys,
             connect_timeout_s=options.timeout_seconds,
-            workers=options.workers,
-            seed=options.seed,
+            workers=options.workers or 0,
+            seed=options.seed or 0,
             limits=limits,
             report=options.report,
             compare=options.compare,

@@ -1,9 +1,9 @@
 """`Validation`: evaluates the model on evaluation streams during training, every so many epochs or steps.
 
 Rules: the epoch's or step's number since the model began from nothing decides when, so a resumed run is evaluated at
-the same places. Means are over samples and over all ranks; rows without a sample do not count, and the sums of the
-training epoch are left alone. If the job is ended meanwhile, training stops, unjudged; other callbacks find `JOB_ENDED`
-in their `params`, which all callbacks of one `fit` share.
+the same places. Values are those of all samples, though ranks or other processes evaluate some; rows without a sample
+do not count, and the sums of the training epoch are left alone. If the job is ended meanwhile, training stops,
+unjudged; other callbacks find `JOB_ENDED` in their `params`, which all callbacks of one `fit` share.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import keras
 from shared.errors import EndedError, SettingsError
 from trainer_client.runs.lines import judged_line
 from trainer_client.runs.run import JOB_ENDED, STEPS_DONE
+from trainer_client.session.evaluation_sums import Judged, digest_of_arrays, sums_of
 from trainer_client.tf.models.evaluation import Evaluator
 from trainer_client.tf.models.variables import plain_value
 
@@ -102,13 +103,20 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
 
     def _judge(self, session: FeedSession, data: tf.data.Dataset, epochs: int) -> None:
         assert self._evaluator is not None
-        step, values = self._step(), self._evaluator.evaluate(data)
-        rows = int(values.pop("rows"))
-        shares = session.world > session.replicas
-        shared = session.share_results(values, rows=rows, epoch=epochs, step=step, wait=shares)
-        self.results[session.stream] = values = {**(shared or values), "rows": rows}
+        step = self._step()
+        sums = sums_of(session, self._judged(session, epochs, step))
+        values = self._evaluator.evaluate(data, sums=sums)
+        means = {name: value for name, value in values.items() if name != "rows"}
+        rows = int(values["rows"]) if session.rank == 0 else 0  # all have the same, so that one tells them
+        session.share_results(means, rows=rows, epoch=epochs, step=step, evaluation=sums.name)
+        self.results[session.stream] = values
         if session.rank == 0:
-            print(judged_line(session.stream, step, epochs, values), flush=True)
+            print(judged_line(session.stream, step, epochs, values, given_up=sums.given_up), flush=True)
+
+    def _judged(self, session: FeedSession, epochs: int, step: int) -> Judged:
+        """The model as it is now; its variables tell it from others only where others could share its evaluation."""
+        values = [plain_value(variable) for variable in self.model.variables] if session.in_queue else []
+        return Judged(label=self.model.name, version=digest_of_arrays(values), epoch=epochs, step=step)
 
     def _step(self) -> int:
         """The step since the model began from nothing. `fit` counts updates only, which are its steps."""

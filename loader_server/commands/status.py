@@ -142,13 +142,20 @@ def _worlds(report: dict[str, Any]) -> Iterator[Table]:
 
 def _results(report: dict[str, Any]) -> Iterator[Table]:
     """Loss and metrics over all ranks, if any were told."""
-    rows = [(name, stream["results"]) for name, stream in report["streams"].items() if stream["results"]]
+    rows = [row for name, stream in report["streams"].items() for row in _results_of(name, stream)]
     if rows:
         table = Table("results", "after epochs", "step", "samples", "over all ranks")
         for name, one in rows:
             values = ", ".join(f"{key} {_number(value)}" for key, value in one["values"].items())
             table.add_row(name, str(one["epoch"]), str(one["step"]), str(one["rows"]), values)
         yield table
+
+
+def _results_of(name: str, stream: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The latest results of a stream; those of each evaluation if several are known, so that models are told apart."""
+    if len(stream["evaluations"]) > 1:
+        return [(f"{name}, {one['evaluation']}", one) for one in stream["evaluations"]]
+    return [(name, stream["results"])] if stream["results"] else []
 
 
 def _number(value: float | None) -> str:

@@ -35,6 +35,7 @@ __all__ = [
     "Received",
     "ResultsFact",
     "ResultsKept",
+    "ResultsLeft",
     "ResultsPart",
     "ResultsPartLeft",
     "RunGraph",
@@ -183,6 +184,11 @@ class ResultsKept:
     parts: tuple[tuple[int, int, int, tuple[tuple[str, float | None], ...]], ...] = ()
     #: Training went back to a checkpoint since.
     is_left: bool = False
+    #: The evaluation that they are of; empty: of none.
+    evaluation: str = ""
+    #: The sums of a piece of all ranks' metric states, in base64, and which piece it is.
+    part: int = 0
+    states: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +213,14 @@ class ResultsPartLeft:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultsLeft:
+    """An older evaluation is forgotten: undoes `ResultsKept`."""
+
+    stream: str
+    evaluation: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorldNamed:
     """An elastic world of a stream began, in place of the one before."""
 
@@ -218,7 +232,7 @@ class WorldNamed:
     members: tuple[tuple[int, int, str, int], ...]
 
 
-ResultsFact = ResultsKept | ResultsPart | ResultsPartLeft
+ResultsFact = ResultsKept | ResultsLeft | ResultsPart | ResultsPartLeft
 Fact = GroupFixed | Advanced | RankTaken | CulpritFound | Forgot | ResultsFact | WorldNamed | LeaseFact
 
 

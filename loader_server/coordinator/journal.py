@@ -33,11 +33,22 @@ from loader_server.coordinator.events import (
     RankTaken,
     ResultsFact,
     ResultsKept,
+    ResultsLeft,
     ResultsPart,
     ResultsPartLeft,
     WorldNamed,
 )
-from loader_server.leases.facts import EpochClosed, EpochOpened, NumberDone, NumberOut, TableRewound
+from loader_server.leases.facts import (
+    EpochClosed,
+    EpochOpened,
+    LeaseFact,
+    NumberDone,
+    NumberOut,
+    StatesForgotten,
+    StatesSummed,
+    TableForgotten,
+    TableRewound,
+)
 from shared.errors import DataError
 from shared.hashing import digest64
 from shared.logs import Log
@@ -49,7 +60,7 @@ if TYPE_CHECKING:
 __all__ = ["HeldError", "Journal", "JournalWriter", "WriteError"]
 
 #: What nobody could find out again: who has which batch, and which are done.
-_OF_LEASES = (EpochOpened, NumberOut, TableRewound)
+_OF_LEASES = (EpochOpened, NumberOut, TableRewound, StatesSummed)
 
 _KINDS: dict[str, type[Fact]] = {
     kind.__name__: kind
@@ -57,7 +68,7 @@ _KINDS: dict[str, type[Fact]] = {
 }
 
 #: Each of these removes the fact that it undoes.
-_UNDOING = (Forgot, EpochClosed, NumberDone, ResultsPartLeft)
+_UNDOING = (Forgot, EpochClosed, NumberDone, ResultsLeft, ResultsPartLeft, TableForgotten, StatesForgotten)
 
 #: SQLite's description of a damaged table quotes from it, and the quotation may not be UTF-8.
 _DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
@@ -250,21 +261,30 @@ def _is_for_want_of_room(error: Exception) -> bool:
 def _key(fact: Fact) -> str:
     if isinstance(fact, CulpritFound | Forgot):
         return f"{CulpritFound.__name__}/{fact.stream}/{fact.identity}"
-    if isinstance(fact, NumberOut | NumberDone):
-        return f"{NumberOut.__name__}/{fact.stream}/{fact.work}/{fact.epoch}/{fact.number}"
-    if isinstance(fact, EpochOpened | EpochClosed):
-        return f"{EpochOpened.__name__}/{fact.stream}/{fact.work}/{fact.epoch}"
-    if isinstance(fact, TableRewound):
-        return f"{TableRewound.__name__}/{fact.stream}/{fact.work}"
     if isinstance(fact, ResultsFact):
         return _key_of_results(fact)
+    if isinstance(fact, LeaseFact):
+        return _key_of_leases(fact)
     name = f"{type(fact).__name__}/{fact.stream}"
     return f"{name}/{fact.rank}" if isinstance(fact, RankTaken) else name
 
 
+def _key_of_leases(fact: LeaseFact) -> str:
+    table = f"{fact.stream}/{fact.work}"
+    if isinstance(fact, NumberOut | NumberDone):
+        return f"{NumberOut.__name__}/{table}/{fact.epoch}/{fact.number}"
+    if isinstance(fact, EpochOpened | EpochClosed):
+        return f"{EpochOpened.__name__}/{table}/{fact.epoch}"
+    if isinstance(fact, StatesSummed | StatesForgotten):
+        return f"{StatesSummed.__name__}/{table}"
+    return f"{TableRewound.__name__}/{table}"
+
+
 def _key_of_results(fact: ResultsFact) -> str:
-    if isinstance(fact, ResultsKept):
-        return f"{ResultsKept.__name__}/{fact.stream}{'/aside' if fact.aside else ''}"
+    if isinstance(fact, ResultsKept) and fact.aside:
+        return f"{ResultsKept.__name__}/{fact.stream}/aside"
+    if isinstance(fact, ResultsKept | ResultsLeft):
+        return f"{ResultsKept.__name__}/{fact.stream}{f'/of {fact.evaluation}' if fact.evaluation else ''}"
     return f"{ResultsPart.__name__}/{fact.stream}/{fact.incarnation}"
 
 

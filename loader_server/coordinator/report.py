@@ -47,6 +47,7 @@ def stream_report(stream: StreamTrainers, group: int, now_s: float) -> dict[str,
         "waited_permille": _whole(waited),
         "limit": limit_of(waited),
         "results": stream.results.report(),
+        "evaluations": stream.results.report_of_evaluations(),
         "attached": len(trainers),
         "trainers": [_trainer_report(trainer, now_s) for trainer in trainers],
     }

@@ -317,6 +317,7 @@ class CoordinatorState:
         if trainer is not None:
             stream = self._streams[said.stream]
             world = trainer.attach.world if stream.view.leases is None else None
+            stream.results.trainers = len(stream.trainers)
             done = stream.results.take(said, trainer.peer, trainer.ranks, world)
             self._out += [*done, *self._worlds.end_runs(done)]
 
@@ -445,6 +446,7 @@ class CoordinatorState:
             "streams": {
                 name: stream_report(stream, self._settings.group or stream.group, now_s)
                 | {"queue": self._queues.report_of(name) if stream.view.leases is not None else None}
+                | {"evaluating": self._queues.evaluations_of(name)}
                 | {"elastic": self._worlds.report_of(name, now_s)}
                 for name, stream in self._streams.items()
             },

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["EpochClosed", "EpochOpened", "LeaseFact", "NumberDone", "NumberOut", "TableRewound"]
+__all__ = [
+    "EpochClosed",
+    "EpochOpened",
+    "LeaseFact",
+    "NumberDone",
+    "NumberOut",
+    "StatesForgotten",
+    "StatesSummed",
+    "TableForgotten",
+    "TableRewound",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +83,34 @@ class TableRewound:
     serial: int
 
 
-LeaseFact = EpochOpened | EpochClosed | NumberOut | NumberDone | TableRewound
+@dataclass(frozen=True, slots=True)
+class TableForgotten:
+    """The table of an evaluation is dropped: undoes `TableRewound`."""
+
+    stream: str
+    work: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatesSummed:
+    """What the metric states of an evaluation's batches come to."""
+
+    stream: str
+    work: str
+    #: How many batches are in the sums.
+    batches: int
+    #: Little-endian float64, in base64.
+    sums: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatesForgotten:
+    """The evaluation is dropped: undoes `StatesSummed`."""
+
+    stream: str
+    work: str
+
+
+LeaseFact = (
+    EpochOpened | EpochClosed | NumberOut | NumberDone | TableRewound | TableForgotten | StatesSummed | StatesForgotten
+)

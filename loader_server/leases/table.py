@@ -117,7 +117,7 @@ class LeaseTable:
         elif isinstance(fact, NumberOut) and not fact.dead:
             self.dead.pop((fact.epoch, fact.number), None)
             self._epoch(fact.epoch).put(fact.number, OutNumber(fact.nth, fact.holder, fact.failures))
-        else:
+        elif isinstance(fact, NumberOut | NumberDone):
             self._settle_number(fact)
 
     def _epoch(self, at: int) -> EpochLeases:
@@ -204,17 +204,19 @@ class LeaseTable:
         for lease in said.returned:
             self._take_back(said.incarnation, lease)
 
-    def _finish(self, incarnation: int, lease: Lease) -> None:
+    def _finish(self, incarnation: int, lease: Lease) -> bool:
+        """Enter that a number is done; return whether this report counts."""
         one = self._look_up(lease)
         if one is None:
-            return
+            return False
         if lease.nth == one.nth and one.holder not in (0, incarnation):
             self._note_unknown(lease)
-            return
+            return False
         self._release((lease.epoch, lease.number), one)
         self._keep(NumberDone(self.settings.stream, self.settings.work, lease.epoch, lease.number))
         self._changed.add(lease.epoch)
         self.counts.done += 1
+        return True
 
     def _fail(self, incarnation: int, lease: Lease) -> None:
         one = self._look_up(lease)
@@ -310,7 +312,10 @@ class LeaseTable:
             at, epoch = next(iter(self.epochs.items()))
             if not epoch.settled:
                 return
-            self._keep(EpochClosed(self.settings.stream, self.settings.work, at))
+            self._keep(self._closed(at))
+
+    def _closed(self, at: int) -> EpochClosed:
+        return EpochClosed(self.settings.stream, self.settings.work, at)
 
     def _keep_changed(self) -> None:
         """Keep how far the epochs are, except closed ones, of which a number that was given up may be done late."""

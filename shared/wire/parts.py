@@ -30,6 +30,8 @@ __all__ = [
     "DoneSet",
     "EpochDone",
     "Lease",
+    "MetricStates",
+    "MetricSums",
     "Part",
     "PartGradient",
     "RoundPlace",
@@ -45,9 +47,9 @@ __all__ = [
 ]
 
 
-def wire(check: Check) -> Any:  # noqa: ANN401 - a dataclass field
-    """A field of a message, with the check that bounds it."""
-    return dataclasses.field(metadata={"check": check})
+def wire(check: Check, default: Any = dataclasses.MISSING) -> Any:  # noqa: ANN401 - a dataclass field
+    """A field of a message, with the check that bounds it; a default is for whoever makes one, and never left out."""
+    return dataclasses.field(default=default, metadata={"check": check})
 
 
 NAME = Text(200)
@@ -62,6 +64,9 @@ SLOT = Integer(0, 2**16)
 GRAPH_BYTES = Integer(0, 2**30)
 PIECE_BYTES = 2**15
 PIECE = Blob(PIECE_BYTES)
+#: The metric states of one batch, or their sum over an evaluation.
+MOST_STATE_BYTES = 2**20
+STATE_BYTES = Integer(0, MOST_STATE_BYTES)
 RANK = Integer(0, 4095)
 WORLD = Integer(1, 4096)
 MS = Integer(0, 10**9)
@@ -115,6 +120,28 @@ class Lease(Part):
     epoch: int = wire(EPOCH)
     number: int = wire(COUNT)
     nth: int = wire(COUNT)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricStates(Part):
+    """What an evaluation in queue mode adds to `Outcomes`: its name, and metric states of the batches that are done."""
+
+    evaluation: str = wire(NAME)
+    nbytes: int = wire(STATE_BYTES)
+    start: int = wire(STATE_BYTES)
+    content: bytes = wire(PIECE)
+    sums_from: int | None = wire(Maybe(STATE_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSums(Part):
+    """What an evaluation in queue mode adds to `Leases`: how far it is, and a piece of the sums over its batches."""
+
+    lost: bool = wire(FLAG)
+    settled: bool = wire(FLAG)
+    batches: int = wire(COUNT)
+    given_up: int = wire(COUNT)
+    content: bytes = wire(PIECE)
 
 
 @dataclass(frozen=True, slots=True)

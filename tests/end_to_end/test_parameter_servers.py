@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -136,10 +137,10 @@ def wait_for_another(checkpoints: CheckpointFolder) -> None:
     wait_until(lambda: checkpoints.newest() > before, "another checkpoint", 200)
 
 
-def steps_of(lines: list[str]) -> int:
-    """What a worker says that it took."""
+def finished(lines: list[str], what: str) -> int:
+    """What a worker says at its end: steps of all workers, or samples of its own."""
     (last,) = (line for line in lines if line.startswith("FINISHED: "))
-    return int(last.split(" steps")[0].rpartition(" ")[2])
+    return int(last.split(f" {what}")[0].rpartition(" ")[2])
 
 
 @pytest.mark.slow
@@ -159,7 +160,7 @@ def test_workers_train_on_one_server_and_the_next_run_goes_on_where_the_last_end
         assert there["step"] == table(endpoint, "queue0")["batches"]
         assert [epoch for epoch, _ in there["early_stop"]["evaluated"]] == [0]
         processes.running.clear()
-        more = ("--epochs", "3", "--staleness", "0", "--export", str(folder / "exported.keras"))
+        more = ("--epochs", "3", "--staleness", "1", "--export", str(folder / "exported.keras"))
         processes.start("ps", 0, *more)
         processes.start("worker", 1, *more)
         wait_until((folder / "worker-1-computes").exists, "it has warmed up, and waits for the chief", 200)
@@ -175,9 +176,18 @@ def test_workers_train_on_one_server_and_the_next_run_goes_on_where_the_last_end
     assert queue["returned"] > 0, "every second step of a worker came too late"
     assert record["early_stop"]["evaluated"][0] == there["early_stop"]["evaluated"][0]
     assert len(record["early_stop"]["evaluated"]) == len(found)
-    taken = [steps_of(said["worker 0"]) - there["step"], steps_of(said["worker 1"])]
-    assert sum(taken) == record["step"] - there["step"]
+    before = there["run"]["samples"]
+    taken = [finished(said["worker 0"], "samples") - before, finished(said["worker 1"], "samples")]
+    assert sum(taken) == 2 * before, "two epochs more"
     assert min(taken) > 0
+    assert finished(said["worker 0"], "steps") == record["step"]
+    told = [line for line in said["worker 0"] if " is over" in line]
+    parts = [
+        re.fullmatch(r"epoch . is over, step \d+ \((\d+) samples of (1 of )?2 processes\): loss .*", line)
+        for line in told
+    ]
+    assert 0 < sum(int(part[1]) for part in parts if part) <= 2 * before, told
+    assert all(parts), told
     assert (folder / "exported.keras").stat().st_size > 1000
 
 

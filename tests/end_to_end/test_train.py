@@ -260,7 +260,8 @@ def test_what_devices_cannot_do_is_refused_or_replaced_with_the_reason(folder: P
     central = start(folder, endpoint, "train", *towers, "--steps", "2", "--strategy", "central", *spread)
     lines, _ = ended(central)
     assert lines[0] == (
-        "STRATEGY: central: 2 towers on CPU:0, CPU:1; variables on cpu, because no tower is on a GPU; gradients times 2"
+        "STRATEGY: central: 2 towers on CPU:0, CPU:1; variables on CPU:0 (cpu, because no tower is on a GPU); "
+        "gradients times 2"
     )
     assert "2 steps are reached" in lines[-1]
     assert "got ring. TensorFlow has no ring within one process" in ended(ring, 1)[1]

@@ -19,6 +19,7 @@ from shared.wire.layout import ALIGNMENT, BucketShape, Field, fields_of_batch, l
 from trainer_client.core.upcoming import Position
 from trainer_client.feed import Feed
 from trainer_client.session.epoch_account import Accounts
+from trainer_client.session.shared_results import MeansOfTrainers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -182,6 +183,8 @@ class FakeSession:
         self.trained_batches = 0
         self.told: list[tuple[int, int, int, dict[str, Any]]] = []
         self.shared: dict[int, dict[str, float]] = {}
+        self.gathered: dict[int, MeansOfTrainers] = {}
+        self.summed: Callable[[bytes, dict[str, int]], bytes] = lambda states, _at: states
         self.agreed: Callable[[float, dict[str, int]], float] = lambda value, _at: value
         self._let_go: Callable[[], None] | None = None
         self._on_close: Callable[[FakeSession], None] | None = None
@@ -229,6 +232,16 @@ class FakeSession:
         """Noted in `told`; a test puts into `shared` what all ranks came to."""
         self.told.append((how["epoch"], how["step"], how["rows"], dict(values)))
         return self.shared.get(how["epoch"], dict(values)) if wait else None
+
+    def gather_results(self, values: Any, **how: Any) -> MeansOfTrainers:
+        """A test puts into `gathered` what all trainers came to."""
+        self.share_results(values, step=0, **how)
+        own = MeansOfTrainers(means=dict(values), rows=how["rows"], parts=1, trainers=1)
+        return self.gathered.get(how["epoch"], own)
+
+    def sum_states(self, states: bytes, **at: int) -> bytes:
+        """A test may set `summed`, which is given the states and where they were said."""
+        return self.summed(states, at)
 
     def agree(self, value: float, **at: int) -> float:
         """A test may set `agreed`, which is given the value and where it was said."""

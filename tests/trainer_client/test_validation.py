@@ -115,9 +115,20 @@ def test_early_stopping_goes_by_what_steps_are_judged_by_and_decides_the_same_wh
 
 
 def test_where_ranks_share_a_stream_the_values_are_those_of_all():
-    feed = dev()
-    feed.session.world, feed.session.shared = 2, {1: {"loss": 0.25}}
-    assert fit(None, Validation(feed, epochs=1, **FORM), epochs=1).history.history["val_dev_loss"] == [0.25]
+    """The other rank's have no error at all, and are three times as many."""
+    own, feed, places = dev(), dev(), []
+    (want,) = fit(None, Validation(own, epochs=1, **FORM), epochs=1).history.history["val_dev_loss"]
+
+    def with_others(states, at):
+        places.append(at)
+        total, count, rows = np.frombuffer(states)
+        return np.array([total, 4 * count, 4 * rows]).tobytes()
+
+    feed.session.world, feed.session.summed = 2, with_others
+    (found,) = fit(None, Validation(feed, epochs=1, **FORM), epochs=1).history.history["val_dev_loss"]
+    assert found == pytest.approx(want / 4)
+    assert places == [{"epoch": 1, "step": STEPS}]
+    assert [rows for *_, rows, _ in feed.session.told] == [24]
 
 
 @pytest.mark.parametrize(

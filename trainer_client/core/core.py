@@ -205,12 +205,22 @@ class Core:
     def _on_settled(self, event: e.LeaseSettled, _now_s: float) -> None:
         assert self.stream is not None
         assert self.stream.leases is not None
-        self.stream.leases.settle(event.lease, event.generation, done=event.done, costs_try=event.costs_try)
+        self.stream.leases.settle(event)
 
     def _on_state_asked(self, event: e.StateAsked, _now_s: float) -> None:
         assert self.stream is not None
         assert self.stream.leases is not None
         self.stream.leases.ask_state(event.serial)
+
+    def _on_evaluation_named(self, event: e.EvaluationNamed, _now_s: float) -> None:
+        assert self.stream is not None
+        assert self.stream.leases is not None
+        self.stream.leases.begin_evaluation(event.name, event.nbytes)
+
+    def _on_sums_asked(self, event: e.SumsAsked, _now_s: float) -> None:
+        assert self.stream is not None
+        assert self.stream.leases is not None
+        self.stream.leases.ask_sums(event.serial)
 
     def _on_end_asked(self, event: e.EndAsked, now_s: float) -> None:
         assert self.stream is not None
@@ -446,6 +456,8 @@ class Core:
         e.TakenBack: _on_taken_back,
         e.LeaseSettled: _on_settled,
         e.StateAsked: _on_state_asked,
+        e.EvaluationNamed: _on_evaluation_named,
+        e.SumsAsked: _on_sums_asked,
         e.EndAsked: _on_end_asked,
         e.EndSettled: _on_end_settled,
         e.QuestionAsked: _on_question_asked,

@@ -25,6 +25,7 @@ __all__ = [
     "CoordinatorSaid",
     "EndAsked",
     "EndSettled",
+    "EvaluationNamed",
     "Event",
     "GreetingFailed",
     "HandedBack",
@@ -34,6 +35,7 @@ __all__ = [
     "QuestionAsked",
     "ResultsTold",
     "StateAsked",
+    "SumsAsked",
     "TakenBack",
     "Took",
     "WorkerSaid",
@@ -87,11 +89,28 @@ class LeaseSettled:
     generation: int
     done: bool
     costs_try: bool = True
+    #: Of a named evaluation: what the batch adds to the metrics' variables.
+    states: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class StateAsked:
     """In queue mode: the user wants to know what is done. Serials grow."""
+
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationNamed:
+    """In queue mode: the batches of this evaluation are leased from now on, and bring so many bytes of states each."""
+
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SumsAsked:
+    """The user wants the sums over all batches of that evaluation. Serials grow."""
 
     serial: int
 
@@ -124,6 +143,11 @@ class ResultsTold:
     ended: str = ""
     #: These are no results, but what ranks agree on.
     aside: bool = False
+    #: The evaluation that the values are of; empty: of none.
+    evaluation: str = ""
+    #: A piece of the metric states of this trainer's batches, and which.
+    part: int = 0
+    states: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +244,8 @@ Event = (
     | HandedBack
     | LeaseSettled
     | StateAsked
+    | EvaluationNamed
+    | SumsAsked
     | EndAsked
     | EndSettled
     | QuestionAsked

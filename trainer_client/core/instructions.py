@@ -21,6 +21,7 @@ __all__ = [
     "AnswerQuestion",
     "AnswerResults",
     "AnswerState",
+    "AnswerSums",
     "Check",
     "Close",
     "EndReading",
@@ -106,6 +107,16 @@ class AnswerState:
 
     serial: int
     done: DoneSet
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSums:
+    """Give the caller the sums over all batches of an evaluation; None: some are not settled yet, so read on."""
+
+    serial: int
+    sums: bytes | None
+    #: How many batches were given up, and are not in the sums.
+    given_up: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +278,7 @@ Instruction = (
     | StandStill
     | EndReading
     | AnswerState
+    | AnswerSums
     | AnswerQuestion
     | AnswerResults
     | MakeSlots

@@ -47,6 +47,9 @@ class OpenResults:
             values=told.values,
             ended=clipped(told.ended),
             aside=told.aside,
+            evaluation=told.evaluation,
+            part=told.part,
+            states=told.states,
         )
         self.due_s = now_s
 

@@ -105,6 +105,7 @@ class Receiver:
         self._attaching: dict[int, Future[Attached]] = {}
         self._questions: dict[m.Message, list[Future[Any]]] = {}
         self._states: dict[int, Future[DoneSet]] = {}
+        self._sums: dict[int, Future[i.AnswerSums]] = {}
         self._ends: dict[int, Future[bool]] = {}
         #: Results that were reported: whether to wait for all ranks, and who waits.
         self._results: dict[int, tuple[bool, Future[m.Aggregate]]] = {}
@@ -155,6 +156,13 @@ class Receiver:
         serial, answer = next(self._serials), Future[DoneSet]()
         self._states[serial] = answer
         self.outbox.tell(e.StateAsked(serial))
+        return self.wait_for(answer)
+
+    def ask_sums(self) -> i.AnswerSums:
+        """The sums over all batches of the evaluation that was named, once the coordinator has what is done here."""
+        serial, answer = next(self._serials), Future[i.AnswerSums]()
+        self._sums[serial] = answer
+        self.outbox.tell(e.SumsAsked(serial))
         return self.wait_for(answer)
 
     def ask_end(self) -> bool:
@@ -363,6 +371,9 @@ class Receiver:
     def _answer_state(self, order: i.AnswerState) -> None:
         self._states.pop(order.serial).set_result(order.done)
 
+    def _answer_sums(self, order: i.AnswerSums) -> None:
+        self._sums.pop(order.serial).set_result(order)
+
     def _answer_end(self, order: i.AnswerEnd) -> None:
         self._ends.pop(order.serial).set_result(order.is_ours)
 
@@ -432,6 +443,7 @@ class Receiver:
         i.AnswerAttach: _answer_attach,
         i.AnswerQuestion: _answer_question,
         i.AnswerState: _answer_state,
+        i.AnswerSums: _answer_sums,
         i.AnswerEnd: _answer_end,
         i.AnswerResults: _answer_results,
         i.EndReading: _end_reading,

@@ -1,8 +1,9 @@
 """`trainer-client evaluate`: a model's loss and metrics on evaluation streams, once or for each new checkpoint.
 
 Rules: a checkpoint is read whole before it is evaluated, so training may write others meanwhile; all streams are judged
-by the same one. Losing the loaders is an error, never an end. TensorFlow is imported only once the loaders have let us
-in, so that nobody waits for it after mistyping their address.
+by the same one. Values are those of all samples, whoever else evaluates the same; if batches were given up they are
+those of a share, which the line says, and so does the exit code. Losing the loaders is an error, never an end.
+TensorFlow is imported only once the loaders have let us in, so that nobody waits for it after mistyping their address.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from shared.quick_import import quick_import
 from trainer_client.checkpoint_folder import CheckpointFolder
 from trainer_client.feed import connect
 from trainer_client.runs.lines import finished_line, judged_json, judged_line, starting_line
+from trainer_client.session.evaluation_sums import Judged, digest_of_arrays, sums_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from trainer_client.checkpoint_folder import Arrays
     from trainer_client.feed import Feed
     from trainer_client.runs.model_module import ModelModule
+    from trainer_client.session.evaluation_sums import EvaluationSums
     from trainer_client.tf.models.evaluation import Evaluator
 
 __all__ = ["EvaluateOrder", "Follow", "evaluate", "models_own", "no_checkpoint"]
@@ -63,8 +66,8 @@ class EvaluateOrder:
     as_json: bool
 
 
-def evaluate(order: EvaluateOrder) -> None:
-    """Evaluate, and print a line for each stream and checkpoint."""
+def evaluate(order: EvaluateOrder) -> int:
+    """Evaluate, and print a line for each stream and checkpoint; return the exit code."""
     began_s = time.monotonic()
     with ExitStack() as stack:
         feeds = {name: stack.enter_context(_connect(order, name)) for name in order.streams}
@@ -75,19 +78,28 @@ def evaluate(order: EvaluateOrder) -> None:
             print(
                 starting_line(f"evaluating {', '.join(data)} with the checkpoints in {order.checkpoints}"), flush=True
             )
-        samples = checkpoints = 0
+        samples = checkpoints = shares = 0
+        version = order.module.version(("model", "loss", "eval_metrics"))
         with suppress(EndedError) if order.follow is not None else nullcontext():  # so did the training that we follow
             for arrays, record in _versions(order, feeds.values(), began_s):
+                own = models_own(arrays, record)
+                judged = Judged(
+                    label=order.module.full_name, version=f"{version} {digest_of_arrays(own)}",
+                    epoch=record["epoch"], step=record.get("step", 0),
+                )  # fmt: skip
                 for stream, dataset in data.items():
-                    own = models_own(arrays, record)
-                    values = evaluator.evaluate(dataset, own)
+                    sums = sums_of(feeds[stream]._session, judged)  # noqa: SLF001 - as above
+                    values = evaluator.evaluate(dataset, own, sums)
                     samples += int(values["rows"])
-                    _tell(order, stream, record, values)
-                    _share(feeds[stream], record, values)
+                    shares += bool(sums.given_up)
+                    _tell(order, stream, judged, values, sums)
+                    _share(feeds[stream], judged, values, sums)
                 checkpoints += 1
     if not order.as_json:
         totals = [f"{checkpoints} checkpoints", f"{samples} samples"]
-        print(finished_line(totals, time.monotonic() - began_s), flush=True)
+        why = f"{shares} of the evaluations are those of a share, as batches were given up" if shares else ""
+        print(finished_line(totals, time.monotonic() - began_s, why), flush=True)
+    return DataError.exit_code if shares else 0
 
 
 def _evaluator(module: ModelModule) -> Evaluator:
@@ -146,15 +158,17 @@ def _versions(order: EvaluateOrder, feeds: Iterable[Feed], began_s: float) -> It
             asked_s = time.monotonic()
         threading.Event().wait(min(_LOOK_EVERY_S, left_s))
     if not newest:
-        raise no_checkpoint(folder)
+        raise no_checkpoint(folder, is_followed=order.follow is not None)
 
 
-def no_checkpoint(folder: CheckpointFolder) -> DataError:
-    """The error if there is no model to evaluate, or to predict with."""
-    return DataError(
-        expected="a checkpoint", got="none", where=str(folder),
-        remedy="Train with FeedCheckpoint into this folder, or wait for it with evaluate --follow.",
-    )  # fmt: skip
+def no_checkpoint(folder: CheckpointFolder, *, is_followed: bool = False) -> DataError:
+    """The error if there is no model to evaluate, or to predict with; `is_followed` if one was waited for."""
+    remedy = (
+        "Train with FeedCheckpoint into this folder, and allow more time with --max-time, if that was all that lacked."
+        if is_followed
+        else "Train with FeedCheckpoint into this folder, or wait for it with evaluate --follow."
+    )
+    return DataError(expected="a checkpoint", got="none", where=str(folder), remedy=remedy)
 
 
 def models_own(arrays: Arrays, record: dict[str, Any]) -> list[Any]:
@@ -165,20 +179,22 @@ def models_own(arrays: Arrays, record: dict[str, Any]) -> list[Any]:
 # --- reports ---
 
 
-def _share(feed: Feed, record: dict[str, Any], values: dict[str, float]) -> None:
-    """Share the values, for `loader-server status`."""
+def _share(feed: Feed, judged: Judged, values: dict[str, float], sums: EvaluationSums) -> None:
+    """Tell the coordinator the values, for `loader-server status`."""
     means = {name: value for name, value in values.items() if name != "rows"}
-    at = {"epoch": record["epoch"], "step": record.get("step", 0)}
-    feed._session.share_results(means, rows=int(values["rows"]), **at)  # noqa: SLF001 - as above
+    feed._session.share_results(  # noqa: SLF001 - as above
+        means, rows=int(values["rows"]), epoch=judged.epoch, step=judged.step,
+        evaluation=sums.name or f"{judged.label} {judged.version[-8:]}",
+    )  # fmt: skip
 
 
-def _tell(order: EvaluateOrder, stream: str, record: dict[str, Any], values: dict[str, float]) -> None:
-    step, epoch = record.get("step", 0), record["epoch"]
+def _tell(order: EvaluateOrder, stream: str, judged: Judged, values: dict[str, float], sums: EvaluationSums) -> None:
+    step, epoch = judged.step, judged.epoch
     if order.summaries is not None:
         from trainer_client.tf.models.summaries import write_summaries  # noqa: PLC0415 - as above
 
         write_summaries(order.summaries, step, {f"{stream}/{name}": value for name, value in values.items()})
     if order.as_json:
-        print(judged_json(stream, step, epoch, values), flush=True)
+        print(judged_json(stream, step, epoch, values, given_up=sums.given_up, evaluation=sums.name), flush=True)
         return
-    print(judged_line(stream, step, epoch, values), flush=True)
+    print(judged_line(stream, step, epoch, values, given_up=sums.given_up), flush=True)

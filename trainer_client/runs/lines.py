@@ -35,16 +35,20 @@ def serving_line(server: int, servers: int, endpoint: str) -> str:
     return f"SERVING: share {server + 1} of {servers} at {endpoint}"
 
 
-def judged_line(stream: str, step: int, epochs: int, values: Mapping[str, float]) -> str:
-    """The line of an evaluation on a stream: loss and metrics, and over how many samples (`rows`)."""
+def judged_line(stream: str, step: int, epochs: int, values: Mapping[str, float], *, given_up: int = 0) -> str:
+    """Return the line of an evaluation on a stream: loss and metrics, and over how many samples (`rows`); which are
+    only a share of them if batches were given up.
+    """
     judged = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "rows")
-    return f"{stream} at step {step}, after {epochs} epochs: {judged} ({values['rows']:.0f} samples)"
+    lacking = f"{given_up} batches were" if given_up > 1 else "1 batch was"
+    share = f": a share, {lacking} given up" if given_up else ""
+    return f"{stream} at step {step}, after {epochs} epochs: {judged} ({values['rows']:.0f} samples{share})"
 
 
-def judged_json(stream: str, step: int, epochs: int, values: Mapping[str, float]) -> str:
-    """The same for scripts; a value that is not finite is null, because JSON has no such numbers."""
+def judged_json(stream: str, step: int, epochs: int, values: Mapping[str, float], **more: object) -> str:
+    """Return the same for scripts; a value that is not finite is null, because JSON has no such numbers."""
     numbers = {name: value if math.isfinite(value) else None for name, value in values.items()}
-    return json.dumps({"stream": stream, "step": step, "epoch": epochs, "values": numbers})
+    return json.dumps({"stream": stream, "step": step, "epoch": epochs, "values": numbers} | more)
 
 
 def finished_line(totals: Sequence[str], seconds: float, why: str = "") -> str:

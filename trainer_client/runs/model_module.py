@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +18,7 @@ from shared.hashing import digest64
 from shared.settings.values import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
 __all__ = ["EXAMPLES", "ModelModule"]
@@ -56,6 +57,12 @@ class ModelModule:
         """A digest of the module's source, to recognise a changed module; what it imports is not covered."""
         path = _imported(self.name).__file__
         return f"{digest64(Path(path).read_bytes()):016x}" if path is not None else ""
+
+    def version(self, pieces: Sequence[str]) -> str:
+        """Return a digest of what results hang on here: the source, the names of these pieces, and the parameters."""
+        names = [self._names.get(piece, piece) for piece in pieces]
+        said = json.dumps([self.full_name, self.digest(), names, self.parameters], sort_keys=True)
+        return f"{digest64(said.encode()):016x}"
 
     def find(self, piece: str) -> Any:  # noqa: ANN401 - whatever it is
         """The piece as the module has it; None if there is none, unless the user named it."""

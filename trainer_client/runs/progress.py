@@ -68,6 +68,7 @@ class RunProgress:
         if self._prints:
             line = f"{what} from epoch {there.epochs}, step {there.steps}, until {self._limits}"
             print(starting_line(line), flush=True)
+        self.stop(self._limits.passed(there))
         self._look()
 
     def count(self, *, epochs: int, steps: int = 0, samples: int = 0) -> bool:

@@ -85,6 +85,14 @@ class RunLimits:
             return f"{spell_time(self.max_time_s)} are over"
         return ""
 
+    def passed(self, there: RunTotals) -> str:
+        """Say that a checkpoint is beyond a limit already, so that nothing is trained; empty if it is not."""
+        limits = ((self.epochs, there.epochs, "epochs"), (self.steps, there.steps, "steps"))
+        for limit, done, what in limits:
+            if limit is not None and done > limit:
+                return f"nothing was left to train, as the checkpoint has {done} {what} and {limit} were asked for"
+        return ""
+
     def __str__(self) -> str:
         words = [f"{self.epochs} epochs" if self.epochs is not None else ""]
         words += [f"{self.steps} steps" if self.steps is not None else ""]

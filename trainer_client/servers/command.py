@@ -14,6 +14,7 @@ from shared.keys import ClientKeys, ServerKeys
 from shared.quick_import import quick_import
 from trainer_client.roles import role
 from trainer_client.runs.lines import serving_line
+from trainer_client.runs.usage import USUAL_STALENESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +29,7 @@ __all__ = ["connections_to", "epochs_of", "role_with_servers", "serve_share", "s
 
 
 #: What is usual, where nothing is said.
-_STALENESS, _PULL_EVERY = 8, 1
+_PULL_EVERY = 1
 
 
 def role_with_servers() -> Role:
@@ -88,9 +89,11 @@ def worker_settings(place: Role, options: StrategyOptions, until: Until) -> Serv
     from trainer_client.servers.served_model import SharesSettings  # noqa: PLC0415 - as above
 
     memory = None if options.server_memory is None else int(options.server_memory * 2**20)
-    staleness = _STALENESS if options.staleness is None else options.staleness
+    staleness = USUAL_STALENESS if options.staleness is None else options.staleness
     shares = SharesSettings(staleness=staleness, most=steps_of(until), memory=memory)
-    return ServedSettings(is_chief=place.is_master, pull_every=options.pull_every or _PULL_EVERY, shares=shares)
+    return ServedSettings(
+        is_chief=place.is_master, pull_every=options.pull_every or _PULL_EVERY, shares=shares, workers=place.world
+    )
 
 
 def _bindable(endpoint: str) -> str:

@@ -28,6 +28,7 @@ from trainer_client.servers.served_model import MovedError, ServedModel
 from trainer_client.strategies.single import Single
 from trainer_client.tf import ctrl_c
 from trainer_client.training.base_loop import BaseLoop
+from trainer_client.training.progress_line import Scope
 from trainer_client.training.step import APPLIED
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class ServedSettings:
     #: Steps from one pull to the next.
     pull_every: int
     shares: SharesSettings
+    #: How many workers there are.
+    workers: int = 1
     #: How long to wait for the chief.
     patience_s: float = 600.0
 
@@ -68,6 +71,8 @@ class ServedLoop(BaseLoop):
         _refuse_lockstep(data.feed._session)  # noqa: SLF001 - both are halves of one face
         super().__init__(model, data, Single(compiles_updates=False), settings, callbacks, writes=worker.is_chief)
         self._servers, self._worker = servers, worker
+        if worker.workers > 1:
+            self._teller.scope = Scope.SHARE
         self._is_joined = False
         #: Steps since the last pull; None: pull before the next.
         self._since_pull: int | None = None
@@ -133,7 +138,7 @@ class ServedLoop(BaseLoop):
             if loss is not None:
                 self._call(partial(self._callbacks.on_train_batch_end, batch, {"loss": loss}))
             batch += 1
-            self._look_up(loss)
+            self._look_up()
 
     def _call(self, callbacks: Callable[[], None]) -> None:
         """Call callbacks; the servers go by the learning rate that they set, and know of nothing else."""
@@ -174,6 +179,12 @@ class ServedLoop(BaseLoop):
             self._progress.stop(self._served.over)
         return loss
 
+    def _steps_done(self) -> int:
+        """Return how many steps of all workers are applied: the count that checkpoints have, and all that is told."""
+        steps = max(self._progress.steps, self._served.heard_version)
+        self._params[STEPS_DONE] = steps
+        return steps
+
     def _try(self, element: Any) -> tuple[float | None, int, bool]:  # noqa: ANN401 - as above
         """Loss, valid rows, and whether the batch is in the model."""
         loss, rows = None, 0
@@ -192,17 +203,15 @@ class ServedLoop(BaseLoop):
 
     def _end_epoch(self, epoch: int) -> None:
         noted, self._noted = self._noted, NotedMeans()
-        logs: dict[str, Any] = noted.means()
         self._progress.count(epochs=self._session.cursor.at.epoch)
-        if noted.rows:
-            self._session.share_results(logs, rows=noted.rows, epoch=epoch + 1, step=0)
+        logs, rows, whose = self._results_of(epoch, noted)
         cut = self._cut()  # which brings the servers' values, so that these are judged
         if self._worker.is_chief and cut is None:
             return  # servers have moved: the epoch is judged when it is over again
         self._call(partial(self._tell_callbacks, epoch, logs))
-        self._teller.tell_epoch(self._progress.totals, logs)
+        self._teller.tell_epoch(self._progress.totals, logs, whose)
         if self._early_stop is not None and JOB_ENDED not in self._params:
-            self._early_stop.note(epoch, logs, is_trained=noted.rows > 0)
+            self._early_stop.note(epoch, logs, is_trained=rows > 0)
         self._heed_callbacks()
         self._commit(cut)
 
@@ -210,6 +219,15 @@ class ServedLoop(BaseLoop):
         """One by one: the list of Keras would give each a copy, and the later ones are to see what the earlier add."""
         for callback in self._callbacks.callbacks:
             callback.on_epoch_end(epoch, logs)
+
+    def _results_of(self, epoch: int, noted: NotedMeans) -> tuple[dict[str, Any], int, str]:
+        """Report this worker's part of an epoch; what the chief has from all: means, over how many rows, and whose."""
+        logs: dict[str, Any] = noted.means()
+        if not self._worker.is_chief or self._worker.workers == 1:
+            self._session.share_results(logs, rows=noted.rows, epoch=epoch + 1, step=0)
+            return logs, noted.rows, ""
+        gathered = self._session.gather_results(logs, rows=noted.rows, epoch=epoch + 1)
+        return gathered.means if gathered.rows else {}, gathered.rows, gathered.words()
 
     # --- beginning and ending ---
 
@@ -221,14 +239,15 @@ class ServedLoop(BaseLoop):
             there = self._begin_as_chief()
         else:
             self._follow_chief(interruption)
+            there = replace(there, steps=self._served.version)
         self._is_joined = True
+        self._params[STEPS_DONE] = there.steps
         there = replace(there, epochs=self._session.cursor.at.epoch)
         self._rows = self._session.trained_rows
         self._progress.begin(f"training {self._session.stream}", there)
         self._progress.stop(self._served.over)
         self._heed_early_stop()
         self._teller.begin(self._progress, self._step.traces)
-        self._params[STEPS_DONE] = there.steps
         self._call(self._callbacks.on_train_begin)
 
     def _follow_chief(self, interruption: ctrl_c.Interruption) -> bool:

@@ -67,6 +67,11 @@ class ServedModel:
         self._shares: list[tuple[VariablePart, ...]] = []
         self._refused: Lease | None = None
 
+    @property
+    def heard_version(self) -> int:
+        """How many batches are applied, by the newest that was heard of."""
+        return int(self._heard_version)
+
     # --- joining ---
 
     def look(self, heed: Callable[[], None] | None = None) -> bool:

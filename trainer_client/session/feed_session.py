@@ -28,8 +28,12 @@ if TYPE_CHECKING:
     from shared.metrics.server import MetricsServer
     from shared.wire.layout import BucketShape, Field
     from trainer_client.network.receiver import ReceiverSettings
+    from trainer_client.session.shared_results import MeansOfTrainers
 
 __all__ = ["FeedSession", "MetricsSettings"]
+
+#: How long the results of an epoch are waited for, which others report as soon as they hear of its end.
+_GATHERING_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,14 +202,22 @@ class FeedSession:
             return None
         return self.cursor.epoch_rounds(), self.cursor.rounds_left()
 
-    def share_results(
-        self, values: Mapping[str, Any], *, rows: int, epoch: int, step: int, wait: bool = False
+    def share_results(  # noqa: PLR0913 - each is a fact of its own
+        self, values: Mapping[str, Any], *, rows: int, epoch: int, step: int, wait: bool = False, evaluation: str = ""
     ) -> dict[str, float] | None:
         """Report means over a number of rows to the coordinator; returns those over all ranks, if asked to wait for
-        them.
+        them. Those of a named `evaluation` are of all its batches.
         """
-        step = 0 if self.in_queue else step
-        return self._results.share(values, rows=rows, epoch=epoch, step=step, wait=wait)
+        step = 0 if self.in_queue and not evaluation else step
+        return self._results.share(values, rows=rows, epoch=epoch, step=step, wait=wait, evaluation=evaluation)
+
+    def gather_results(self, values: Mapping[str, Any], *, rows: int, epoch: int) -> MeansOfTrainers:
+        """In queue mode: report means of an epoch, and return those over all trainers that are there."""
+        return self._results.gather(values, rows=rows, epoch=epoch, patience_s=_GATHERING_S)
+
+    def sum_states(self, states: bytes, *, epoch: int, step: int) -> bytes:
+        """The sums over all ranks of what each says at this step; waits for them."""
+        return self._results.sum_states(states, epoch=epoch, step=step)
 
     def agree(self, value: float, *, epoch: int, step: int) -> float:
         """The mean of the values of all ranks at this step; waits for them."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shared.errors import SettingsError
 from shared.wire.lease_work import plan_epoch
 from shared.wire.parts import DoneSet, EpochDone
-from trainer_client.core.events import LeaseSettled
+from trainer_client.core.events import EvaluationNamed, LeaseSettled
 from trainer_client.core.upcoming import Position
 
 if TYPE_CHECKING:
@@ -45,10 +45,14 @@ class LeaseAccount:
         #: How many of its batches are settled, and how many rounds were said to be trained on.
         self._settled = self._counted = 0
         self.at = Position(answer.cursor.epoch, 0, answer.cursor.group)
+        #: Of a named evaluation: what a batch that is not settled adds to the metrics' variables.
+        self._states: dict[Lease, bytes] = {}
+        self._is_named = False
 
     def begin_reading(self) -> Position:
         """Where a reader that is opened now begins; batches that were taken and not settled come again."""
         self._taken.clear()
+        self._states.clear()
         self.reading += 1
         self._settled = self._counted = 0
         return self.at
@@ -115,7 +119,8 @@ class LeaseAccount:
             self._accounts.count_trained(batch.position.epoch, batch.number, stop=batch.number + 1)
         else:
             self._accounts.count_given_back(batch.position.epoch, batch.number)
-        self._receiver.outbox.tell(LeaseSettled(batch.lease, batch.generation, done, costs_try))
+        states = self._states.pop(batch.lease, b"") if done else b""
+        self._receiver.outbox.tell(LeaseSettled(batch.lease, batch.generation, done, costs_try, states))
 
     def count_to_end(self, start: Position, _rounds: int) -> None:
         """A reader that began at `start` reached the end of its epoch."""
@@ -127,7 +132,37 @@ class LeaseAccount:
         if account is not None:
             fields = account.log_fields(now_s=time.perf_counter(), batches=batches)
             self._receiver.log.info("epoch done", epoch=start.epoch, **fields)
+        self._warn_of_share(batches)
         self._move(start.epoch + 1)
+
+    def _warn_of_share(self, batches: int) -> None:
+        """Warn whoever takes what it read of an evaluation for all of it."""
+        if self._spec.work == "evaluate" and not self._is_named and self._settled < batches:
+            self._receiver.log.warning(
+                "only a share of the evaluation was read here, others read the rest: a mean over it is that of a share",
+                batches=self._settled, of=batches,
+            )  # fmt: skip
+
+    # --- evaluations whose metrics are summed ---
+
+    def begin_evaluation(self, name: str, nbytes: int) -> None:
+        """The next readers share the batches of this evaluation; each is to bring so many bytes of metric states."""
+        self._taken.clear()
+        self._is_named = True
+        self._receiver.outbox.tell(EvaluationNamed(name, nbytes))
+        self.at = Position(0, 0, self.at.group)
+
+    def note_states(self, states: bytes) -> None:
+        """The batch in hand, the oldest that is not settled, adds this to the metrics' variables."""
+        self._states[self.in_hand()] = states
+
+    def ask_sums(self) -> tuple[bytes, int] | None:
+        """What all batches add, and how many were given up; None, and the next reader reads on, if some are left."""
+        answer = self._receiver.ask_sums()
+        if answer.sums is None:
+            self.at = Position(0, 0, self.at.group)
+            return None
+        return answer.sums, answer.given_up
 
     def _move(self, epoch: int) -> None:
         self.at = Position(epoch, 0, self.at.group)

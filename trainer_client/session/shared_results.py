@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
+import time
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shared.errors import EndedError, SettingsError
+from shared.wire.parts import PIECE_BYTES
 from shared.wire.topics.result_messages import LONGEST_NAME, MOST_MEANS
 from trainer_client.core.events import ResultsTold
 
@@ -27,14 +31,32 @@ if TYPE_CHECKING:
     from shared.wire.messages import Aggregate
     from trainer_client.network.receiver import Receiver
 
-__all__ = ["SharedResults", "refuse_what_cannot_be_told"]
+__all__ = ["MeansOfTrainers", "SharedResults", "refuse_what_cannot_be_told"]
 
 #: How long to wait for the coordinator's receipt, which matters to a process that is about to end.
 _MOMENT_S = 1.0
 #: Kinds of arrays that are not numbers, although some would pass for them: strings, dates and complex numbers.
 _NO_NUMBERS = "SUMmc"
 
+#: How soon to ask again for what others report.
+_AGAIN_S = 0.1
+
 Values = tuple[tuple[str, float | None], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeansOfTrainers:
+    """Means over the rows of so many of the trainers that are there."""
+
+    means: dict[str, float]
+    rows: int
+    parts: int
+    trainers: int
+
+    def words(self) -> str:
+        """Return over what the means are, for a line."""
+        who = f"{self.parts}" if self.parts >= self.trainers else f"{self.parts} of {self.trainers}"
+        return f" ({self.rows} samples of {who} process{'es' if self.trainers > 1 else ''})"
 
 
 class SharedResults:
@@ -47,17 +69,36 @@ class SharedResults:
         #: Names that the log has already said are not shared.
         self._left_out: set[str] = set()
 
-    def share(
-        self, values: Mapping[str, Any], *, rows: int, epoch: int, step: int, wait: bool
+    def share(  # noqa: PLR0913 - each is a fact of its own
+        self, values: Mapping[str, Any], *, rows: int, epoch: int, step: int, wait: bool, evaluation: str = ""
     ) -> dict[str, float] | None:
         """Report those means that are numbers, over this many rows; the means over all ranks, if asked to wait."""
         told = _plain(values)
         self._log_left_out(values, told)
-        answer = self._receiver.tell_results(ResultsTold(0, epoch, step, rows, told), whole=wait)
+        answer = self._receiver.tell_results(ResultsTold(0, epoch, step, rows, told, evaluation=evaluation), whole=wait)
         said = self._receiver.wait_for(answer, of_all=True) if wait else _wait_a_moment(answer)
         if said is None or not said.whole:
             return None
         return {name: math.nan if value is None else value for name, value in said.values}
+
+    def gather(self, values: Mapping[str, Any], *, rows: int, epoch: int, patience_s: float) -> MeansOfTrainers:
+        """In queue mode: report means of an epoch, and return those over all trainers; waits a while until each of them
+        has reported.
+        """
+        until_s = time.monotonic() + patience_s
+        gathered = MeansOfTrainers(means=dict(values), rows=rows, parts=1, trainers=1)
+        while (left_s := until_s - time.monotonic()) > 0:
+            answer = self._receiver.tell_results(ResultsTold(0, epoch, 0, rows, _plain(values)), whole=True)
+            try:
+                said = self._receiver.wait_for(answer, timeout_s=left_s)
+            except FutureTimeoutError:  # the coordinator is away
+                break
+            means = {name: math.nan if value is None else value for name, value in said.values}
+            gathered = MeansOfTrainers(means=means, rows=said.rows, parts=said.parts, trainers=said.trainers)
+            if said.parts >= said.trainers:
+                break
+            threading.Event().wait(_AGAIN_S)
+        return gathered
 
     def _log_left_out(self, values: Mapping[str, Any], told: Values) -> None:
         names = set(values) - {name for name, _ in told} - self._left_out
@@ -74,6 +115,18 @@ class SharedResults:
         ((_, mean),) = self._receiver.wait_for(answer, of_all=True).values
         assert mean is not None
         return mean
+
+    def sum_states(self, states: bytes, *, epoch: int, step: int) -> bytes:
+        """Return the sums of what all ranks say at this step, of which nobody else is told; waits for them."""
+        summed = b""
+        for part, start in enumerate(range(0, len(states), PIECE_BYTES)):
+            piece = states[start : start + PIECE_BYTES]
+            told = ResultsTold(0, epoch, step, 1, (), aside=True, part=1 + part, states=piece)
+            answer = self._receiver.wait_for(self._receiver.tell_results(told, whole=True), of_all=True)
+            if len(answer.states) != len(piece):
+                raise _other_metrics()
+            summed += answer.states
+        return summed
 
     def end(self, why: str, *, epoch: int, step: int, together: bool = False) -> None:
         """The run ended in good order; if the coordinator is away, it is told as soon as it is back, while we live.
@@ -93,6 +146,13 @@ class SharedResults:
         answer = self._receiver.tell_results(ResultsTold(0, epoch, step, 0, (), why), whole=True)
         with contextlib.suppress(EndedError):
             self._receiver.wait_for(answer, of_all=True)
+
+
+def _other_metrics() -> SettingsError:
+    return SettingsError(
+        expected="the same metrics on all ranks", got="metrics whose states differ in size", where="evaluation",
+        remedy="Give all processes the same model and the same metrics, in the same order.",
+    )  # fmt: skip
 
 
 def _wait_a_moment(answer: Future[Aggregate]) -> Aggregate | None:

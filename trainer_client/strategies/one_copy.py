@@ -32,7 +32,7 @@ class OneCopy:
         self._name = name
         self.ranks = {"rank": 0, "replicas": len(devices), "world": len(devices)}
         self.judging = {"rank": 0}
-        self.said = f"{name}: {len(devices)} towers on {', '.join(devices)}; variables on {taken}"
+        self.said = f"{name}: {len(devices)} towers on {', '.join(devices)}; variables on {', '.join(places)} ({taken})"
         self._devices = devices
         self._is_model_built = False
         self._places = LeastLoaded(places)

@@ -45,7 +45,7 @@ from trainer_client.tf.untuned import untune_devices, untuned
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from trainer_client.session.batch_iterator import BatchIterator
     from trainer_client.session.feed_session import FeedSession
@@ -78,7 +78,7 @@ def make(
     def derived() -> tf.data.Dataset:
         return _pipeline(Openings(session, structure, _Derived(session))).prefetch(PREFETCH)
 
-    return FeedDataset(counting, counted, derived)
+    return FeedDataset(counting, counted, derived, structure)
 
 
 def distributed(
@@ -241,9 +241,14 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
     """
 
     def __init__(
-        self, counting: _Counting, counted: tf.data.Dataset, make_uncounted: Callable[[], tf.data.Dataset]
+        self,
+        counting: _Counting,
+        counted: tf.data.Dataset,
+        make_uncounted: Callable[[], tf.data.Dataset],
+        structure: ElementStructure,
     ) -> None:
         self._counting = counting
+        self._structure = structure
         self._counted = counted
         self._make_uncounted = make_uncounted
         self._warned = False
@@ -278,6 +283,11 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
         iterator.counting = self._counting
         self._counting.on_began(iterator)
         return iterator if leases is None else LeasedElements(iterator, leases)
+
+    def example(self) -> Any:  # noqa: ANN401 - an element
+        """Return an element of the smallest shape, without samples, for whoever has to know shapes before reading."""
+        *_, smallest = masked_batches(self._counting.session)
+        return _element_of(self._structure, smallest)
 
     def staged(self, make: Callable[[Callable[[], Any]], Any]) -> Iterator[Any]:
         """What `make` makes of elements, as many as it takes: by a thread, ahead of whoever iterates."""
@@ -428,8 +438,12 @@ def warm_up(session: FeedSession, step: Callable[[Any], Any], structure: Element
     """
     with _tracing_often():
         for batch in masked_batches(session):
-            element = structure.of({key: tf.constant(array) for key, array in batch.items()})
-            step(element if structure.map is None else structure.map(element))
+            step(_element_of(structure, batch))
+
+
+def _element_of(structure: ElementStructure, batch: Mapping[str, Any]) -> Any:  # noqa: ANN401 - tensors
+    element = structure.of({key: tf.constant(array) for key, array in batch.items()})
+    return element if structure.map is None else structure.map(element)
 
 
 @contextmanager

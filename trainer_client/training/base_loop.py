@@ -92,7 +92,7 @@ class BaseLoop:
         self._early_stop = _only_early_stop(callbacks)
         self._saved = SavedRun(settings.checkpoints, settings.keep, writes=writes)
         self._progress = progress_of(settings.until, session)
-        self._teller = Teller(session, settings.summaries, is_quiet=not writes)
+        self._teller = Teller(session, settings.summaries, settings.tell_every, is_quiet=not writes)
         self._noted = NotedMeans()
         self._log = Log("trainer", stream=session.stream)
         self._rows = self._saved_steps = 0
@@ -182,17 +182,21 @@ class BaseLoop:
         session = self._session
         trained, self._rows = session.trained_rows - self._rows, session.trained_rows
         self._noted.add({"loss": loss}, rows)
-        self._progress.count(epochs=session.cursor.at.epoch, steps=1, samples=trained)
+        self._teller.note_step(loss, rows)
+        steps = self._steps_done() - self._progress.steps
+        self._progress.count(epochs=session.cursor.at.epoch, steps=steps, samples=trained)
+
+    def _steps_done(self) -> int:
+        """How many steps are in the model, the one that was just applied included."""
+        return self._progress.steps + 1
 
     # --- between two steps ---
 
-    def _look_up(self, loss: float | None) -> None:
-        """What is to be told, saved or heeded now and then; without a loss, no step was applied."""
-        steps = self._progress.steps
+    def _look_up(self) -> None:
+        """What is to be told, saved or heeded now and then."""
         if self._step.traces > self._teller.traces:
             self._teller.count_traces(self._step.traces)
-        if loss is not None and steps and steps % self._settings.tell_every == 0:
-            self._teller.tell_step(self._progress, loss)
+        self._teller.tell_progress(self._progress)
         if self._is_save_due():
             self._save()
         self._heed_callbacks()

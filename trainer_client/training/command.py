@@ -5,7 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_client.runs.arguments import add_job, add_model, at_least, command_named, model_module, positive, whole
+from trainer_client.runs.arguments import (
+    add_job,
+    add_model,
+    at_least,
+    command_named,
+    model_module,
+    port,
+    positive,
+    refuse_usage,
+    whole,
+    wrong_usage,
+)
+from trainer_client.runs.usage import find_train_problem
 from trainer_client.strategies.choosing.all_reduce import ALL_REDUCES
 from trainer_client.strategies.choosing.variable_devices import VARIABLES_ON
 from trainer_client.strategies.options import HEEDED, StrategyOptions
@@ -35,7 +47,6 @@ def add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     """The command."""
     texts = ("Train a model on a stream.", _TRAIN, _TRAIN_EXAMPLES)
     command = command_named(commands, "train", _train, texts)
-    command.set_defaults(refuse_usage=command.error)
     group = add_model(command)
     for piece in ("loss", "optimizer", "eval-metrics", "callbacks"):
         group.add_argument(f"--{piece}", default="", metavar="[MODULE:]NAME", help="another than the module's")
@@ -48,7 +59,9 @@ def add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     add_job(command)
     command.add_argument("--stream", default="train", help="the stream to train on (train)")
-    command.add_argument("--metrics-port", type=int, metavar="PORT", help="serve metrics on loopback; 0: any free port")
+    command.add_argument(
+        "--metrics-port", type=port, metavar="PORT", help="serve metrics on loopback; 0: any free port"
+    )
     command.add_argument("--metrics-targets", type=Path, metavar="FOLDER", help="tell Prometheus there where")
     _add_strategy(command)
     _add_limits(command)
@@ -79,7 +92,12 @@ def _add_strategy(command: argparse.ArgumentParser) -> None:
         "--staleness", type=at_least(0), metavar="N",
         help="parameter-server: refuse gradients if more batches were applied since their variables were pulled (8)",
     )  # fmt: skip
-    group.add_argument("--pull-every", type=whole, metavar="N", help="parameter-server: steps from pull to pull (1)")
+    group.add_argument(
+        "--pull-every",
+        type=whole,
+        metavar="N",
+        help="parameter-server: steps from pull to pull; at most staleness + 1 (1)",
+    )
     group.add_argument(
         "--server-memory", type=positive, metavar="MIB", help="parameter-server: what each may hold, in MiB (any)"
     )
@@ -117,8 +135,7 @@ def _add_saving(command: argparse.ArgumentParser) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    if options.epochs is None and options.steps is None and options.max_time is None:
-        options.refuse_usage("one of --epochs, --steps and --max-time is needed, or training would have no end")
+    refuse_usage(options, find_train_problem(options))
     from trainer_client.runs.until import Until  # noqa: PLC0415 - so that --help is quick
     from trainer_client.training.train import TrainOrder, train  # noqa: PLC0415
 
@@ -132,7 +149,9 @@ def _train(options: argparse.Namespace) -> int:
         pull_every=options.pull_every,
         server_memory=options.server_memory,
     )
-    strategy.refuse_unheeded()
+    with wrong_usage(options):
+        strategy.refuse_unheeded()
+        until = Until(epochs=options.epochs, steps=options.steps, max_time_s=options.max_time)
     names = {piece: getattr(options, piece) for piece in ("loss", "optimizer", "eval_metrics", "callbacks")}
     order = TrainOrder(
         module=model_module(options, names),
@@ -151,7 +170,7 @@ def _train(options: argparse.Namespace) -> int:
     )
     train(
         order,
-        until=Until(epochs=options.epochs, steps=options.steps, max_time_s=options.max_time),
+        until=until,
         checkpoints=options.checkpoint,
         keep=options.keep,
         save_every_steps=options.save_every_steps,

@@ -94,7 +94,7 @@ class TrainingLoop(BaseLoop):
             loss = self._train_on(element)
             self._tell_callbacks(batch, loss)
             batch += 1
-            self._look_up(loss)
+            self._look_up()
         if self._session.in_queue and not self._is_within_epoch():
             next(iterator, None)  # the end of the epoch, which is seen only by asking
 

@@ -1,15 +1,28 @@
 """The line that tells every so many steps how training is going.
 
-Rules: pure; figures are those since the line before. It must not know feeds or TensorFlow.
+Rules: pure; figures are those since the line before, the loss among them: a mean over samples. A line says which of
+them are of this process alone, where a run has several. It must not know feeds or TensorFlow.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from trainer_client.runs.lines import spell_time
 
-__all__ = ["Figures", "Rates", "progress_line", "seconds_left"]
+__all__ = ["Figures", "Rates", "Scope", "progress_line", "seconds_left"]
+
+
+class Scope(Enum):
+    """Which of a line's figures are of this process alone, though others train the same model."""
+
+    #: There is no other process.
+    WHOLE = "whole"
+    #: Waiting and padding; the loss is of all, who go in step.
+    FEED = "feed"
+    #: The loss as well, as each process takes batches of its own.
+    SHARE = "share"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +57,23 @@ class Rates:
         )
 
 
-def progress_line(epoch: float, step: int, loss: float, rates: Rates, left_s: float | None) -> str:
-    """`epoch` counts what is done of the one in training as its part."""
-    left = "" if left_s is None else f", {spell_time(left_s)} left"
-    return (
-        f"epoch {epoch:.2f}, step {step}: loss {loss:.4f}, {rates.steps_per_s:.1f} steps/s, "
-        f"waiting {rates.waiting:.1%}, padding {rates.padding:.1%}{left}"
-    )
+def progress_line(
+    place: tuple[float, int], loss: float | None, rates: Rates, left_s: float | None, scope: Scope = Scope.WHOLE
+) -> str:
+    """Return the line; `place` is the epoch, which counts what is done of the one in training as a part, and the step.
+    Without samples there is no loss.
+    """
+    epoch, step = place
+    said = "no samples" if loss is None else f"loss {loss:.4f}"
+    pace = f"{rates.steps_per_s:.1f} steps/s"
+    feed = f"waiting {rates.waiting:.1%}, padding {rates.padding:.1%}"
+    figures = {
+        Scope.WHOLE: f"{said}, {pace}, {feed}",
+        Scope.FEED: f"{said}, {pace}; this process: {feed}",
+        Scope.SHARE: f"{pace}; this process: {said}, {feed}",
+    }[scope]
+    left = "" if left_s is None else f"{', ' if scope is Scope.WHOLE else '; '}{spell_time(left_s)} left"
+    return f"epoch {epoch:.2f}, step {step}: {figures}{left}"
 
 
 def seconds_left(

@@ -1,7 +1,8 @@
 """What the loop tells while it trains: a progress line every so many steps, summaries, and steps traced too late.
 Summaries have the batches ahead of the model as well, smoothed over steps.
 
-Rules: one process of all speaks. It decides nothing.
+Rules: one process of all speaks. A loss is the mean over the samples of all steps since the line before. A step has one
+line at most: one that was not applied, because its gradients came too late, is no step. It decides nothing.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from shared.logs import Log
+from trainer_client.runs.noted import NotedMeans
 from trainer_client.tf.models.summaries import Summaries
-from trainer_client.training.progress_line import Figures, Rates, progress_line, seconds_left
+from trainer_client.training.progress_line import Figures, Rates, Scope, progress_line, seconds_left
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,9 +32,14 @@ _LEFT = 0.95
 class Teller:
     """Of one run; `traces` is how often the step was traced, as far as it was told."""
 
-    def __init__(self, session: FeedSession, summaries: Path | None, *, is_quiet: bool) -> None:
+    def __init__(self, session: FeedSession, summaries: Path | None, every: int, *, is_quiet: bool) -> None:
         self.traces = 0
+        #: Of which steps and losses lines tell.
+        self.scope = Scope.FEED if session.world > session.replicas else Scope.WHOLE
         self._session = session
+        self._every = every
+        self._told_steps = 0
+        self._noted = NotedMeans()
         self._is_quiet = is_quiet
         self._summaries = Summaries(summaries) if summaries is not None and not is_quiet else None
         self._log = Log("trainer", stream=session.stream)
@@ -44,6 +51,11 @@ class Teller:
         """Training begins; what was traced so far was to be."""
         self.traces = traces
         self._before = self._figures(progress.totals.steps)
+        self._told_steps, self._noted = progress.totals.steps, NotedMeans()
+
+    def note_step(self, loss: float, rows: int) -> None:
+        """A step was applied, with this mean loss over so many samples."""
+        self._noted.add({"loss": loss}, rows)
 
     def note_ahead(self) -> None:
         """The model asks for its next batch: note how many there are."""
@@ -59,11 +71,15 @@ class Teller:
         self.traces = traces
         self._log.warning("a step was traced again: its shape was not planned", traces=traces)
 
-    def tell_step(self, progress: RunProgress, loss: float) -> None:
-        """How it is going."""
-        if self._is_quiet:
-            return
+    def tell_progress(self, progress: RunProgress) -> None:
+        """Tell how it is going, if it is time. Where others take steps as well, the count may pass over a multiple."""
+        before, self._told_steps = self._told_steps, progress.steps
+        if not self._is_quiet and progress.steps // self._every > before // self._every:
+            self._tell(progress)
+
+    def _tell(self, progress: RunProgress) -> None:
         totals, session = progress.totals, self._session
+        loss, self._noted = self._noted.means(), NotedMeans()
         now = self._figures(totals.steps)
         rates, self._before = Rates.between(self._before, now), now
         epoch = float(session.cursor.at.epoch)
@@ -73,8 +89,8 @@ class Teller:
         left_s = seconds_left(
             rates.steps_per_s, progress.left(epoch), epoch_steps=None if rounds is None else rounds[0]
         )
-        print(progress_line(epoch, totals.steps, loss, rates, left_s), flush=True)
-        values = {"loss": loss, "steps_per_s": rates.steps_per_s, "waiting": rates.waiting, "padding": rates.padding}
+        print(progress_line((epoch, totals.steps), loss.get("loss"), rates, left_s, self.scope), flush=True)
+        values = {**loss, "steps_per_s": rates.steps_per_s, "waiting": rates.waiting, "padding": rates.padding}
         values |= zip(("batches_ready", "batches_staged"), self._ahead, strict=False)
         self._summarize(totals.steps, values)
 
@@ -82,13 +98,13 @@ class Teller:
         """What the model was judged by within an epoch, of which lines have been printed."""
         self._summarize(steps, {name: float(value) for name, value in values.items() if name != "loss"})
 
-    def tell_epoch(self, totals: RunTotals, logs: Mapping[str, Any]) -> None:
-        """What an epoch came to, validation included."""
+    def tell_epoch(self, totals: RunTotals, logs: Mapping[str, Any], whose: str = "") -> None:
+        """Tell what an epoch came to, validation included; `whose`, if that needs to be said."""
         if self._is_quiet:
             return
         values = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
         said = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
-        print(f"epoch {totals.epochs} is over, step {totals.steps}: {said}", flush=True)
+        print(f"epoch {totals.epochs} is over, step {totals.steps}{whose}: {said}", flush=True)
         self._summarize(totals.steps, {f"epoch/{name}": value for name, value in values.items()})
 
     def _summarize(self, step: int, values: Mapping[str, float]) -> None:

@@ -52,6 +52,8 @@ class TrainOrder:
 
 def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the loop
     """Train until the target is reached."""
+    if order.export is not None:
+        _refuse_to_replace(order.export)
     if order.strategy.name == "parameter-server":
         _train_with_servers(order, settings)
         return
@@ -171,6 +173,17 @@ def _callbacks(order: TrainOrder, judges: list[Feed]) -> list[Any]:
 
     metrics = order.module.make_if_there("eval_metrics") or ()
     return [Validation(*judges, **order.judge_every, metrics=metrics, **order.module.feed_keys()), *own]
+
+
+def _refuse_to_replace(path: Path) -> None:
+    """Refuse to export to a folder that holds something else, which would be gone."""
+    is_folder_for_file = path.suffix == ".keras" and path.is_dir()
+    is_no_model = path.is_dir() and any(path.iterdir()) and not (path / "saved_model.pb").exists()
+    if is_folder_for_file or is_no_model:
+        raise SettingsError(
+            expected="a path of its own, or a model there that is to be replaced", got="a folder with something else",
+            where=f"--export {path}", remedy="Name a path that is not there yet.",
+        )  # fmt: skip
 
 
 def _export(path: Path, model: Any, data: TrainingData) -> None:  # noqa: ANN401 - Keras has no types

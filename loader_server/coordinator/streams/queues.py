@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server.coordinator import refusals
 from loader_server.coordinator.events import Send, Warn
+from loader_server.coordinator.streams.evaluations import Evaluations, is_evaluation
+from loader_server.leases.evaluation_table import EvaluationTable
 from loader_server.leases.table import LeaseSettings, LeaseTable
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
@@ -78,6 +80,7 @@ class Queues:
         self._keep = keep
         #: By stream and kind of work.
         self.tables: dict[tuple[str, str], LeaseTable] = {}
+        self._evaluations = Evaluations(self.tables, self._table, keep)
         self._leases_more = True
         #: Whether trainers that held leases before a restart have been given time to come back.
         self._is_taken_up = False
@@ -92,7 +95,8 @@ class Queues:
             if work == "train-end":
                 rules = replace(rules, floor_s=float("inf"), tries=_ENDLESS)
             settings = LeaseSettings(stream=stream, work=work, rules=rules, gone_s=GONE_AFTER * self._timeout_s)
-            self.tables[stream, work] = LeaseTable(settings, partial(self._batches, stream, work), self._keep)
+            kind = EvaluationTable if is_evaluation(work) else LeaseTable
+            self.tables[stream, work] = kind(settings, partial(self._batches, stream, work), self._keep)
         return self.tables[stream, work]
 
     def _batches(self, stream: str, work: str, epoch: int) -> int | None:
@@ -183,9 +187,12 @@ class Queues:
         if said.work == "train-end":
             is_over = self._table(said.stream, "train").unsettled() >= said.before
             said = replace(said, before=1, wanted=min(said.wanted, int(is_over)))
+        if said.states is not None and not (said.work == "evaluate" and self._streams[said.stream].view.evaluation):
+            return None
         if not self._leases_more:
             said = replace(said, wanted=0)
-        return self._table(said.stream, said.work).report(said, now_s)
+        table = self._table(said.stream, said.work) if said.states is None else self._evaluations.enter(said)
+        return table.report(said, now_s) if table is not None else None
 
     def lease_no_more(self) -> None:
         """The job was ended: what is leased is all that is done."""
@@ -207,6 +214,14 @@ class Queues:
 
     def _of(self, stream: str) -> list[LeaseTable]:
         return [table for (name, _), table in self.tables.items() if name == stream]
+
+    def _by_work(self, stream: str) -> dict[str, list[LeaseTable]]:
+        """The tables of a stream by the kind of work, those of single evaluations together."""
+        found: dict[str, list[LeaseTable]] = {}
+        for table in self._of(stream):
+            work = table.settings.work
+            found.setdefault("evaluate" if is_evaluation(work) else work, []).append(table)
+        return found
 
     # --- time ---
 
@@ -233,7 +248,11 @@ class Queues:
 
     def report_of(self, stream: str) -> dict[str, Any]:
         """The state of each kind of work."""
-        return {table.settings.work: _report(table) for table in self._of(stream)}
+        return {work: _report(tables) for work, tables in self._by_work(stream).items()}
+
+    def evaluations_of(self, stream: str) -> list[dict[str, Any]]:
+        """How far each evaluation is whose metrics are summed."""
+        return list(self._evaluations.report_of(stream))
 
 
 _NEWS = {
@@ -242,23 +261,24 @@ _NEWS = {
 }
 
 
-def _report(table: LeaseTable) -> dict[str, Any]:
-    epochs = table.epochs.values()
+#: What of a table's counts a report has.
+_COUNTED = ("failed", "expired", "returned", "late", "unknown")
+
+
+def _report(tables: list[LeaseTable]) -> dict[str, Any]:
+    """The state of one kind of work; `tables` are several where each evaluation has one of its own."""
+    epochs = [epoch for table in tables for epoch in table.epochs.values()]
+    dead = [(*key, out.failures) for table in tables for key, out in sorted(table.dead.items())]
     return {
-        "generation": table.generation,
-        "epoch": table.unsettled(),
+        "generation": tables[0].generation,
+        "epoch": tables[0].unsettled(),
         "open": sum(epoch.left for epoch in epochs),
         "leased": sum(epoch.leased for epoch in epochs),
         "done": sum(epoch.fresh - len(epoch.out) for epoch in epochs),
-        "failed": table.counts.failed,
-        "expired": table.counts.expired,
-        "returned": table.counts.returned,
-        "late": table.counts.late,
-        "unknown": table.counts.unknown,
-        "dead": len(table.dead),
+        **{name: sum(getattr(table.counts, name) for table in tables) for name in _COUNTED},
+        "dead": len(dead),
         "dead_letters": [
-            {"epoch": epoch, "number": number, "failures": one.failures}
-            for (epoch, number), one in sorted(table.dead.items())[:_MOST_NAMED]
+            {"epoch": epoch, "number": number, "failures": failures} for epoch, number, failures in dead[:_MOST_NAMED]
         ],
     }
 

@@ -5,21 +5,27 @@ world has reported. All get the same numbers, even those that ask again after a 
 kept before it is told. A rank that reports again has trained again, and begins another aggregate. In queue mode there
 is no world: the aggregate grows with each report, and its parts are kept, each as a fact of its own, so that one that
 is told anew replaces its older self; in training, a slow trainer's older epoch does not replace a newer one. The end of
-a run is reported with the epoch and step of its last results, and stands beside them.
+a run is reported with the epoch and step of its last results, and stands beside them. Results of a named evaluation are
+never added to those of another: in queue mode each report is of all its batches, so it replaces the one before.
+Ranks that evaluate together tell metric states, of which the aggregate is the sum.
 """
 
 from __future__ import annotations
 
+import base64
 import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from loader_server.coordinator.events import (
     Instruction,
     Keep,
     ResultsFact,
     ResultsKept,
+    ResultsLeft,
     ResultsPart,
     ResultsPartLeft,
     Send,
@@ -37,6 +43,8 @@ _MOST_OPEN = 16
 _MOST_PARTS = 4096
 #: What a message carries.
 _MOST_VALUES = 256
+#: So many evaluations of a stream are shown and kept, the newest.
+_MOST_EVALUATIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +59,9 @@ class _Told:
 
 
 _Means = tuple[tuple[str, float | None], ...]
-#: Epoch, step, the world (None in queue mode), and whether it is the end of a run, or what ranks agree on.
-_Key = tuple[int, int, int | None, bool, bool]
+#: Epoch, step, the world (None in queue mode), whether it is the end of a run, or what ranks agree on, and which piece
+#: of their metric states.
+_Key = tuple[int, int, int | None, bool, bool, int]
 
 
 class StreamResults:
@@ -60,8 +69,12 @@ class StreamResults:
 
     def __init__(self, *, evaluation: bool = False) -> None:
         self.latest: ResultsKept | None = None
+        #: How many trainers are attached.
+        self.trainers = 0
         #: What ranks last agreed on.
         self._agreed: ResultsKept | None = None
+        #: The newest results of each named evaluation.
+        self._evaluations: dict[str, ResultsKept] = {}
         self._evaluation = evaluation
         self._open: dict[_Key, dict[int, _Told]] = {}
         #: In queue mode: whose parts are in the journal, and of which aggregate.
@@ -87,8 +100,11 @@ class StreamResults:
     def _set(self, fact: ResultsKept) -> None:
         if fact.aside:
             self._agreed = fact
-        else:
-            self.latest = fact
+            return
+        self.latest = fact
+        if fact.evaluation:
+            self._evaluations.pop(fact.evaluation, None)
+            self._evaluations[fact.evaluation] = fact
 
     def begin_anew(self) -> list[ResultsFact]:
         """Training goes back to a checkpoint: nothing is added to earlier results, and epochs come again; what in
@@ -105,7 +121,7 @@ class StreamResults:
 
     def _told_with(self, kept: ResultsKept) -> list[tuple[int, int]]:
         """In queue mode: whose parts are in these results."""
-        parts = self._open.get((kept.epoch, kept.step, None, False, False), {})
+        parts = self._open.get((kept.epoch, kept.step, None, False, False, 0), {})
         return [(one.said.incarnation, one.said.serial) for one in parts.values()]
 
     def take(self, said: m.Results, peer: bytes, ranks: range, world: int | None) -> list[Instruction]:
@@ -114,8 +130,10 @@ class StreamResults:
         """
         for kept in (self.latest, self._agreed):
             if kept is not None and self._is_in(kept, said):
-                return [Send(peer, _answer(kept, said.serial))]
+                return [Send(peer, self._answer(kept, said.serial, parts=len(kept.told)))]
         key, mine = _key_of(said, world), _Told(peer, ranks, said)
+        if world is None and said.evaluation:
+            return self._keep(_together([mine]), hearers=[mine])
         parts = self._parts(key)
         if world is None:
             return self._add_in_queue(key, mine, parts)
@@ -132,7 +150,7 @@ class StreamResults:
         if (said.incarnation, said.serial) in kept.told:
             return True
         before = self._open.get(_key_of(said, None), {}).get(said.incarnation)
-        is_same = (said.epoch, said.step, said.aside) == (kept.epoch, kept.step, kept.aside)
+        is_same = (said.epoch, said.step, said.aside, said.part) == (kept.epoch, kept.step, kept.aside, kept.part)
         return is_same and before is not None and before.said.serial == said.serial
 
     def _add_in_queue(self, key: _Key, mine: _Told, parts: dict[int, _Told]) -> list[Instruction]:
@@ -141,11 +159,11 @@ class StreamResults:
             parts[said.incarnation] = mine
         whole = _together(parts.values())
         if self._is_late(said):
-            return [Send(mine.peer, _answer(whole, said.serial))]
+            return [Send(mine.peer, self._answer(whole, said.serial, parts=len(parts)))]
         has_part = said.incarnation in parts and not said.ended and not said.aside
         changed = self._changed_parts(key, mine, parts) if has_part else []
         whole = replace(self._after_latest(whole), told=((said.incarnation, said.serial),))
-        return [*map(Keep, changed), *self._keep(whole, hearers=[mine])]
+        return [*map(Keep, changed), *self._keep(whole, hearers=[mine], parts=len(parts))]
 
     def _changed_parts(self, key: _Key, mine: _Told, parts: dict[int, _Told]) -> list[ResultsFact]:
         """What makes the journal hold these parts: of the same aggregate as before, only what was told now."""
@@ -161,9 +179,22 @@ class StreamResults:
             return False
         return (said.epoch, said.step) < (self.latest.epoch, self.latest.step)
 
-    def _keep(self, kept: ResultsKept, *, hearers: Collection[_Told]) -> list[Instruction]:
+    def _keep(self, kept: ResultsKept, *, hearers: Collection[_Told], parts: int = 0) -> list[Instruction]:
         self._set(kept)
-        return [Keep(kept), *(Send(one.peer, _answer(kept, one.said.serial)) for one in hearers)]
+        left = [ResultsLeft(kept.stream, name) for name in list(self._evaluations)[:-_MOST_EVALUATIONS]]
+        for fact in left:
+            del self._evaluations[fact.evaluation]
+        return [
+            *map(Keep, left),
+            Keep(kept),
+            *(Send(one.peer, self._answer(kept, one.said.serial, parts=parts or len(hearers))) for one in hearers),
+        ]
+
+    def _answer(self, kept: ResultsKept, serial: int, *, parts: int) -> m.Aggregate:
+        return m.Aggregate(
+            serial=serial, whole=True, rows=kept.rows, values=kept.values, parts=parts, trainers=self.trainers,
+            states=base64.b64decode(kept.states),
+        )  # fmt: skip
 
     def _after_latest(self, one: ResultsKept) -> ResultsKept:
         """The end of a run has no values: the last values stand, and so do their reporters."""
@@ -179,16 +210,21 @@ class StreamResults:
 
     def report(self) -> dict[str, Any] | None:
         """The latest results, for people; None if there are none yet."""
-        latest = self.latest
-        if latest is None:
-            return None
-        return {
-            "epoch": latest.epoch,
-            "step": latest.step,
-            "rows": latest.rows,
-            "values": dict(latest.values),
-            "ended": latest.ended,
-        }
+        return _report(self.latest) if self.latest is not None else None
+
+    def report_of_evaluations(self) -> list[dict[str, Any]]:
+        """The newest results of each named evaluation, the newest last."""
+        return [{"evaluation": name} | _report(kept) for name, kept in self._evaluations.items()]
+
+
+def _report(kept: ResultsKept) -> dict[str, Any]:
+    return {
+        "epoch": kept.epoch,
+        "step": kept.step,
+        "rows": kept.rows,
+        "values": dict(kept.values),
+        "ended": kept.ended,
+    }
 
 
 def _left(stream: str, incarnations: Collection[int]) -> list[ResultsFact]:
@@ -212,11 +248,7 @@ def _recovered(fact: ResultsPart) -> _Told:
 
 
 def _key_of(said: m.Results, world: int | None) -> _Key:
-    return said.epoch, said.step, world, bool(said.ended), said.aside
-
-
-def _answer(kept: ResultsKept, serial: int) -> m.Aggregate:
-    return m.Aggregate(serial=serial, whole=True, rows=kept.rows, values=kept.values)
+    return said.epoch, said.step, world, bool(said.ended), said.aside, said.part
 
 
 def _together(parts: Collection[_Told]) -> ResultsKept:
@@ -237,7 +269,18 @@ def _together(parts: Collection[_Told]) -> ResultsKept:
         tuple((one.incarnation, one.serial) for one in told),
         next((one.ended for one in told if one.ended), ""),
         first.aside,
+        evaluation=first.evaluation,
+        part=first.part,
+        states=base64.b64encode(_summed([one.states for one in told])).decode(),
     )
+
+
+def _summed(states: list[bytes]) -> bytes:
+    """The sum of arrays of float64; nothing if they are not alike."""
+    if not states[0] or len({len(one) for one in states}) > 1 or len(states[0]) % 8:
+        return b""
+    summed: bytes = np.sum([np.frombuffer(one, "<f8") for one in states], axis=0, dtype="<f8").tobytes()
+    return summed
 
 
 def _mean(of: list[tuple[int, float | None]]) -> float | None:

@@ -18,6 +18,8 @@ from shared.wire.parts import (
     NAME,
     DoneSet,
     Lease,
+    MetricStates,
+    MetricSums,
     wire,
 )
 
@@ -40,6 +42,7 @@ class Outcomes(Message):
     wanted: int = wire(Integer(0, MOST_LEASES))
     before: int = wire(EPOCH)
     snapshot: bool = wire(FLAG)
+    states: MetricStates | None = wire(Maybe(record(MetricStates)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,7 @@ class Leases(Message):
     leases: tuple[Lease, ...] = wire(Many(record(Lease), MOST_LEASES))
     unsettled: int = wire(EPOCH)
     done: DoneSet | None = wire(Maybe(record(DoneSet)))
+    sums: MetricSums | None = wire(Maybe(record(MetricSums)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from shared.wire.bounds import FixedList, Many, Maybe, Number
 from shared.wire.declared import Message
-from shared.wire.parts import COUNT, EPOCH, FLAG, ID, NAME, PROSE, wire
+from shared.wire.parts import COUNT, EPOCH, FLAG, ID, NAME, PIECE, PROSE, wire
 
 __all__ = ["LONGEST_NAME", "MOST_MEANS", "Aggregate", "Results"]
 
@@ -34,6 +34,9 @@ class Results(Message):
     values: tuple[tuple[str, float | None], ...] = wire(Many(_MEAN, MOST_MEANS))
     ended: str = wire(PROSE)
     aside: bool = wire(FLAG)
+    evaluation: str = wire(NAME, "")
+    part: int = wire(COUNT, 0)
+    states: bytes = wire(PIECE, b"")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,3 +47,6 @@ class Aggregate(Message):
     whole: bool = wire(FLAG)
     rows: int = wire(COUNT)
     values: tuple[tuple[str, float | None], ...] = wire(Many(_MEAN, 256))
+    parts: int = wire(COUNT, 0)
+    trainers: int = wire(COUNT, 0)
+    states: bytes = wire(PIECE, b"")

@@ -63,3 +63,13 @@ def test_limits_and_totals_in_words():
 def test_totals_come_back_from_their_plain_values():
     assert RunTotals.of(THERE.state()) == THERE
     assert RunTotals.of({"epochs": 3}) == RunTotals(epochs=3)
+
+
+def test_a_checkpoint_beyond_what_was_asked_for_is_no_run_that_reached_it():
+    there = RunTotals(epochs=5, steps=110)
+    assert Until(epochs=3).from_there(there).passed(there) == (
+        "nothing was left to train, as the checkpoint has 5 epochs and 3 were asked for"
+    )
+    assert "has 110 steps and 100 were asked for" in Until(steps=100).from_there(there).passed(there)
+    for until in (Until(epochs=5), Until(epochs="+0"), Until(steps=110), Until(max_time_s=3)):
+        assert until.from_there(there).passed(there) == ""

@@ -20,8 +20,9 @@ with quick_import():
     from trainer_client import EarlyStop, NoProgress, Until, Validation
     from trainer_client.checkpoint_folder import CheckpointFolder
     from trainer_client.servers.served_loop import ServedLoop, ServedSettings
-    from trainer_client.servers.served_model import SharesSettings
+    from trainer_client.servers.served_model import ServedModel, SharesSettings
     from trainer_client.servers.server_connections import ServerConnections
+    from trainer_client.session.shared_results import MeansOfTrainers
     from trainer_client.strategies.single import Single
     from trainer_client.training.base_loop import LoopSettings, TrainingData
 
@@ -105,17 +106,18 @@ def dense():
     return [keras.layers.Reshape((1,)), keras.layers.Dense(1)]
 
 
-def train(served, folder, epochs, *callbacks, layers=dense, **more):
+def train(served, folder, epochs, *callbacks, layers=dense, workers=1, gathered=(), **more):
     """Train for as many epochs as there are, of so many steps each; why it ended, and the last record."""
     feed = FakeFeed(epochs=epochs)
     session = feed.session
+    session.gathered = dict(gathered)
     session.in_queue, session.epoch_rounds = True, lambda: None
     session.cursor = session.leases = QueueCursor(session)
     model = keras.Sequential([keras.layers.Input(()), *layers()])
     model.compile(served.make(), "mse")
     data = TrainingData(feed=feed, elements=Single().data(feed, FORM), for_each_shape=partial(feed.warm_up, **FORM))
     shares = SharesSettings(staleness=4, most=0, memory=None)
-    worker = ServedSettings(is_chief=True, pull_every=1, shares=shares)
+    worker = ServedSettings(is_chief=True, pull_every=1, shares=shares, workers=workers)
     settings = LoopSettings(until=Until(epochs=len(epochs)), checkpoints=folder, **more)
     connections = ServerConnections(served.endpoints, None, 60.0)
     try:
@@ -238,6 +240,39 @@ def test_a_chief_that_goes_on_with_what_servers_have_goes_on_with_their_rate(ser
 
 def dense_model():
     return keras.Sequential([keras.layers.Input(()), *dense()])
+
+
+def test_a_step_that_came_too_late_has_no_line(served, tmp_path, capsys, monkeypatch):
+    push, late = ServedModel.push, iter([False, False, True, True, True, False])
+    monkeypatch.setattr(ServedModel, "push", lambda *how: False if next(late, False) else push(*how))
+    train(served, tmp_path, (6,), tell_every=2)
+    lines = [line for line in capsys.readouterr().out.splitlines() if " steps/s" in line]
+    assert [line.partition(":")[0] for line in lines] == ["epoch 0.00, step 2"]
+
+
+def test_the_epochs_line_has_all_workers_and_others_say_that_they_are_of_this_process(served, tmp_path, capsys):
+    losses = Losses()
+    whole = MeansOfTrainers(means={"loss": 0.25}, rows=99, parts=2, trainers=2)
+    train(served, tmp_path, (2, 2), losses, workers=2, gathered={1: whole}, tell_every=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("epoch 0.00, step 2: ")
+    assert f" steps/s; this process: loss {np.average(losses.steps[:2], weights=[4, 2]):.4f}, waiting " in lines[1]
+    assert lines[2] == "epoch 1 is over, step 2 (99 samples of 2 processes): loss 0.2500"
+    assert lines[4].startswith("epoch 2 is over, step 4 (6 samples of 1 process): loss ")
+    assert losses.epochs[0] == 0.25
+
+
+def test_lines_count_the_steps_of_all_workers(served, tmp_path, capsys, monkeypatch):
+    """The server has heard of twice as many, of which this worker's are half."""
+    monkeypatch.setattr(ServedModel, "heard_version", property(lambda self: 2 * self._heard_version))
+    train(served, tmp_path, (4,), tell_every=4)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines if " steps/s" in line] == [
+        "epoch 0.00, step 4",
+        "epoch 0.00, step 8",
+    ]
+    assert "epoch 1 is over, step 8" in lines[-2]
+    assert lines[-1].startswith("FINISHED: 1 epochs, 8 steps, ")
 
 
 def table():

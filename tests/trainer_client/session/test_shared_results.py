@@ -12,6 +12,7 @@ import pytest
 import trainer_client
 from shared.errors import ClosedError, LostError, SettingsError
 from shared.wire import messages as m
+from shared.wire.parts import PIECE_BYTES
 from tests.support.ends import Ends
 from tests.support.loaders import wait_until
 
@@ -121,3 +122,48 @@ def test_the_end_of_an_elastic_run_is_told_once_all_are_there_to_wait_for_each_o
             feed._session.end_together()
     told = [(one.ended, one.epoch, one.step) for one in ends.heard if isinstance(one, m.Results)]
     assert [one for one in told if one[0]] == told[1:] == [("2 epochs are reached", 2, 9)]
+
+
+def test_states_of_ranks_are_summed_piece_by_piece(told):
+    ends, feed = told
+    ends.answers[m.Results] = lambda said: [
+        m.Aggregate(serial=said.serial, whole=True, rows=1, values=(), states=_doubled(said.states))
+    ]
+    states = np.arange(PIECE_BYTES // 4, dtype="<f8")
+    summed = feed._session.sum_states(states.tobytes(), epoch=1, step=2)
+    np.testing.assert_array_equal(np.frombuffer(summed, "<f8"), 2 * states)
+    pieces = [one for one in ends.heard if isinstance(one, m.Results)]
+    assert [(one.part, one.aside, one.epoch, one.step, len(one.states)) for one in pieces] == [
+        (part, True, 1, 2, PIECE_BYTES) for part in (1, 2)
+    ]
+
+
+def _doubled(states):
+    return (2 * np.frombuffer(states, "<f8")).tobytes()
+
+
+def test_ranks_with_other_metrics_are_told_so(told):
+    ends, feed = told
+    ends.answers[m.Results] = lambda said: [m.Aggregate(serial=said.serial, whole=True, rows=1, values=())]
+    with pytest.raises(SettingsError, match="expected the same metrics on all ranks"):
+        feed._session.sum_states(bytes(16), epoch=1, step=2)
+
+
+def test_results_of_an_epoch_are_waited_for_until_all_who_are_there_have_told(told):
+    ends, feed = told
+    parts = iter([1, 2])
+    ends.answers[m.Results] = lambda said: [
+        m.Aggregate(serial=said.serial, whole=True, rows=9, values=(("loss", 0.25),), parts=next(parts), trainers=2)
+    ]
+    found = feed._session.gather_results({"loss": 0.5}, rows=4, epoch=1)
+    assert (found.means, found.rows) == ({"loss": 0.25}, 9)
+    assert found.words() == " (9 samples of 2 processes)"
+
+
+def test_whoever_does_not_tell_is_waited_for_a_while_only(told):
+    ends, feed = told
+    ends.answers[m.Results] = lambda said: [
+        m.Aggregate(serial=said.serial, whole=True, rows=4, values=said.values, parts=1, trainers=2)
+    ]
+    found = feed._session._results.gather({"loss": 0.5}, rows=4, epoch=1, patience_s=0.3)
+    assert (found.means, found.words()) == ({"loss": 0.5}, " (4 samples of 1 of 2 processes)")

@@ -353,6 +353,37 @@ def test_a_batch_without_samples_changes_no_variable(tmp_path):
     assert not np.array_equal(seen[1][0], seen[2][0])
 
 
+class StepLosses(keras.callbacks.Callback):
+    """The loss of each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.losses.append(logs["loss"])
+
+
+def test_the_loss_of_a_line_is_the_mean_over_the_samples_since_the_line_before(tmp_path, capsys):
+    """Batches have four samples and two in turn."""
+    steps = StepLosses()
+    looped(tmp_path, Until(steps=6), callbacks=[steps], summaries=tmp_path / "logs", tell_every=3).run()
+    wants = [np.average(steps.losses[at : at + 3], weights=rows) for at, rows in ((0, (4, 2, 4)), (3, (2, 4, 2)))]
+    lines = [line for line in capsys.readouterr().out.splitlines() if " steps/s" in line]
+    for line, step, want in zip(lines, (3, 6), wants, strict=True):
+        assert f"step {step}: loss {want:.4f}, " in line
+    written = {one.step: one.value for one in scalars(tmp_path / "logs") if one.name == "loss"}
+    assert written == {step: pytest.approx(want) for step, want in zip((3, 6), wants, strict=True)}
+
+
+def test_a_line_without_samples_has_no_loss(tmp_path, capsys):
+    feed = FakeFeed(epochs=(3,), empty_at=lambda _epoch, number: number != 1)
+    looped(tmp_path, Until(steps=3), feed=feed, summaries=tmp_path / "logs", tell_every=1).run()
+    lines = [line for line in capsys.readouterr().out.splitlines() if " steps/s" in line]
+    assert ["no samples, " in line for line in lines] == [True, False, True]
+    assert [one.step for one in scalars(tmp_path / "logs") if one.name == "loss"] == [2]
+
+
 def test_validation_and_callbacks_of_the_users_are_called_as_fit_does(tmp_path, capsys):
     dev = FakeFeed(epochs=(2,), evaluation=True)
     dev.session.stream = "dev"
@@ -370,6 +401,7 @@ def test_validation_and_callbacks_of_the_users_are_called_as_fit_does(tmp_path, 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "STARTING: training fake from epoch 0, step 0, until 8 epochs"
     assert lines[1].startswith("epoch 0.50, step 2: loss ")
+    assert "this process" not in lines[1]
     assert any(line.startswith("dev at step 7, after 2 epochs: loss ") for line in lines)
     assert any(line.startswith("epoch 2 is over, step 7: loss ") and "val_dev_loss" in line for line in lines)
     assert lines[-1].startswith("FINISHED: 3 epochs, 11 steps, 34 samples, 0:00:")

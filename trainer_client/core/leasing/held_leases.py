@@ -9,6 +9,7 @@ Rules, each from an interleaving that failed without it:
   it was trained on; until then nothing new is leased, because a stuck consumer would be stuck on that, too.
 - A new reader gets again what was taken and not settled, as in lockstep, where reading moves nothing either.
 - What is settled of an older generation is not told: it is not in the model that was restored.
+- An evaluation that is named has a table of its own, of which nothing is known before its first answer.
 Pure.
 """
 
@@ -20,12 +21,15 @@ from typing import TYPE_CHECKING
 from shared.wire import messages as m
 from shared.wire.lease_work import MOST_LEASES, plan_epoch
 from trainer_client.core import instructions as i
+from trainer_client.core.leasing.done_leases import DoneLeases
+from trainer_client.core.leasing.named_evaluation import NamedEvaluation
 from trainer_client.core.upcoming import Entry, Position, Upcoming, UpcomingBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shared.wire.parts import Lease
+    from trainer_client.core.events import LeaseSettled
     from trainer_client.core.settings import CoreSettings
 
 __all__ = ["HeldLeases", "LeasedUpcoming"]
@@ -117,7 +121,7 @@ class HeldLeases:
         self._held: dict[Lease, None] = {}
         #: In the consumer's hands, but no longer ours.
         self._lost: set[Lease] = set()
-        self._done: dict[Lease, None] = {}
+        self._done = DoneLeases()
         self._failed: dict[Lease, None] = {}
         self._returned: dict[Lease, None] = {}
         self._serial = 0
@@ -135,6 +139,8 @@ class HeldLeases:
         self._drains = False
         self._states_asked: list[int] = []
         self._states_answered_by: list[int] = []
+        #: None: batches are leased that bring no metric states.
+        self._evaluation: NamedEvaluation | None = None
 
     @property
     def due_s(self) -> float:
@@ -158,23 +164,35 @@ class HeldLeases:
         self._out.append(i.Restart(reader, self._upcoming.head))
         return True
 
-    def settle(self, lease: Lease, generation: int, *, done: bool, costs_try: bool = True) -> None:
+    def settle(self, event: LeaseSettled) -> None:
         """The consumer is through with a batch, or failed at it, or gives it back."""
+        lease = event.lease
         self._upcoming.taken.pop(lease, None)
         self._lost.discard(lease)
         self.void.discard(lease)
-        if generation != self._generation:
+        if event.generation != self._generation:
             return
         is_held = lease in self._held
         self._held.pop(lease, None)
-        if done:
-            self._done[lease] = None
+        if event.done:
+            self._done.add(lease, event.states)
         elif is_held:
-            (self._failed if costs_try else self._returned)[lease] = None
+            (self._failed if event.costs_try else self._returned)[lease] = None
 
     def ask_state(self, serial: int) -> None:
         """Somebody wants to know what is done, this trainer's own batches included."""
         self._states_asked.append(serial)
+
+    def begin_evaluation(self, name: str, nbytes: int) -> None:
+        """Lease the batches of this evaluation from now on; nobody reads meanwhile."""
+        self._begin_generation(0)
+        self._unsettled, self._open = 0, None
+        self._evaluation = NamedEvaluation(name, nbytes, self._out)
+
+    def ask_sums(self, serial: int) -> None:
+        """Somebody wants the sums over all batches of the evaluation, this trainer's own included."""
+        assert self._evaluation is not None
+        self._evaluation.ask(serial)
 
     # --- the coordinator ---
 
@@ -200,11 +218,15 @@ class HeldLeases:
         if self._open is None or said.serial != self._open.serial:
             return False
         wanted, self._open, self._unsettled = self._open.wanted, None, said.unsettled
-        if said.generation != self._generation:
+        is_new = said.generation != self._generation
+        self._done.acknowledge(lost=said.sums is not None and said.sums.lost)
+        if self._evaluation is not None and said.sums is not None:
+            self._evaluation.receive(said.sums, is_new=is_new and self._generation != 0)
+        if is_new:
             self.is_taken_back |= self._generation != 0
             self._begin_generation(said.generation)
-        settled = self._done.keys() | self._failed.keys() | self._returned.keys()
-        ours = [lease for lease in said.leases if lease not in settled]
+        settled = self._failed.keys() | self._returned.keys()
+        ours = [lease for lease in said.leases if lease not in settled and lease not in self._done]
         self._lose([lease for lease in self._held if lease not in set(ours)])
         fresh = [lease for lease in ours if lease not in self._held]
         self._held.update(dict.fromkeys(fresh))
@@ -253,6 +275,7 @@ class HeldLeases:
 
     def _has_to_say(self, now_s: float) -> bool:
         is_news = bool(self._done or self._failed or self._returned or self._states_asked) or self._is_called
+        is_news |= self._evaluation is not None and self._evaluation.asked is not None
         is_hungry = now_s >= self._poll_s and self._wanted() > len(self._held)
         in_hand = self._in_hand()
         return is_news or is_hungry or (in_hand is not None and in_hand != self._told_in_hand)
@@ -275,7 +298,8 @@ class HeldLeases:
         return before if self._settings.epochs is None else min(before, max(self._settings.epochs, self._reader[1]))
 
     def _begin(self) -> None:
-        done, failed, returned = (_take(of) for of in (self._done, self._failed, self._returned))
+        done, start, content = self._done.take()
+        failed, returned = _take(self._failed), _take(self._returned)
         is_all = not self._done
         self._serial += 1
         self._told_in_hand, self._is_called = self._in_hand(), False
@@ -284,6 +308,7 @@ class HeldLeases:
             stream=self._stream, work=self._work, incarnation=self._settings.incarnation, serial=self._serial,
             generation=self._generation, done=done, failed=failed, returned=returned, in_hand=self._told_in_hand,
             wanted=min(MOST_LEASES, self._wanted()), before=self._before(), snapshot=snapshot,
+            states=self._evaluation.states(start, content, asks=is_all) if self._evaluation is not None else None,
         )  # fmt: skip
         if self._open.snapshot:
             self._states_answered_by, self._states_asked = self._states_asked, []

@@ -29,9 +29,24 @@ def plain_value(variable: Any) -> NDArray[np.generic]:  # noqa: ANN401 - a Keras
 def assign_values(variables: Sequence[Any], arrays: Sequence[NDArray[np.generic]]) -> None:
     """Give each variable its value; refused if they are not the variables of that model."""
     if [tuple(v.shape) for v in variables] != [a.shape for a in arrays]:
-        raise DataError(
-            expected=f"the model's {len(variables)} variables", got=f"{len(arrays)} of other shapes",
-            where="the checkpoint", remedy="Train the same model with the same optimizer, or use another folder.",
-        )  # fmt: skip
+        raise _another_model(variables, arrays)
     for variable, array in zip(variables, arrays, strict=True):
         variable.assign(tf.cast(array, variable.dtype))
+
+
+def _another_model(variables: Sequence[Any], arrays: Sequence[NDArray[np.generic]]) -> DataError:
+    """The error that names the first variable whose value is another one's, or how many values there are."""
+    pairs = zip(variables, arrays, strict=False)
+    odd = [(place, one, array) for place, (one, array) in enumerate(pairs) if tuple(one.shape) != array.shape]
+    expected, got = f"the model's {len(variables)} variables", f"{len(arrays)} values"
+    if odd:
+        place, variable, array = odd[0]
+        name = getattr(variable, "path", None) or variable.name
+        expected += f", of which number {place} is {name} with shape {tuple(variable.shape)}"
+        got += f", of which number {place} has shape {array.shape}" + (
+            f", and {len(odd) - 1} more have other shapes" if len(odd) > 1 else ""
+        )
+    return DataError(
+        expected=expected, got=got, where="the checkpoint",
+        remedy="Train the same model with the same optimizer, or use another folder.",
+    )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.wire import messages as m
-from shared.wire.parts import DoneSet, EpochDone, Lease
+from shared.wire.parts import DoneSet, EpochDone, Lease, MetricSums
 from tests.support.lone_core import NBYTES, SHAPE, LoneCore, address
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
@@ -285,3 +285,90 @@ def test_the_state_is_asked_for_after_all_that_was_settled():
     done = DoneSet((EpochDone(0, 4, (1, 1, 1)),))
     answer(lone, leased(1, 2, 3), done=done)
     assert lone.ordered(i.AnswerState) == [i.AnswerState(7, done)]
+
+
+# --- evaluations whose metrics are summed ---
+
+
+def evaluating():
+    """In an evaluation, with a reader, before its first answer."""
+    lone = queue(work="evaluate")
+    lone.tell(e.EvaluationNamed("model 9f", 16))
+    (said,) = open_reader(lone)
+    assert (said.states.evaluation, said.states.nbytes, said.generation, said.before) == ("model 9f", 16, 0, 1)
+    return lone
+
+
+def sums(lone, *leases, generation=1, unsettled=0, **other):
+    said = lone.core.stream.leases._open
+    values = {"lost": False, "settled": False, "batches": 0, "given_up": 0, "content": b""} | other
+    told = m.Leases(
+        serial=said.serial,
+        generation=generation,
+        leases=leases,
+        unsettled=unsettled,
+        sums=MetricSums(**values),
+        done=None,
+    )
+    return lone.tell(e.CoordinatorSaid(told))
+
+
+def answers(lone):
+    return [(one.sums, one.given_up) for one in lone.ordered(i.AnswerSums)]
+
+
+def test_a_batch_is_told_done_with_its_states_and_the_sums_are_asked_for_behind_it():
+    lone = evaluating()
+    (lease,) = leased(0)
+    sums(lone, lease)
+    lone.tell(e.LeaseSettled(lease, 1, done=True, states=b"a" * 16))
+    (said,) = reports(lone)
+    assert (said.done, said.states.content, said.states.sums_from) == ((lease,), b"a" * 16, None)
+    lone.tell(e.SumsAsked(7))
+    sums(lone, settled=True, unsettled=1)
+    assert answers(lone) == [], "that answer was to what was told before"
+    (said,) = reports(lone)
+    assert (said.done, said.states.sums_from) == ((), 0)
+    sums(lone, settled=True, given_up=1, content=b"s" * 8, unsettled=1)
+    (said,) = reports(lone)
+    assert said.states.sums_from == 8
+    sums(lone, settled=True, given_up=1, content=b"t" * 8, unsettled=1)
+    assert answers(lone) == [(b"s" * 8 + b"t" * 8, 1)]
+
+
+def test_whoever_asks_for_sums_before_all_is_settled_is_told_to_read_on():
+    lone = evaluating()
+    sums(lone)
+    lone.tell(e.SumsAsked(7))
+    sums(lone)
+    assert answers(lone) == [(None, 0)]
+
+
+def test_an_evaluation_that_began_anew_meanwhile_has_no_sums():
+    lone = evaluating()
+    sums(lone)
+    lone.tell(e.SumsAsked(7))
+    sums(lone, settled=True, content=b"s" * 16, generation=2)
+    assert answers(lone) == [(None, 0)]
+
+
+def test_what_the_coordinator_lost_the_beginning_of_is_told_again_and_is_no_lease():
+    lone = evaluating()
+    (lease,) = leased(0)
+    sums(lone, lease)
+    lone.tell(e.LeaseSettled(lease, 1, done=True, states=b"a" * 16))
+    sums(lone, lease, lost=True)
+    (said,) = reports(lone)[-1:]
+    assert (said.done, said.states.start, said.states.content) == ((lease,), 0, b"a" * 16)
+
+
+def test_another_evaluation_forgets_the_leases_of_the_last():
+    lone = evaluating()
+    (lease,) = leased(0)
+    sums(lone, lease)
+    lone.tell(e.EvaluationNamed("model 8e", 16))
+    (said,) = open_reader(lone, reader=2)
+    assert (said.states.evaluation, said.generation, said.done, said.returned) == ("model 8e", 0, (), ())
+    lone.tell(e.LeaseSettled(lease, 1, done=True, states=b"a" * 16))
+    sums(lone, generation=4)
+    assert all(not one.done for one in reports(lone))

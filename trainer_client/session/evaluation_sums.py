@@ -1,0 +1,155 @@
+"""The sums of metric states over all samples of an evaluation, whoever evaluates which: this process alone, ranks in
+lockstep that each have a share, or trainers in queue mode that lease batches.
+
+Rules: states are what a batch alone adds to the metrics' variables, as float64. Sums are handed out once they are over
+all batches, and only then. In queue mode an evaluation is known by its name, which is the same for all who evaluate one
+model, at one step, by the same metrics; a name holds digests of all three. It must not know TensorFlow: states are
+anything that NumPy makes an array of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from shared.hashing import digest64
+from shared.wire.parts import NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from trainer_client.session.feed_session import FeedSession
+
+__all__ = ["EvaluationSums", "Judged", "LeasedSums", "OwnSums", "RankSums", "digest_of_arrays", "sums_of"]
+
+#: Room in a name for its digest.
+_LABEL = NAME.longest - 20
+
+
+class EvaluationSums(Protocol):
+    """One evaluation, for whoever computes metrics."""
+
+    #: What the evaluation is called where others may take part; empty where nobody can.
+    name: str
+    #: How many batches were given up, so that the sums lack them.
+    given_up: int
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others add to the sums, so that nothing but sums counts."""
+
+    def begin(self, layout: str, nbytes: int) -> None:
+        """Begin; `layout` says which metrics these are, and a batch's states take so many bytes."""
+
+    def add(self, states: Any) -> None:  # noqa: ANN401 - a tensor, perhaps
+        """Add what the batch in hand contributes."""
+
+    def whole(self) -> NDArray[np.float64] | None:
+        """Return the sums over all batches; None if some are left, so that reading goes on."""
+
+
+class OwnSums:
+    """Sums of a process that evaluates all batches."""
+
+    is_shared = False
+    name = ""
+    given_up = 0
+
+    def __init__(self) -> None:
+        self._sums: Any = None
+
+    def begin(self, layout: str, nbytes: int) -> None:  # noqa: ARG002 - as `EvaluationSums` has it
+        """As `EvaluationSums` has it."""
+        self._sums = None
+
+    def add(self, states: Any) -> None:  # noqa: ANN401 - as above
+        """As `EvaluationSums` has it; without waiting for a device to have computed them."""
+        self._sums = states if self._sums is None else self._sums + states
+
+    def whole(self) -> NDArray[np.float64]:
+        """As `EvaluationSums` has it."""
+        return np.asarray(0.0 if self._sums is None else self._sums, np.float64)
+
+
+class RankSums(OwnSums):
+    """Ranks in lockstep each evaluate their own batches, and add them up at the end."""
+
+    is_shared = True
+
+    def __init__(self, session: FeedSession, *, epoch: int, step: int) -> None:
+        super().__init__()
+        self._session, self._epoch, self._step = session, epoch, step
+        self._nbytes = 0
+
+    def begin(self, layout: str, nbytes: int) -> None:
+        """As `EvaluationSums` has it."""
+        super().begin(layout, nbytes)
+        self._nbytes = nbytes
+
+    def whole(self) -> NDArray[np.float64]:
+        """As `EvaluationSums` has it: waits for all ranks."""
+        own = np.broadcast_to(super().whole(), (self._nbytes // 8,)).astype("<f8").tobytes()
+        return np.frombuffer(self._session.sum_states(own, epoch=self._epoch, step=self._step), "<f8")
+
+
+class LeasedSums:
+    """Trainers in queue mode evaluate what they lease; the coordinator adds each batch once."""
+
+    is_shared = True
+
+    def __init__(self, session: FeedSession, *, label: str, version: str) -> None:
+        assert session.leases is not None
+        self.name, self.given_up = "", 0
+        self._session, self._leases = session, session.leases
+        self._label, self._version = label, version
+
+    def begin(self, layout: str, nbytes: int) -> None:
+        """As `EvaluationSums` has it."""
+        digest = digest64(f"{self._version} {layout}".encode())
+        self.name = f"{self._label[:_LABEL]} {digest:016x}"
+        self._leases.begin_evaluation(self.name, nbytes)
+
+    def add(self, states: Any) -> None:  # noqa: ANN401 - as above
+        """As `EvaluationSums` has it: the batch in hand is told done with this."""
+        self._leases.note_states(np.asarray(states, "<f8").tobytes())
+
+    def whole(self) -> NDArray[np.float64] | None:
+        """As `EvaluationSums` has it; if the job was ended, what is left will never be done."""
+        answer = self._leases.ask_sums()
+        if answer is None:
+            if self._session.ended is not None:
+                raise self._session.ended
+            return None
+        sums, self.given_up = answer
+        return np.frombuffer(sums, "<f8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """Which model an evaluation judges: what people call it, a digest of all that its results hang on, and when."""
+
+    label: str
+    version: str
+    epoch: int
+    step: int
+
+
+def sums_of(session: FeedSession, judged: Judged) -> EvaluationSums:
+    """Return the sums for the way in which the stream's trainers share it."""
+    if session.in_queue:
+        version = f"{judged.version} {judged.epoch} {judged.step} {session.receiver.spec.plan_digest}"
+        return LeasedSums(session, label=judged.label, version=version)
+    if session.world > session.replicas:
+        return RankSums(session, epoch=judged.epoch, step=judged.step)
+    return OwnSums()
+
+
+def digest_of_arrays(arrays: Iterable[Any]) -> str:
+    """Return a digest of arrays' bytes, dtypes and shapes."""
+    whole = [np.ascontiguousarray(array) for array in arrays]
+    parts = [f"{array.dtype}{array.shape}{digest64(array.tobytes()):016x}" for array in whole]
+    return f"{digest64(' '.join(parts).encode()):016x}"
