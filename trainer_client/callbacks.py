@@ -303,7 +303,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         if self._progress is not None:
             record["run"] = self._progress.totals.state()
         if self._writes():
-            self._folder.write(arrays, record)
+            self._session.note_saved(self._folder.write(arrays, record), self._step())
         self._session.count_phase("checkpoint", time.perf_counter() - began_s)
         self._unsaved = 0
 
@@ -338,6 +338,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             return
         arrays, record = found
         self._session.cursor.restore(record["feed"])
+        self._session.note_saved(self._folder.newest_used, record.get("step", 0))
         self.model._initial_epoch = record["epoch"]  # noqa: SLF001 - Keras's own BackupAndRestore does it so
         is_over = self._begin(_totals(record))
         if self._restore_early_stop(record.get("early_stop", {})) or is_over:

@@ -66,6 +66,8 @@ class CheckpointFolder:
         self._chained = chained
         #: The number of the newest file when we last read or wrote.
         self._last = 0
+        #: The checkpoint that was read or written last.
+        self.newest_used: Path | None = None
         self._damaged: set[Path] = set()
         self._log = Log("trainer")
 
@@ -86,6 +88,7 @@ class CheckpointFolder:
             os.fsync(file.fileno())
         self._put(temporary, path)
         self._last = newest + 1
+        self.newest_used = path
         _sync_folder(self._folder)
         self._drop_old()
         return path
@@ -123,6 +126,7 @@ class CheckpointFolder:
             if reasons:
                 self._log.warning("an older checkpoint is taken", file=path, passed_over=len(reasons))
             self._damaged.update(reasons)
+            self.newest_used = path
             return path.name, *found
         if reasons:
             raise _none_is_whole(self._folder, reasons)

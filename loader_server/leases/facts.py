@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["EpochClosed", "EpochOpened", "LeaseFact", "NumberDone", "NumberOut", "TableRewound"]
+__all__ = ["BookAdvanced", "EpochClosed", "EpochOpened", "LeaseFact", "NumberDone", "NumberOut", "TableRewound"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,8 @@ class NumberOut:
     failures: int
     #: Given up, after too many failures.
     dead: bool
+    #: Why somebody failed at it last; empty: nobody did, or gave no reason.
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,14 @@ class TableRewound:
     generation: int
     incarnation: int
     serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class BookAdvanced:
+    """The book's identity, and how often it has changed before somebody was told of it."""
+
+    identity: int
+    revision: int
 
 
 LeaseFact = EpochOpened | EpochClosed | NumberOut | NumberDone | TableRewound

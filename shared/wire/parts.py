@@ -26,9 +26,11 @@ __all__ = [
     "SLOT",
     "UID",
     "WORLD",
+    "BookMark",
     "Cursor",
     "DoneSet",
     "EpochDone",
+    "Failure",
     "Lease",
     "Part",
     "PartGradient",
@@ -115,6 +117,22 @@ class Lease(Part):
     epoch: int = wire(EPOCH)
     number: int = wire(COUNT)
     nth: int = wire(COUNT)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure(Part):
+    """A leased batch that a trainer failed at, and why, in the user's words; empty: they gave no reason."""
+
+    lease: Lease = wire(record(Lease))
+    reason: str = wire(NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class BookMark(Part):
+    """The book of all lease tables of a coordinator, and how far it had come when somebody heard of it."""
+
+    identity: int = wire(ID)
+    revision: int = wire(COUNT)
 
 
 @dataclass(frozen=True, slots=True)

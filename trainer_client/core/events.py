@@ -33,6 +33,7 @@ __all__ = [
     "Opened",
     "QuestionAsked",
     "ResultsTold",
+    "Saved",
     "StateAsked",
     "TakenBack",
     "Took",
@@ -87,6 +88,15 @@ class LeaseSettled:
     generation: int
     done: bool
     costs_try: bool = True
+    #: Why the user failed at it, in their words.
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint of this name was written or restored."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +230,7 @@ Event = (
     | HandedBack
     | LeaseSettled
     | StateAsked
+    | Saved
     | EndAsked
     | EndSettled
     | QuestionAsked

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from shared.wire.messages import Failing
     from trainer_client.core.upcoming import Entry, UpcomingBatch
 
-__all__ = ["failing_machines", "job_ended", "nobody_left", "other_plan", "refused_by_all", "world_over", "wrong_bytes"]
+__all__ = [
+    "book_lost", "failing_machines", "job_ended", "nobody_left", "other_plan", "refused_by_all", "world_over",
+    "wrong_bytes",
+]  # fmt: skip
 
 
 def job_ended() -> EndedError:
@@ -81,6 +84,26 @@ def world_over(reason: str) -> StokerError:
         got=reason,
         where="coordinator",
         remedy="Join the next world, at the last checkpoint: `trainer_client.run_elastic` does it by itself.",
+    )
+
+
+#: What to do once the leases are lost, by the kind of work.
+_AFTER_LOSS = {
+    "train": "Start all trainers of this stream again: they resume at {saved}, and train again on what came after it.",
+    "evaluate": "Evaluate again: what this came to so far is no whole evaluation.",
+    "predict": "Predict again into the same folder: the parts that are there are kept.",
+}
+
+
+def book_lost(stream: str, work: str, saved: str) -> StokerError:
+    """The coordinator has another book of leases than the one that this trainer's are in."""
+    remedy = _AFTER_LOSS.get(work, _AFTER_LOSS["train"])
+    return RefusedError(
+        code="lost",
+        expected="the lease table that this trainer leased its batches from",
+        got="another one, because the coordinator's journal was deleted, cut or replaced",
+        where=f"coordinator, stream {stream}",
+        remedy=remedy.format(saved=f"the last checkpoint, {saved}" if saved else "the last checkpoint"),
     )
 
 

@@ -277,8 +277,8 @@ class ServedLoop(BaseLoop):
             return False
         with self._timed("checkpoint"):
             totals = replace(self._totals(), steps=self._served.version)
-            self._saved.commit(self._model, cut, totals, self._noted, self._early_stop)
-        self._note_saved(self._served.version)
+            written = self._saved.commit(self._model, cut, totals, self._noted, self._early_stop)
+        self._note_saved(written, self._served.version)
         return True
 
     def _totals(self) -> RunTotals:

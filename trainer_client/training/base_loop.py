@@ -223,7 +223,8 @@ class BaseLoop:
         by_time = every_s is not None and time.monotonic() - self._saved_at_s >= every_s
         return by_time or (every is not None and steps - self._saved_steps >= every)
 
-    def _note_saved(self, steps: int) -> None:
+    def _note_saved(self, checkpoint: Path | None, steps: int) -> None:
+        self._session.note_saved(checkpoint, steps)
         self._saved_steps, self._saved_at_s = steps, time.monotonic()
 
     @contextmanager

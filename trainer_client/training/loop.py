@@ -221,5 +221,5 @@ class TrainingLoop(BaseLoop):
         with self._timed("checkpoint"):
             state = self._session.cursor.state()
             self._refuse_another_run()  # which the state would be of
-            self._saved.commit(self._model, state, totals, self._noted, self._early_stop)
-        self._note_saved(totals.steps)
+            written = self._saved.commit(self._model, state, totals, self._noted, self._early_stop)
+        self._note_saved(written, totals.steps)

@@ -9,6 +9,7 @@ Rules, each from an interleaving that failed without it:
   it was trained on; until then nothing new is leased, because a stuck consumer would be stuck on that, too.
 - A new reader gets again what was taken and not settled, as in lockstep, where reading moves nothing either.
 - What is settled of an older generation is not told: it is not in the model that was restored.
+- Once the coordinator's book is another (`known_book`), nothing more is said: the feed has ended.
 Pure.
 """
 
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from shared.wire import messages as m
 from shared.wire.lease_work import MOST_LEASES, plan_epoch
+from shared.wire.parts import Failure
 from trainer_client.core import instructions as i
 from trainer_client.core.upcoming import Entry, Position, Upcoming, UpcomingBatch
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shared.wire.parts import Lease
+    from trainer_client.core.leasing.known_book import KnownBook
     from trainer_client.core.settings import CoreSettings
 
 __all__ = ["HeldLeases", "LeasedUpcoming"]
@@ -94,12 +97,14 @@ class LeasedUpcoming(Upcoming):
 class HeldLeases:
     """What is leased, what of it is settled, and what is open with the coordinator."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part of its own
         self,
         settings: CoreSettings,
         attached: m.Attached,
         prefetch: int,
         upcoming: LeasedUpcoming,
+        *,
+        book: KnownBook,
         out: list[i.Instruction],
     ) -> None:
         #: Leases that are no longer ours, and whose batches nobody has taken yet.
@@ -111,6 +116,7 @@ class HeldLeases:
         self._timeout_s = attached.heartbeat_timeout_ms / 1000
         self._prefetch = prefetch
         self._upcoming = upcoming
+        self._book = book
         self._out = out
         self._generation = 0
         #: In the order in which they were leased.
@@ -118,7 +124,8 @@ class HeldLeases:
         #: In the consumer's hands, but no longer ours.
         self._lost: set[Lease] = set()
         self._done: dict[Lease, None] = {}
-        self._failed: dict[Lease, None] = {}
+        #: With the user's reasons.
+        self._failed: dict[Lease, str] = {}
         self._returned: dict[Lease, None] = {}
         self._serial = 0
         self._open: m.Outcomes | None = None
@@ -139,6 +146,8 @@ class HeldLeases:
     @property
     def due_s(self) -> float:
         """When there will be something to say."""
+        if self._book.is_lost:
+            return float("inf")
         if self._open is not None:
             return self._again_s
         return self._poll_s if self._wanted() > len(self._held) else float("inf")
@@ -157,8 +166,8 @@ class HeldLeases:
         self._out.append(i.Restart(reader, self._upcoming.head))
         return True
 
-    def settle(self, lease: Lease, generation: int, *, done: bool, costs_try: bool = True) -> None:
-        """The consumer is through with a batch, or failed at it, or gives it back."""
+    def settle(self, lease: Lease, generation: int, *, done: bool, costs_try: bool = True, reason: str = "") -> None:
+        """The consumer is through with a batch, or failed at it for a reason, or gives it back."""
         self._upcoming.taken.pop(lease, None)
         self._lost.discard(lease)
         self.void.discard(lease)
@@ -168,8 +177,10 @@ class HeldLeases:
         self._held.pop(lease, None)
         if done:
             self._done[lease] = None
+        elif is_held and costs_try:
+            self._failed[lease] = reason
         elif is_held:
-            (self._failed if costs_try else self._returned)[lease] = None
+            self._returned[lease] = None
 
     def ask_state(self, serial: int) -> None:
         """Somebody wants to know what is done, this trainer's own batches included."""
@@ -198,6 +209,9 @@ class HeldLeases:
         """Take in an answer; False if it answers something else."""
         if self._open is None or said.serial != self._open.serial:
             return False
+        if not self._book.hear(said.book):
+            self._open = None
+            return True
         wanted, self._open, self._unsettled = self._open.wanted, None, said.unsettled
         if said.generation != self._generation:
             self.is_taken_back |= self._generation != 0
@@ -229,12 +243,15 @@ class HeldLeases:
     def _answer_states(self, said: m.Leases) -> None:
         done, self._states_answered_by, serials = said.done, [], self._states_answered_by
         if done is not None:
+            self._book.note_state(done)
             self._out.extend(i.AnswerState(serial, done) for serial in serials)
 
     # --- turns ---
 
     def decide(self, now_s: float) -> None:
         """End a reader that nothing is left for, and send the message that is due."""
+        if self._book.is_lost:
+            return
         self._end_reader()
         if self._open is None and self._has_to_say(now_s):
             self._begin()
@@ -274,15 +291,17 @@ class HeldLeases:
         return before if self._settings.epochs is None else min(before, max(self._settings.epochs, self._reader[1]))
 
     def _begin(self) -> None:
-        done, failed, returned = (_take(of) for of in (self._done, self._failed, self._returned))
+        done, returned = _take(self._done), _take(self._returned)
+        failed = tuple(Failure(lease, self._failed.pop(lease)) for lease in tuple(self._failed)[:MOST_LEASES])
         is_all = not self._done
         self._serial += 1
         self._told_in_hand, self._is_called = self._in_hand(), False
         snapshot = bool(self._states_asked) and is_all
         self._open = m.Outcomes(
             stream=self._stream, work=self._work, incarnation=self._settings.incarnation, serial=self._serial,
-            generation=self._generation, done=done, failed=failed, returned=returned, in_hand=self._told_in_hand,
-            wanted=min(MOST_LEASES, self._wanted()), before=self._before(), snapshot=snapshot,
+            book=self._book.mark, generation=self._generation, done=done, failed=failed, returned=returned,
+            in_hand=self._told_in_hand, wanted=min(MOST_LEASES, self._wanted()), before=self._before(),
+            snapshot=snapshot,
         )  # fmt: skip
         if self._open.snapshot:
             self._states_answered_by, self._states_asked = self._states_asked, []
