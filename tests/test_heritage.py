@@ -112,7 +112,6 @@ ROWS = {
 LATER: dict[str, str] = {
     "E21": "later: servers",
     "E22": "later: servers",
-    "E23": "later: leases",
     "E24": "later: evaluation",
     "L12": "later: runs",
     "T15": "later: strategies",

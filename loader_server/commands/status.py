@@ -263,7 +263,7 @@ def _failures(stream: str, work: str, table: dict[str, Any]) -> Iterator[str]:
     """Return why batches failed, the commonest reasons first."""
     reasons = list(table["reasons"].items())
     if reasons:
-        named = [f"{reason}, {count} times" for reason, count in reasons[:_MOST_NAMED]]
+        named = [f"{reason} ({count})" for reason, count in reasons[:_MOST_NAMED]]
         more = sum(count for _, count in reasons[_MOST_NAMED:])
         yield f"{stream} ({work}): tries failed: {'; '.join([*named, *([f'and {more} others'] if more else [])])}"
 

@@ -119,7 +119,13 @@ def nobody_left(tried: list[str], listed: int, timeout_s: float, failing: Failin
     shown = ", ".join(tried[:10]) + (f" and {len(tried) - 10} more" if len(tried) > 10 else "")
     return LostError(
         expected="a live worker",
-        got=f"none for {timeout_s:g} s; tried {len(tried)} of {listed}: {shown or 'none was ever there'}",
+        got=f"none for {timeout_s:g} s; {_how_many(len(tried), listed)}{shown and f': {shown}'}",
         where="feed",
         remedy="Start workers with `loader-server run` or `loader-server worker`, or look at their logs.",
     )
+
+
+def _how_many(tried: int, listed: int) -> str:
+    if not tried:
+        return f"none of the {listed} listed has answered" if listed else "none was ever there"
+    return f"tried {tried} of {listed}" if tried <= listed else f"tried {tried}, and {listed} are listed now"

@@ -91,9 +91,9 @@ class ServedLoop(BaseLoop):
         except EndedError:  # there is nothing more to train on, whatever servers have
             self._progress.stop(JOB_ENDED)
             self._end()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             self._save()
-            raise
+            raise self._interrupted(error) from None
 
     def _end(self) -> bool:
         """The chief commits what all have trained, and tells servers that the run is over. False if they have moved:

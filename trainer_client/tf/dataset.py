@@ -430,6 +430,8 @@ def warm_up(session: FeedSession, step: Callable[[Any], Any], structure: Element
     """
     with _tracing_often():
         for batch in masked_batches(session):
+            if isinstance(session.error, Exception):  # else shapes are compiled for minutes, for nothing
+                raise session.error
             element = structure.of({key: tf.constant(array) for key, array in batch.items()})
             step(element if structure.map is None else structure.map(element))
 

@@ -44,7 +44,7 @@ class TrainingLoop(BaseLoop):
     def run(self) -> str:
         """Train until the target is reached, or training ends early; why."""
         with ctrl_c.deferred(reads_on=self._placement.agrees_to_stop) as interruption:
-            self._begin()
+            self._begin_or_tell()
             try:
                 while not self.reason:
                     self._train_epoch(interruption)
@@ -54,9 +54,9 @@ class TrainingLoop(BaseLoop):
                 self._progress.stop(JOB_ENDED)
                 with suppress(EndedError):  # in queue mode a coordinator that is gone says no more what is done
                     self._save_if_whole()
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as error:
                 self._save_if_whole()
-                raise
+                raise self._interrupted(error) from None
             finally:
                 self._teller.close()
         self._finish()
@@ -167,6 +167,12 @@ class TrainingLoop(BaseLoop):
         self._save()
 
     # --- beginning and ending ---
+
+    def _begin_or_tell(self) -> None:
+        try:
+            self._begin()
+        except KeyboardInterrupt as error:
+            raise self._interrupted(error) from None
 
     def _begin(self) -> None:
         with self._timed("warm_up"):
