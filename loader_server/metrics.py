@@ -40,6 +40,7 @@ def coordinator_metrics(coordinator: Coordinator) -> Iterator[MetricSamples]:
     yield MetricSamples.one(names.UNSENDABLE, coordinator.unsendable)
     yield MetricSamples.one(names.JOURNAL_ERRORS, coordinator.writer.errors)
     yield MetricSamples.one(names.JOURNAL_WAITING, coordinator.writer.waiting)
+    yield MetricSamples.one(names.JOURNAL_LOST, bool(coordinator.writer.lost))
     yield MetricSamples.one(names.WORKERS, len(report["workers"]))
     yield MetricSamples(names.WORKER_SILENT, _silent(report["workers"]))
     streams = coordinator.streams

@@ -80,7 +80,8 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
             code = error.exit_code
         except KeyboardInterrupt as error:
             terminated = bool(came) or isinstance(error, Terminated)
-            print(f"{parser.prog}: {'terminated' if terminated else 'interrupted'}", file=sys.stderr)
+            what_is_left = f": {error}" if str(error) else ""  # what was saved, say
+            print(f"{parser.prog}: {'terminated' if terminated else 'interrupted'}{what_is_left}", file=sys.stderr)
             code = getattr(options, "term_exit", _TERMINATED) if terminated else _INTERRUPTED
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -111,7 +111,6 @@ ROWS = {
 #: Rows that no test shows yet: the area that brings them later.
 LATER: dict[str, str] = {
     "E21": "later: servers",
-    "E23": "later: leases",
     "E24": "later: evaluation",
     "L12": "later: runs",
     "T15": "later: strategies",
@@ -196,7 +195,6 @@ FAULTS = {
 FAULTS_LATER = {
     53: "later: faults",
     54: "later: faults",
-    56: "later: faults",
     57: "later: faults",
     58: "later: faults",
     59: "later: faults",

@@ -51,15 +51,19 @@ class Batch(dict[str, Any]):
         """In queue mode: this batch is trained on. Asking for the next one says the same."""
         self._say(done=True)
 
-    def failed(self) -> None:
-        """In queue mode: training on this batch failed. It is leased again, unless that was its last try."""
-        self._say(done=False)
+    def failed(self, reason: str = "") -> None:
+        """In queue mode: training on this batch failed. It is leased again, unless that was its last try.
+
+        `reason` says why, for people: the loaders' log, `loader-server status` and the list of batches that were given
+        up show it, and count failures by it. Its first 200 characters are told.
+        """
+        self._say(done=False, reason=reason)
 
     def give_back(self) -> None:
         """In queue mode: this batch was not trained on, through no fault of its own. It is leased again."""
         self._say(done=False, costs_try=False)
 
-    def _say(self, **outcome: bool) -> None:
+    def _say(self, **outcome: bool | str) -> None:
         if self._settle is None:
             raise SettingsError(
                 expected="a batch of a stream in queue mode",

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from shared.errors import EndedError, SettingsError, WorldChangedError
+from shared.logs import Log
 from trainer_client.checkpoint_folder import CheckpointFolder
 from trainer_client.runs.run import JOB_ENDED, progress_of
 from trainer_client.runs.until import RunTotals
@@ -77,6 +78,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             )
         self.times: EpochTimes | None = None
         self._session = feed._session  # noqa: SLF001 - both are halves of one face
+        self._log = Log("trainer", stream=self._session.stream)
         self._folder = CheckpointFolder(folder, keep, chained=self._session.is_elastic)
         self._every = every
         self._early_stop = early_stop
@@ -234,12 +236,19 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             if taken.ended:
                 self._stop_with_the_job()
             raise
-        except BaseException:
+        except BaseException as error:
             self._unwrap()
+            if isinstance(error, KeyboardInterrupt):
+                self._tell_what_is_saved()
             raise
         if self._early_stop is None:
             self._save_if_due()
         return logs
+
+    def _tell_what_is_saved(self) -> None:
+        """Say at which step `fit` was interrupted, and what it resumes at."""
+        saved = self._session.saved or "none"
+        self._log.warning("training is interrupted", step=self._step(), checkpoint=saved)
 
     def _save_if_due(self) -> None:
         if self._every is not None and self._unsaved >= self._every:
@@ -303,7 +312,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         if self._progress is not None:
             record["run"] = self._progress.totals.state()
         if self._writes():
-            self._folder.write(arrays, record)
+            self._session.note_saved(self._folder.write(arrays, record), self._step())
         self._session.count_phase("checkpoint", time.perf_counter() - began_s)
         self._unsaved = 0
 
@@ -338,6 +347,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             return
         arrays, record = found
         self._session.cursor.restore(record["feed"])
+        self._session.note_saved(self._folder.newest_used, record.get("step", 0))
         self.model._initial_epoch = record["epoch"]  # noqa: SLF001 - Keras's own BackupAndRestore does it so
         is_over = self._begin(_totals(record))
         if self._restore_early_stop(record.get("early_stop", {})) or is_over:

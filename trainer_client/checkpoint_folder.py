@@ -67,6 +67,8 @@ class CheckpointFolder:
         self._chained = chained
         #: The number of the newest file when we last read or wrote.
         self._last = 0
+        #: The checkpoint that was read or written last.
+        self.newest_used: Path | None = None
         self._damaged: set[Path] = set()
         self._log = Log("trainer")
 
@@ -92,6 +94,7 @@ class CheckpointFolder:
             raise
         self._put(temporary, path)
         self._last = newest + 1
+        self.newest_used = path
         _sync_folder(self._folder)
         self._drop_old()
         return path
@@ -129,6 +132,7 @@ class CheckpointFolder:
             if reasons:
                 self._log.warning("an older checkpoint is taken", file=path, passed_over=len(reasons))
             self._damaged.update(reasons)
+            self.newest_used = path
             return path.name, *found
         if reasons:
             raise _none_is_whole(self._folder, reasons)

@@ -219,12 +219,14 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     """What the tables do not say: what was left out, and what the bottleneck is."""
     for what, count in report["cut"].items():
         yield f"and {count} more {what}: the report is cut to what a message carries"
+    yield from _about_journal(report["journal"])
     yield from _about_workers(report)
     ends = report["ends"]
     if ends is not None:
         yield f"the job ends: {ends['trainers']} trainers are attached, with {ends['leased']} leased batches to finish"
     for name, stream in report["streams"].items():
         for work, one in _leases(stream):
+            yield from _failures(name, work, one)
             yield from _given_up(name, work, one)
     for name, stream in report["streams"].items():
         results = stream["results"]
@@ -234,6 +236,13 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     for name, stream in report["streams"].items():
         if stream["limit"] is not None:
             yield _limit(name, stream["limit"], stream["waited_permille"] / 1000)
+
+
+def _about_journal(journal: dict[str, Any]) -> Iterator[str]:
+    if journal["lost"]:
+        yield f"the journal is lost: {journal['lost']}. In queue mode nothing is leased until it is back"
+    elif journal["waiting"]:
+        yield f"the journal cannot be written: it lacks {journal['waiting']} facts, and in queue mode nothing is leased"
 
 
 def _about_workers(report: dict[str, Any]) -> Iterator[str]:
@@ -247,10 +256,23 @@ def _about_workers(report: dict[str, Any]) -> Iterator[str]:
 
 def _given_up(stream: str, work: str, table: dict[str, Any]) -> Iterator[str]:
     if table["dead"]:
-        named = [f"{one['number']} of epoch {one['epoch']}" for one in table["dead_letters"][:_MOST_NAMED]]
+        named = [_dead_letter(one) for one in table["dead_letters"][:_MOST_NAMED]]
         more = table["dead"] - len(named)
         which = ", ".join([*named, *([f"and {more} more"] if more else [])])
         yield f"{stream} ({work}): batches were given up because trainers failed at them too often: {which}"
+
+
+def _dead_letter(letter: dict[str, Any]) -> str:
+    return f"{letter['number']} of epoch {letter['epoch']} ({letter['reason']})"
+
+
+def _failures(stream: str, work: str, table: dict[str, Any]) -> Iterator[str]:
+    """Return why batches failed, the commonest reasons first."""
+    reasons = list(table["reasons"].items())
+    if reasons:
+        named = [f"{reason} ({count})" for reason, count in reasons[:_MOST_NAMED]]
+        more = sum(count for _, count in reasons[_MOST_NAMED:])
+        yield f"{stream} ({work}): tries failed: {'; '.join([*named, *([f'and {more} others'] if more else [])])}"
 
 
 def _waits(stream: str, elastic: dict[str, Any] | None) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from loader_server.leases.facts import LeaseFact
+from loader_server.leases.facts import BookAdvanced, LeaseFact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +30,7 @@ __all__ = [
     "GraphRuns",
     "GroupFixed",
     "Instruction",
+    "JournalLooked",
     "Keep",
     "RankTaken",
     "Received",
@@ -92,6 +93,14 @@ class Ticked:
 @dataclass(frozen=True, slots=True)
 class Excused:
     """We stalled, or could promise nothing: whoever could not be heard or answered is not to blame."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalLooked:
+    """How the journal stands: what has become of its files (empty: nothing), and how many facts it lacks."""
+
+    lost: str
+    waiting: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +242,7 @@ class WorldNamed:
 
 
 ResultsFact = ResultsKept | ResultsLeft | ResultsPart | ResultsPartLeft
-Fact = GroupFixed | Advanced | RankTaken | CulpritFound | Forgot | ResultsFact | WorldNamed | LeaseFact
+Fact = GroupFixed | Advanced | RankTaken | CulpritFound | Forgot | ResultsFact | WorldNamed | LeaseFact | BookAdvanced
 
 
 # --- instructions ---
@@ -270,5 +279,5 @@ class RunGraph:
     content: bytes
 
 
-Event = Received | Ticked | Excused | EndOrdered | GraphRuns | GraphFailed
+Event = Received | Ticked | Excused | JournalLooked | EndOrdered | GraphRuns | GraphFailed
 Instruction = Keep | Send | Warn | RunGraph

@@ -1,9 +1,12 @@
 """The coordinator's memory on disk: facts that survive a crash, the newest of each kind.
 
 Rules: SQLite with a write-ahead log, synchronised before anything is said that depends on it; one process at a time
-holds the lock, whose file says where that coordinator serves; each row carries a digest, and a row that does not match
-its own is dropped with a warning, because the fact can be found again; so is one that only another release understands.
-Who has which batch in queue mode nobody could find again: a damaged row of that is refused, with the way out.
+holds the lock (`journal_lock`); each row carries a digest, and a row that does not match its own is dropped with a
+warning, because the fact can be found again; so is one that only another release understands. Who has which batch in
+queue mode nobody could find again: a damaged row of that is refused, with the way out.
+
+Before and after each write the files are looked at (`journal_files`). If they were deleted, moved, replaced or cut, the
+write has failed, whatever SQLite says of it, and all is as with a full disk.
 
 When the disk is full, nothing is damaged: a write happens completely or not at all. `JournalWriter` keeps what could
 not be written, the newest fact of each key, and tries again. Meanwhile no lease is promised and none is taken back (see
@@ -18,9 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
-import os
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,10 @@ from loader_server.coordinator.events import (
     ResultsPartLeft,
     WorldNamed,
 )
+from loader_server.coordinator.journal_files import JournalFiles
+from loader_server.coordinator.journal_lock import JournalLock, LockedError
 from loader_server.leases.facts import (
+    BookAdvanced,
     EpochClosed,
     EpochOpened,
     LeaseFact,
@@ -57,10 +61,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["HeldError", "Journal", "JournalWriter", "WriteError"]
+__all__ = ["HeldError", "Journal", "JournalLostError", "JournalWriter", "WriteError"]
 
 #: What nobody could find out again: who has which batch, and which are done.
-_OF_LEASES = (EpochOpened, NumberOut, TableRewound, StatesSummed)
+_OF_LEASES = (EpochOpened, NumberOut, TableRewound, StatesSummed, BookAdvanced)
 
 _KINDS: dict[str, type[Fact]] = {
     kind.__name__: kind
@@ -84,33 +88,33 @@ class WriteError(DataError):
     """The journal cannot be written now; what it holds is intact."""
 
 
+class JournalLostError(WriteError):
+    """The journal's files are gone or cut: what it holds would not be found again."""
+
+
 class Journal:
     """One file; `write` returns when the facts are on disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._log = Log("journal")
+        self._files = JournalFiles(path)
         self._lock = self._hold()
         try:
             self._database = self._open()
+            self._files.note()
         except BaseException:
-            os.close(self._lock)
+            self._files.close()
+            self._lock.close()
             raise
 
-    def _hold(self) -> int:
+    def _hold(self) -> JournalLock:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            return JournalLock(self._path)
+        except LockedError as error:
+            raise self._held(error.endpoint) from None
         except OSError as error:
             raise self._no_room(error) from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            endpoint = os.pread(lock, 4096, 0).decode(errors="replace")
-            os.close(lock)
-            raise self._held(endpoint) from None
-        os.ftruncate(lock, 0)
-        return lock
 
     def _open(self) -> sqlite3.Connection:
         database: sqlite3.Connection | None = None
@@ -135,8 +139,7 @@ class Journal:
 
     def say_where(self, endpoint: str) -> None:
         """Write down where this coordinator serves, for processes that find the journal locked."""
-        with contextlib.suppress(OSError):  # a full disk: they have to find out in another way
-            os.pwrite(self._lock, endpoint.encode(), 0)
+        self._lock.say_where(endpoint)
 
     def read_facts(self) -> Iterator[Fact]:
         """All facts; damaged rows are left out, with a warning."""
@@ -163,11 +166,20 @@ class Journal:
             self._database.execute("BEGIN IMMEDIATE")
             for fact in facts:
                 self._write(fact)
+            self.refuse_lost()  # at the last moment: what is written into files that are gone is written
             self._database.execute("COMMIT")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, JournalLostError) as error:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
-            raise self._no_room(error) from error
+            raise (error if isinstance(error, JournalLostError) else self._no_room(error)) from error
+        self.refuse_lost()
+        self._files.note()
+
+    def refuse_lost(self) -> None:
+        """Raise if the journal's files were unlinked, moved, replaced or cut: what is in them would not survive."""
+        problem = self._files.problem()
+        if problem:
+            raise self._lost(problem)
 
     def _write(self, fact: Fact) -> None:
         key, body = _key(fact), _body(fact)
@@ -194,6 +206,15 @@ class Journal:
             remedy="Make room on its disk, and let this user write there.",
         )
 
+    def _lost(self, problem: str) -> JournalLostError:
+        return JournalLostError(
+            expected="the journal's files to be as the coordinator left them",
+            got=problem,
+            where=str(self._path.parent),
+            remedy="If they were moved, move them back. Otherwise end the trainers of streams in queue mode and the "
+            "loaders, and start them again: training resumes at the last checkpoint. Training in lockstep goes on.",
+        )
+
     def _damaged(self, error: Exception) -> DataError:
         return DataError(
             expected="a whole journal",
@@ -214,9 +235,9 @@ class Journal:
 
     def close(self) -> None:
         """Close file and lock."""
+        self._files.close()
         self._database.close()
-        os.ftruncate(self._lock, 0)
-        os.close(self._lock)
+        self._lock.close()
 
 
 class JournalWriter:
@@ -228,6 +249,8 @@ class JournalWriter:
         self._waiting: dict[str, Fact] = {}
         #: How many writes failed.
         self.errors = 0
+        #: What has become of the journal's files; empty if they are there, and whole.
+        self.lost = ""
 
     @property
     def waiting(self) -> int:
@@ -235,22 +258,35 @@ class JournalWriter:
         return len(self._waiting)
 
     def write(self, facts: Iterable[Fact]) -> bool:
-        """Write these, and whatever still waits; whether all are on disk."""
+        """Write these, and whatever still waits; whether all are on disk, and the journal is where it was."""
         had_waited = self.waiting
         self._waiting.update({_key(fact): fact for fact in facts})
-        if not self._waiting:
-            return True
+        error = self._try()
+        self._log_change(error, had_waited)
+        self.errors += error is not None and bool(self._waiting)
+        if error is None:
+            self._waiting.clear()
+        return error is None
+
+    def _try(self) -> WriteError | None:
         try:
-            self._journal.write(self._waiting.values())
+            if self._waiting:
+                self._journal.write(self._waiting.values())
+            else:
+                self._journal.refuse_lost()
         except WriteError as error:
-            self.errors += 1
-            if not had_waited:
-                self._log.error("journal cannot be written: what it lacks is tried again", error=str(error))
-            return False
-        self._waiting.clear()
-        if had_waited:
+            return error
+        return None
+
+    def _log_change(self, error: WriteError | None, had_waited: int) -> None:
+        """Log once that the journal cannot be written or is lost, and once that all is well again."""
+        was_lost, self.lost = self.lost, error.got if isinstance(error, JournalLostError) else ""
+        if self.lost and not was_lost:
+            self._log.error("journal is lost: nothing is leased until its files are back", error=str(error))
+        elif error is not None and not (self.lost or had_waited):
+            self._log.error("journal cannot be written: what it lacks is tried again", error=str(error))
+        elif error is None and (had_waited or was_lost):
             self._log.warning("journal is written again: nothing is lacking", facts=had_waited)
-        return True
 
 
 def _is_for_want_of_room(error: Exception) -> bool:
@@ -265,7 +301,7 @@ def _key(fact: Fact) -> str:
         return _key_of_results(fact)
     if isinstance(fact, LeaseFact):
         return _key_of_leases(fact)
-    name = f"{type(fact).__name__}/{fact.stream}"
+    name = type(fact).__name__ if isinstance(fact, BookAdvanced) else f"{type(fact).__name__}/{fact.stream}"
     return f"{name}/{fact.rank}" if isinstance(fact, RankTaken) else name
 
 

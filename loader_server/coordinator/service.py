@@ -3,7 +3,7 @@
 Rules: each turn takes in what came, writes the facts in one transaction, and only then sends. A peer that cannot be
 reached is not dropped here: judging silence is up to the state. A journal that cannot be written holds up only what
 would have to be kept (see journal), and a message that cannot be sent holds up nothing: both are counted. Until it can
-be written again no lease and no place is promised, and no lease expires.
+be written again no lease and no place is promised, and no lease expires. The same holds of one whose files are gone.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from loader_server.coordinator.events import (
     GraphFailed,
     GraphRuns,
     Instruction,
+    JournalLooked,
     Keep,
     Received,
     RunGraph,
@@ -174,6 +175,7 @@ class Coordinator:
                     due_s = now_s + self._tick_s
                     if not self.writer.write(()):
                         instructions += self._state.handle(Excused(), now_s)
+                    instructions += self._state.handle(JournalLooked(self.writer.lost, self.writer.waiting), now_s)
                     instructions += self._state.handle(Ticked(), now_s)
                     self.report = self._state.report(now_s)
                     tell(self.report)

@@ -16,6 +16,8 @@ One door: `handle(event, now_s) -> instructions`. Pure. Rules:
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from loader_server.coordinator import refusals
@@ -33,6 +35,7 @@ from loader_server.coordinator.events import (
     GraphRuns,
     GroupFixed,
     Instruction,
+    JournalLooked,
     Keep,
     RankTaken,
     ResultsFact,
@@ -52,7 +55,7 @@ from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, S
 from loader_server.coordinator.streams.world_rules import COUNTING_MS, WorldRules
 from loader_server.coordinator.streams.worlds import Worlds
 from loader_server.coordinator.workers import Workers
-from loader_server.leases.facts import LeaseFact
+from loader_server.leases.facts import BookAdvanced, LeaseFact
 from shared.endpoints import is_connectable, leads_elsewhere
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
@@ -86,12 +89,14 @@ class CoordinatorState:
         #: Whether the log says already that there is no room for more culprits.
         self._is_full = False
         self._convictions = Convictions(first_version)
+        self._journal: dict[str, Any] = {"lost": "", "waiting": 0}
         self._out: list[Instruction] = []
         self._queues = Queues(
             self._streams,
             group=settings.group,
             timeout_s=self._timeout_s,
             keep=lambda fact: self._out.append(Keep(fact)),
+            draw=partial(next, count(first_version)),
         )
         self.ending = Ending(self._streams, self._queues, timeout_s=self._timeout_s)
         self._worlds = Worlds(settings.job, self._streams, group=settings.group, timeout_s=self._timeout_s)
@@ -104,6 +109,8 @@ class CoordinatorState:
             self._tick(now_s)
         elif isinstance(event, Excused):
             self._queues.excuse(now_s)
+        elif isinstance(event, JournalLooked):
+            self._journal = {"lost": event.lost, "waiting": event.waiting}
         elif isinstance(event, EndOrdered):
             self._out.extend(self.ending.order(now_s, drains=event.drains))
         elif isinstance(event, GraphRuns):
@@ -131,9 +138,9 @@ class CoordinatorState:
             self._convictions.add(fact.stream, fact.identity, fact.ends)
         elif isinstance(fact, Forgot):
             self._convictions.forget(fact.stream, fact.identity)
-        elif fact.stream not in self._streams:
+        elif not isinstance(fact, BookAdvanced) and fact.stream not in self._streams:
             return
-        elif isinstance(fact, LeaseFact):
+        elif isinstance(fact, LeaseFact | BookAdvanced):
             self._queues.recover(fact)
         elif isinstance(fact, WorldNamed):
             self._worlds.recover(fact)
@@ -270,7 +277,9 @@ class CoordinatorState:
             self._keep(RankTaken(attach.stream, rank, order))
 
     def _grant(self, trainer: AttachedTrainer) -> m.Attached:
-        return grant(self._settings, self._streams[trainer.attach.stream], trainer, self._workers.members)
+        stream = self._streams[trainer.attach.stream]
+        mark = self._queues.mark() if stream.view.leases is not None else None
+        return grant(self._settings, stream, trainer, self._workers.members, mark)
 
     def _take_progress(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
         stream = self._streams.get(progress.stream)
@@ -454,6 +463,7 @@ class CoordinatorState:
             "failing": [{name: getattr(one, name) for name in one.checks} for one in self._workers.failing],
             "culprits": self._convictions.report(),
             "ends": self.ending.report(),
+            "journal": self._journal,
             **self.counts.report(),
         }
 

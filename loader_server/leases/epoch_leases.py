@@ -23,6 +23,8 @@ class OutNumber:
     #: The trainer that has it; 0: nobody.
     holder: int = 0
     failures: int = 0
+    #: Why somebody failed at it last.
+    reason: str = ""
 
     @property
     def open(self) -> bool:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.leases.facts import LeaseFact
+    from loader_server.leases.lease_book import LeaseBook
     from loader_server.leases.lease_trainer import LeaseTrainer
     from loader_server.leases.table import LeaseSettings
     from shared.wire.messages import Leases, Outcomes
@@ -36,10 +37,8 @@ _FLOAT64 = np.dtype("<f8")
 class EvaluationTable(LeaseTable):
     """A lease table of one epoch, and the sums over those of its batches that are done."""
 
-    def __init__(
-        self, settings: LeaseSettings, batches: Callable[[int], int | None], keep: Callable[[LeaseFact], None]
-    ) -> None:
-        super().__init__(settings, batches, keep)
+    def __init__(self, settings: LeaseSettings, batches: Callable[[int], int | None], book: LeaseBook) -> None:
+        super().__init__(settings, batches, book)
         #: How many batches are in the sums.
         self.summed = 0
         self._sums: NDArray[np.float64] = np.zeros(0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
+    "BookAdvanced",
     "EpochClosed",
     "EpochOpened",
     "LeaseFact",
@@ -60,6 +61,8 @@ class NumberOut:
     failures: int
     #: Given up, after too many failures.
     dead: bool
+    #: Why somebody failed at it last; empty: nobody did, or gave no reason.
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,14 @@ class TableRewound:
     generation: int
     incarnation: int
     serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class BookAdvanced:
+    """The book's identity, and how often it has changed before somebody was told of it."""
+
+    identity: int
+    revision: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,11 @@ Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from loader_server.leases.counts import NO_REASON, TOOK_TOO_LONG, TableCounts, TableNews
 from loader_server.leases.epoch_leases import EpochLeases, OutNumber
 from loader_server.leases.facts import EpochClosed, EpochOpened, LeaseFact, NumberDone, NumberOut, TableRewound
 from loader_server.leases.lease_trainer import Key, LeaseTrainer
@@ -31,7 +32,9 @@ from shared.wire.parts import DoneSet, EpochDone, Lease
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LeaseRules", "LeaseSettings", "LeaseTable", "TableCounts"]
+    from loader_server.leases.lease_book import LeaseBook
+
+__all__ = ["LeaseRules", "LeaseSettings", "LeaseTable"]
 
 #: A message has room for so many epochs that are under way, and for so many numbers that are out.
 _MOST_EPOCHS = 16
@@ -59,28 +62,10 @@ class LeaseSettings:
     gone_s: float
 
 
-@dataclass(slots=True)
-class TableCounts:
-    """What has happened so far."""
-
-    leased: int = 0
-    done: int = 0
-    failed: int = 0
-    expired: int = 0
-    #: Given back through no fault of the batch.
-    returned: int = 0
-    #: Reports of numbers that were done already, or that somebody else has by now.
-    late: int = 0
-    #: Reports of numbers that were never leased.
-    unknown: int = 0
-
-
 class LeaseTable:
-    """`batches` says how many numbers an epoch has (None: not yet known); `keep` takes what has to survive."""
+    """`batches` says how many numbers an epoch has (None: not yet known); `book` takes what has to survive."""
 
-    def __init__(
-        self, settings: LeaseSettings, batches: Callable[[int], int | None], keep: Callable[[LeaseFact], None]
-    ) -> None:
+    def __init__(self, settings: LeaseSettings, batches: Callable[[int], int | None], book: LeaseBook) -> None:
         self.settings = settings
         self.counts = TableCounts()
         self.generation = 1
@@ -90,7 +75,7 @@ class LeaseTable:
         #: Numbers that were given up.
         self.dead: dict[Key, OutNumber] = {}
         #: What people should know and have not been told yet.
-        self.news: list[tuple[str, Key]] = []
+        self.news: list[TableNews] = []
         #: Trainers that should report.
         self.calls: list[int] = []
         self._is_news_for_hungry = False
@@ -99,7 +84,7 @@ class LeaseTable:
         self._kept_out: dict[int, int] = {}
         self._pace = Pace(settings.rules.floor_s)
         self._batches = batches
-        self._keep_fact = keep
+        self._book = book
         self._rewound_by: tuple[int, int] | None = None
 
     # --- what survives ---
@@ -116,7 +101,7 @@ class LeaseTable:
             self._kept_out[fact.epoch] = fact.out
         elif isinstance(fact, NumberOut) and not fact.dead:
             self.dead.pop((fact.epoch, fact.number), None)
-            self._epoch(fact.epoch).put(fact.number, OutNumber(fact.nth, fact.holder, fact.failures))
+            self._epoch(fact.epoch).put(fact.number, OutNumber(fact.nth, fact.holder, fact.failures, fact.reason))
         elif isinstance(fact, NumberOut | NumberDone):
             self._settle_number(fact)
 
@@ -130,7 +115,7 @@ class LeaseTable:
         key = (fact.epoch, fact.number)
         self.dead.pop(key, None)
         if isinstance(fact, NumberOut):
-            self.dead[key] = OutNumber(fact.nth, 0, fact.failures)
+            self.dead[key] = OutNumber(fact.nth, 0, fact.failures, fact.reason)
         if fact.epoch in self.epochs:
             self.epochs[fact.epoch].remove(fact.number)
 
@@ -148,12 +133,12 @@ class LeaseTable:
             trainer.since_s = now_s
 
     def _keep(self, fact: LeaseFact) -> None:
-        self._keep_fact(fact)
+        self._book.keep(fact)
         self.recover(fact)
 
     def _keep_number(self, key: Key, one: OutNumber, *, dead: bool = False) -> None:
         name = self.settings
-        self._keep(NumberOut(name.stream, name.work, *key, one.nth, one.holder, one.failures, dead))
+        self._keep(NumberOut(name.stream, name.work, *key, one.nth, one.holder, one.failures, dead, one.reason))
 
     def _keep_epoch(self, at: int, batches: int, fresh: int, out: int) -> None:
         self._keep(EpochOpened(self.settings.stream, self.settings.work, at, batches, fresh, out))
@@ -187,8 +172,9 @@ class LeaseTable:
         leases = tuple(Lease(*key, self.epochs[key[0]].out[key[1]].nth) for key in trainer.leases)
         done = self.done_set() if said.snapshot else None
         return Leases(
-            serial=said.serial, generation=self.generation, leases=leases, unsettled=self.unsettled(), done=done
-        )
+            serial=said.serial, book=self._book.advance(), generation=self.generation, leases=leases,
+            unsettled=self.unsettled(), done=done,
+        )  # fmt: skip
 
     def _trainer(self, incarnation: int, now_s: float) -> LeaseTrainer:
         return self.trainers.setdefault(incarnation, LeaseTrainer(now_s))
@@ -199,8 +185,8 @@ class LeaseTable:
             self._pace.add((now_s - trainer.since_s) / len(said.done))
         for lease in said.done:
             self._finish(said.incarnation, lease)
-        for lease in said.failed:
-            self._fail(said.incarnation, lease)
+        for failure in said.failed:
+            self._fail(said.incarnation, failure.lease, failure.reason)
         for lease in said.returned:
             self._take_back(said.incarnation, lease)
 
@@ -218,7 +204,7 @@ class LeaseTable:
         self.counts.done += 1
         return True
 
-    def _fail(self, incarnation: int, lease: Lease) -> None:
+    def _fail(self, incarnation: int, lease: Lease, reason: str) -> None:
         one = self._look_up(lease)
         if one is None:
             return
@@ -226,7 +212,7 @@ class LeaseTable:
             self.counts.late += 1
             return
         self.counts.failed += 1
-        self._burn((lease.epoch, lease.number), one)
+        self._burn((lease.epoch, lease.number), one, reason or NO_REASON)
 
     def _take_back(self, incarnation: int, lease: Lease) -> None:
         one = self._look_up(lease)
@@ -252,7 +238,7 @@ class LeaseTable:
 
     def _note_unknown(self, lease: Lease) -> None:
         self.counts.unknown += 1
-        self.news.append(("unknown", (lease.epoch, lease.number)))
+        self.news.append(TableNews("unknown", (lease.epoch, lease.number)))
 
     # --- leasing ---
 
@@ -273,7 +259,7 @@ class LeaseTable:
         one = epoch.out.get(number, OutNumber())
         if number == epoch.fresh:
             epoch.fresh += 1
-        self._keep_number((at, number), OutNumber(one.nth + 1, incarnation, one.failures))
+        self._keep_number((at, number), replace(one, nth=one.nth + 1, holder=incarnation))
         trainer.leases[at, number] = None
         self._changed.add(at)
         self.counts.leased += 1
@@ -335,20 +321,21 @@ class LeaseTable:
         if holder is not None:
             holder.leases.pop(key, None)
 
-    def _burn(self, key: Key, one: OutNumber) -> None:
+    def _burn(self, key: Key, one: OutNumber, reason: str) -> None:
         """Count a try; after the last one the number is given up."""
         self._release(key, one)
+        self.counts.add_reason(reason)
         dead = one.failures + 1 >= self.settings.rules.tries
-        self._keep_number(key, OutNumber(one.nth, 0, one.failures + 1), dead=dead)
+        self._keep_number(key, OutNumber(one.nth, 0, one.failures + 1, reason), dead=dead)
+        self.news.append(TableNews("dead" if dead else "failed", key, reason))
         if dead:
             self._changed.add(key[0])
-            self.news.append(("dead", key))
         self._is_news_for_hungry = True
 
     def _give_back(self, key: Key) -> None:
         one = self.epochs[key[0]].out[key[1]]
         self._release(key, one)
-        self._keep_number(key, OutNumber(one.nth, 0, one.failures))
+        self._keep_number(key, replace(one, holder=0))
         self.counts.returned += 1
         self._is_news_for_hungry = True
 
@@ -356,6 +343,11 @@ class LeaseTable:
         if not trainer.called:
             self.calls.append(incarnation)
         trainer.called = True
+
+    def call_all(self) -> None:
+        """Call every trainer: what all of them have is void."""
+        for incarnation, trainer in self.trainers.items():
+            self._call(incarnation, trainer)
 
     def _call_hungry(self) -> None:
         """Call trainers that wait: numbers can be leased again, or an epoch has no more."""
@@ -386,7 +378,7 @@ class LeaseTable:
         if trainer.in_hand:
             self.counts.expired += 1
             key = keys.pop(0)
-            self._burn(key, self.epochs[key[0]].out[key[1]])
+            self._burn(key, self.epochs[key[0]].out[key[1]], TOOK_TOO_LONG)
         for key in keys:
             self._give_back(key)
         self._call(incarnation, trainer)

@@ -225,6 +225,11 @@ JOURNAL_WAITING = _coordinator.gauge(
     "Facts that could not be written to the journal yet; this is tried again each quarter of heartbeat_timeout_s.",
     "Above zero for longer than a moment: see the runbook, StokerJournalNotWritten.",
 )
+JOURNAL_LOST = _coordinator.gauge(
+    "stoker_journal_lost",
+    "1 if the journal's files were unlinked, moved, replaced or cut while the coordinator has them open, else 0.",
+    "In queue mode nothing is leased until that is mended: see the runbook, StokerJournalLost.",
+)
 WANTS_WAITING = _worker.gauge(
     "stoker_wants_waiting",
     "Wants in the worker's queue that nobody has begun to build.",

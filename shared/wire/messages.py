@@ -25,6 +25,7 @@ from shared.wire.parts import (
     SIZE,
     UID,
     WORLD,
+    BookMark,
     Cursor,
     DoneSet,
     Seal,
@@ -129,6 +130,7 @@ class Attached(Message):
     stream: str = wire(NAME)
     evaluation: bool = wire(FLAG)
     work: str | None = wire(Maybe(OneOf(WORK)))
+    book: BookMark | None = wire(Maybe(record(BookMark)))
     cursor: Cursor = wire(record(Cursor))
     next_group: int = wire(WORLD)
     batches: int = wire(COUNT)

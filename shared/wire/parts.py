@@ -26,9 +26,11 @@ __all__ = [
     "SLOT",
     "UID",
     "WORLD",
+    "BookMark",
     "Cursor",
     "DoneSet",
     "EpochDone",
+    "Failure",
     "Lease",
     "MetricStates",
     "MetricSums",
@@ -142,6 +144,22 @@ class MetricSums(Part):
     batches: int = wire(COUNT)
     given_up: int = wire(COUNT)
     content: bytes = wire(PIECE)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure(Part):
+    """A leased batch that a trainer failed at, and why, in the user's words; empty: they gave no reason."""
+
+    lease: Lease = wire(record(Lease))
+    reason: str = wire(NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class BookMark(Part):
+    """The book of all lease tables of a coordinator, and how far it had come when somebody heard of it."""
+
+    identity: int = wire(ID)
+    revision: int = wire(COUNT)
 
 
 @dataclass(frozen=True, slots=True)

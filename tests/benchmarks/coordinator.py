@@ -188,8 +188,9 @@ class Crowd:
         fake.serial, fake.asked_s = fake.serial + 1, now_s
         in_hand = fake.leases[1] if len(fake.leases) > 1 else None
         said = m.Outcomes(
-            stream="train", work="train", incarnation=fake.incarnation, serial=fake.serial, generation=fake.generation,
-            done=fake.leases[:1], failed=(), returned=(), in_hand=in_hand, wanted=2, before=1000, snapshot=False,
+            stream="train", work="train", incarnation=fake.incarnation, serial=fake.serial, book=None,
+            generation=fake.generation, done=fake.leases[:1], failed=(), returned=(), in_hand=in_hand, wanted=2,
+            before=1000, snapshot=False,
         )  # fmt: skip
         fake.socket.send(encode(said))
 

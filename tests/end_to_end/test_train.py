@@ -300,7 +300,9 @@ def test_how_long_each_phase_takes_is_a_metric_while_it_trains(folder: Path, end
         wait_until(lambda: fetch_metrics(target["address"])[staged] > 0, "batches that TensorFlow has")
         found = fetch_metrics(target["address"])
         process.send_signal(signal.SIGTERM)
-        ended(process)
+        _, complained = ended(process)
+    words = complained.splitlines()[-1]
+    assert re.fullmatch(rf"trainer-client: terminated: saved {folder}/measured/\d+\.npz, step \d+", words)
     phases = {
         dict(labels)["phase"]: value for (name, labels), value in found.items() if name == "stoker_phase_seconds_total"
     }

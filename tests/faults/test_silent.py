@@ -118,3 +118,24 @@ def test_a_coordinator_that_stalls_expires_nobody(tmp_path: Path, read) -> None:
             wait_until(lambda: len(ask(loaders.endpoint)["workers"]) == 2, "both workers are still members")
             assert [(first.number, first.digest), *((batch.number, batch.digest) for batch in reading)] == calm
             assert feed._session.error is None
+
+
+@pytest.mark.slow
+def test_workers_that_served_and_are_gone_are_named_though_nobody_lists_them_any_more(tmp_path: Path) -> None:
+    gone = r"\(served us, and is gone\)"
+    said = rf"expected a live worker, got none for 2 s; tried 2, and 0 are listed now: .*-0 {gone}, .*-1 {gone}"
+    job = write_job(tmp_path, samples=300, transforms=_SLOW, job='heartbeat_timeout = "200 ms"')
+    with (
+        running(job) as loaders,
+        trainer_client.connect(loaders.endpoint, lost_timeout_s=2.0) as feed,
+        feed.open() as reading,
+    ):
+        next(reading)
+        connections = feed._session.receiver.stream.connections
+        wait_until(lambda: len(connections.serving()) == 2, "both serve us")
+        loaders.process.send_signal(signal.SIGSTOP)  # nobody starts others
+        for worker in loaders.workers():
+            worker.kill()
+        with pytest.raises(trainer_client.LostError, match=said):
+            list(reading)
+        loaders.process.send_signal(signal.SIGCONT)

@@ -72,8 +72,9 @@ class View:
         return SettingsError(expected="smaller groups", got=f"{group}", where="epoch_parts", remedy="Write 64.")
 
 
-def coordinator(view: View | None = None, *, group: int = 0) -> CoordinatorState:
-    return CoordinatorState(replace(SETTINGS, group=group), {"train": view or View(), "dev": View(evaluation=True)})
+def coordinator(view: View | None = None, *, group: int = 0, first_version: int = 1) -> CoordinatorState:
+    streams = {"train": view or View(), "dev": View(evaluation=True)}
+    return CoordinatorState(replace(SETTINGS, group=group), streams, first_version=first_version)
 
 
 def attach(rank: int = 0, world: int = 1, *, at: tuple[int, int] | None = None, **other) -> m.Attach:

@@ -23,6 +23,7 @@ from trainer_client.session.shared_results import MeansOfTrainers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from pathlib import Path
 
 __all__ = ["BATCH_FIELDS", "SHAPES", "FakeCursor", "FakeFeed", "FakeSession", "LeasedCursor", "tag_of"]
 
@@ -188,10 +189,15 @@ class FakeSession:
         self.agreed: Callable[[float, dict[str, int]], float] = lambda value, _at: value
         self._let_go: Callable[[], None] | None = None
         self._on_close: Callable[[FakeSession], None] | None = None
+        self.saved = ""
         self.free: queue.SimpleQueue[Any] = queue.SimpleQueue()
         size = max(layout_of(self.fields, shape).nbytes for shape in self.shapes)
         for _ in range(self.slots):
             self.free.put(_aligned(size))
+
+    def note_saved(self, checkpoint: Path | None, step: int) -> None:
+        """As the real one."""
+        self.saved = f"{checkpoint}, step {step}" if checkpoint is not None else self.saved
 
     def open(self, *, keep_interrupt: bool = False) -> FakeIterator:
         self.openings += 1

@@ -44,7 +44,7 @@ def address(number: int, *, local: bool = True, incarnation: int = 0) -> WorkerA
 def attached(serial: int = 1, *, at: tuple[int, int] = (0, 0), **other: object) -> m.Attached:
     """The coordinator's answer."""
     said: dict[str, object] = {
-        "serial": serial, "job": "digits", "stream": "train", "evaluation": False, "work": None,
+        "serial": serial, "job": "digits", "stream": "train", "evaluation": False, "work": None, "book": None,
         "cursor": Cursor(*at, 4, DIGEST), "next_group": 4, "batches": BATCHES, "most_batches": BATCHES,
         "fields": FIELDS, "shapes": (SHAPE,),
         "producers": 0, "base_fields": (), "heartbeat_timeout_ms": 2000, "max_bad": 1.0,

@@ -29,6 +29,7 @@ from trainer_client.core.failures import job_ended, nobody_left, other_plan, ref
 from trainer_client.core.job_end import JobEnd
 from trainer_client.core.leasing.end_lease import EndLease
 from trainer_client.core.leasing.held_leases import HeldLeases, LeasedUpcoming
+from trainer_client.core.leasing.known_book import KnownBook
 from trainer_client.core.results import OpenResults
 from trainer_client.core.settings import CoreSettings, slots_for
 from trainer_client.core.slot_states import SlotStates
@@ -60,7 +61,8 @@ class AttachedStream:
         workers: dict[int, KnownWorker] = {}
         #: In queue mode.
         self.leases: HeldLeases | None = None
-        self.end = EndLease(settings, attached, out)
+        self.book = KnownBook(spec.stream, attached.work or "", out)
+        self.end = EndLease(settings, attached, self.book, out)
         self.job_end = JobEnd(settings, attached, out)
         self.upcoming = self._make_upcoming(settings, attached, start, prefetch, out)
         self.slots = SlotStates(slots)
@@ -82,7 +84,7 @@ class AttachedStream:
         if not attached.work:
             return Upcoming(start, settings.ranks, repeats=attached.evaluation)
         upcoming = LeasedUpcoming(start, attached.work, settings)
-        self.leases = HeldLeases(settings, attached, prefetch, upcoming, out)
+        self.leases = HeldLeases(settings, attached, prefetch, upcoming, book=self.book, out=out)
         return upcoming
 
 
@@ -222,6 +224,10 @@ class Core:
         assert self.stream.leases is not None
         self.stream.leases.ask_sums(event.serial)
 
+    def _on_saved(self, event: e.Saved, _now_s: float) -> None:
+        if self.stream is not None:
+            self.stream.book.note_saved(event.name)
+
     def _on_end_asked(self, event: e.EndAsked, now_s: float) -> None:
         assert self.stream is not None
         self.stream.end.ask(event.serial, now_s)
@@ -345,7 +351,9 @@ class Core:
             self._learn(cursor.epoch, cursor.group, said.batches, now_s)
         else:
             if self.attachment.restores:
+                stream.book.begin_anew(said.book)
                 stream.leases.rewind(cursor.epoch)
+            stream.book.learn(said.book)
             stream.leases.repeat(now_s)
             stream.end.repeat(now_s)
         self.attachment.answer(said)
@@ -458,6 +466,7 @@ class Core:
         e.StateAsked: _on_state_asked,
         e.EvaluationNamed: _on_evaluation_named,
         e.SumsAsked: _on_sums_asked,
+        e.Saved: _on_saved,
         e.EndAsked: _on_end_asked,
         e.EndSettled: _on_end_settled,
         e.QuestionAsked: _on_question_asked,

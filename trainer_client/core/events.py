@@ -34,6 +34,7 @@ __all__ = [
     "Opened",
     "QuestionAsked",
     "ResultsTold",
+    "Saved",
     "StateAsked",
     "SumsAsked",
     "TakenBack",
@@ -91,6 +92,15 @@ class LeaseSettled:
     costs_try: bool = True
     #: Of a named evaluation: what the batch adds to the metrics' variables.
     states: bytes = b""
+    #: Why the user failed at it, in their words.
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint of this name was written or restored."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +256,7 @@ Event = (
     | StateAsked
     | EvaluationNamed
     | SumsAsked
+    | Saved
     | EndAsked
     | EndSettled
     | QuestionAsked

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from shared.wire.messages import Failing
     from trainer_client.core.upcoming import Entry, UpcomingBatch
 
-__all__ = ["failing_machines", "job_ended", "nobody_left", "other_plan", "refused_by_all", "world_over", "wrong_bytes"]
+__all__ = [
+    "book_lost", "failing_machines", "job_ended", "nobody_left", "other_plan", "refused_by_all", "world_over",
+    "wrong_bytes",
+]  # fmt: skip
 
 
 def job_ended() -> EndedError:
@@ -84,6 +87,26 @@ def world_over(reason: str) -> StokerError:
     )
 
 
+#: What to do once the leases are lost, by the kind of work.
+_AFTER_LOSS = {
+    "train": "Start all trainers of this stream again: they resume at {saved}, and train again on what came after it.",
+    "evaluate": "Evaluate again: what this came to so far is no whole evaluation.",
+    "predict": "Predict again into the same folder: the parts that are there are kept.",
+}
+
+
+def book_lost(stream: str, work: str, saved: str) -> StokerError:
+    """The coordinator has another book of leases than the one that this trainer's are in."""
+    remedy = _AFTER_LOSS.get(work, _AFTER_LOSS["train"])
+    return RefusedError(
+        code="lost",
+        expected="the lease table that this trainer leased its batches from",
+        got="another one, because the coordinator's journal was deleted, cut or replaced",
+        where=f"coordinator, stream {stream}",
+        remedy=remedy.format(saved=f"the last checkpoint, {saved}" if saved else "the last checkpoint"),
+    )
+
+
 def nobody_left(tried: list[str], listed: int, timeout_s: float, failing: Failing | None = None) -> StokerError:
     """No worker is left that could build the head; `failing` says why one of them does not come back."""
     if failing is not None:
@@ -96,7 +119,13 @@ def nobody_left(tried: list[str], listed: int, timeout_s: float, failing: Failin
     shown = ", ".join(tried[:10]) + (f" and {len(tried) - 10} more" if len(tried) > 10 else "")
     return LostError(
         expected="a live worker",
-        got=f"none for {timeout_s:g} s; tried {len(tried)} of {listed}: {shown or 'none was ever there'}",
+        got=f"none for {timeout_s:g} s; {_how_many(len(tried), listed)}{shown and f': {shown}'}",
         where="feed",
         remedy="Start workers with `loader-server run` or `loader-server worker`, or look at their logs.",
     )
+
+
+def _how_many(tried: int, listed: int) -> str:
+    if not tried:
+        return f"none of the {listed} listed has answered" if listed else "none was ever there"
+    return f"tried {tried} of {listed}" if tried <= listed else f"tried {tried}, and {listed} are listed now"

@@ -470,7 +470,9 @@ class Receiver:
     # --- the end ---
 
     def _fail(self, error: BaseException) -> None:
-        if isinstance(error, WorldChangedError):
+        if isinstance(self.outbox.error, Exception):
+            pass  # it has stopped already, and the first error is the one that counts
+        elif isinstance(error, WorldChangedError):
             self.log.info("world is over", reason=error.got)
         else:
             self.log.error("feed stops", error=str(error))

@@ -102,9 +102,9 @@ class ServedLoop(BaseLoop):
         except EndedError:  # there is nothing more to train on, whatever servers have
             self._progress.stop(JOB_ENDED)
             self._end()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             self._save()
-            raise
+            raise self._interrupted(error) from None
 
     def _end(self) -> bool:
         """The chief commits what all have trained, and tells servers that the run is over. False if they have moved:
@@ -354,8 +354,8 @@ class ServedLoop(BaseLoop):
             return False
         with self._timed("checkpoint"):
             totals = replace(self._totals(), steps=self._served.version)
-            self._saved.commit(self._model, cut, totals, self._noted, self._early_stop)
-        self._note_saved(self._served.version)
+            written = self._saved.commit(self._model, cut, totals, self._noted, self._early_stop)
+        self._note_saved(written, self._served.version)
         return True
 
     def _totals(self) -> RunTotals:

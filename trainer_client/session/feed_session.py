@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import SettingsError, WorldChangedError
+from trainer_client.core.events import Saved
 from trainer_client.core.slot_states import SlotState
 from trainer_client.network.receiver import Receiver
 from trainer_client.session.batch_iterator import BatchIterator
@@ -54,6 +55,8 @@ class FeedSession:
         self.join_next: Callable[[], FeedSession] | None = None
         #: Whether somebody ends it together with all ranks, after whatever else its run does.
         self.ends_later = False
+        #: The checkpoint that was written or restored last, for people; empty: none was.
+        self.saved = ""
         self._on_close: Callable[[FeedSession], None] | None = None
         self._metrics_server: MetricsServer | None = None
         try:
@@ -253,6 +256,12 @@ class FeedSession:
             return False
         error = self.receiver.wait_for_failure(timeouts * self.receiver.spec.heartbeat_timeout_s)
         return isinstance(error, WorldChangedError)
+
+    def note_saved(self, checkpoint: Path | None, step: int) -> None:
+        """Note the checkpoint that was just written or restored: what ends training names it."""
+        if checkpoint is not None:
+            self.saved = f"{checkpoint}, step {step}"
+            self.receiver.outbox.tell(Saved(self.saved))
 
     def ask_whether_served(self) -> None:
         """Raise whatever has stopped the feed, that the job was ended, or that no coordinator answers; nothing is read

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.errors import SettingsError
 from shared.wire.lease_work import plan_epoch
-from shared.wire.parts import DoneSet, EpochDone
+from shared.wire.parts import NAME, DoneSet, EpochDone
 from trainer_client.core.events import EvaluationNamed, LeaseSettled
 from trainer_client.core.upcoming import Position
 
@@ -76,12 +76,12 @@ class LeaseAccount:
 
     # --- what becomes of batches ---
 
-    def settle(self, batch: UpcomingBatch, *, done: bool, costs_try: bool = True) -> None:
-        """The batch is done, or the user failed at it, or gives it back; the first report counts."""
+    def settle(self, batch: UpcomingBatch, *, done: bool, costs_try: bool = True, reason: str = "") -> None:
+        """The batch is done, or the user failed at it for a reason, or gives it back; the first report counts."""
         if batch in self._taken:
             self._taken.remove(batch)
             self._settled += 1
-            self._tell(batch, done=done, costs_try=costs_try)
+            self._tell(batch, done=done, costs_try=costs_try, reason=reason)
 
     def in_hand(self) -> Lease:
         """The lease of the oldest batch that was taken and is not settled."""
@@ -113,14 +113,15 @@ class LeaseAccount:
             self._settled += 1
             self._tell(self._taken.popleft(), done=True)
 
-    def _tell(self, batch: UpcomingBatch, *, done: bool, costs_try: bool = True) -> None:
+    def _tell(self, batch: UpcomingBatch, *, done: bool, costs_try: bool = True, reason: str = "") -> None:
         assert batch.lease is not None
         if done:
             self._accounts.count_trained(batch.position.epoch, batch.number, stop=batch.number + 1)
         else:
             self._accounts.count_given_back(batch.position.epoch, batch.number)
         states = self._states.pop(batch.lease, b"") if done else b""
-        self._receiver.outbox.tell(LeaseSettled(batch.lease, batch.generation, done, costs_try, states))
+        told = LeaseSettled(batch.lease, batch.generation, done, costs_try, states, reason[: NAME.longest])
+        self._receiver.outbox.tell(told)
 
     def count_to_end(self, start: Position, _rounds: int) -> None:
         """A reader that began at `start` reached the end of its epoch."""

@@ -438,6 +438,8 @@ def warm_up(session: FeedSession, step: Callable[[Any], Any], structure: Element
     """
     with _tracing_often():
         for batch in masked_batches(session):
+            if isinstance(session.error, Exception):  # else shapes are compiled for minutes, for nothing
+                raise session.error
             step(_element_of(structure, batch))
 
 

@@ -72,5 +72,8 @@ class Stacks:
 def _joined(stack: NDArray[Any]) -> NDArray[Any]:
     """Return the rows of a stack of batches that have one row each."""
     if len(stack) == 1:
-        return stack[0].copy()  # `rebatch` hands on a single row as it is: a consumer that keeps it would keep a slot
+        alone: NDArray[Any] = stack[
+            0
+        ].copy()  # `rebatch` hands on a single row as it is: a consumer that keeps it would keep a slot
+        return alone
     return stack.reshape(len(stack), *stack.shape[2:])

@@ -93,6 +93,7 @@ class BaseLoop:
         self._saved = SavedRun(settings.checkpoints, settings.keep, writes=writes)
         self._progress = progress_of(settings.until, session)
         self._teller = Teller(session, settings.summaries, settings.tell_every, is_quiet=not writes)
+        self._writes = writes
         self._noted = NotedMeans()
         self._log = Log("trainer", stream=session.stream)
         self._rows = self._saved_steps = 0
@@ -227,8 +228,21 @@ class BaseLoop:
         by_time = every_s is not None and time.monotonic() - self._saved_at_s >= every_s
         return by_time or (every is not None and steps - self._saved_steps >= every)
 
-    def _note_saved(self, steps: int) -> None:
+    def _note_saved(self, checkpoint: Path | None, steps: int) -> None:
+        self._session.note_saved(checkpoint, steps)
         self._saved_steps, self._saved_at_s = steps, time.monotonic()
+
+    def _interrupted(self, error: KeyboardInterrupt) -> KeyboardInterrupt:
+        """Return the same interruption, with words on what of this run is saved."""
+        return type(error)(self._what_is_saved())
+
+    def _what_is_saved(self) -> str:
+        saved, steps = self._session.saved, self._progress.steps
+        if not self._writes:
+            return f"at step {steps}, another process of this run writes its checkpoints"
+        if not saved:
+            return f"at step {steps}, nothing was saved"
+        return f"saved {saved}" if steps == self._saved_steps else f"at step {steps}, the last checkpoint is {saved}"
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

@@ -44,7 +44,7 @@ class TrainingLoop(BaseLoop):
     def run(self) -> str:
         """Train until the target is reached, or training ends early; why."""
         with ctrl_c.deferred(reads_on=self._placement.agrees_to_stop) as interruption:
-            self._begin()
+            self._begin_or_tell()
             try:
                 while not self.reason:
                     self._train_epoch(interruption)
@@ -54,9 +54,9 @@ class TrainingLoop(BaseLoop):
                 self._progress.stop(JOB_ENDED)
                 with suppress(EndedError):  # in queue mode a coordinator that is gone says no more what is done
                     self._save_if_whole()
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as error:
                 self._save_if_whole()
-                raise
+                raise self._interrupted(error) from None
             finally:
                 self._teller.close()
         self._finish()
@@ -168,6 +168,12 @@ class TrainingLoop(BaseLoop):
 
     # --- beginning and ending ---
 
+    def _begin_or_tell(self) -> None:
+        try:
+            self._begin()
+        except KeyboardInterrupt as error:
+            raise self._interrupted(error) from None
+
     def _begin(self) -> None:
         with self._timed("warm_up"):
             self._warm_up()
@@ -221,5 +227,5 @@ class TrainingLoop(BaseLoop):
         with self._timed("checkpoint"):
             state = self._session.cursor.state()
             self._refuse_another_run()  # which the state would be of
-            self._saved.commit(self._model, state, totals, self._noted, self._early_stop)
-        self._note_saved(totals.steps)
+            written = self._saved.commit(self._model, state, totals, self._noted, self._early_stop)
+        self._note_saved(written, totals.steps)

@@ -47,9 +47,9 @@ class SavedRun:
         totals: RunTotals,
         noted: NotedMeans,
         early_stop: EarlyStop | None,
-    ) -> None:
+    ) -> Path | None:
         """Commit one checkpoint, whole or not at all, with a cursor that was taken with the variables. All processes
-        read their variables, because reading may need all; one of them writes.
+        read their variables, because reading may need all; one of them writes, and gets the file's path.
         """
         arrays = {str(at): plain_value(variable) for at, variable in enumerate(_variables(model))}
         record = {
@@ -62,8 +62,7 @@ class SavedRun:
         }
         if early_stop is not None:
             record["early_stop"] = early_stop.state()
-        if self._writes:
-            self._folder.write(arrays, record)
+        return self._folder.write(arrays, record) if self._writes else None
 
     def restore(
         self,
@@ -80,6 +79,7 @@ class SavedRun:
             arrays, record = found
             session.cursor.restore(record["feed"])
             assign_values(_variables(model), [arrays[str(at)] for at in range(len(arrays))])
+            session.note_saved(self._folder.newest_used, record.get("step", 0))
         if early_stop is not None:
             early_stop.restore(record.get("early_stop", {}))
         done = {"steps": record.get("step", 0)} | record.get("run", {}) | {"epochs": record.get("epoch", 0)}

@@ -10,12 +10,17 @@ from shared.wire import messages as m
 if TYPE_CHECKING:
     from loader_server.coordinator.settings import CoordinatorSettings
     from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
+    from shared.wire.parts import BookMark
 
 __all__ = ["grant"]
 
 
 def grant(
-    settings: CoordinatorSettings, stream: StreamTrainers, trainer: AttachedTrainer, members: m.Members
+    settings: CoordinatorSettings,
+    stream: StreamTrainers,
+    trainer: AttachedTrainer,
+    members: m.Members,
+    book: BookMark | None,
 ) -> m.Attached:
     """The answer to its request."""
     view, group = stream.view, trainer.cursor.group
@@ -26,6 +31,7 @@ def grant(
         stream=trainer.attach.stream,
         evaluation=view.evaluation,
         work=work_of(trainer.attach, evaluation=view.evaluation) if view.leases is not None else None,
+        book=book,
         cursor=trainer.cursor,
         next_group=next_group,
         batches=trainer.batches,

@@ -4,11 +4,13 @@ Rules: pure. There is a table for each kind of work on a stream. What a checkpoi
 plan before anything is rewound. Ranks mean nothing here: any number of trainers may share the work. What is to be done
 once at the end of training is leased as well, once nothing is left of the epochs that the trainer asks about. It may
 take any time and fail any number of times, because if it were given up, those who ask would be told that it is done.
+A trainer whose leases are of another book than this one's (see `lease_book`) gets none, and learns of the other book.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -18,6 +20,8 @@ from loader_server.coordinator import refusals
 from loader_server.coordinator.events import Send, Warn
 from loader_server.coordinator.streams.evaluations import Evaluations, is_evaluation
 from loader_server.leases.evaluation_table import EvaluationTable
+from loader_server.leases.facts import BookAdvanced
+from loader_server.leases.lease_book import LeaseBook
 from loader_server.leases.table import LeaseSettings, LeaseTable
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
@@ -29,7 +33,9 @@ if TYPE_CHECKING:
 
     from loader_server.coordinator.events import Instruction, ResultsFact
     from loader_server.coordinator.streams.stream_trainers import StreamTrainers
+    from loader_server.leases.counts import TableNews
     from loader_server.leases.facts import LeaseFact
+    from shared.wire.parts import BookMark
 
 __all__ = ["Queues", "needs_leases", "work_of"]
 
@@ -72,15 +78,18 @@ class Queues:
         *,
         group: int,
         timeout_s: float,
-        keep: Callable[[LeaseFact | ResultsFact], None],
+        keep: Callable[[LeaseFact | BookAdvanced | ResultsFact], None],
+        draw: Callable[[], int],
     ) -> None:
         self._streams = streams
         self._group = group or 1
         self._timeout_s = timeout_s
         self._keep = keep
+        self._book = LeaseBook(draw, keep)
+        self._warnings: list[Warn] = []
         #: By stream and kind of work.
         self.tables: dict[tuple[str, str], LeaseTable] = {}
-        self._evaluations = Evaluations(self.tables, self._table, keep)
+        self._evaluations = Evaluations(self.tables, self._table, self._book.keep)
         self._leases_more = True
         #: Whether trainers that held leases before a restart have been given time to come back.
         self._is_taken_up = False
@@ -96,7 +105,7 @@ class Queues:
                 rules = replace(rules, floor_s=float("inf"), tries=_ENDLESS)
             settings = LeaseSettings(stream=stream, work=work, rules=rules, gone_s=GONE_AFTER * self._timeout_s)
             kind = EvaluationTable if is_evaluation(work) else LeaseTable
-            self.tables[stream, work] = kind(settings, partial(self._batches, stream, work), self._keep)
+            self.tables[stream, work] = kind(settings, partial(self._batches, stream, work), self._book)
         return self.tables[stream, work]
 
     def _batches(self, stream: str, work: str, epoch: int) -> int | None:
@@ -106,9 +115,11 @@ class Queues:
 
     # --- what survives ---
 
-    def recover(self, fact: LeaseFact) -> None:
+    def recover(self, fact: LeaseFact | BookAdvanced) -> None:
         """Take in a fact from the journal; facts of streams that are no longer queues are dropped."""
-        if self._streams[fact.stream].view.leases is not None:
+        if isinstance(fact, BookAdvanced):
+            self._book.recover(fact)
+        elif self._streams[fact.stream].view.leases is not None:
             self._table(fact.stream, fact.work).recover(fact)
 
     def incomplete(self) -> Iterator[str]:
@@ -125,6 +136,10 @@ class Queues:
                 table.take_up(now_s)
 
     # --- trainers ---
+
+    def mark(self) -> BookMark:
+        """Return the mark of the book, as a trainer is told it that attaches."""
+        return self._book.advance()
 
     def admit(self, attach: m.Attach) -> m.NotAttached | m.Wait | tuple[Cursor, int]:
         """Where a trainer starts: the first epoch that is not settled, and how many batches it has."""
@@ -184,6 +199,9 @@ class Queues:
 
     def report(self, said: m.Outcomes, now_s: float) -> m.Leases | None:
         """Take in what became of leases; the answer, or None if a later report was answered."""
+        self._renew_if_behind(said)
+        if self._book.is_another(said.book):
+            return self._turn_away(said)
         if said.work == "train-end":
             is_over = self._table(said.stream, "train").unsettled() >= said.before
             said = replace(said, before=1, wanted=min(said.wanted, int(is_over)))
@@ -193,6 +211,25 @@ class Queues:
             said = replace(said, wanted=0)
         table = self._table(said.stream, said.work) if said.states is None else self._evaluations.enter(said)
         return table.report(said, now_s) if table is not None else None
+
+    def _renew_if_behind(self, said: m.Outcomes) -> None:
+        """Begin another book if this trainer proves that the journal has lost some of it: all trainers have to know."""
+        if not self._book.is_behind(said.book):
+            return
+        self._warnings.append(Warn(_WENT_BACK, {"stream": said.stream, "trainer": said.incarnation}))
+        self._book.renew()
+        for table in self.tables.values():
+            table.call_all()
+
+    def _turn_away(self, said: m.Outcomes) -> m.Leases:
+        """Give others what a trainer of a lost book has of this one; it learns from the mark that its book is lost."""
+        table = self._table(said.stream, said.work)
+        table.leave(said.incarnation)
+        self._warnings.append(Warn(_LOST, {"stream": said.stream, "trainer": said.incarnation}))
+        return m.Leases(
+            serial=said.serial, book=self._book.advance(), generation=table.generation, leases=(),
+            unsettled=table.unsettled(), done=None,
+        )  # fmt: skip
 
     def lease_no_more(self) -> None:
         """The job was ended: what is leased is all that is done."""
@@ -241,8 +278,9 @@ class Queues:
             trainers, calls, news = self._streams[stream].trainers, table.calls, table.news
             table.calls, table.news = [], []
             yield from (Send(trainers[one].peer, m.Recalled()) for one in calls if one in trainers)
-            for what, (epoch, number) in news:
-                yield Warn(_NEWS[what], {"stream": stream, "work": work, "epoch": epoch, "number": number})
+            yield from (_warning(stream, work, one) for one in news)
+        warnings, self._warnings = self._warnings, []
+        yield from warnings
 
     # --- for people ---
 
@@ -258,7 +296,16 @@ class Queues:
 _NEWS = {
     "dead": "batch is given up: trainers failed at it too often",
     "unknown": "report of a batch that was never leased to this trainer is ignored",
+    "failed": "trainer failed at a batch: it is leased again",
 }
+
+_WENT_BACK = "journal lacks leases that a trainer was told of: the trainers that have leases end with an error"
+_LOST = "trainer has leases of a lost journal: it ends with an error"
+
+
+def _warning(stream: str, work: str, news: TableNews) -> Warn:
+    (epoch, number), why = news.key, {"reason": news.reason} if news.reason else {}
+    return Warn(_NEWS[news.event], {"stream": stream, "work": work, "epoch": epoch, "number": number, **why})
 
 
 #: What of a table's counts a report has.
@@ -268,7 +315,7 @@ _COUNTED = ("failed", "expired", "returned", "late", "unknown")
 def _report(tables: list[LeaseTable]) -> dict[str, Any]:
     """The state of one kind of work; `tables` are several where each evaluation has one of its own."""
     epochs = [epoch for table in tables for epoch in table.epochs.values()]
-    dead = [(*key, out.failures) for table in tables for key, out in sorted(table.dead.items())]
+    dead = [(*key, out.failures, out.reason) for table in tables for key, out in sorted(table.dead.items())]
     return {
         "generation": tables[0].generation,
         "epoch": tables[0].unsettled(),
@@ -276,9 +323,11 @@ def _report(tables: list[LeaseTable]) -> dict[str, Any]:
         "leased": sum(epoch.leased for epoch in epochs),
         "done": sum(epoch.fresh - len(epoch.out) for epoch in epochs),
         **{name: sum(getattr(table.counts, name) for table in tables) for name in _COUNTED},
+        "reasons": dict(sum((table.counts.reasons for table in tables), Counter[str]()).most_common()),
         "dead": len(dead),
         "dead_letters": [
-            {"epoch": epoch, "number": number, "failures": failures} for epoch, number, failures in dead[:_MOST_NAMED]
+            {"epoch": epoch, "number": number, "failures": failures, "reason": reason}
+            for epoch, number, failures, reason in dead[:_MOST_NAMED]
         ],
     }
 

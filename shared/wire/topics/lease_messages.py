@@ -16,7 +16,9 @@ from shared.wire.parts import (
     FLAG,
     ID,
     NAME,
+    BookMark,
     DoneSet,
+    Failure,
     Lease,
     MetricStates,
     MetricSums,
@@ -34,9 +36,10 @@ class Outcomes(Message):
     work: str = wire(OneOf(WORK))
     incarnation: int = wire(ID)
     serial: int = wire(COUNT)
+    book: BookMark | None = wire(Maybe(record(BookMark)))
     generation: int = wire(COUNT)
     done: tuple[Lease, ...] = wire(Many(record(Lease), MOST_LEASES))
-    failed: tuple[Lease, ...] = wire(Many(record(Lease), MOST_LEASES))
+    failed: tuple[Failure, ...] = wire(Many(record(Failure), MOST_LEASES))
     returned: tuple[Lease, ...] = wire(Many(record(Lease), MOST_LEASES))
     in_hand: Lease | None = wire(Maybe(record(Lease)))
     wanted: int = wire(Integer(0, MOST_LEASES))
@@ -50,6 +53,7 @@ class Leases(Message):
     """Answers `Outcomes`: all leases that the trainer has now, in the order in which it got them."""
 
     serial: int = wire(COUNT)
+    book: BookMark = wire(record(BookMark))
     generation: int = wire(COUNT)
     leases: tuple[Lease, ...] = wire(Many(record(Lease), MOST_LEASES))
     unsettled: int = wire(EPOCH)

@@ -13,7 +13,7 @@ from loader_server.coordinator.events import Received
 from loader_server.coordinator.state import CoordinatorState
 from loader_server.leases.table import LeaseRules
 from shared.wire import messages as m
-from shared.wire.parts import Lease
+from shared.wire.parts import Failure, Lease
 from tests.support.coordinator import SETTINGS, View, attach, beat, coordinator, progress, register
 from tests.support.elastic_members import Run
 
@@ -94,12 +94,15 @@ def test_a_stream_in_queue_mode_shows_its_leases_and_what_was_given_up():
     state = coordinator(View(leases=LeaseRules(floor_s=30.0, tries=1)))
     told(attach(), state=state)
     lease = {"stream": "train", "work": "train", "incarnation": 1000, "generation": 1, "in_hand": None, "before": 1}
-    lease |= {"wanted": 3, "snapshot": False}
+    lease |= {"book": None, "wanted": 3, "snapshot": False}
     told(m.Outcomes(serial=1, done=(), failed=(), returned=(), **lease), state=state)
-    told(m.Outcomes(serial=2, done=(Lease(0, 1, 1),), failed=(Lease(0, 0, 1),), returned=(), **lease), state=state)
+    failed = (Failure(Lease(0, 0, 1), "loss is not finite"),)
+    told(m.Outcomes(serial=2, done=(Lease(0, 1, 1),), failed=failed, returned=(), **lease), state=state)
     lines = shown(state)
     assert "train train 0 95 3 2 1 0 0 1" in lines
-    assert "train (train): batches were given up because trainers failed at them too often: 0 of epoch 0" in lines
+    assert "train (train): tries failed: loss is not finite (1)" in lines
+    given_up = "train (train): batches were given up because trainers failed at them too often: "
+    assert f"{given_up}0 of epoch 0 (loss is not finite)" in lines
 
 
 def test_what_all_ranks_came_to_is_shown():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from loader_server.coordinator import journal as journal_module
 from loader_server.coordinator.events import Advanced, CulpritFound, Forgot, GroupFixed, RankTaken
-from loader_server.coordinator.journal import HeldError, Journal, JournalWriter, WriteError
+from loader_server.coordinator.journal import HeldError, Journal, JournalLostError, JournalWriter, WriteError
 from shared.errors import DataError
 from tests.support.descriptors import open_descriptors
 from tests.support.disk import small_disk
@@ -355,9 +355,15 @@ class FullJournal:
 
     def __init__(self) -> None:
         self.is_full = True
+        self.is_lost = False
         self.written: list[object] = []
 
+    def refuse_lost(self) -> None:
+        if self.is_lost:
+            raise JournalLostError(expected="the files", got="it was unlinked", where="here", remedy="Begin anew.")
+
     def write(self, facts) -> None:
+        self.refuse_lost()
         if self.is_full:
             raise WriteError(expected="to write", got="full", where="here", remedy="Make room.")
         self.written += facts
@@ -389,3 +395,82 @@ class TestWriting:
         for number in range(3):
             assert writer.write([Advanced("train", 1, number)])
         assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+
+    @pytest.mark.fault(56)
+    def test_a_lost_journal_is_noticed_though_there_is_nothing_to_write(self, caplog):
+        journal = FullJournal()
+        journal.is_full, journal.is_lost = False, True
+        writer = JournalWriter(journal)
+        for _ in range(3):
+            assert not writer.write([])
+        assert (writer.lost, writer.errors, writer.waiting) == ("it was unlinked", 0, 0)
+        assert not writer.write([Advanced("train", 0, 1)])
+        assert (writer.errors, writer.waiting) == (1, 1)
+        journal.is_lost = False
+        assert writer.write([])
+        assert (writer.lost, journal.written) == ("", [Advanced("train", 0, 1)])
+        assert [record.event for record in caplog.records] == [
+            "journal is lost: nothing is leased until its files are back",
+            "journal is written again: nothing is lacking",
+        ]
+
+
+@pytest.mark.fault(56)
+class TestLostFiles:
+    """Whatever happens to the files of a journal that is open, nothing is taken for written that would not be found."""
+
+    @pytest.fixture
+    def journal(self, tmp_path):
+        journal = Journal(tmp_path / "journal.sqlite")
+        journal.write([GroupFixed("train", 4)])
+        with contextlib.closing(journal):
+            yield journal
+
+    def refusal(self, journal, *facts) -> JournalLostError:
+        with pytest.raises(JournalLostError) as caught:
+            journal.write(facts)
+        return caught.value
+
+    def test_facts_are_not_written_into_files_that_were_unlinked(self, journal, tmp_path):
+        for file in tmp_path.glob("journal.sqlite*"):
+            file.unlink()
+        error = self.refusal(journal, Advanced("train", 0, 1))
+        assert (error.got, error.where) == ("journal.sqlite was unlinked", str(tmp_path))
+        assert "at the last checkpoint" in error.remedy
+        with pytest.raises(JournalLostError):
+            journal.refuse_lost()
+
+    def test_what_was_moved_away_and_back_goes_on(self, journal, tmp_path):
+        log = tmp_path / "journal.sqlite-wal"
+        log.rename(tmp_path / "elsewhere")
+        assert self.refusal(journal, Advanced("train", 0, 1)).got == "journal.sqlite-wal was moved away"
+        (tmp_path / "elsewhere").rename(log)
+        journal.write([Advanced("train", 0, 2)])
+        assert list(journal.read_facts()) == [GroupFixed("train", 4), Advanced("train", 0, 2)]
+
+    def test_files_that_vanish_during_a_write_make_it_fail(self, journal, tmp_path, monkeypatch):
+        """SQLite says that it has written: the look behind it says otherwise."""
+        refuse_lost, looks = journal.refuse_lost, []
+
+        def look() -> None:
+            refuse_lost()
+            if not looks:
+                looks.append((tmp_path / "journal.sqlite-wal").unlink())
+
+        monkeypatch.setattr(journal, "refuse_lost", look)
+        assert self.refusal(journal, Advanced("train", 0, 1)).got == "journal.sqlite-wal was unlinked"
+
+    def test_a_journal_that_is_refused_leaves_no_descriptor(self, tmp_path):
+        before = open_descriptors()
+        with contextlib.closing(Journal(tmp_path / "journal.sqlite")):
+            pass
+        (tmp_path / "journal.sqlite").write_bytes(b"no database" * 100)
+        with pytest.raises(DataError):
+            Journal(tmp_path / "journal.sqlite")
+        assert not open_descriptors() - before
+
+    def test_a_second_coordinator_is_refused_though_all_files_are_gone(self, journal, tmp_path):
+        for file in tmp_path.iterdir():
+            file.unlink()
+        with pytest.raises(HeldError):
+            Journal(tmp_path / "journal.sqlite")

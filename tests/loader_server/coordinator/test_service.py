@@ -196,7 +196,7 @@ class Full:
 def test_with_a_full_disk_no_lease_is_promised_and_none_expires_until_there_is_room(serve):
     served = serve(replace(SETTINGS, heartbeat_timeout_s=2.0), LeaseRules(floor_s=2.0, tries=1))
     trainer, outcomes = served.peer(), {"stream": "train", "work": "train", "incarnation": 1000, "generation": 1}
-    outcomes |= {"done": (), "failed": (), "returned": (), "before": 1, "snapshot": False}
+    outcomes |= {"book": None, "done": (), "failed": (), "returned": (), "before": 1, "snapshot": False}
     assert isinstance(trainer.ask(attach()), m.Attached)
     (first,) = trainer.ask(m.Outcomes(serial=1, wanted=1, in_hand=None, **outcomes)).leases
     assert trainer.ask(m.Outcomes(serial=2, wanted=1, in_hand=first, **outcomes)).leases == (first,)
@@ -233,8 +233,8 @@ def test_what_is_asked_while_the_disk_is_slow_shares_the_next_write(serve):
     for number in range(1, 21):
         trainers.send(
             m.Outcomes(
-                stream="train", work="train", incarnation=number, generation=1, serial=1, done=(), failed=(),
-                returned=(), in_hand=None, wanted=1, before=1, snapshot=False,
+                stream="train", work="train", incarnation=number, book=None, generation=1, serial=1, done=(),
+                failed=(), returned=(), in_hand=None, wanted=1, before=1, snapshot=False,
             )
         )  # fmt: skip
     assert sorted(trainers.hear().leases[0].number for _ in range(20)) == list(range(20))

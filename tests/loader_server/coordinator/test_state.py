@@ -35,9 +35,9 @@ class TestAttaching:
         said(state, register(), peer=b"worker")
         (answer,) = said(state, attach(0, 4))
         assert answer == m.Attached(
-            serial=1, job="digits", stream="train", evaluation=False, work=None, cursor=Cursor(0, 0, 4, "plan-1"),
-            next_group=4, batches=100, most_batches=402, fields=View.fields, shapes=View.shapes,
-            producers=0, base_fields=(),
+            serial=1, job="digits", stream="train", evaluation=False, work=None, book=None,
+            cursor=Cursor(0, 0, 4, "plan-1"), next_group=4, batches=100, most_batches=402, fields=View.fields,
+            shapes=View.shapes, producers=0, base_fields=(),
             heartbeat_timeout_ms=2000, max_bad=0.25, max_bad_samples=None, members=2, workers=(address(),),
         )  # fmt: skip
 

@@ -6,10 +6,11 @@ import numpy as np
 
 from loader_server.coordinator.journal import Journal
 from loader_server.leases.evaluation_table import EvaluationTable
-from loader_server.leases.facts import StatesSummed
+from loader_server.leases.facts import BookAdvanced, StatesSummed
+from loader_server.leases.lease_book import LeaseBook
 from loader_server.leases.table import LeaseRules, LeaseSettings
 from shared.wire.messages import Outcomes
-from shared.wire.parts import PIECE_BYTES, Lease, MetricStates
+from shared.wire.parts import PIECE_BYTES, Failure, Lease, MetricStates
 
 SETTINGS = LeaseSettings(stream="dev", work="evaluate/m", rules=LeaseRules(floor_s=30.0, tries=1), gone_s=10.0)
 
@@ -19,9 +20,10 @@ class Told:
 
     def __init__(self, facts=(), batches=3):
         self.facts = list(facts)
-        self.table = EvaluationTable(SETTINGS, lambda _epoch: batches, self.facts.append)
+        self.book = LeaseBook(lambda: 77, self.facts.append)
+        self.table = EvaluationTable(SETTINGS, lambda _epoch: batches, self.book)
         for fact in facts:
-            self.table.recover(fact)
+            (self.book if isinstance(fact, BookAdvanced) else self.table).recover(fact)
         self.table.take_up(0.0)
         self.serial = 0
 
@@ -29,8 +31,9 @@ class Told:
         self.serial += 1
         told = b"".join(np.array(one, "<f8").tobytes() for one in states) if content is None else content
         said = Outcomes(
-            stream="dev", work="evaluate", incarnation=who, serial=other.get("serial", self.serial), generation=1,
-            done=tuple(done), failed=tuple(failed), returned=(), in_hand=None, wanted=other.get("wanted", 3), before=1,
+            stream="dev", work="evaluate", incarnation=who, serial=other.get("serial", self.serial), book=None, generation=1,
+            done=tuple(done), failed=tuple(Failure(one, "") for one in failed),
+            returned=(), in_hand=None, wanted=other.get("wanted", 3), before=1,
             snapshot=False, states=MetricStates("m", nbytes, start, told, asks),
         )  # fmt: skip
         return self.table.report(said, 0.0)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
+from loader_server.leases.counts import NO_REASON, OTHER_REASONS, TOOK_TOO_LONG, TableCounts, TableNews
+from loader_server.leases.facts import BookAdvanced
+from loader_server.leases.lease_book import LeaseBook
 from loader_server.leases.table import LeaseRules, LeaseSettings, LeaseTable
 from shared.wire.messages import Leases, Outcomes
-from shared.wire.parts import DoneSet, EpochDone, Lease
+from shared.wire.parts import DoneSet, EpochDone, Failure, Lease
 
 SETTINGS = LeaseSettings(stream="train", work="train", rules=LeaseRules(floor_s=10.0, tries=3), gone_s=5.0)
 
@@ -17,9 +22,14 @@ class Desk:
     def __init__(self, batches=100, settings=SETTINGS) -> None:
         self.settings, self.size = settings, batches
         self.kept: list = []
-        self.table = LeaseTable(settings, self.batches, self.kept.append)
+        self._identities = count(1)
+        self.table = self._make_table()
         self.now_s = 0.0
         self._serials: dict[int, int] = {}
+
+    def _make_table(self) -> LeaseTable:
+        self.book = LeaseBook(lambda: next(self._identities), self.kept.append)
+        return LeaseTable(self.settings, self.batches, self.book)
 
     def batches(self, epoch):
         return self.size(epoch) if callable(self.size) else self.size
@@ -31,7 +41,7 @@ class Desk:
         self._serials[who] = self._serials.get(who, 0) + 1
         said = {
             "stream": "train", "work": "train", "incarnation": who, "serial": self._serials[who],
-            "generation": self.table.generation, "snapshot": False,
+            "book": None, "generation": self.table.generation, "snapshot": False,
         }  # fmt: skip
         if in_hand is True:
             held = self.table.trainers[who].leases if who in self.table.trainers else {}
@@ -39,7 +49,7 @@ class Desk:
             in_hand = next((Lease(*key, 1) for key in held if key not in gone), None)
         outcomes = Outcomes(
             done=tuple(done),
-            failed=tuple(failed),
+            failed=tuple(one if isinstance(one, Failure) else Failure(one, "") for one in failed),
             returned=tuple(returned),
             wanted=wanted,
             in_hand=in_hand,
@@ -61,9 +71,9 @@ class Desk:
 
     def restart(self) -> LeaseTable:
         """Killed, and recovered from what it kept."""
-        before, self.table = self.table, LeaseTable(self.settings, self.batches, self.kept.append)
+        before, self.table = self.table, self._make_table()
         for fact in list(self.kept):
-            self.table.recover(fact)
+            (self.book if isinstance(fact, BookAdvanced) else self.table).recover(fact)
         assert not self.table.incomplete()
         self.table.take_up(self.now_s)
         return before
@@ -159,9 +169,44 @@ class TestGivingBack:
             assert not desk.table.dead
             desk.say(failed=desk.say(wanted=1).leases)
         assert list(desk.table.dead) == [(0, 0)]
-        assert desk.table.news == [("dead", (0, 0))]
+        assert [(news.event, news.key) for news in desk.table.news] == [*[("failed", (0, 0))] * 2, ("dead", (0, 0))]
         answer = desk.say(wanted=1)
         assert (answer.leases, answer.unsettled) == ((), 1)
+
+    def test_why_a_batch_failed_is_told_counted_and_kept_with_what_was_given_up(self):
+        desk = Desk(2)
+        for reason in ("loss is not finite", "", "out of memory"):
+            (lease,) = desk.say(wanted=1).leases
+            desk.say(failed=[Failure(lease, reason)])
+        assert [news.reason for news in desk.table.news] == ["loss is not finite", NO_REASON, "out of memory"]
+        assert desk.table.counts.reasons == {"loss is not finite": 1, NO_REASON: 1, "out of memory": 1}
+        desk.restart()
+        assert desk.table.dead[0, 0].reason == "out of memory"
+
+    def test_the_last_reason_stays_with_a_number_that_is_leased_again(self):
+        desk = Desk(1)
+        (lease,) = desk.say(wanted=1).leases
+        desk.say(failed=[Failure(lease, "out of memory")])
+        (lease,) = desk.say(wanted=1).leases
+        assert desk.table.epochs[0].out[0].reason == "out of memory"
+        desk.say(returned=[lease])
+        assert desk.restart().epochs[0].out[0].reason == desk.table.epochs[0].out[0].reason == "out of memory"
+
+    def test_a_deadline_is_a_reason_too(self):
+        desk = Desk(1)
+        desk.say(1, wanted=1)
+        desk.say(1, in_hand=True)
+        desk.wait(11, 1)
+        assert [(news.event, news.reason) for news in desk.table.news] == [("failed", TOOK_TOO_LONG)]
+        assert desk.table.counts.reasons == {TOOK_TOO_LONG: 1}
+
+    def test_reasons_that_are_never_the_same_are_counted_together_beyond_a_number(self):
+        counts = TableCounts()
+        for number in range(100):
+            counts.add_reason(f"loss {number}")
+        counts.add_reason("loss 5")
+        assert (len(counts.reasons), counts.reasons.total()) == (33, 101)
+        assert (counts.reasons[OTHER_REASONS], counts.reasons["loss 5"]) == (68, 2)
 
     def test_a_trainers_death_burns_no_try(self):
         desk = Desk(1)
@@ -346,7 +391,7 @@ class TestReports:
         desk.say(1, wanted=1)
         desk.say(1, done=[lease])
         assert (desk.table.counts.unknown, desk.table.counts.done) == (1, 0)
-        assert desk.table.news == [("unknown", (lease.epoch, lease.number))]
+        assert desk.table.news == [TableNews("unknown", (lease.epoch, lease.number))]
 
     def test_nobody_reports_what_another_has_now(self):
         desk = Desk()
@@ -476,9 +521,10 @@ class TestKilled:
     def test_a_fact_that_went_missing_is_noticed(self):
         desk = Desk(9)
         desk.say(1, wanted=2)
-        table = LeaseTable(SETTINGS, desk.batches, desk.kept.append)
+        table = LeaseTable(SETTINGS, desk.batches, desk.book)
         for fact in [one for one in desk.kept if getattr(one, "number", None) != 1]:
-            table.recover(fact)
+            if not isinstance(fact, BookAdvanced):
+                table.recover(fact)
         assert table.incomplete() == [0]
 
 

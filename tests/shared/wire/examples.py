@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from shared.wire import bounds
 from shared.wire import messages as m
 from shared.wire.parts import (
+    BookMark,
     Cursor,
     DoneSet,
     EpochDone,
+    Failure,
     Lease,
     MetricStates,
     MetricSums,
@@ -67,6 +69,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         stream="train",
         evaluation=False,
         work="train",
+        book=BookMark(2**63 + 5, 1240),
         cursor=CURSOR,
         next_group=16,
         batches=5000,
@@ -107,9 +110,10 @@ EXAMPLES: tuple[m.Message, ...] = (
         work="evaluate",
         incarnation=7,
         serial=4,
+        book=BookMark(2**63 + 5, 1240),
         generation=2,
         done=(Lease(2, 1230, 1),),
-        failed=(Lease(2, 1231, 3),),
+        failed=(Failure(Lease(2, 1231, 3), "loss is not finite"),),
         returned=(Lease(2, 1232, 1),),
         in_hand=Lease(2, 1232, 1),
         wanted=16,
@@ -119,6 +123,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     ),
     m.Leases(
         serial=4,
+        book=BookMark(2**63 + 5, 1241),
         generation=2,
         leases=(Lease(2, 1232, 1), Lease(3, 0, 2)),
         unsettled=2,

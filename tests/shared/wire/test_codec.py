@@ -188,6 +188,8 @@ def test_every_bound_of_every_record(part):
         "SharedSlots": ["", 0, 1, 0, b"", 0, 0, 0],
         "CulpritSample": ["", 0],
         "Seal": [b"", b""],
+        "BookMark": [0, 0],
+        "Failure": [[0, 0, 0], ""],
         "Lease": [0, 0, 0],
         "EpochDone": [0, 0, []],
         "DoneSet": [[]],

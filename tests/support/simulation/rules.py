@@ -119,8 +119,8 @@ def _believe_who_lost_it() -> Patch:
 def _tell_of_older_generations() -> Patch:
     real = HeldLeases.settle
 
-    def settle(self: HeldLeases, lease: Lease, _generation: int, *, done: bool) -> None:
-        real(self, lease, self._generation, done=done)
+    def settle(self: HeldLeases, lease: Lease, _generation: int, **how: Any) -> None:
+        real(self, lease, self._generation, **how)
 
     return HeldLeases, "settle", settle
 

@@ -427,6 +427,32 @@ class TestRefusal:
         assert error.got == "none for 10 s; tried 3 of 3: w1 (does not answer), w2 (silent), w3 (silent)"
         assert "loader-server run" in error.remedy
 
+    def test_workers_that_served_are_named_though_they_are_off_the_list_and_gone(self):
+        lone = LoneCore(prefetch=1, lost_timeout_s=10.0)
+        lone.with_workers(2)
+        kill(lone, 1)
+        kill(lone, 2)
+        lone.members(9)
+        lone.wait(16)
+        said = "w1 (served us, and is gone), w2 (served us, and is gone)"
+        assert failure(lone).got == f"none for 10 s; tried 2, and 0 are listed now: {said}"
+
+    def test_only_where_there_was_never_one_it_is_said(self):
+        lone = LoneCore(prefetch=1, lost_timeout_s=10.0)
+        lone.attach()
+        lone.wait(16)
+        assert failure(lone).got == "none for 10 s; none was ever there"
+
+    def test_of_many_that_served_once_the_latest_are_remembered(self):
+        lone = LoneCore(prefetch=1)
+        lone.attach()
+        connections = lone.core.stream.connections
+        for number in range(100):
+            connections._note_served(f"tcp://{number}", f"w{number}")
+        connections._note_served("tcp://50", "w50")
+        assert list(connections._served.values())[-2:] == ["w99", "w50"]
+        assert len(connections._served) == 64
+
     def test_if_one_said_why_it_does_not_come_back_that_is_the_error(self):
         lone = LoneCore(prefetch=1, lost_timeout_s=10.0)
         lone.with_workers(1)

@@ -160,3 +160,23 @@ def test_sums_inside_one_graph_with_few_slots(loaders):
             return total
 
         assert int(epoch(feed.dataset())) == want
+
+
+@pytest.mark.parametrize("at_a_time", [1], indirect=True)
+def test_a_trainer_that_loses_its_place_while_shapes_are_compiled_ends_before_the_next_and_says_so_once(
+    loaders, caplog
+):
+    compiled = []
+    with trainer_client.connect(loaders.endpoint) as older:
+        assert len(older.shapes) > 1
+
+        def compile_slowly(element):
+            compiled.append(element)
+            with trainer_client.connect(loaders.endpoint):
+                wait_until(lambda: older._session.error, "the older one has heard that it lost its place")
+
+        with pytest.raises(trainer_client.RefusedError, match="to be the only trainer of rank 0, got a newer one"):
+            older.warm_up(compile_slowly, inputs="audio")
+        older._session.receiver._fail(older._session.error)  # as at each of its heartbeats
+    assert len(compiled) == 1
+    assert [record.event for record in caplog.records].count("feed stops") == 1

@@ -175,6 +175,34 @@ def test_a_signal_waits_for_the_step_in_hand_and_what_was_trained_on_is_saved(tm
         same(saved(tmp_path / "whole")[0], saved(tmp_path / str(step))[0])
 
 
+def interrupt_after(step):
+    class Interrupt(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == step - 1:
+                signal.raise_signal(signal.SIGINT)
+
+    return Interrupt()
+
+
+def test_an_interruption_says_what_is_saved_and_at_which_step(tmp_path):
+    feed = FakeFeed(epochs=STEPS)
+    loop = looped(tmp_path, Until(epochs=2), feed=feed, callbacks=[interrupt_after(3)])
+    with feed, pytest.raises(KeyboardInterrupt, match=rf"^saved {tmp_path}/.*00000001\.npz, step 3$"):
+        loop.run()
+
+
+def test_one_that_comes_before_the_first_step_says_that_nothing_is(tmp_path, monkeypatch):
+    feed = FakeFeed(epochs=STEPS)
+    loop = looped(tmp_path, Until(epochs=2), feed=feed)
+    monkeypatch.setattr(loop, "_warm_up", _interrupt)
+    with feed, pytest.raises(KeyboardInterrupt, match=r"^at step 0, nothing was saved$"):
+        loop.run()
+
+
+def _interrupt():
+    raise KeyboardInterrupt
+
+
 def test_a_job_that_is_ended_leaves_a_checkpoint_and_the_run_ends_in_good_order(tmp_path, capsys):
     feed = FakeFeed(epochs=(9,))
 

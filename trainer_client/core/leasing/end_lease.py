@@ -11,10 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shared.wire import messages as m
+from shared.wire.parts import Failure
 from trainer_client.core import instructions as i
 
 if TYPE_CHECKING:
     from shared.wire.parts import Lease
+    from trainer_client.core.leasing.known_book import KnownBook
     from trainer_client.core.settings import CoreSettings
 
 __all__ = ["EndLease"]
@@ -26,12 +28,13 @@ _PAUSE_S = 0.5
 class EndLease:
     """The open message to the coordinator about it, and its answer."""
 
-    def __init__(self, settings: CoreSettings, attached: m.Attached, out: list[i.Instruction]) -> None:
+    def __init__(self, settings: CoreSettings, attached: m.Attached, book: KnownBook, out: list[i.Instruction]) -> None:
         #: When there will be something to say.
         self.due_s = float("inf")
         self._settings = settings
         self._stream = attached.stream
         self._timeout_s = attached.heartbeat_timeout_ms / 1000
+        self._book = book
         self._out = out
         self._serial = _FIRST_SERIAL
         self._generation = 0
@@ -58,10 +61,11 @@ class EndLease:
 
     def _say(self, now_s: float, *, done: bool | None = None) -> None:
         lease = () if self._lease is None else (self._lease,)
+        failed = tuple(Failure(one, "") for one in lease) if done is False else ()
         self._serial += 1
         self._open = m.Outcomes(
             stream=self._stream, work="train-end", incarnation=self._settings.incarnation, serial=self._serial,
-            generation=self._generation, done=lease if done else (), failed=lease if done is False else (), returned=(),
+            book=self._book.mark, generation=self._generation, done=lease if done else (), failed=failed, returned=(),
             in_hand=None, wanted=int(done is None), before=self._settings.epochs or 0, snapshot=False,
         )  # fmt: skip
         self.due_s = now_s
@@ -70,6 +74,9 @@ class EndLease:
         """Take in an answer; False if it answers something else."""
         if self._open is None or said.serial != self._open.serial:
             return False
+        if not self._book.hear(said.book):
+            self._open, self.due_s = None, float("inf")
+            return True
         self._open, self._generation = None, said.generation
         self._lease = said.leases[0] if said.leases and not self._is_report else None
         if self._is_report or self._lease is not None or said.unsettled:
@@ -85,7 +92,7 @@ class EndLease:
 
     def decide(self, now_s: float) -> None:
         """Say what is due."""
-        if now_s < self.due_s:
+        if now_s < self.due_s or self._book.is_lost:
             return
         if self._open is None:
             self._say(now_s)

@@ -10,6 +10,7 @@ Rules, each from an interleaving that failed without it:
 - A new reader gets again what was taken and not settled, as in lockstep, where reading moves nothing either.
 - What is settled of an older generation is not told: it is not in the model that was restored.
 - An evaluation that is named has a table of its own, of which nothing is known before its first answer.
+- Once the coordinator's book is another (`known_book`), nothing more is said: the feed has ended.
 Pure.
 """
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from shared.wire import messages as m
 from shared.wire.lease_work import MOST_LEASES, plan_epoch
+from shared.wire.parts import Failure
 from trainer_client.core import instructions as i
 from trainer_client.core.leasing.done_leases import DoneLeases
 from trainer_client.core.leasing.named_evaluation import NamedEvaluation
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from shared.wire.parts import Lease
     from trainer_client.core.events import LeaseSettled
+    from trainer_client.core.leasing.known_book import KnownBook
     from trainer_client.core.settings import CoreSettings
 
 __all__ = ["HeldLeases", "LeasedUpcoming"]
@@ -98,12 +101,14 @@ class LeasedUpcoming(Upcoming):
 class HeldLeases:
     """What is leased, what of it is settled, and what is open with the coordinator."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part of its own
         self,
         settings: CoreSettings,
         attached: m.Attached,
         prefetch: int,
         upcoming: LeasedUpcoming,
+        *,
+        book: KnownBook,
         out: list[i.Instruction],
     ) -> None:
         #: Leases that are no longer ours, and whose batches nobody has taken yet.
@@ -115,6 +120,7 @@ class HeldLeases:
         self._timeout_s = attached.heartbeat_timeout_ms / 1000
         self._prefetch = prefetch
         self._upcoming = upcoming
+        self._book = book
         self._out = out
         self._generation = 0
         #: In the order in which they were leased.
@@ -122,7 +128,8 @@ class HeldLeases:
         #: In the consumer's hands, but no longer ours.
         self._lost: set[Lease] = set()
         self._done = DoneLeases()
-        self._failed: dict[Lease, None] = {}
+        #: With the user's reasons.
+        self._failed: dict[Lease, str] = {}
         self._returned: dict[Lease, None] = {}
         self._serial = 0
         self._open: m.Outcomes | None = None
@@ -145,6 +152,8 @@ class HeldLeases:
     @property
     def due_s(self) -> float:
         """When there will be something to say."""
+        if self._book.is_lost:
+            return float("inf")
         if self._open is not None:
             return self._again_s
         return self._poll_s if self._wanted() > len(self._held) else float("inf")
@@ -176,8 +185,10 @@ class HeldLeases:
         self._held.pop(lease, None)
         if event.done:
             self._done.add(lease, event.states)
+        elif is_held and event.costs_try:
+            self._failed[lease] = event.reason
         elif is_held:
-            (self._failed if event.costs_try else self._returned)[lease] = None
+            self._returned[lease] = None
 
     def ask_state(self, serial: int) -> None:
         """Somebody wants to know what is done, this trainer's own batches included."""
@@ -217,6 +228,9 @@ class HeldLeases:
         """Take in an answer; False if it answers something else."""
         if self._open is None or said.serial != self._open.serial:
             return False
+        if not self._book.hear(said.book):
+            self._open = None
+            return True
         wanted, self._open, self._unsettled = self._open.wanted, None, said.unsettled
         is_new = said.generation != self._generation
         self._done.acknowledge(lost=said.sums is not None and said.sums.lost)
@@ -252,12 +266,15 @@ class HeldLeases:
     def _answer_states(self, said: m.Leases) -> None:
         done, self._states_answered_by, serials = said.done, [], self._states_answered_by
         if done is not None:
+            self._book.note_state(done)
             self._out.extend(i.AnswerState(serial, done) for serial in serials)
 
     # --- turns ---
 
     def decide(self, now_s: float) -> None:
         """End a reader that nothing is left for, and send the message that is due."""
+        if self._book.is_lost:
+            return
         self._end_reader()
         if self._open is None and self._has_to_say(now_s):
             self._begin()
@@ -299,15 +316,17 @@ class HeldLeases:
 
     def _begin(self) -> None:
         done, start, content = self._done.take()
-        failed, returned = _take(self._failed), _take(self._returned)
+        returned = _take(self._returned)
+        failed = tuple(Failure(lease, self._failed.pop(lease)) for lease in tuple(self._failed)[:MOST_LEASES])
         is_all = not self._done
         self._serial += 1
         self._told_in_hand, self._is_called = self._in_hand(), False
         snapshot = bool(self._states_asked) and is_all
         self._open = m.Outcomes(
             stream=self._stream, work=self._work, incarnation=self._settings.incarnation, serial=self._serial,
-            generation=self._generation, done=done, failed=failed, returned=returned, in_hand=self._told_in_hand,
-            wanted=min(MOST_LEASES, self._wanted()), before=self._before(), snapshot=snapshot,
+            book=self._book.mark, generation=self._generation, done=done, failed=failed, returned=returned,
+            in_hand=self._told_in_hand, wanted=min(MOST_LEASES, self._wanted()), before=self._before(),
+            snapshot=snapshot,
             states=self._evaluation.states(start, content, asks=is_all) if self._evaluation is not None else None,
         )  # fmt: skip
         if self._open.snapshot:

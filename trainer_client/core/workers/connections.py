@@ -49,6 +49,9 @@ _NOT_YET_S = 0.002
 #: A silent worker's connection is replaced again after at most this many heartbeat timeouts.
 _LONGEST_RENEWAL = 8
 
+#: So many workers are remembered that served us once.
+_MOST_SERVED = 64
+
 
 class Connections:
     """All connections to workers, and the list of workers that the coordinator knows."""
@@ -75,6 +78,8 @@ class Connections:
         self._by_endpoint: dict[str, Connection] = {}
         self._last_id = 0
         self._lock_bytes = _FIRST_LOCK_BYTE
+        #: Names of those that served us, by endpoint, the latest last: they may be off the list and gone by now.
+        self._served: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -262,6 +267,13 @@ class Connections:
         self._tickets.hear(worker, now_s)
         way = "shared memory" if worker.in_slot else "TCP"
         self._log("info", "worker serves us", worker=worker.name, by=way, reason=came.reason)
+        self._note_served(connection.endpoint, worker.name)
+
+    def _note_served(self, endpoint: str, name: str) -> None:
+        self._served.pop(endpoint, None)
+        self._served[endpoint] = name
+        if len(self._served) > _MOST_SERVED:
+            del self._served[next(iter(self._served))]
 
     def _get_to_know(self, came: m.Welcome, now_s: float) -> KnownWorker:
         worker = KnownWorker(
@@ -390,9 +402,14 @@ class Connections:
             self.list.try_again()
 
     def tried(self) -> tuple[list[str], int]:
-        """Everyone we tried, each with how it stands, and how many are on the list."""
-        tried = self.list.out() | {connection.endpoint: self._describe(connection) for connection in self}
-        return sorted(f"{self.list.name(endpoint)} ({how})" for endpoint, how in tried.items()), len(self.list)
+        """Return everyone we tried, each with how it stands, and how many are on the list."""
+        gone = dict.fromkeys(self._served, "served us, and is gone")
+        tried = gone | self.list.out() | {connection.endpoint: self._describe(connection) for connection in self}
+        return sorted(f"{self._name(endpoint)} ({how})" for endpoint, how in tried.items()), len(self.list)
+
+    def _name(self, endpoint: str) -> str:
+        """Return the name of the worker there, by the list or from when it served us."""
+        return self.list.name(endpoint) if endpoint in self.list else self._served.get(endpoint, endpoint)
 
     def _describe(self, connection: Connection) -> str:
         worker = self._worker_of(connection)

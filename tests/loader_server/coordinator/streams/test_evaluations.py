@@ -25,8 +25,8 @@ def judging(*who):
 
 def outcomes(who=1000, serial=1, *, evaluation="m", states=(), asks=None, **other):
     told = {
-        "stream": "train", "work": "evaluate", "incarnation": who, "serial": serial, "generation": 1, "done": (),
-        "failed": (), "returned": (), "in_hand": None, "wanted": 64, "before": 1, "snapshot": False,
+        "stream": "train", "work": "evaluate", "incarnation": who, "serial": serial, "book": None, "generation": 1,
+        "done": (), "failed": (), "returned": (), "in_hand": None, "wanted": 64, "before": 1, "snapshot": False,
         "states": MetricStates(evaluation, 8, 0, np.array(states, "<f8").tobytes(), asks),
     }  # fmt: skip
     return m.Outcomes(**{**told, **other})

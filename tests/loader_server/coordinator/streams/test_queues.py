@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from loader_server.coordinator.events import EndOrdered, Excused, Keep, Received, Send, Ticked, Warn
-from loader_server.leases.facts import EpochOpened, NumberOut
+from loader_server.leases.facts import BookAdvanced, EpochOpened, NumberOut
 from loader_server.leases.table import LeaseRules
 from shared.wire import messages as m
-from shared.wire.parts import Cursor, DoneSet, EpochDone, Lease
-from tests.support.coordinator import View, attach, coordinator, progress, refused, said
+from shared.wire.parts import BookMark, Cursor, DoneSet, EpochDone, Failure, Lease
+from tests.support.coordinator import View, attach, coordinator, kept, progress, refused, said
 
 RULES = LeaseRules(floor_s=30.0, tries=1)
 
@@ -20,8 +20,8 @@ def queue():
 
 def outcomes(who=1000, serial=1, **other):
     told = {
-        "stream": "train", "work": "train", "incarnation": who, "serial": serial, "generation": 1, "done": (),
-        "failed": (), "returned": (), "in_hand": None, "wanted": 0, "before": 1, "snapshot": False,
+        "stream": "train", "work": "train", "incarnation": who, "serial": serial, "book": None, "generation": 1,
+        "done": (), "failed": (), "returned": (), "in_hand": None, "wanted": 0, "before": 1, "snapshot": False,
     }  # fmt: skip
     return m.Outcomes(**{**told, **other})
 
@@ -97,7 +97,8 @@ class TestLeases:
         orders = state.handle(Received(b"me", outcomes(wanted=2)), 0.0)
         assert [type(one) for one in orders] == [Keep] * (len(orders) - 1) + [Send]
         facts = [one.fact for one in orders[:-1]]
-        assert facts[-1] == EpochOpened("train", "train", 0, 100, 2, 2)
+        assert facts[-2:] == [EpochOpened("train", "train", 0, 100, 2, 2), BookAdvanced(1, 1)]
+        assert orders[-1].message.book == BookMark(1, 1)
         assert [one.number for one in facts if isinstance(one, NumberOut)] == [0, 1]
 
     def test_a_trainer_that_is_not_attached_is_told_so(self):
@@ -125,10 +126,13 @@ class TestLeases:
     def test_what_was_given_up_is_in_the_report_and_in_the_log(self):
         state = joined(1000)
         (answer,) = said(state, outcomes(wanted=1))
-        orders = state.handle(Received(b"me", outcomes(serial=2, failed=answer.leases)), 0.0)
-        assert "given up" in next(one.event for one in orders if isinstance(one, Warn))
+        orders = state.handle(Received(b"me", outcomes(serial=2, failed=(Failure(answer.leases[0], "NaN"),))), 0.0)
+        (warning,) = [one for one in orders if isinstance(one, Warn)]
+        assert "given up" in warning.event
+        assert warning.fields["reason"] == "NaN"
         report = state.report(0.0)["streams"]["train"]["queue"]["train"]
-        assert report["dead_letters"] == [{"epoch": 0, "number": 0, "failures": 1}]
+        assert report["dead_letters"] == [{"epoch": 0, "number": 0, "failures": 1, "reason": "NaN"}]
+        assert report["reasons"] == {"NaN": 1}
         assert report["dead"] == 1
 
     def test_a_silent_trainers_leases_go_to_others(self):
@@ -200,7 +204,7 @@ class TestLeases:
         for serial in range(1, 6):
             (mine,) = said(state, outcomes(1, 2 * serial, wanted=1, **end))
             assert [(lease.epoch, lease.number) for lease in mine.leases] == [(0, 0)]
-            failed = {"wanted": 0, "generation": mine.generation, "failed": mine.leases}
+            failed = {"wanted": 0, "generation": mine.generation, "failed": (Failure(mine.leases[0], ""),)}
             assert said(state, outcomes(1, 2 * serial + 1, **end, **failed))[0].unsettled == 0
         assert state.report(0.0)["streams"]["train"]["queue"]["train-end"]["dead"] == 0
 
@@ -216,6 +220,67 @@ def test_what_was_promised_is_known_after_a_kill():
     said(again, attach(incarnation=1))
     (answer,) = said(again, outcomes(1, 3))
     assert [lease.number for lease in answer.leases] == [0, 2]
+
+
+class TestBook:
+    def test_it_is_told_when_a_trainer_attaches_and_with_all_leases(self):
+        state = queue()
+        assert said(state, attach(incarnation=1))[0].book == BookMark(1, 0)
+        assert said(state, outcomes(1, wanted=1))[0].book == BookMark(1, 1)
+        assert said(state, outcomes(1, 2, wanted=1, book=BookMark(1, 1)))[0].book == BookMark(1, 1), "nothing changed"
+        assert said(coordinator(), attach(0, 4))[0].book is None, "in lockstep there is none"
+
+    def test_a_trainer_of_a_lost_book_gets_nothing_and_others_get_what_it_has(self):
+        state = joined(1, 2)
+        said(state, outcomes(1, wanted=2))
+        (answer,) = said(state, outcomes(1, 2, wanted=2, done=(Lease(0, 0, 1),), book=BookMark(99, 1)))
+        assert (answer.leases, answer.done, answer.book.identity) == ((), None, 1)
+        table = state.report(0.0)["streams"]["train"]["queue"]["train"]
+        assert (table["done"], table["leased"]) == (0, 0)
+
+    def test_that_is_in_the_log(self):
+        state = joined(1)
+        orders = state.handle(Received(b"me", outcomes(1, book=BookMark(99, 1))), 0.0)
+        (warning,) = [one for one in orders if isinstance(one, Warn)]
+        assert "lost journal" in warning.event
+        assert warning.fields == {"stream": "train", "trainer": 1}
+
+    def test_after_a_restart_it_is_the_same_and_goes_on(self):
+        before = joined(1)
+        facts = kept(before, outcomes(1, wanted=2))
+        after = coordinator(View(leases=RULES), first_version=500)
+        for fact in [BookAdvanced(1, 0), *facts]:
+            after.recover(fact)
+        said(after, attach(incarnation=1))
+        (answer,) = said(after, outcomes(1, 2, wanted=2, book=BookMark(1, 1)))
+        assert (answer.book, len(answer.leases)) == (BookMark(1, 1), 2)
+
+    def test_a_journal_that_went_back_in_time_is_another_book_for_all(self):
+        state = joined(1, 2)
+        said(state, outcomes(1, wanted=1, book=BookMark(1, 0)))
+        orders = state.handle(Received(b"2", outcomes(2, wanted=1, book=BookMark(1, 7))), 0.0)
+        assert [one.fact for one in orders if isinstance(one, Keep)][-1] == BookAdvanced(2, 1)
+        assert "journal lacks leases" in next(one.event for one in orders if isinstance(one, Warn))
+        sent = [one.message for one in orders if isinstance(one, Send)]
+        assert m.Recalled() in sent, "whoever has leases is to say so, and hears of it"
+        (answer,) = [message for message in sent if isinstance(message, m.Leases)]
+        assert (answer.leases, answer.book.identity) == ((), 2)
+        (other,) = said(state, outcomes(1, 2, book=BookMark(1, 1)))
+        assert (other.leases, other.book.identity) == ((), 2)
+
+    def test_whoever_restores_a_checkpoint_is_of_the_new_book(self):
+        state = joined(1)
+        said(state, outcomes(1, wanted=1, book=BookMark(99, 1)))
+        done = DoneSet((EpochDone(0, 3, ()),))
+        (attached,) = said(state, attach(incarnation=1, serial=2, done=done))
+        (answer,) = said(state, outcomes(1, 2, wanted=1, generation=2, book=attached.book))
+        assert [lease.number for lease in answer.leases] == [3]
+
+    def test_all_work_on_all_streams_is_in_one_book(self):
+        state = joined(1)
+        said(state, outcomes(1, wanted=1))
+        answers = said(state, outcomes(1, 2**47, work="train-end", wanted=1, book=BookMark(1, 9)))
+        assert [answer.book.identity for answer in answers if isinstance(answer, m.Leases)] == [2]
 
 
 def test_leases_of_which_facts_are_missing_are_named():

@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 
 from shared.wire import messages as m
-from shared.wire.parts import Lease
+from shared.wire.parts import BookMark, Failure, Lease
 from tests.support.lone_core import LoneCore, address
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 
 MINE = Lease(0, 0, 1)
+BOOK = BookMark(77, 1)
 
 
 def queue():
     lone = LoneCore(epochs=3)
-    lone.attach(address(1), work="train")
+    lone.attach(address(1), work="train", book=BookMark(77, 0))
     lone.tell(after_s=0.0)
     return lone
 
@@ -25,8 +26,8 @@ def said(lone):
             if isinstance(one.message, m.Outcomes) and one.message.work == "train-end"]  # fmt: skip
 
 
-def answer(lone, to, *leases, unsettled=0, generation=1):
-    told = m.Leases(serial=to.serial, generation=generation, leases=leases, unsettled=unsettled, done=None)
+def answer(lone, to, *leases, unsettled=0, generation=1, book=BOOK):
+    told = m.Leases(serial=to.serial, book=book, generation=generation, leases=leases, unsettled=unsettled, done=None)
     lone.tell(e.CoordinatorSaid(told))
     return [(one.serial, one.is_ours) for one in lone.ordered(i.AnswerEnd)]
 
@@ -91,7 +92,7 @@ def test_what_became_of_it_is_told_with_the_generation_of_its_lease():
         answer(lone, ask(lone), MINE, generation=5)
         lone.tell(e.EndSettled(8, done))
         (told,) = said(lone)
-        assert (told.done, told.failed) == (((MINE,), ()) if done else ((), (MINE,)))
+        assert (told.done, told.failed) == (((MINE,), ()) if done else ((), (Failure(MINE, ""),)))
         assert (told.wanted, told.generation) == (0, 5)
         assert answer(lone, told, unsettled=int(done)) == [(8, False)]
 
@@ -101,3 +102,14 @@ def test_its_serials_are_not_those_of_batches():
     asked = ask(lone)
     assert asked.serial > 2**47
     assert asked.generation == 0, "none of a table's"
+
+
+@pytest.mark.fault(56)
+def test_it_is_nobodys_once_the_journal_is_lost_and_the_feed_ends():
+    lone = queue()
+    message = ask(lone)
+    assert message.book == BookMark(77, 0)
+    assert answer(lone, message, MINE, book=BookMark(78, 1)) == []
+    assert len(lone.ordered(i.Fail)) == 1
+    lone.tell(after_s=60.0)
+    assert said(lone) == []

@@ -5,17 +5,19 @@ from __future__ import annotations
 import pytest
 
 from shared.wire import messages as m
-from shared.wire.parts import DoneSet, EpochDone, Lease, MetricSums
-from tests.support.lone_core import NBYTES, SHAPE, LoneCore, address
+from shared.wire.parts import BookMark, DoneSet, EpochDone, Failure, Lease, MetricSums
+from tests.support.lone_core import NBYTES, SHAPE, LoneCore, address, attached
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.upcoming import Position
+
+BOOK = BookMark(77, 1)
 
 
 def queue(*, work="train", **settings):
     """Attached, with one worker, and its first answer (nothing is asked for before there is a reader)."""
     lone = LoneCore(**settings)
-    lone.attach(address(1), work=work)
+    lone.attach(address(1), work=work, book=BookMark(77, 0))
     lone.greet(1)
     answer(lone, (), wanted=0)
     return lone
@@ -30,12 +32,14 @@ def open_reader(lone, reader=1, epoch=0, taken=0):
     return reports(lone)
 
 
-def answer(lone, leases, *, generation=1, unsettled=0, done=None, wanted=None):
+def answer(lone, leases, *, generation=1, unsettled=0, done=None, wanted=None, book=BOOK):
     """To the open message."""
     said = lone.core.stream.leases._open
     assert said is not None
     assert wanted in (None, said.wanted)
-    told = m.Leases(serial=said.serial, generation=generation, leases=tuple(leases), unsettled=unsettled, done=done)
+    told = m.Leases(
+        serial=said.serial, book=book, generation=generation, leases=tuple(leases), unsettled=unsettled, done=done
+    )
     return lone.tell(e.CoordinatorSaid(told))
 
 
@@ -96,7 +100,7 @@ def test_a_failure_is_told_as_one():
     batch = take(lone, lone.wants()[0])
     answer(lone, leased(0, 1))
     lone.tell(e.LeaseSettled(batch.lease, 1, done=False))
-    assert reports(lone)[0].failed == (Lease(0, 0, 1),)
+    assert reports(lone)[0].failed == (Failure(Lease(0, 0, 1), ""),)
 
 
 def test_what_is_given_back_is_no_failure():
@@ -127,7 +131,7 @@ def test_a_message_is_repeated_as_it_was_until_it_is_answered():
 def test_an_answer_to_anything_else_is_a_stray():
     lone = queue()
     open_reader(lone)
-    lone.tell(e.CoordinatorSaid(m.Leases(serial=99, generation=1, leases=(), unsettled=0, done=None)))
+    lone.tell(e.CoordinatorSaid(m.Leases(serial=99, book=BOOK, generation=1, leases=(), unsettled=0, done=None)))
     assert lone.core.strays == 1
 
 
@@ -304,6 +308,7 @@ def sums(lone, *leases, generation=1, unsettled=0, **other):
     values = {"lost": False, "settled": False, "batches": 0, "given_up": 0, "content": b""} | other
     told = m.Leases(
         serial=said.serial,
+        book=BOOK,
         generation=generation,
         leases=leases,
         unsettled=unsettled,
@@ -372,3 +377,84 @@ def test_another_evaluation_forgets_the_leases_of_the_last():
     lone.tell(e.LeaseSettled(lease, 1, done=True, states=b"a" * 16))
     sums(lone, generation=4)
     assert all(not one.done for one in reports(lone))
+
+
+@pytest.mark.fault(56)
+class TestLostBook:
+    """The coordinator's journal is lost, so nobody knows what is done."""
+
+    def test_all_that_is_told_goes_with_the_mark_that_was_heard_last(self):
+        lone = queue()
+        (said,) = open_reader(lone)
+        assert said.book == BOOK
+        answer(lone, leased(0), book=BookMark(77, 5))
+        batch = take(lone, lone.wants()[0])
+        answer(lone, leased(0), book=BookMark(77, 5))
+        lone.tell(e.LeaseSettled(batch.lease, 1, done=True))
+        assert reports(lone)[0].book == BookMark(77, 5)
+
+    def test_another_book_ends_the_feed_once_and_nothing_more_is_told(self):
+        lone = queue()
+        open_reader(lone)
+        answer(lone, (), book=BookMark(78, 0))
+        (failed,) = lone.ordered(i.Fail)
+        assert (failed.error.code, failed.error.exit_code) == ("lost", 4)
+        assert failed.error.expected == "the lease table that this trainer leased its batches from"
+        assert failed.error.where == "coordinator, stream train"
+        assert "Start all trainers of this stream again: they resume at the last checkpoint, and" in failed.error.remedy
+        lone.tell(e.CoordinatorSaid(m.Recalled()))
+        assert reports(lone) == []
+        assert lone.core.stream.leases.due_s == float("inf")
+
+    def test_leases_of_the_other_book_are_not_taken(self):
+        lone = queue()
+        open_reader(lone)
+        answer(lone, leased(0, 1), book=BookMark(78, 0))
+        assert lone.wants() == []
+
+    def test_it_names_the_checkpoint_that_was_written_last(self):
+        lone = queue()
+        open_reader(lone)
+        lone.tell(e.Saved("checkpoints/00000003.npz, step 120"))
+        answer(lone, (), book=BookMark(78, 0))
+        (failed,) = lone.ordered(i.Fail)
+        assert "they resume at the last checkpoint, checkpoints/00000003.npz, step 120, and" in failed.error.remedy
+
+    def test_or_the_state_that_the_user_asked_for(self):
+        lone = queue()
+        open_reader(lone)
+        answer(lone, leased(0))
+        lone.tell(e.StateAsked(1))
+        answer(lone, leased(0), done=DoneSet((EpochDone(2, 9, (3, 4)),)))
+        lone.tell(e.CoordinatorSaid(m.Recalled()))
+        answer(lone, (), book=BookMark(78, 0))
+        (failed,) = lone.ordered(i.Fail)
+        assert "the state that feed.state() returned last, epoch 2 with 7 batches done" in failed.error.remedy
+
+    @pytest.mark.parametrize(("work", "remedy"), [("evaluate", "Evaluate again"), ("predict", "Predict again")])
+    def test_what_to_do_depends_on_the_work(self, work, remedy):
+        lone = queue(work=work)
+        open_reader(lone)
+        answer(lone, (), book=BookMark(78, 0))
+        (failed,) = lone.ordered(i.Fail)
+        assert remedy in failed.error.remedy
+
+    def test_a_restarted_coordinator_is_told_the_old_mark_also_if_it_says_a_new_one_when_it_attaches(self):
+        lone = queue()
+        open_reader(lone)
+        answer(lone, ())
+        lone.tell(e.CoordinatorSaid(m.Refused(code="unknown", expected="", got="", remedy="")))
+        lone.tell(e.CoordinatorSaid(attached(2, work="train", book=BookMark(78, 0))))
+        assert not lone.ordered(i.Fail), "nothing is decided on what names no request for leases"
+        assert reports(lone)[0].book == BOOK
+
+    def test_after_a_checkpoint_was_restored_the_book_is_whichever_it_was_restored_in(self):
+        lone = queue()
+        open_reader(lone)
+        answer(lone, ())
+        done = DoneSet((EpochDone(0, 3, ()),))
+        lone.tell(e.AttachAsked(2, None, done))
+        lone.tell(e.CoordinatorSaid(attached(2, work="train", book=BookMark(78, 0))))
+        assert reports(lone)[0].book == BookMark(78, 0)
+        answer(lone, (), book=BookMark(78, 1))
+        assert not lone.ordered(i.Fail)

@@ -1,0 +1,83 @@
+"""The lock that only one process holds on a job's journal, and where that process serves.
+
+The lock is on the state folder itself, so it survives whatever happens to the files in it: a second coordinator cannot
+begin beside the first because somebody tidied up. File systems that cannot lock a folder, as NFS, have a lock file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["JournalLock", "LockedError"]
+
+#: What file systems say that cannot lock a folder.
+_NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EISDIR, errno.EACCES)
+
+_LONGEST_ENDPOINT = 4096
+
+
+class LockedError(Exception):
+    """Another process has the lock; `endpoint` is where it serves, empty if that is not known."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        super().__init__(endpoint)
+
+
+class JournalLock:
+    """Held from the time that it is made until `close`; raises LockedError, or OSError if there can be none."""
+
+    def __init__(self, journal: Path) -> None:
+        self._where = journal.with_suffix(".endpoint")
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._descriptor = _lock(journal.parent, os.O_RDONLY | os.O_DIRECTORY)
+            if self._descriptor is None:
+                self._descriptor = _lock(journal.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
+        except BlockingIOError:
+            raise LockedError(self._read_endpoint()) from None
+        if self._descriptor is None:
+            raise OSError(errno.ENOLCK, "its file system has no locks")
+        self._forget_endpoint()
+
+    def say_where(self, endpoint: str) -> None:
+        """Write down where this process serves."""
+        with contextlib.suppress(OSError):  # a full disk: others have to find out in another way
+            self._where.write_text(endpoint)
+
+    def _read_endpoint(self) -> str:
+        try:
+            with self._where.open(errors="replace") as file:
+                return file.read(_LONGEST_ENDPOINT)
+        except OSError:
+            return ""
+
+    def _forget_endpoint(self) -> None:
+        with contextlib.suppress(OSError):
+            self._where.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._forget_endpoint()
+        assert self._descriptor is not None
+        os.close(self._descriptor)
+
+
+def _lock(path: Path, flags: int) -> int | None:
+    """Return a descriptor that holds the lock, or None if such a file cannot be locked there."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno in _NO_LOCKS:
+            return None
+        raise
+    return descriptor
