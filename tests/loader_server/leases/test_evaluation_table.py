@@ -31,8 +31,8 @@ class Told:
         self.serial += 1
         told = b"".join(np.array(one, "<f8").tobytes() for one in states) if content is None else content
         said = Outcomes(
-            stream="dev", work="evaluate", incarnation=who, serial=other.get("serial", self.serial), book=None, generation=1,
-            done=tuple(done), failed=tuple(Failure(one, "") for one in failed),
+            stream="dev", work="evaluate", incarnation=who, serial=other.get("serial", self.serial), book=None,
+            generation=1, done=tuple(done), failed=tuple(Failure(one, "") for one in failed),
             returned=(), in_hand=None, wanted=other.get("wanted", 3), before=1,
             snapshot=False, states=MetricStates("m", nbytes, start, told, asks),
         )  # fmt: skip
