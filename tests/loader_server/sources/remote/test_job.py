@@ -25,17 +25,20 @@ if TYPE_CHECKING:
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreProxy]:
     monkeypatch.setattr(failures, "PAUSES_S", (0, 0, 0, 0))
-    (tmp_path / "served").mkdir()
-    for name in ("a", "b"):
-        (tmp_path / "served" / f"{name}.txt").write_text("\n".join(f"{name} {n}" for n in range(500)))
+    (tmp_path / "served/folder").mkdir(parents=True)
+    for name in ("folder/a", "folder/b", "c"):
+        text = "\n".join(f"{name[-1]} {n}" for n in range(500))
+        (tmp_path / "served" / f"{name}.txt").write_text(text)
     with plain_server(tmp_path / "served", ranges=True) as target, StoreProxy(target) as proxy:
         yield proxy
 
 
 def job(folder: Path, store: StoreProxy, url: str = "") -> JobFile:
     toml = example("toml", "s3://corpus").replace("/mnt/nvme/stoker", "kept")
-    toml = toml.replace("s3://corpus/2026/*.txt", f"{store.url}/").replace("https://example.org", url or store.url)
-    (folder / "job.toml").write_text(toml.replace("more.txt", "a.txt").replace("20000 characters", "500 characters"))
+    toml = toml.replace("s3://corpus/2026/*.txt", f"{store.url}/folder/").replace(
+        "https://example.org", url or store.url
+    )
+    (folder / "job.toml").write_text(toml.replace("more.txt", "c.txt").replace("20000 characters", "500 characters"))
     return JobFile(folder / "job.toml")
 
 
@@ -51,16 +54,16 @@ def test_a_job_reads_remote_files_through_its_cache_and_stops_when_the_store_ref
         stream.source.decode(sample, raw)["text"] for sample, raw in zip(prepared.samples, prepared.raw, strict=True)
     ]
     assert len(texts) > 20
-    assert {text[0] for text in texts} == {"a", "b"}
+    assert {text[0] for text in texts} == {"a", "b", "c"}
     entries = [path for path in (tmp_path / "kept" / "entries").rglob("*") if path.is_file()]
-    assert len(entries) == 2
+    assert len(entries) == 3
     for path in entries:
         path.unlink()
     store.fault = lambda method, path: 403
-    with pytest.raises(ReadError, match=r"(a|b)\.txt: expected a file that may be read, got a refusal"):
+    with pytest.raises(ReadError, match=r"(a|b|c)\.txt: expected a file that may be read, got a refusal"):
         Stream(made, "train")
     stream.close()
-    with pytest.raises(ReadError, match=r"(a|b)\.txt: expected a file that may be read, got a refusal"):
+    with pytest.raises(ReadError, match=r"(a|b|c)\.txt: expected a file that may be read, got a refusal"):
         builder.prepare(memory_want(1))
 
 
