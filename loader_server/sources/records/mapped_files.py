@@ -63,7 +63,7 @@ class MappedFiles:
             return known
         return self._map_anew(path, known)
 
-    def _map_anew(self, path: str, known: _FileMap | bytes) -> _FileMap | bytes:
+    def _map_anew(self, path: str, known: mmap.mmap | bytes) -> mmap.mmap | bytes:
         self._forget(path)  # so that whatever is there next is compared as a whole
         data = self._map(path)
         if len(data) != len(known):

@@ -89,9 +89,7 @@ def test_a_file_that_others_write_into_is_refused_although_it_is_mapped(tmp_path
     for other in (bytes(len(content)), content[::-1]):
         (tmp_path / "a").write_bytes(other)
         os.utime(tmp_path / "a", ns=(times.st_atime_ns, times.st_mtime_ns))
-        with pytest.raises(
-            ReadError, match=r"/a: expected the file that was indexed .*, got another one of 16384 bytes"
-        ):
+        with pytest.raises(ReadError, match=r"/a: expected the file that was .*, got another one of 16384 bytes"):
             mapped.refuse_changed("a")
         refused(mapped, f"another one of {len(content)} bytes")
         (tmp_path / "a").write_bytes(content)
