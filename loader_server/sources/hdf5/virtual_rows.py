@@ -48,7 +48,7 @@ class PartPlaces:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _VirtualPart:
     """Rows of a dataset: `begin` is the first one's number in the virtual dataset, `first` in its own; `is_row` says
     that the dataset as a whole is one row.
     """
@@ -94,7 +94,7 @@ class VirtualRows:
                 begin, at = stop, at + 1
         return np.concatenate(found) if found else np.empty((0, *self._shape[1:]), self._dtype)
 
-    def _rows_of(self, part: _Part, begin: int, end: int) -> NDArray[Any]:
+    def _rows_of(self, part: _VirtualPart, begin: int, end: int) -> NDArray[Any]:
         dataset = self._opened(part.path)[part.dataset]
         if part.is_row:
             return np.asarray(dataset[()])[None]
@@ -114,7 +114,7 @@ class VirtualRows:
 
     # --- what may be a part ---
 
-    def _part(self, source: Any) -> _Part:  # noqa: ANN401 - a tuple of the library's
+    def _part(self, source: Any) -> _VirtualPart:  # noqa: ANN401 - a tuple of the library's
         """The part that one entry of the dataset's list describes."""
         path, inner = self._path_of(source.file_name), self._shape[1:]
         shape = self._shape_of(path, source.dset_name)
@@ -126,9 +126,9 @@ class VirtualRows:
         if any((*begins[1:], *firsts[1:])) or ends[1:] != inner or any(np.greater(lasts, shape)):
             raise self._other_selection(source.file_name)
         if own == (rows, *inner):
-            return _Part(begins[0], ends[0], path, source.dset_name, firsts[0], is_row=False)
+            return _VirtualPart(begins[0], ends[0], path, source.dset_name, firsts[0], is_row=False)
         if (rows, *own) == (1, *inner) and not any(firsts):
-            return _Part(begins[0], ends[0], path, source.dset_name, 0, is_row=True)
+            return _VirtualPart(begins[0], ends[0], path, source.dset_name, 0, is_row=True)
         raise self._other_selection(source.file_name)
 
     def _other_selection(self, name: str) -> DataError:
