@@ -194,7 +194,6 @@ FAULTS = {
 #: Faults that no test with real processes shows yet, and what will.
 FAULTS_LATER = {
     53: "later: faults",
-    54: "later: faults",
     57: "later: faults",
     58: "later: faults",
     59: "later: faults",

@@ -48,9 +48,9 @@ def named_twice(base: Path, names: Iterable[str]) -> tuple[str, str] | None:
             key: tuple[int, int] | str = str(base / name)
         else:
             key = status.st_dev, status.st_ino
-        before = known.setdefault(key, name)
-        if before is not name and (isinstance(key, str) or _is_one_file(base / before, base / name)):
-            return before, name
+        if key in known and (isinstance(key, str) or _is_one_file(base / known[key], base / name)):
+            return known[key], name
+        known[key] = name
     return None
 
 

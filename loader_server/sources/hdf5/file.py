@@ -14,6 +14,7 @@ import numpy as np
 
 from loader_server.sources.hdf5.chunked_values import ChunkedValues
 from loader_server.sources.hdf5.layout import Hdf5Column, layout_of_file
+from loader_server.sources.hdf5.virtual_rows import VirtualRows
 from shared.errors import DataError, ReadError, SettingsError
 from shared.extras import library
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.sources.files.opening import Files
+    from loader_server.sources.hdf5.virtual_rows import PartPlaces
 
 __all__ = ["Hdf5File"]
 
@@ -30,13 +32,14 @@ __all__ = ["Hdf5File"]
 class Hdf5File:
     """One file; close it."""
 
-    def __init__(self, files: Files, path: str, group: str, keys: Sequence[str]) -> None:
+    def __init__(self, files: Files, path: str, group: str, keys: Sequence[str], places: PartPlaces) -> None:
         files.facts(path)
         h5py = library("h5py", extra="hdf5", use="which reads HDF5", where=files.where(path))
         self.path = path
         self.where = files.where(path)
         self._files = files
         self._local = files.local(path)
+        self._virtual: dict[str, VirtualRows] = {}
         try:
             self.file = h5py.File(self._local.path, "r")
         except OSError as error:
@@ -44,6 +47,9 @@ class Hdf5File:
         try:
             self.layout = layout_of_file(self.file, group, keys, self.where)
             self._datasets = {column.key: self.file[column.dataset] for column in self.layout.columns}
+            for column in self.layout.columns:
+                if (dataset := self._datasets[column.key]).is_virtual:
+                    self._virtual[column.dataset] = VirtualRows(files, path, dataset, places)
             self._places = {column.key: self._place(column) for column in self.layout.columns}
             self._chunked = {column.key: self._in_chunks(column) for column in self.layout.columns}
         except (OSError, KeyError, RuntimeError) as error:
@@ -65,7 +71,7 @@ class Hdf5File:
     def _is_plain(self, column: Hdf5Column) -> bool:
         """Whether values have the bytes in this file that numpy has of them."""
         dataset = self._datasets[column.key]
-        elsewhere = column.is_text or column.nested or dataset.external or self.file.userblock_size
+        elsewhere = column.is_text or column.nested or dataset.is_virtual or self.file.userblock_size
         return not elsewhere and bool(dataset.dtype.newbyteorder("=") == dataset.dtype)
 
     def _in_chunks(self, column: Hdf5Column) -> ChunkedValues | None:
@@ -85,22 +91,32 @@ class Hdf5File:
         if chunked is not None and (read := chunked.read(begin, end)) is not None:
             return read
         try:
-            found = dataset[begin] if column.is_text or column.nested else dataset[begin:end]
-        except OSError as error:
+            found = self.rows(column.dataset, begin, end)
+        except (OSError, KeyError) as error:
             raise ReadError(
                 expected=f'the values of "{column.key}" from row {begin} on',
                 got=str(error),
                 where=self.where,
                 remedy="The file is damaged there, or its filter is not installed: write or copy it anew.",
             ) from None
+        if column.is_text or column.nested:
+            found = found[0]
         return bytes(found) if column.is_text else np.asarray(found, column.dtype).tobytes()
 
     def rows(self, dataset: str, start: int, stop: int) -> NDArray[Any]:
-        """Rows of a dataset as h5py returns them, for making an index."""
-        found: NDArray[Any] = self.file[dataset][start:stop]
+        """Rows of a dataset as h5py returns them."""
+        virtual = self._virtual.get(dataset)
+        found: NDArray[Any] = self.file[dataset][start:stop] if virtual is None else virtual.read(start, stop)
         return found
+
+    @property
+    def parts(self) -> list[str]:
+        """The files that hold rows of this one's virtual datasets."""
+        return list(dict.fromkeys(path for virtual in self._virtual.values() for path in virtual.paths))
 
     def close(self) -> None:
         """Close it."""
+        for virtual in self._virtual.values():
+            virtual.close()
         self.file.close()
         self._local.close()

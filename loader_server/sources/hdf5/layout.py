@@ -3,7 +3,7 @@
 Rules: in a group a dataset `<key>` has a sample a row, and `<key>_values` with `<key>_offsets` (or just `values` with
 `offsets`) is a ragged one, as in NumPy files. A file with `inputs` or `targets` and `seqLengths` is RETURNN's: `inputs`
 is called `data`, targets by their names, and `seqTags` name the sequences. Datasets that do not fit together are a
-DataError, and so are those whose values lie in other files.
+DataError, and so are those whose values lie in other files, but for virtual ones.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: st
             expected = f'"{column.key}" of strings, or of a dtype of {", ".join(sorted(DTYPES))}'
             raise _unusable(where, expected, column.dtype, "Convert it, or leave it out by `keys`.")
     tags = _TAGS if returnn and _TAGS in file else ""
-    for path in _datasets_read(chosen, tags, returnn=returnn):
+    for column in chosen:
+        refuse_values_outside(file, column.dataset, where, may_be_virtual=True)
+    for path in _datasets_beside(chosen, tags, returnn=returnn):
         refuse_values_outside(file, path, where)
     if returnn:
         _refuse_other_lengths(file, where)
@@ -116,10 +118,9 @@ def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: st
     return layout
 
 
-def _datasets_read(columns: Sequence[Hdf5Column], tags: str, *, returnn: bool) -> Iterator[str]:
-    """The paths of all datasets that samples are made of."""
+def _datasets_beside(columns: Sequence[Hdf5Column], tags: str, *, returnn: bool) -> Iterator[str]:
+    """The paths of the datasets that say where samples are, and what they are called."""
     for column in columns:
-        yield column.dataset
         if column.ragged and not column.nested and not returnn:
             yield _offsets_of(column.dataset)
     yield from (_LENGTHS,) if returnn else ()

@@ -1,7 +1,8 @@
 """Values that an HDF5 file takes from other files: by an external link, as raw external storage, as a virtual dataset.
 
-The library follows all three without a word, and where another file is gone or short it makes zeros up. Neither the
-index nor its checks know of these files, and they may be any file of the machine.
+The library follows all three without a word, and where another file is gone or short it makes zeros up. They may be any
+file of the machine, and neither the index nor its checks know of them, unless they are parts of a virtual dataset that
+`virtual_rows` accepts.
 
 Rules: links are looked at before they are followed, so that nothing outside is ever opened.
 """
@@ -59,14 +60,16 @@ def refuse_link_outside(file: h5py.File, path: str, where: str) -> None:
         raise _outside_values(path, f"an external link to {target}", where)
 
 
-def refuse_values_outside(file: h5py.File, path: str, where: str) -> None:
-    """Raise a DataError if the values of a dataset lie in other files."""
+def refuse_values_outside(file: h5py.File, path: str, where: str, *, may_be_virtual: bool = False) -> None:
+    """Raise a DataError if the values of a dataset lie in other files; `may_be_virtual` says that somebody else looks
+    at the parts of a virtual one.
+    """
     refuse_link_outside(file, path, where)
     dataset = file[path]
     if dataset.external:
         names = [name for name, _, _ in dataset.external]
         raise _outside_values(path, f"raw external storage in {_listed(names)}", where)
-    if dataset.is_virtual:
+    if dataset.is_virtual and not may_be_virtual:
         names = [source.file_name for source in dataset.virtual_sources()]
         raise _outside_values(path, f"a virtual dataset with parts in {_listed(names)}", where)
 

@@ -6,15 +6,20 @@ files of a stream have the same keys. Where no key is ragged, the first axis of 
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loader_server.sources.arrays.gathering import joined_parts, parted
+from loader_server.sources.files.facts import changed
 from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.hdf5.file import Hdf5File
+from loader_server.sources.hdf5.virtual_rows import PartPlaces
+from loader_server.sources.remote.urls import is_url
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.errors import DataError
 from shared.settings.values import setting, text, texts
@@ -70,13 +75,39 @@ class Hdf5Source(Source):
         """All files, opened by the first call."""
         with self._lock:
             if not self._open:
-                for path in self._found_paths():
-                    self._open.append(Hdf5File(self.files, path, self.settings.group, self.settings.keys))
+                paths = self._found_paths()
+                places = self._places_of_parts(paths)
+                for path in paths:
+                    self._open.append(Hdf5File(self.files, path, self.settings.group, self.settings.keys, places))
                     _refuse_other_keys(self._open[0], self._open[-1])
+                self._refuse_unknown_parts()
             return self._open
 
     def _found_paths(self) -> list[str]:
         return self.files.found(self.settings.paths, ".h5", ".hdf5", ".hdf")
+
+    def _refuse_unknown_parts(self) -> None:
+        """Refuse parts that the index does not know: nobody would notice a change of them."""
+        if not hasattr(self, "indexed"):
+            return
+        known = {one["path"] for one in self.indexed.origin}
+        for one in self._open:
+            for part in one.parts:
+                if part not in known:
+                    raise changed("a file with the parts that were indexed", f"one with {part}", one.where)
+
+    def _places_of_parts(self, paths: Sequence[str]) -> PartPlaces:
+        """Parts of virtual datasets lie below the folders of the stream's files, and folders that it names."""
+        files = {os.path.realpath(self.files.where(path)) for path in paths if not is_url(path)}
+        named = {os.path.realpath(self.files.where(path)) for path in self.settings.paths if not is_url(path)}
+        folders = {os.path.dirname(self.files.where(path)) for path in paths if not is_url(path)}  # noqa: PTH120
+        real = {os.path.realpath(folder) for folder in folders}
+        return PartPlaces(folders=sorted(real | {one for one in named if Path(one).is_dir()}), files=files)
+
+    def _all_paths(self) -> list[str]:
+        """The files, and then the other files that hold rows of theirs."""
+        parts = dict.fromkeys(path for one in self._files for path in one.parts)
+        return [*self._found_paths(), *parts]
 
     @property
     def _columns(self) -> tuple[Hdf5Column, ...]:
@@ -92,8 +123,8 @@ class Hdf5Source(Source):
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """The stamp of the files."""
-        return self.files.stamp(self._found_paths())
+        """The stamp of the files, and of those that hold rows of theirs."""
+        return self.files.stamp(self._all_paths())
 
     def survey(self) -> Inventory:
         """As many rows as the files have."""
@@ -101,7 +132,7 @@ class Hdf5Source(Source):
         return Inventory(
             total=sum(one.layout.samples for one in self._files),
             pieces=self._pieces,
-            origin=noted_origin(self.files, self._found_paths()),
+            origin=noted_origin(self.files, self._all_paths()),
             about={"columns": kinds, "tags": all(one.layout.tags for one in self._files)},
         )
 
@@ -168,8 +199,11 @@ class Hdf5Source(Source):
         for sample in samples:
             path = self._path(self.checked(sample))
             self._in_use.refuse_changed(path)  # before, too: the library may take another file for a damaged one
+            parts = self._files[self.indexed.numbers["file"][sample]].parts
+            if parts:
+                self._in_use.refuse_changed(*parts)
             raw = self._read(sample)
-            self._in_use.refuse_changed(path)
+            self._in_use.refuse_changed(path, *parts)
             yield raw
 
     def _read(self, sample: int) -> bytes:
@@ -211,9 +245,17 @@ class Hdf5Source(Source):
     def identity(self, sample: int) -> str:
         """The facts of the file, the row, and the tag."""
         facts = self.indexed.origin[self.indexed.numbers["file"][sample]]
-        known = f"{facts['path']}, {facts['bytes']} bytes, {facts['digest']}"
+        known = f"{facts['path']}, {facts['bytes']} bytes, {facts['digest']}{self._digests_of_parts(facts['path'])}"
         tag = "" if self._tags is None else f", {self._tags[sample]}"
         return f"{known}, row {self.indexed.numbers['row'][sample]}{tag}"
+
+    def _digests_of_parts(self, path: str) -> str:
+        """What tells the parts of a file from others; nothing if it has none, as those that have are noted behind."""
+        if len(self.indexed.origin) == len(self._files):
+            return ""
+        known = {one["path"]: one["digest"] for one in self.indexed.origin}
+        [file] = [one for one in self._files if one.path == path]
+        return "".join(f", {known[part]}" for part in file.parts)
 
     def close(self) -> None:
         """Close the files."""

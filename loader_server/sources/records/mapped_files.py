@@ -3,9 +3,9 @@
 Rules: nothing is read before it is used; thousands of files may be mapped at a time; any thread may ask. Remote files
 are brought to this machine's disk whole, and those that are mapped fill half of the cache at most. A local file is
 compared with the index when it is mapped: its size, and its content if the index has a digest of it and this machine
-has not seen its status. Its size, or its status, is looked at again each time it is asked for: a process that reads a
-map beyond the end of a file that was cut short dies, and what others write into a mapped file is read at once. Death
-comes only to a process that is reading while the file is being cut.
+has not seen its status. Its size is looked at again each time it is asked for, because a process that reads a map
+beyond the end of a file that was cut short dies. That can only happen to one that is reading while the file is being
+cut. Its status is looked at again after each reading, because what others write into a mapped file is read at once.
 """
 
 from __future__ import annotations
@@ -59,8 +59,11 @@ class MappedFiles:
         known = self._known.get(path)
         if known is None:
             return self._keep(path, self._map(path))
-        if isinstance(known, bytes) or (known.size() == len(known) and self._has_status(path)):
+        if isinstance(known, bytes) or known.size() == len(known):
             return known
+        return self._map_anew(path, known)
+
+    def _map_anew(self, path: str, known: mmap.mmap | bytes) -> mmap.mmap | bytes:
         self._forget(path)  # so that whatever is there next is compared as a whole
         data = self._map(path)
         if len(data) != len(known):
@@ -68,8 +71,9 @@ class MappedFiles:
         return self._keep(path, data)
 
     def refuse_changed(self, path: str) -> None:
-        """Refuse a file that others wrote into while it was read: to be called before anyone gets what was read."""
-        self[path]
+        """Refuse a file that others wrote into: to be called after each reading, before anyone gets what was read."""
+        if not self._has_status(path):
+            self._map_anew(path, self[path])
 
     def _has_status(self, path: str) -> bool:
         """Tell whether nobody has changed a file that is mapped; one that is gone stays as it was."""

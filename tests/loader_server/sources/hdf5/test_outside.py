@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 
 import h5py
-import numpy as np
 import pytest
 
 from loader_server.sources.hdf5.outside import link_outside
 from shared.errors import DataError
 from tests.loader_server.sources.hdf5.data import ragged, write_ragged, write_returnn
 from tests.support.sources import decoded, index_source, open_source, spec_of
-
-ROWS = 6
 
 
 def index(folder, **how):
@@ -121,23 +118,4 @@ def test_files_of_the_machine_do_not_get_into_batches(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("audio", (4, 8), "uint8", external=[("/etc/passwd", 0, 32)])
     with pytest.raises(DataError, match="raw external storage in /etc/passwd"):
-        index(tmp_path)
-
-
-def write_virtual(folder, *, parts=2):
-    """A file whose audio lies in others."""
-    layout = h5py.VirtualLayout((parts * ROWS, 4), "float32")
-    for number in range(parts):
-        with h5py.File(folder / f"part{number}.h5", "w") as file:
-            file["audio"] = np.full((ROWS, 4), number + 1, np.float32)
-        source = h5py.VirtualSource(f"part{number}.h5", "audio", (ROWS, 4))
-        layout[number * ROWS : (number + 1) * ROWS] = source
-    with h5py.File(folder / "a.h5", "w") as file:
-        file.create_virtual_dataset("audio", layout)
-
-
-def test_a_virtual_dataset_is_refused_with_the_files_that_it_names(tmp_path):
-    write_virtual(tmp_path, parts=5)
-    message = r"a virtual dataset with parts in part0\.h5, part1\.h5, part2\.h5 and 2 other files"
-    with pytest.raises(DataError, match=message):
         index(tmp_path)
