@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from shared.errors import LostError, RefusedError, StokerError
+from shared.limits import refuse_small_limits_of_client
 from shared.logs import Log
 from shared.silence import Silence
 from shared.wire import messages as m
@@ -69,6 +70,7 @@ class Joining:
             most=self.most,
             behind=0,
         )
+        refuse_small_limits_of_client()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         client = CoordinatorClient(context, self.endpoint, self.keys)
         try:

@@ -22,6 +22,7 @@ import zmq
 
 from shared.endpoints import check_endpoint
 from shared.errors import LostError, StokerError, WorldChangedError
+from shared.limits import refuse_small_limits_of_client
 from shared.logs import Log
 from shared.memory import SlotMemory
 from shared.sockets import Waker
@@ -93,6 +94,7 @@ class Receiver:
 
     def __init__(self, settings: ReceiverSettings) -> None:
         check_endpoint(settings.endpoint, where="connect", encrypted=True, insecure=True)
+        refuse_small_limits_of_client()
         self.settings = settings
         self.standing = Standing()
         core = settings.core
