@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from loader_server.arguments import add_index, add_plan, add_show, command_named, read_job, tells_its_error
 from shared.command import add_common_arguments, allow_many_files, run_command
 from shared.errors import SettingsError, StokerError
-from shared.limits import refuse_small_limits
 from shared.quick_import import quick_import
+from shared.system.limits import refuse_small_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

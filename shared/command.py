@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shared.errors import MachineError, StokerError
 from shared.logs import Log, start_logging
-from shared.system_errors import is_refusal, system_error
+from shared.system.system_errors import is_refusal, system_error
 
 if TYPE_CHECKING:
     import argparse

@@ -12,8 +12,8 @@ from shared.command import LONGEST_WAIT_S
 from shared.endpoints import check_endpoint
 from shared.errors import LostError
 from shared.keys import ClientKeys
-from shared.limits import refuse_small_limits_of_client
 from shared.sockets import connect_dealer
+from shared.system.limits import refuse_small_limits_of_client
 from shared.wire.codec import decode, encode
 from shared.wire.messages import Refused
 from shared.wire.refusals import error_of

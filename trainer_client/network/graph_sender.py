@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import zmq
 
 from shared.errors import LostError, ProtocolError
-from shared.limits import refuse_small_limits_of_client
 from shared.logs import Log
 from shared.pipelines.sent_graph import digest_of_graph
 from shared.sockets import connect_dealer, send_if_up
+from shared.system.limits import refuse_small_limits_of_client
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from shared.wire.parts import PIECE_BYTES

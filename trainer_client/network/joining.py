@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import zmq
 
 from shared.errors import LostError, RefusedError, StokerError
-from shared.limits import refuse_small_limits_of_client
 from shared.logs import Log
 from shared.silence import Silence
+from shared.system.limits import refuse_small_limits_of_client
 from shared.wire import messages as m
 from shared.wire.refusals import error_of
 from trainer_client.core.upcoming import Ranks

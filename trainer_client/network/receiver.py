@@ -22,10 +22,10 @@ import zmq
 
 from shared.endpoints import check_endpoint
 from shared.errors import LostError, StokerError, WorldChangedError
-from shared.limits import refuse_small_limits_of_client
 from shared.logs import Log
 from shared.memory import SlotMemory
 from shared.sockets import Waker
+from shared.system.limits import refuse_small_limits_of_client
 from shared.wire import messages as m
 from shared.wire.parts import DoneSet
 from trainer_client.core import events as e

@@ -17,9 +17,9 @@ import zmq
 
 from shared.errors import ProtocolError
 from shared.guard import Guard
-from shared.limits import refuse_small_limits_of_client
 from shared.logs import Log
 from shared.sockets import MAX_PAYLOAD, bind_router, connect_dealer, read_waiting
+from shared.system.limits import refuse_small_limits_of_client
 from shared.wire.codec import VersionError, decode, encode, encode_refusal
 from shared.wire.permissions import TO_PARAMETER_SERVER
 from shared.wire.refusals import refused

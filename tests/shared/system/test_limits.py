@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shared import limits
 from shared.errors import MachineError
+from shared.system import limits
 from tests.support.loaders import write_job
 
 if TYPE_CHECKING:
