@@ -18,6 +18,7 @@ from loader_server.arguments import add_index, add_plan, add_show, command_named
 from shared.command import add_common_arguments, allow_many_files, run_command
 from shared.errors import SettingsError, StokerError
 from shared.quick_import import quick_import
+from shared.system.limits import refuse_small_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -150,6 +151,7 @@ def _add_listen(command: argparse.ArgumentParser) -> None:
 
 
 def _run_machine(options: argparse.Namespace) -> int:
+    refuse_small_limits()
     with contextlib.closing(_open_nursery("coordinator", "worker")) as nursery:
         return _run_loaders(options, nursery)
 
@@ -286,6 +288,7 @@ def _add_parent(command: argparse.ArgumentParser) -> None:
 
 
 def _run_coordinator(options: argparse.Namespace) -> int:
+    refuse_small_limits()
     with quick_import():
         from loader_server import metrics
         from loader_server.coordinator.service import open_coordinator
@@ -321,6 +324,7 @@ def _run_coordinator(options: argparse.Namespace) -> int:
 
 
 def _run_worker(options: argparse.Namespace) -> int:
+    refuse_small_limits()
     from loader_server.machine.nursery import Asker
 
     if options.nursery_fd >= 0:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shared.errors import MachineError, StokerError
 from shared.logs import Log, start_logging
-from shared.system_errors import system_error
+from shared.system.system_errors import is_refusal, system_error
 
 if TYPE_CHECKING:
     import argparse
@@ -86,7 +86,9 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 0
-        except (OSError, MemoryError) as error:
+        except Exception as error:
+            if not is_refusal(error):
+                raise
             Log(parser.prog).debug("the system refused", traceback=traceback.format_exc())
             print(f"{parser.prog}: {system_error(error)}", file=sys.stderr)
             code = MachineError.exit_code

@@ -7,13 +7,16 @@
     allowed/ROLE/*.key       public halves that are let in, each in the folder of its role, under any name
 
 Rules: no key, secret or public, ever appears in a repr, a log or a message; only keys in `allowed` are let in. That
-folder is watched: a key that is taken out of it is unknown from the next look on.
+folder is watched: a key that is taken out of it is unknown from the next look on. A secret that everybody on the
+machine may read, or a folder that everybody may add keys to, is warned about and taken: secrets that a cluster mounts
+often are of that mode, where nobody else is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,6 +123,9 @@ class AllowedKeys:
         return True
 
     def _read(self, files: dict[Path, tuple[int, ...]]) -> None:
+        for folder in sorted({self._folder, *(path.parent for path in files)}):
+            if _is_open_to_all(folder, stat.S_IWOTH):
+                self._log.warning("everybody on this machine may let keys in: chmod o-w", folder=folder)
         roles: dict[str, frozenset[Role]] = {}
         counts = dict.fromkeys(ROLES, 0)
         for path in files:
@@ -193,13 +199,24 @@ def _load_pair(folder: Path, role: Role) -> tuple[bytes, bytes]:
     public, secret = _load_key(path)
     if secret is None:
         raise _unreadable(path, "no secret key in it")
+    if _is_open_to_all(path, stat.S_IROTH):
+        Log("keys", folder=folder).warning("everybody on this machine may read a secret key: chmod 600", file=path)
     return public, secret
+
+
+def _is_open_to_all(path: Path, right: int) -> bool:
+    """Return whether everybody has this right to a file or folder, and can reach it in its folder."""
+    with contextlib.suppress(OSError):
+        return bool(path.stat().st_mode & right and path.parent.stat().st_mode & stat.S_IXOTH)
+    return False
 
 
 def _load_key(path: Path) -> tuple[bytes, bytes | None]:
     import zmq.auth  # noqa: PLC0415
 
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ValueError("a folder, pipe or device")
         public, secret = zmq.auth.load_certificate(path)
     except (OSError, ValueError, IndexError) as error:
         raise _unreadable(path, str(error)) from None

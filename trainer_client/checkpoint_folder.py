@@ -25,7 +25,7 @@ import xxhash
 
 from shared.errors import DataError, WorldChangedError
 from shared.logs import Log
-from shared.system_errors import system_error
+from shared.system.system_errors import system_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -13,6 +13,7 @@ from shared.endpoints import check_endpoint
 from shared.errors import LostError
 from shared.keys import ClientKeys
 from shared.sockets import connect_dealer
+from shared.system.limits import refuse_small_limits_of_client
 from shared.wire.codec import decode, encode
 from shared.wire.messages import Refused
 from shared.wire.refusals import error_of
@@ -32,6 +33,7 @@ def ask_coordinator(
 ) -> _Answer:
     """The coordinator's answer, of the kind that is expected; raises RefusedError if it refuses."""
     check_endpoint(endpoint, where="coordinator", encrypted=True, insecure=True)
+    refuse_small_limits_of_client()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     own = ClientKeys.read_any(keys, to="coordinator") if keys else None
     dealer = connect_dealer(context, endpoint, own, secrets.token_bytes(16))

@@ -5,7 +5,8 @@ size; each is written by one process, from front to back, and read by all. Rules
 right, which covers the blob and the sample's identity; so whatever a kill -9, two simultaneous writers or a bad disk
 left behind is not found. What is there stays: a full store takes nothing more, because samples that are read epoch
 after epoch would keep evicting each other. Stores of other keys that nobody has open are removed to make room, the one
-opened longest ago first. Locks are the kernel's, which end with their process.
+opened longest ago first. Locks are the kernel's, which end with their process. What somebody else put in the place of a
+file or folder is never followed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
+from shared.errors import MachineError
 from shared.logs import Log
+from shared.system.own_files import open_own, refuse_linked_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,8 +61,9 @@ class SampleStore:
         self._number, self._handle, self._end = 0, -1, 0
         self._is_full = False
         with self._ledger():
+            refuse_linked_folder(self._folder)
             self._folder.mkdir(exist_ok=True)
-            self._table = os.open(self._folder / _TABLE, os.O_RDWR | os.O_CREAT, 0o644)
+            self._table = open_own(self._folder / _TABLE, os.O_RDWR | os.O_CREAT)
             fcntl.flock(self._table, fcntl.LOCK_SH)
             os.ftruncate(self._table, samples * _ENTRY.itemsize)
             os.utime(self._table)
@@ -113,10 +117,10 @@ class SampleStore:
         """An open segment, which stays open."""
         handle = self._segments.get(number)
         if handle is None:
-            with self._opening, contextlib.suppress(FileNotFoundError):
+            with self._opening, contextlib.suppress(FileNotFoundError, MachineError):  # gone, or something else
                 handle = self._segments.get(number)
                 if handle is None:
-                    handle = self._segments[number] = os.open(self._path(number), os.O_RDONLY)
+                    handle = self._segments[number] = open_own(self._path(number), os.O_RDONLY)
         return handle
 
     def _path(self, number: int) -> Path:
@@ -131,7 +135,7 @@ class SampleStore:
             self._make_room()
             if not self._is_full:
                 self._number = max(self._numbers(), default=0) + 1
-                handle = os.open(self._path(self._number), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+                handle = open_own(self._path(self._number), os.O_RDWR | os.O_CREAT | os.O_EXCL)
                 fcntl.flock(handle, fcntl.LOCK_EX)
                 self._handle, self._end = handle, 0
                 os.posix_fallocate(handle, 0, self._segment_bytes)
@@ -145,7 +149,7 @@ class SampleStore:
     def _cut_abandoned(self) -> None:
         """Give back what killed processes had reserved."""
         for number in self._numbers():
-            with open(self._path(number), "r+b") as file:  # noqa: PTH123 - its number is what is needed
+            with open(open_own(self._path(number), os.O_RDWR), "r+b") as file:  # noqa: PTH123 - of a descriptor
                 if _locks(file.fileno()):
                     mine = self._entries[self._entries["segment"] == number]
                     ends = mine["offset"] + mine["nbytes"]
@@ -157,7 +161,7 @@ class SampleStore:
     def _ledger(self) -> Iterator[None]:
         """Hold the lock of those who make or remove stores and segments."""
         self._root.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self._root / "ledger", os.O_RDWR | os.O_CREAT, 0o644)
+        handle = open_own(self._root / "ledger", os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import stat
 
 import pytest
@@ -246,3 +248,49 @@ def test_another_servers_key_does_not_open_the_door(folder, context):
     connect_dealer(context, router.getsockopt_string(zmq.LAST_ENDPOINT), keys, b"stranger")
     assert monitor.poll(60_000)
     assert zmq.utils.monitor.recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED
+
+
+# --- who else may read or write ---
+
+
+@pytest.fixture
+def copied(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "keys")
+    return tmp_path / "keys"
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_secret_that_everybody_may_read_is_warned_about_by_its_file(name, copied, caplog):
+    READERS[name](copied)
+    assert not caplog.records
+    (copied / name).chmod(0o644)
+    READERS[name](copied)
+    assert not caplog.records, "nobody else can reach it in its folder"
+    copied.chmod(0o711)
+    READERS[name](copied)
+    (warning,) = caplog.records
+    assert warning.levelno == logging.WARNING
+    assert "everybody on this machine may read a secret key: chmod 600" in warning.getMessage()
+    assert str(copied / name) in warning.getMessage()
+    (copied / name).chmod(0o640)
+    caplog.clear()
+    READERS[name](copied)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("place", [".", "worker"])
+def test_a_folder_that_everybody_may_let_keys_in_by_is_warned_about(place, copied, caplog):
+    copied.chmod(0o755)
+    AllowedKeys(copied / "allowed")
+    assert "everybody" not in caplog.text
+    (copied / "allowed" / place).chmod(0o777)
+    AllowedKeys(copied / "allowed")
+    assert caplog.text.count("everybody on this machine may let keys in: chmod o-w") == 1
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.mkdir(), lambda path: path.symlink_to("/dev/zero")])
+def test_a_pipe_in_the_place_of_a_key_is_not_waited_for(make, copied):
+    (copied / "worker.key_secret").unlink()
+    make(copied / "worker.key_secret")
+    with pytest.raises(SettingsError, match="expected a CURVE key, got a folder, pipe or device"):
+        ServerKeys.read(copied, "worker")

@@ -17,6 +17,7 @@ from shared.errors import LostError, ProtocolError
 from shared.logs import Log
 from shared.pipelines.sent_graph import digest_of_graph
 from shared.sockets import connect_dealer, send_if_up
+from shared.system.limits import refuse_small_limits_of_client
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from shared.wire.parts import PIECE_BYTES
@@ -70,6 +71,7 @@ class GraphSender:
 
 def send_graph(to: GraphSender, sending: Sending) -> None:
     """Send the graph until it is kept and runs; a LostError without answers, a RefusedError if it is refused."""
+    refuse_small_limits_of_client()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     dealer = connect_dealer(context, to.endpoint, to.keys, secrets.token_bytes(16))
     try:

@@ -16,6 +16,7 @@ import zmq
 from shared.errors import LostError, RefusedError, StokerError
 from shared.logs import Log
 from shared.silence import Silence
+from shared.system.limits import refuse_small_limits_of_client
 from shared.wire import messages as m
 from shared.wire.refusals import error_of
 from trainer_client.core.upcoming import Ranks
@@ -69,6 +70,7 @@ class Joining:
             most=self.most,
             behind=0,
         )
+        refuse_small_limits_of_client()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         client = CoordinatorClient(context, self.endpoint, self.keys)
         try:

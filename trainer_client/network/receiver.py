@@ -25,6 +25,7 @@ from shared.errors import LostError, StokerError, WorldChangedError
 from shared.logs import Log
 from shared.memory import SlotMemory
 from shared.sockets import Waker
+from shared.system.limits import refuse_small_limits_of_client
 from shared.wire import messages as m
 from shared.wire.parts import DoneSet
 from trainer_client.core import events as e
@@ -93,6 +94,7 @@ class Receiver:
 
     def __init__(self, settings: ReceiverSettings) -> None:
         check_endpoint(settings.endpoint, where="connect", encrypted=True, insecure=True)
+        refuse_small_limits_of_client()
         self.settings = settings
         self.standing = Standing()
         core = settings.core

@@ -19,6 +19,7 @@ from shared.errors import ProtocolError
 from shared.guard import Guard
 from shared.logs import Log
 from shared.sockets import MAX_PAYLOAD, bind_router, connect_dealer, read_waiting
+from shared.system.limits import refuse_small_limits_of_client
 from shared.wire.codec import VersionError, decode, encode, encode_refusal
 from shared.wire.permissions import TO_PARAMETER_SERVER
 from shared.wire.refusals import refused
@@ -55,6 +56,7 @@ class ParameterServer:
         self.state = ServerState(is_first=is_first)
         self._store = store
         self._log = Log("parameter server", endpoint=endpoint)
+        refuse_small_limits_of_client()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard = Guard(self._context, keys[0] if keys else None, TO_PARAMETER_SERVER)
         self._router = bind_router(self._context, endpoint, keys[0] if keys else None, MAX_PAYLOAD)

@@ -300,8 +300,14 @@ class Files:
         refuse_no_text(head, self.where(path))
 
     def path(self, path: str) -> Path | RemotePath:
-        """The file as a path, for callers of `open` with an encoding, `name` and `suffix`."""
-        return RemotePath(path, self.open) if is_url(path) else self._base / path
+        """Return the file as a path, for callers of `open` with an encoding, `name` and `suffix`; a DataError if
+        something else is there.
+        """
+        if is_url(path):
+            return RemotePath(path, self.open)
+        if os.path.exists(self._base / path):  # noqa: PTH110 - pathlib's raises, see above
+            self.facts(path)
+        return self._base / path
 
     def local(self, path: str, facts: FileFacts | None = None) -> LocalFile:
         """The whole file on this machine's disk, for a library that wants a path or a memory map; to be closed after

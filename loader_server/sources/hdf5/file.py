@@ -61,7 +61,7 @@ class Hdf5File:
 
     def _damaged(self, got: str) -> DataError:
         remedy = "It is cut short or damaged, or something else: write or copy it anew, or mend `paths`."
-        return DataError(expected="a whole HDF5 file", got=got, where=self.where, remedy=remedy)
+        return DataError(expected="a whole HDF5 file", got=" ".join(got.split()), where=self.where, remedy=remedy)
 
     def _place(self, column: Hdf5Column) -> int | None:
         """Where the values begin in the file, if they lie there in one piece in numpy's own form."""

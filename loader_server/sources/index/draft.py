@@ -30,6 +30,7 @@ from loader_server.sources.index.columns import (
 )
 from loader_server.sources.index.commit import COLUMNS
 from loader_server.sources.index.probe import refuse_other_fields
+from shared.errors import DataError
 from shared.wire.layout import Field
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ __all__ = ["Draft", "DraftJournal", "new_draft", "resumed_draft"]
 
 _JOURNAL = "journal.json"
 _NEW_JOURNAL = "journal.json.new"
+#: Each is a file, or two, that is open while an index is made.
+_MOST_COLUMNS = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +118,14 @@ class Draft:
     def _begin_columns(self, part: Probed) -> None:
         """Begin the columns, which every piece has in common with the first."""
         self.journal = replace(self.journal, **_columns_of(part.found), fields=part.fields)
+        columns = len(self.journal.numbers) + len(self.journal.ends) + len(self.journal.measured)
+        if columns > _MOST_COLUMNS:
+            raise DataError(
+                expected=f"samples of which an index keeps at most {_MOST_COLUMNS} facts each",
+                got=f"{columns}, or as many keys",
+                where=part.where,
+                remedy="Say which keys samples have (`keys`), or leave out what no transform needs.",
+            )
         self._open_columns()
 
     def _open_columns(self) -> None:

@@ -38,7 +38,7 @@ from loader_server.transforms.own_code import own_code
 from shared.errors import DataError, StokerError
 from shared.hashing import fingerprint
 from shared.settings.values import settings_that_count
-from shared.system_errors import OUT_OF_ROOM, system_error
+from shared.system.system_errors import OUT_OF_ROOM, system_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

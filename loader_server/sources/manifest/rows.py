@@ -41,6 +41,8 @@ TEXT_COLUMNS = ("text", "transcript", "sentence")
 #: NeMo cuts utterances out of long recordings: a row with an offset is a stretch of its file, in seconds.
 OFFSET_COLUMN = "offset"
 _DURATION_COLUMN = "duration"
+#: Each is kept in two files of its own, open at the same time.
+_MOST_COLUMNS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,15 @@ def columns_of(manifest: Path | RemotePath) -> Columns:
         names = dict.fromkeys(_header(manifest))
     else:
         for _, cells in _json_cells(manifest):
-            if not isinstance(cells, BadRow):
+            if not isinstance(cells, BadRow) and len(names) <= _MOST_COLUMNS:
                 names.update(dict.fromkeys(cells))
+    if len(names) > _MOST_COLUMNS:
+        raise DataError(
+            expected=f"at most {_MOST_COLUMNS} columns",
+            got=str(len(names)),
+            where=str(manifest),
+            remedy="Each line is a recording: leave out what no transform needs, or turn rows into lines.",
+        )
     audio = next((name for name in AUDIO_COLUMNS if name in names), "")
     text = next((name for name in TEXT_COLUMNS if name in names), "")
     if not audio:
@@ -178,7 +187,15 @@ def _is_csv(manifest: Path | RemotePath) -> bool:
 
 def _header(manifest: Path | RemotePath) -> list[str]:
     with manifest.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        return [name.strip() for name in next(csv.reader(file), [])]
+        try:
+            return [name.strip() for name in next(csv.reader(file), [])]
+        except csv.Error as error:
+            raise DataError(
+                expected="a first line with the columns",
+                got=str(error),
+                where=str(manifest),
+                remedy="Write it anew: a quote has no end, for example, or it is no CSV at all.",
+            ) from None
 
 
 def _csv_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:

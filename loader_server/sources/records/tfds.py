@@ -276,6 +276,8 @@ def _chosen(features: Any, settings: TfdsSettings) -> Any:  # noqa: ANN401 - the
 def _info(files: Files, settings: TfdsSettings) -> Any:  # noqa: ANN401 - the library's
     """What the library knows about the data set; a DataError if it knows none, or cannot read it in any order."""
     tfds, where = _tfds(), files.where(settings.folder)
+    for name in _DESCRIPTIONS:  # the library would wait for a pipe
+        files.path(joined(settings.folder, name))
     try:
         with _descriptions(files, settings.folder) as folder:
             info = tfds.builder_from_directory(folder).info

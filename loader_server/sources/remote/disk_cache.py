@@ -15,7 +15,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.errors import ReadError
+from shared.errors import MachineError, ReadError
+from shared.system.own_files import open_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,7 +48,7 @@ class DiskCache:
     def find(self, key: str) -> int | None:
         """An open file, if there is such an entry, which counts as used now. Once evicted, it has no bytes left."""
         try:
-            handle = os.open(self._entry(key), os.O_RDONLY)
+            handle = open_own(self._entry(key), os.O_RDONLY)
         except FileNotFoundError:
             return None
         os.utime(handle)
@@ -68,7 +69,7 @@ class DiskCache:
         """A lock as an open file, which one process at a time can have until it closes it: None if another has it."""
         self._prepare()
         path = self._underway / f"lead-{what}"
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = open_own(path, os.O_RDWR | os.O_CREAT)
         if _lock(handle, wait=False) and _is_at(path, handle):
             return handle
         os.close(handle)
@@ -81,7 +82,7 @@ class DiskCache:
         self._prepare()
         entry, underway = self._entry(key), self._underway / key
         while not entry.exists():
-            handle = os.open(underway, os.O_RDWR | os.O_CREAT, 0o644)
+            handle = open_own(underway, os.O_RDWR | os.O_CREAT)
             try:
                 if not _lock(handle, wait=wait):
                     return False
@@ -127,7 +128,7 @@ class DiskCache:
         """Reserve room on the disk and in the ledger, or raise that there is none."""
         if nbytes > self.most_bytes:
             raise self.too_small(nbytes)
-        ledger = os.open(self._ledger, os.O_RDWR | os.O_CREAT, 0o644)
+        ledger = open_own(self._ledger, os.O_RDWR | os.O_CREAT)
         try:
             _lock(ledger, wait=True)
             total = int(os.pread(ledger, 32, 0) or -1)
@@ -198,8 +199,11 @@ def _remove(path: str) -> bool:
     reads beyond a mapped file's end is killed.)
     """
     try:
-        handle = os.open(path, os.O_RDWR)
+        handle = open_own(path, os.O_RDWR)
     except FileNotFoundError:
+        return True
+    except MachineError:  # somebody planted a link: it goes, and what it leads to stays as it is
+        os.unlink(path)  # noqa: PTH108 - as below
         return True
     try:
         if not _lock(handle, wait=False):

@@ -242,7 +242,8 @@ def test_the_reason_of_a_batch_is_that_of_its_first_masked_sample_and_short(make
     builder = make(source)
     built, _ = build(builder, memory_want(1))
     assert built.masked == 2
-    assert built.reason == f"sample-5: undecodable: ValueError: {'x' * 999}"[:200]
+    assert built.reason.startswith(f"sample-5: undecodable: ValueError: {'x' * 130}")
+    assert len(built.reason) == 200
     builder.stream.source.name = lambda sample: "deep/" * 100 + f"{sample}.wav"
     built, _ = build(builder, memory_want(1))
     assert built.reason.startswith(f"{'deep/' * 19}5.wav: undecodable: ValueError: xxx")  # the last 100 of the name

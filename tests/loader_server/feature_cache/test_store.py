@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from loader_server.feature_cache.store import SampleStore
+from shared.errors import MachineError
 from tests.support.loaders import ROOT
 
 if TYPE_CHECKING:
@@ -189,3 +190,24 @@ def test_a_disk_that_is_full_is_no_error(store, tmp_path, monkeypatch, caplog) -
         assert one.get(8, "id") is None
     assert len(caplog.records) == 1
     assert [path.name for path in (tmp_path / "root" / "key").glob("segment-*")] == ["segment-1"]
+
+
+@pytest.mark.parametrize("place", ["key/table", "key/segment-1", "ledger", "key"])
+def test_a_link_that_somebody_planted_is_refused_and_leads_nowhere(place: str, tmp_path: Path, store) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir() if place == "key" else victim.write_text("of somebody else's" * 500)
+    (tmp_path / "root" / place).parent.mkdir(parents=True)
+    (tmp_path / "root" / place).symlink_to(victim)
+    with pytest.raises(MachineError, match=rf"root/{place}: expected a file or folder that only Stoker makes"):
+        store()
+    assert list(victim.iterdir()) == [] if place == "key" else victim.read_text() == "of somebody else's" * 500
+
+
+def test_a_segment_that_a_link_replaced_is_not_read(tmp_path: Path, store) -> None:
+    with store() as one:
+        one.put(7, "id", blob(7))
+    segment = tmp_path / "root/key/segment-1"
+    with store() as one:
+        segment.rename(tmp_path / "moved")
+        segment.symlink_to(tmp_path / "moved")
+        assert one.get(7, "id") is None

@@ -25,5 +25,5 @@ def test_any_other_error_names_the_batch() -> None:
 
 
 def test_a_long_error_still_crosses() -> None:
-    answer = refusals.failed(memory_want(), MachineError(**{**SAID, "got": "x" * 10**6}))
-    assert decode(encode(answer)).got == "x" * 4000
+    answer = refusals.failed(memory_want(), MachineError(**{**SAID, "got": "x\n" * 10**6}))
+    assert decode(encode(answer)).got.startswith("x\n" * 1000)

@@ -93,3 +93,42 @@ def test_what_came_later_counts_only_where_it_is_said():
 
     assert values.settings_that_count(Settings("a")) == {"path": "a", "rate": 3}
     assert values.settings_that_count(Settings("a", channel=0)) == {"path": "a", "rate": 3, "channel": 0}
+
+
+@pytest.mark.parametrize("said", ["9" * 16 + " s", "1." + "9" * 16 + " s", "9" * 5000 + " s"])
+def test_an_amount_of_very_many_digits_is_refused(said):
+    with pytest.raises(values.BadValue, match="of at most 15 digits"):
+        values.amount("s")(said)
+    assert values.amount("s")("999999999999999.999999999999999 s").value == 1e15
+
+
+@pytest.mark.parametrize("said", ["9" * 16 + " %", "9" * 5000 + " samples"])
+def test_a_limit_of_very_many_digits_is_refused(said):
+    with pytest.raises(values.BadValue):
+        values.bad_limit(said)
+
+
+def nested(deep):
+    made = 1
+    for _ in range(deep):
+        made = [made]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({"a": {"b": [1, 2**63]}}, "integers of at most 64 bits"),
+        ({"a": -(2**63) - 1}, "integers of at most 64 bits"),
+        ({"a": {"b": ["x", "a\0b"]}}, "strings without the character NUL"),
+        ({"a\0": 1}, "strings without the character NUL"),
+        ({"a": nested(15)}, "at most 16 brackets within each other"),
+    ],
+)
+def test_what_no_setting_takes_is_refused_wherever_it_is(document, expected):
+    with pytest.raises(values.BadValue, match=expected):
+        values.refuse_beyond_bounds(document)
+
+
+def test_what_settings_take_passes():
+    values.refuse_beyond_bounds({"a": {"b": [2**63 - 1, -(2**63), 1.5, "x", True]}, "c": nested(14)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from loader_server.sources.remote import disk_cache
 from loader_server.sources.remote.disk_cache import MAPPED, DiskCache
-from shared.errors import ReadError
+from shared.errors import MachineError, ReadError
 from tests.support.disk import small_disk
 
 if TYPE_CHECKING:
@@ -252,3 +253,16 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ReadError, match=r"file/cache: expected a folder that remote.*got Not a directory\. Make room"):
         put(DiskCache(tmp_path / "file" / "cache", 100), "aa1", 1)
+
+
+@pytest.mark.parametrize("place", ["entries/k1/k1", "underway/k1", "underway/other", "ledger"])
+def test_a_link_that_somebody_planted_leads_nowhere(place: str, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"of somebody else's" * 500)
+    (tmp_path / "cache" / place).parent.mkdir(parents=True)
+    (tmp_path / "cache" / place).symlink_to(victim)
+    cache = DiskCache(tmp_path / "cache", 1000)
+    with contextlib.suppress(MachineError):
+        put(cache, "k1", 600)
+        put(cache, "k2", 600)  # for which the first makes room
+    assert victim.read_bytes() == b"of somebody else's" * 500

@@ -9,10 +9,14 @@ import errno
 
 from shared.errors import MachineError
 
-__all__ = ["OUT_OF_ROOM", "system_error"]
+__all__ = ["OUT_OF_ROOM", "is_refusal", "system_error"]
 
 #: A file cannot become larger.
 OUT_OF_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+#: What a process has too few of. Libraries say so by exceptions of their own, which have the number as well.
+_TOO_FEW = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_NO_THREAD = "can't start new thread"
 
 _MAY_NOT = "Give this user the right to it, or name another place."
 _REMEDIES = {
@@ -28,12 +32,22 @@ _REMEDIES = {
 }
 
 
-def system_error(error: OSError | MemoryError, where: str = "") -> MachineError:
+def is_refusal(error: BaseException) -> bool:
+    """Return whether the system refused something, rather than our code or a user's is wrong."""
+    if isinstance(error, OSError | MemoryError) or getattr(error, "errno", None) in _TOO_FEW:
+        return True
+    return isinstance(error, RuntimeError) and str(error) == _NO_THREAD
+
+
+def system_error(error: BaseException, where: str = "") -> MachineError:
     """Return what the system refused as an error of ours; `where` is what was worked on, if the system does not say."""
-    if isinstance(error, MemoryError):
-        got, number, places = "no memory left", errno.ENOMEM, []
+    places: list[str] = []
+    if isinstance(error, MemoryError | RuntimeError):
+        got, number = str(error) or "no memory left", errno.ENOMEM
     else:
-        got, number = error.strerror or str(error) or type(error).__name__, error.errno or 0
+        got = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        number = getattr(error, "errno", None) or 0
+    if isinstance(error, OSError):
         places = [str(name) for name in (error.filename, error.filename2) if name is not None]
     return MachineError(
         expected="the system to do what it was asked for",

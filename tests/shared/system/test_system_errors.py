@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from shared.errors import MachineError
-from shared.system_errors import system_error
+from shared.system.system_errors import system_error
 
 
 @pytest.mark.parametrize(

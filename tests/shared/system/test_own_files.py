@@ -1,0 +1,58 @@
+"""Files of ours: what somebody else put in their place is refused and stays as it is."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shared.errors import MachineError
+from shared.system.own_files import open_own, refuse_linked_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+WAYS = [os.O_RDONLY, os.O_RDWR, os.O_RDWR | os.O_CREAT, os.O_WRONLY | os.O_CREAT]
+
+PLANTED: dict[str, tuple[Callable[[Path, Path], object], str]] = {
+    "a link": (lambda place, other: place.symlink_to(other), "a link"),
+    "a link to nowhere": (lambda place, other: place.symlink_to("nothing"), "a link"),
+    "a second name": (lambda place, other: place.hardlink_to(other), "a second name of another file"),
+    "a pipe": (lambda place, other: os.mkfifo(place), "a pipe"),
+}
+
+
+@pytest.mark.parametrize("flags", WAYS)
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_is_in_the_place_of_a_file_is_refused(name: str, flags: int, tmp_path: Path) -> None:
+    other, place = tmp_path / "other", tmp_path / "place"
+    other.write_text("of somebody else's")
+    plant, got = PLANTED[name]
+    plant(place, other)
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    with pytest.raises(MachineError, match=f"place: expected a file or folder that only Stoker makes, got {got}"):
+        open_own(place, flags)
+    assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert other.read_text() == "of somebody else's"
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_file_of_ours_is_made_and_opened_again(tmp_path: Path) -> None:
+    made = open_own(tmp_path / "place", os.O_RDWR | os.O_CREAT)
+    os.write(made, b"ours")
+    again = open_own(str(tmp_path / "place"), os.O_RDONLY)
+    assert os.read(again, 9) == b"ours"
+    for number in (made, again):
+        os.close(number)
+    with pytest.raises(FileNotFoundError):
+        open_own(tmp_path / "none", os.O_RDWR)
+
+
+def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    refuse_linked_folder(tmp_path)
+    refuse_linked_folder(tmp_path / "none")
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(MachineError, match="link: expected a file or folder that only Stoker makes, got a link"):
+        refuse_linked_folder(tmp_path / "link")
