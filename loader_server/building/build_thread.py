@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from loader_server.building.builder import UnreadError
+from loader_server.building.exhaustion import exhausted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -266,7 +267,9 @@ class BuildThread:
             finally:
                 builder.release()
         except BaseException as error:
-            return Outcome(build, error=error, convictions=tuple(convictions))
+            in_hand = f"batch {build.want.number} of epoch {build.want.epoch}"
+            named = exhausted(error, in_hand, f"stream {build.want.stream}") or error
+            return Outcome(build, error=named, convictions=tuple(convictions))
 
     def _is_elsewhere(self, build: Build, builder: Builder, prepared: Prepared) -> bool:
         """Whether another worker is building this batch, and has not taken too long."""

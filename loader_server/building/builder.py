@@ -18,6 +18,7 @@ import numpy as np
 
 from loader_server.building.build_counts import Built
 from loader_server.building.culprits import KnownCulprits, kills
+from loader_server.building.exhaustion import exhausted
 from loader_server.building.look_ahead import LookAhead
 from loader_server.building.packed_rows import PackedPlaces, places_in_rows, write_marks
 from loader_server.sources.decoding import decoded
@@ -416,6 +417,11 @@ class Builder:
         except SampleError as error:
             self._note_masked(sample, error, batch)
             values = None
+        except BaseException as error:
+            named = exhausted(error, self.stream.source.name(sample), f"stream {self.stream.name}")
+            if named is None:
+                raise
+            raise named from error
         batch.decode_ns += time.perf_counter_ns() - began_ns
         return values
 

@@ -21,11 +21,14 @@ from loader_server.building.fingerprint import builder_fingerprint
 from loader_server.building.quarantine import Quarantine
 from loader_server.building.read_ahead import ReadAhead
 from loader_server.building.send_buffers import SendBuffers
+from loader_server.building.trial_rule import NEEDED_DESCRIPTORS
 from loader_server.building.whole_builder import builder_of
 from loader_server.feature_cache.cache import FeatureCache
 from loader_server.job_file import JobFile
 from loader_server.machine.deadline import Deadline
 from loader_server.machine.doors import Doors
+from loader_server.machine.free_room import free_room
+from loader_server.machine.room import Room
 from loader_server.sharing.shelf import Shelf
 from loader_server.stream import Stream
 from loader_server.wants.budget import Budget
@@ -104,9 +107,10 @@ class Worker:
         encoding = self._job.payload_encoding
         require_library(encoding)
         self._buffers = SendBuffers(encoding, self._job.settings.queue_bytes)
+        needed = Room(memory=self._job.settings.largest_sample, descriptors=NEEDED_DESCRIPTORS)
         self._thread = BuildThread(
             self._builders,
-            crash_trial=CrashTrial(nursery, settings.job_path, build_timeout_s),
+            crash_trial=CrashTrial(nursery, settings.job_path, build_timeout_s, needed),
             buffers=self._buffers,
             readers=ReadAhead(build_timeout_s),
             deadline=deadline,
@@ -139,6 +143,7 @@ class Worker:
                 log=self.log,
                 wake=self._waker.wake,
                 awaited=lambda: self._late.awaited,
+                has_room=lambda: free_room().holds(needed),
             )
         )
         self.counts = self._reception.counts

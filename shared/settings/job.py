@@ -73,6 +73,13 @@ class JobSettings:
         'feed ends ("100 %": never)',
         default=BadLimit(0.5),
     )
+    largest_sample: int = setting(
+        byte_count,
+        'most bytes that one sample may have once decoded, such as "1 GiB": indexing leaves out larger ones; and a '
+        "sample that runs out of memory is masked only if this much was free, otherwise the machine is at fault",
+        default=2**30,
+        later=True,
+    )
     queue_bytes: int = setting(
         byte_count, 'most bytes of built batches that wait in a worker, such as "256 MiB"', default=256 * 2**20
     )

@@ -216,3 +216,23 @@ def kills_workers(sample: dict[str, Any], rng: np.random.Generator) -> None:
 def waits(sample: dict[str, Any], rng: np.random.Generator) -> None:
     """Takes its time but no processor, so that more workers make it faster on any machine."""
     time.sleep(0.05)
+
+
+_RUNS_OUT: dict[str, BaseException] = {
+    "memory": MemoryError("Unable to allocate 256. GiB"),
+    **{name: OSError(getattr(errno, name), os.strerror(getattr(errno, name))) for name in ("EMFILE", "ENFILE", "ENOMEM")},
+}
+
+
+@transform()
+def runs_out(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """Raises on the texts that name it what a process raises that has no memory or descriptors left."""
+    if sample["text"] in _RUNS_OUT:
+        raise _RUNS_OUT[sample["text"]]
+
+
+@transform()
+def runs_out_in_workers(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """The same, but not in processes that try samples."""
+    if b"crash-trial" not in Path("/proc/self/cmdline").read_bytes():
+        runs_out(sample, rng)
