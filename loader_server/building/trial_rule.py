@@ -89,9 +89,9 @@ def _speaks_against_it(one: Ended | RanOut, needed: Room) -> bool:
 
 
 def why_unjudged(tries: Sequence[Try], needed: Room) -> str:
-    """Return how the tries of a sample that could not be judged ended, each way once."""
-    ways = (_way(one, needed) for one in tries if not isinstance(one, Passed))
-    return ", ".join(dict.fromkeys(ways))
+    """Return how the tries of a sample that could not be judged ended: each end once, with what was free at last."""
+    ways = {one.end: _way(one, needed) for one in tries if not isinstance(one, Passed)}
+    return ", ".join(ways.values())
 
 
 def _way(one: Ended | RanOut, needed: Room) -> str:

@@ -51,7 +51,7 @@ def shown_room(room: Room) -> str:
 
 
 def left_in_system(meminfo: str, overcommit: str) -> int:
-    """Return the bytes that the system has available; where it promises no more than it has, also of what it promises."""
+    """Return the bytes that the system has available; one that overcommits no memory may have promised more of it."""
     facts = {name: 1024 * int(number) for name, number in re.findall(r"^(\w+):\s+(\d+) kB$", meminfo, re.MULTILINE)}
     available = facts.get("MemAvailable", facts.get("MemFree", 0))
     if overcommit.strip() == "2":
@@ -85,7 +85,7 @@ def _mounted(mounts: str, *, second: bool) -> Iterator[tuple[str, str]]:
     """Yield which part of the hierarchy is mounted, and where."""
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
-        kind, _, options = (after.split(" ", 2) + ["", ""])[:3]
+        kind, _, options = [*after.split(" ", 2), "", ""][:3]
         if kind == "cgroup2" if second else kind == "cgroup" and "memory" in options.split(","):
             root, place = before.split(" ")[3:5]
             yield root, place

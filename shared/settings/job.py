@@ -39,7 +39,10 @@ if sys.version_info >= (3, 11):
 else:  # pragma: no cover
     import tomli as tomllib
 
-__all__ = ["Job", "JobSettings", "StreamSettings", "parse_job"]
+__all__ = ["LARGEST_SAMPLE", "Job", "JobSettings", "StreamSettings", "parse_job"]
+
+#: Bytes that a sample may have once decoded, if the job file says nothing: 4.6 hours of audio at 16 kHz.
+LARGEST_SAMPLE = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,7 @@ class JobSettings:
         byte_count,
         'most bytes that one sample may have once decoded, such as "1 GiB": indexing leaves out larger ones; and a '
         "sample that runs out of memory is masked only if this much was free, otherwise the machine is at fault",
-        default=2**30,
+        default=LARGEST_SAMPLE,
         later=True,
     )
     queue_bytes: int = setting(

@@ -149,6 +149,7 @@ _ORDERS = {
 @transform()
 def obeys(sample: dict[str, Any], rng: np.random.Generator) -> None:
     """Does what the text says."""
+    runs_out(sample, rng)
     _ORDERS.get(sample["text"], bool)()
 
 
@@ -220,7 +221,10 @@ def waits(sample: dict[str, Any], rng: np.random.Generator) -> None:
 
 _RUNS_OUT: dict[str, BaseException] = {
     "memory": MemoryError("Unable to allocate 256. GiB"),
-    **{name: OSError(getattr(errno, name), os.strerror(getattr(errno, name))) for name in ("EMFILE", "ENFILE", "ENOMEM")},
+    **{
+        name: OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
+        for name in ("EMFILE", "ENFILE", "ENOMEM")
+    },
 }
 
 
