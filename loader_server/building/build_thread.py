@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from loader_server.building.builder import UnreadError
 from loader_server.building.exhaustion import exhausted
+from loader_server.building.prepared import UnreadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.building.build_counts import Built
-    from loader_server.building.builder import Builder, Prepared
+    from loader_server.building.builder import Builder
     from loader_server.building.crash_trial import Conviction, CrashTrial
+    from loader_server.building.prepared import Prepared
     from loader_server.building.read_ahead import PendingRead, ReadAhead
     from loader_server.building.send_buffers import SendBuffers
     from loader_server.machine.deadline import Deadline

@@ -21,14 +21,13 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loader_server.building.exhaustion import find_exhaustion
 from loader_server.building.trial_rule import Ended, Passed, RanOut, Verdict, convicting_ends, judge, why_unjudged
 from loader_server.job_file import JobFile
 from loader_server.machine.free_room import free_room
 from loader_server.machine.processes import end_with_parent, how_it_ended
 from loader_server.machine.room import Room
 from loader_server.stream import Stream
-from loader_server.transforms.blame import told
+from loader_server.transforms.blame import find_exhaustion, told
 from shared.command import allow_many_files
 from shared.errors import MachineError
 

@@ -6,37 +6,23 @@ until then such an error speaks against nobody, and the want loses one of its fe
 
 from __future__ import annotations
 
-import errno
-
-from loader_server.transforms.blame import told
+from loader_server.transforms.blame import find_exhaustion, told
 from shared.errors import MachineError
 
-__all__ = ["ExhaustedError", "exhausted", "find_exhaustion"]
-
-#: No descriptors left in this process, none left in the system, no memory.
-_NUMBERS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+__all__ = ["ExhaustedError", "exhausted"]
 
 
 class ExhaustedError(MachineError):
     """Memory or descriptors ran out while something was in hand, which the error names."""
 
 
-def find_exhaustion(error: BaseException | None) -> BaseException | None:
-    """Return the error or that of its causes which says that memory or descriptors ran out; None if none does."""
-    while error is not None:
-        if isinstance(error, (MemoryError, ExhaustedError)):
-            return error
-        if isinstance(error, OSError) and error.errno in _NUMBERS:
-            return error
-        error = error.__cause__
-    return None
-
-
 def exhausted(error: BaseException, in_hand: str, where: str) -> ExhaustedError | None:
     """Return the error that names what was in hand when memory or descriptors ran out; None for any other error."""
+    if isinstance(error, ExhaustedError):
+        return error
     found = find_exhaustion(error)
-    if found is None or isinstance(found, ExhaustedError):
-        return found
+    if found is None:
+        return None
     if isinstance(error, MachineError):  # which names it already
         return ExhaustedError(**error.words())
     return ExhaustedError(

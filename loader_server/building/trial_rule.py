@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "MOST_TRIES", "NEEDED_DESCRIPTORS", "Ended", "Passed", "RanOut", "Try", "Verdict", "convicting_ends", "judge",
+    "MOST_TRIES", "Ended", "Passed", "RanOut", "Try", "Verdict", "convicting_ends", "judge",
     "why_unjudged",
 ]  # fmt: skip
 
@@ -28,9 +28,6 @@ MOST_TRIES = 5
 
 #: How often a sample has to fail by itself.
 _CONVICTING = 2
-
-#: So many a child has to have free, beside as much memory as the largest sample may take.
-NEEDED_DESCRIPTORS = 64
 
 
 class Verdict(enum.Enum):

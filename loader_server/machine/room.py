@@ -14,7 +14,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["UNLIMITED", "Room", "group_folders", "left_in_group", "left_in_system", "shown_bytes", "shown_room"]
+__all__ = [
+    "NEEDED_DESCRIPTORS",
+    "UNLIMITED",
+    "Room",
+    "group_folders",
+    "left_in_group",
+    "left_in_system",
+    "shown_bytes",
+    "shown_room",
+]
+
+#: So many have to be free for a sample that runs out to be at fault, beside as much memory as the largest may take.
+NEEDED_DESCRIPTORS = 64
 
 #: Stands for a limit that there is not.
 UNLIMITED = 2**63

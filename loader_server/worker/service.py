@@ -21,14 +21,13 @@ from loader_server.building.fingerprint import builder_fingerprint
 from loader_server.building.quarantine import Quarantine
 from loader_server.building.read_ahead import ReadAhead
 from loader_server.building.send_buffers import SendBuffers
-from loader_server.building.trial_rule import NEEDED_DESCRIPTORS
 from loader_server.building.whole_builder import builder_of
 from loader_server.feature_cache.cache import FeatureCache
 from loader_server.job_file import JobFile
 from loader_server.machine.deadline import Deadline
 from loader_server.machine.doors import Doors
 from loader_server.machine.free_room import free_room
-from loader_server.machine.room import Room
+from loader_server.machine.room import NEEDED_DESCRIPTORS, Room
 from loader_server.sharing.shelf import Shelf
 from loader_server.stream import Stream
 from loader_server.wants.budget import Budget

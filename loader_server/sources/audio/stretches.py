@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loader_server.sources.audio.decoding import AVERAGED, AudioHeader, audio_bytes, header_of, header_of_remote
-from loader_server.sources.largest import OVER_LARGEST, said_of_larger
+from loader_server.sources.largest import LARGEST_SAMPLE, OVER_LARGEST, said_of_larger
 from loader_server.sources.remote.urls import is_url
 from loader_server.sources.source import BadRow
 from shared.errors import DataError, ReadError, SampleError
@@ -64,7 +64,7 @@ class Headers:
     none, and one with more than the `largest` bytes once decoded is bad (0: however many).
     """
 
-    def __init__(self, files: Files, largest: int, channel: int = AVERAGED) -> None:
+    def __init__(self, files: Files, channel: int = AVERAGED, largest: int = LARGEST_SAMPLE) -> None:
         self._files = files
         self._largest = largest
         self._channel = channel

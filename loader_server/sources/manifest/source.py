@@ -74,7 +74,7 @@ class ManifestSource(RecordedSource):
         manifests = [self.files.path(path) for path in self.settings.paths]
         places = [(str(manifest), str(manifest.parent)) for manifest in manifests]
         good, audio, bad = dict[int, ManifestRow](), list[AudioStretch](), dict[int, BadRow]()
-        headers = Headers(self.files, self.of_job.largest_indexed, self.settings.channel)
+        headers = Headers(self.files, self.settings.channel, self.of_job.largest_indexed)
         for number, row in enumerate(piece.rows, piece.start):
             found = row if isinstance(row, BadRow) else _audio(row, headers, *places[row.manifest])
             if isinstance(found, BadRow):

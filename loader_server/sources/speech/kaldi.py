@@ -186,7 +186,7 @@ class KaldiSource(RecordedSource):
     ) -> Callable[[KaldiUtterance, tuple[str, int]], AudioStretch | ArchivePlace | BadRow]:
         """A function that finds what an utterance names; features have to have `columns` columns."""
         if not self._features:
-            headers = Headers(self.files, self.of_job.largest_indexed, self.settings.channel)
+            headers = Headers(self.files, self.settings.channel, self.of_job.largest_indexed)
             return lambda said, where: headers.find(self._from_base(self._below(said.path)), said.stretch, where)
         archives = ArchiveHeaders(self.files)
 

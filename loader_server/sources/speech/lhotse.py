@@ -124,7 +124,7 @@ class LhotseSource(RecordedSource):
     def probe(self, piece: CutPiece) -> Found:
         """The headers of the files that these cuts are from."""
         good, bad = dict[int, tuple[int, int, CutSample, AudioStretch]](), dict[int, BadRow]()
-        headers = Headers(self.files, self.of_job.largest_indexed)
+        headers = Headers(self.files, largest=self.of_job.largest_indexed)
         for number, (manifest, place, line, supervision) in enumerate(piece.rows, piece.start):
             where = (self.files.where(self.settings.paths[manifest]), place)
             try:

@@ -4,7 +4,8 @@ import errno
 
 import pytest
 
-from loader_server.building.exhaustion import ExhaustedError, exhausted, find_exhaustion
+from loader_server.building.exhaustion import ExhaustedError, exhausted
+from loader_server.transforms.blame import find_exhaustion
 from shared.errors import MachineError, ReadError
 
 
@@ -49,9 +50,7 @@ def test_the_error_names_what_was_in_hand_and_what_ran_out():
 
 def test_what_names_something_already_goes_on_naming_it():
     named = exhausted(MemoryError(), "clips/7.wav", "here")
-    outer = caused_by(named)
     assert exhausted(named, "batch 3", "there") is named
-    assert exhausted(outer, "batch 3", "there") is named
     failed = MachineError(expected="a child", got="none for clips/7.wav", where="here", remedy="Look.")
     failed.__cause__ = OSError(errno.EMFILE, "Too many open files")
     assert str(exhausted(failed, "batch 3", "there")) == str(failed)

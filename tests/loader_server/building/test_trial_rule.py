@@ -9,7 +9,6 @@ import pytest
 
 from loader_server.building.trial_rule import (
     MOST_TRIES,
-    NEEDED_DESCRIPTORS,
     Ended,
     Passed,
     RanOut,
@@ -18,7 +17,7 @@ from loader_server.building.trial_rule import (
     judge,
     why_unjudged,
 )
-from loader_server.machine.room import Room
+from loader_server.machine.room import NEEDED_DESCRIPTORS, Room
 
 NEEDED = Room(memory=2**30, descriptors=NEEDED_DESCRIPTORS)
 ENOUGH = RanOut("MemoryError", NEEDED, is_fresh=True)

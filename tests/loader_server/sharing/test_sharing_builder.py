@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from loader_server.building.builder import Builder, Prepared, UnreadError
+from loader_server.building.builder import Builder
 from loader_server.building.culprits import culprit_key
+from loader_server.building.prepared import Prepared, UnreadError
 from loader_server.building.quarantine import Quarantine
 from loader_server.sharing.sharing_builder import SharingBuilder
 from loader_server.sharing.shelf import Shelf, make_shelf
