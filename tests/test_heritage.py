@@ -195,7 +195,6 @@ FAULTS = {
 
 #: Faults that no test with real processes shows yet, and what will.
 FAULTS_LATER = {
-    53: "later: faults",
     54: "later: faults",
     55: "later: faults",
     56: "later: faults",

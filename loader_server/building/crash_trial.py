@@ -21,7 +21,15 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loader_server.building.trial_rule import Ended, Passed, RanOut, Verdict, convicting_ends, judge, why_unjudged
+from loader_server.building.trial_rule import (
+    ChildEnded,
+    Passed,
+    RanOut,
+    TrialVerdict,
+    convicting_ends,
+    judge,
+    why_unjudged,
+)
 from loader_server.job_file import JobFile
 from loader_server.machine.free_room import free_room
 from loader_server.machine.processes import end_with_parent, how_it_ended
@@ -153,11 +161,11 @@ class CrashTrial:
         """Try samples one by one; yield each that is at fault itself, as soon as it is found."""
         for sample, raw in samples:
             tries: list[Try] = []
-            while (verdict := judge(tries, self._needed)) is Verdict.AGAIN:
+            while (verdict := judge(tries, self._needed)) is TrialVerdict.AGAIN:
                 tries.append(self._try(stream, epoch, sample, raw))
-            if verdict is Verdict.UNJUDGED:
+            if verdict is TrialVerdict.UNJUDGED:
                 raise _failed(stream, sample, why_unjudged(tries, self._needed))
-            if verdict is Verdict.OWN_FAULT:
+            if verdict is TrialVerdict.OWN_FAULT:
                 ends = convicting_ends(tries, self._needed)
                 yield Conviction(sample, stream.identity(sample), ", ".join(ends))
 
@@ -172,11 +180,11 @@ class CrashTrial:
         self._child = None
         if answer is None:
             child.end()
-            return Ended(f"no end in {self._timeout_s:g} s", by_itself=True)
+            return ChildEnded(f"no end in {self._timeout_s:g} s", by_itself=True)
         if answer:
             child.end()
             return _ran_out(answer, is_fresh=is_fresh)
-        return Ended(*judged(child.end(self._timeout_s)))  # it may have closed its answers long before it ends
+        return ChildEnded(*judged(child.end(self._timeout_s)))  # it may have closed its answers long before it ends
 
     def _get_ready_child(self, stream: Stream, sample: int) -> _TrialProcess:
         """A child that has opened the same job, index and transforms as this worker."""

@@ -10,17 +10,17 @@ import traceback
 
 from shared.logs import Log
 
-__all__ = ["REASONS", "Fallbacks"]
+__all__ = ["FALLBACK_REASONS", "Fallbacks"]
 
 #: Why; each has a count from the beginning, so that its first increase is seen.
-REASONS = ("bad_sample", "defect", "exhausted", "failed")
+FALLBACK_REASONS = ("bad_sample", "defect", "exhausted", "failed")
 
 
 class Fallbacks:
     """Those of one stream; only the building thread counts, any thread reads."""
 
     def __init__(self, stream: str) -> None:
-        self.counts = dict.fromkeys(REASONS, 0)
+        self.counts = dict.fromkeys(FALLBACK_REASONS, 0)
         self._log = Log("worker", stream=stream)
 
     def count(self, reason: str) -> None:

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "MOST_TRIES", "Ended", "Passed", "RanOut", "Try", "Verdict", "convicting_ends", "judge",
+    "MOST_TRIES",
+    "ChildEnded",
+    "Passed",
+    "RanOut",
+    "TrialVerdict",
+    "Try",
+    "convicting_ends",
+    "judge",
     "why_unjudged",
 ]  # fmt: skip
 
@@ -30,7 +37,7 @@ MOST_TRIES = 5
 _CONVICTING = 2
 
 
-class Verdict(enum.Enum):
+class TrialVerdict(enum.Enum):
     """What follows from the tries so far."""
 
     AGAIN = "try it again, in another child"
@@ -45,7 +52,7 @@ class Passed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ChildEnded:
     """The child ended with the sample in hand; `by_itself` if the sample can be the cause."""
 
     end: str
@@ -61,19 +68,19 @@ class RanOut:
     is_fresh: bool
 
 
-Try: TypeAlias = "Passed | Ended | RanOut"
+Try: TypeAlias = "Passed | ChildEnded | RanOut"
 
 
-def judge(tries: Sequence[Try], needed: Room) -> Verdict:
+def judge(tries: Sequence[Try], needed: Room) -> TrialVerdict:
     """Return what follows from these tries, where a sample may take as much as `needed`."""
     last = tries[-1] if tries else None
     if isinstance(last, Passed):
-        return Verdict.PASSED
-    if isinstance(last, Ended) and not last.by_itself:
-        return Verdict.UNJUDGED
+        return TrialVerdict.PASSED
+    if isinstance(last, ChildEnded) and not last.by_itself:
+        return TrialVerdict.UNJUDGED
     if len(convicting_ends(tries, needed)) >= _CONVICTING:
-        return Verdict.OWN_FAULT
-    return Verdict.UNJUDGED if len(tries) >= MOST_TRIES else Verdict.AGAIN
+        return TrialVerdict.OWN_FAULT
+    return TrialVerdict.UNJUDGED if len(tries) >= MOST_TRIES else TrialVerdict.AGAIN
 
 
 def convicting_ends(tries: Sequence[Try], needed: Room) -> list[str]:
@@ -81,8 +88,8 @@ def convicting_ends(tries: Sequence[Try], needed: Room) -> list[str]:
     return [one.end for one in tries if not isinstance(one, Passed) and _speaks_against_it(one, needed)]
 
 
-def _speaks_against_it(one: Ended | RanOut, needed: Room) -> bool:
-    return one.by_itself if isinstance(one, Ended) else one.is_fresh and one.room.holds(needed)
+def _speaks_against_it(one: ChildEnded | RanOut, needed: Room) -> bool:
+    return one.by_itself if isinstance(one, ChildEnded) else one.is_fresh and one.room.holds(needed)
 
 
 def why_unjudged(tries: Sequence[Try], needed: Room) -> str:
@@ -91,8 +98,8 @@ def why_unjudged(tries: Sequence[Try], needed: Room) -> str:
     return ", ".join(ways.values())
 
 
-def _way(one: Ended | RanOut, needed: Room) -> str:
-    if isinstance(one, Ended):
+def _way(one: ChildEnded | RanOut, needed: Room) -> str:
+    if isinstance(one, ChildEnded):
         return one.end if one.by_itself else f"{one.end}, which came from outside"
     if not one.is_fresh:
         return f"{one.end}, in a child that had tried others before"

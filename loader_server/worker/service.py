@@ -17,6 +17,7 @@ import zmq
 from loader_server.building.build_counts import BuildCounts
 from loader_server.building.build_thread import BuildThread
 from loader_server.building.crash_trial import CrashTrial
+from loader_server.building.fallbacks import FALLBACK_REASONS
 from loader_server.building.fingerprint import builder_fingerprint
 from loader_server.building.quarantine import Quarantine
 from loader_server.building.read_ahead import ReadAhead
@@ -174,6 +175,12 @@ class Worker:
     # --- the loop ---
 
     @property
+    def fallbacks(self) -> dict[str, int]:
+        """Batches that could not be built in the quickest way, by reason, those of all streams together."""
+        counted = [builder.fallbacks.counts for builder in list(self._builders.values())]
+        return {reason: sum(counts[reason] for counts in counted) for reason in FALLBACK_REASONS}
+
+    @property
     def exhausted(self) -> bool:
         """Whether it is ending because it has run out of descriptors or memory, or has lost its nursery."""
         return self._reception.exhausted
@@ -205,7 +212,7 @@ class Worker:
         self._waker.wake()
 
     def _is_done(self) -> bool:
-        idle = not self._thread.load and not self._reception.waiting and not self._sender.unsent_bytes()
+        idle = not self._thread.load and not self._reception.waiting and not self._sender.is_behind()
         return self._draining and (idle or time.monotonic() > self._stop_s)
 
     def _pause_ms(self, now_s: float) -> int:
@@ -233,14 +240,15 @@ class Worker:
             self._answer(outcome)
         self._reception.answer_questions()
         self._sender.take_back()
+        if self.exhausted and not self._draining:
+            self.drain(_LAST_WORDS_S)
         if self._draining:
+            self._sender.tracks_all = True
             self._reception.refuse_all()
         self._reception.feed_builder()
         self._talk_to_coordinator(now_s, spoken_to=self._registration.socket in ready)
         if not self._sender.flush():  # nobody waits for its messages
             self.log.debug("trainer is gone")
-        if self.exhausted and not self._draining:
-            self.drain(_LAST_WORDS_S)
 
     def unsent_bytes(self) -> int:
         """Bytes of batches that were built and are still being sent by TCP."""

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from loader_server.machine.free_room import free_room
 from loader_server.machine.processes import end_with_parent
-from loader_server.machine.room import NEEDED_DESCRIPTORS, Room, shown_room
 from loader_server.sources.files.patience import read_patiently
 from loader_server.sources.largest import OVER_LARGEST, said_of_larger
+from loader_server.sources.shortage import look_twice
 from loader_server.sources.source import BadRow, Found, Indexed
-from loader_server.transforms.blame import find_exhaustion, told, undecoded
-from shared.errors import DataError, MachineError, SampleError, StokerError
+from loader_server.transforms.blame import undecoded
+from shared.errors import DataError, SampleError, StokerError
 from shared.wire.layout import Field
 
 if TYPE_CHECKING:
@@ -123,43 +122,12 @@ class Prober:
         return read_patiently(self._source.read, places, bool)
 
     def _measure_or_bad(self, place: int, row: int, raw: bytes, chain: Chain) -> _Measured | BadRow:
-        """The fields and lengths of a sample; one over which memory or descriptors ran out is measured once more."""
+        largest = self._order.spec.of_job.largest_sample
         try:
-            return self._measure(place, row, raw, chain)
+            return look_twice(lambda: self._measure(place, row, raw, chain), largest, where=lambda: self._where(place))
         except SampleError as error:
-            return self._bad(place, error)
-        except BaseException as error:
-            if find_exhaustion(error) is None:
-                raise
-        room = free_room()  # only now, because asking for it takes longer than most samples
-        try:
-            return self._measure(place, row, raw, chain)
-        except SampleError as error:
-            return self._bad(place, error)
-        except BaseException as error:
-            shortage = find_exhaustion(error)
-            if shortage is None:
-                raise
-            return self._bad(place, self._judge(place, shortage, room))
-
-    def _bad(self, place: int, error: SampleError) -> BadRow:
-        detail = f"expected {error.expected}, got {error.got}"
-        return BadRow(*self._source.place(place), error.reason, detail)
-
-    def _judge(self, place: int, shortage: BaseException, room: Room) -> SampleError:
-        """The error of a sample over which something ran out twice, if as much was free as a sample may take; else the
-        machine is at fault, and a MachineError says so.
-        """
-        needed = Room(memory=self._order.spec.of_job.largest_sample, descriptors=NEEDED_DESCRIPTORS)
-        words = {
-            "expected": "a sample that leaves memory and descriptors to others",
-            "got": f"{told(shortage)}, twice, with {shown_room(room)} free, of which {shown_room(needed)} are needed",
-            "where": self._where(place),
-            "remedy": "Look at memory and open files on this machine, or at that sample; then run loader-server index.",
-        }
-        if not room.holds(needed):
-            raise MachineError(**words) from shortage
-        return SampleError(reason="exhausts", **words)
+            detail = f"expected {error.expected}, got {error.got}"
+            return BadRow(*self._source.place(place), error.reason, detail)
 
     def _measure(self, place: int, row: int, raw: bytes, chain: Chain) -> _Measured:
         try:

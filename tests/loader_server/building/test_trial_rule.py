@@ -9,10 +9,10 @@ import pytest
 
 from loader_server.building.trial_rule import (
     MOST_TRIES,
-    Ended,
+    ChildEnded,
     Passed,
     RanOut,
-    Verdict,
+    TrialVerdict,
     convicting_ends,
     judge,
     why_unjudged,
@@ -24,8 +24,8 @@ ENOUGH = RanOut("MemoryError", NEEDED, is_fresh=True)
 USED = RanOut("MemoryError", NEEDED, is_fresh=False)
 LITTLE_MEMORY = RanOut("MemoryError", Room(memory=2**30 - 1, descriptors=1000), is_fresh=True)
 FEW_DESCRIPTORS = RanOut("OSError: [Errno 24]", Room(memory=2**40, descriptors=63), is_fresh=True)
-CRASHED = Ended("signal SIGSEGV", by_itself=True)
-KILLED = Ended("signal SIGKILL", by_itself=False)
+CRASHED = ChildEnded("signal SIGSEGV", by_itself=True)
+KILLED = ChildEnded("signal SIGKILL", by_itself=False)
 EVERY = (Passed(), ENOUGH, USED, LITTLE_MEMORY, FEW_DESCRIPTORS, CRASHED, KILLED)
 CONVICTING = (ENOUGH, CRASHED)
 
@@ -34,9 +34,9 @@ def carried_out(tries):
     """The verdict on those of the tries that are made, and how many these are."""
     for made in range(len(tries) + 1):
         verdict = judge(tries[:made], NEEDED)
-        if verdict is not Verdict.AGAIN:
+        if verdict is not TrialVerdict.AGAIN:
             return verdict, made
-    return Verdict.AGAIN, len(tries)
+    return TrialVerdict.AGAIN, len(tries)
 
 
 def foretold(tries):
@@ -45,14 +45,14 @@ def foretold(tries):
     for made, one in enumerate(tries, 1):
         convicting += one in CONVICTING
         if isinstance(one, Passed):
-            return Verdict.PASSED, made
+            return TrialVerdict.PASSED, made
         if one is KILLED:
-            return Verdict.UNJUDGED, made
+            return TrialVerdict.UNJUDGED, made
         if convicting == 2:
-            return Verdict.OWN_FAULT, made
+            return TrialVerdict.OWN_FAULT, made
         if made == 5:
-            return Verdict.UNJUDGED, made
-    return Verdict.AGAIN, len(tries)
+            return TrialVerdict.UNJUDGED, made
+    return TrialVerdict.AGAIN, len(tries)
 
 
 @pytest.mark.parametrize("count", range(MOST_TRIES + 1))
@@ -62,12 +62,12 @@ def test_every_sequence_of_tries_has_the_verdict_that_was_foretold(count):
 
 
 def test_no_sequence_goes_on_for_ever():
-    assert all(carried_out(tries)[0] is not Verdict.AGAIN for tries in product(EVERY, repeat=5))
+    assert all(carried_out(tries)[0] is not TrialVerdict.AGAIN for tries in product(EVERY, repeat=5))
 
 
 @pytest.mark.parametrize("one", [USED, LITTLE_MEMORY, FEW_DESCRIPTORS])
 def test_a_child_without_enough_or_that_tried_others_before_says_nothing_against_a_sample(one):
-    assert carried_out([one, CRASHED, one, one, one]) == (Verdict.UNJUDGED, 5)
+    assert carried_out([one, CRASHED, one, one, one]) == (TrialVerdict.UNJUDGED, 5)
     assert convicting_ends([one, CRASHED, one], NEEDED) == ["signal SIGSEGV"]
 
 
