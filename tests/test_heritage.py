@@ -203,7 +203,6 @@ FAULTS_LATER = {
     59: "later: faults",
     60: "later: faults",
     61: "later: faults",
-    62: "later: faults",
     63: "later: fleet",
     64: "later: fleet",
     65: "later: fleet",

@@ -32,6 +32,7 @@ from loader_server.building.trial_rule import (
 )
 from loader_server.job_file import JobFile
 from loader_server.machine.free_room import free_room
+from loader_server.machine.oom_score import TRIAL_OFFER, offer_to_oom_killer
 from loader_server.machine.processes import end_with_parent, how_it_ended
 from loader_server.machine.room import Room
 from loader_server.stream import Stream
@@ -243,6 +244,7 @@ def serve_trials(arguments: Sequence[str]) -> None:
     _, job_path, name, parent, _, answers = arguments
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(int(parent), signal.SIGKILL)
+    offer_to_oom_killer(TRIAL_OFFER)  # if that cannot be done, our worker's log says so
     allow_many_files()
     _print_nothing()
     worker = socket.socket(fileno=int(answers))

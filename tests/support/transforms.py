@@ -240,3 +240,23 @@ def runs_out_in_workers(sample: dict[str, Any], rng: np.random.Generator) -> Non
     """The same, but not in processes that try samples."""
     if b"crash-trial" not in Path("/proc/self/cmdline").read_bytes():
         runs_out(sample, rng)
+
+
+@transform()
+def hoards(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """On "hoard" takes memory without end that is not its own, but of a file that it has: it never looks large."""
+    if sample["text"] == "hoard":
+        hoard = os.memfd_create("hoard")
+        while True:
+            os.write(hoard, bytes(2**20))
+
+
+@transform()
+def notes_its_score(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """On "victim" the first worker ends, and a process that tries samples notes what the OOM killer thinks of it."""
+    if sample["text"] != "victim":
+        return
+    if b"crash-trial" in Path("/proc/self/cmdline").read_bytes():
+        Path(os.environ["STOKER_TEST_SCORE"]).write_text(Path("/proc/self/oom_score_adj").read_text())
+    elif _is_first("STOKER_TEST_KILLED"):
+        os.kill(os.getpid(), signal.SIGKILL)

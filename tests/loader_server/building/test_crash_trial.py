@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -27,7 +28,6 @@ from tests.support.sources import raw_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 ORDERS = ("abort", "segv", "exit", "hang", "close", "leave", "kill", "quit", "print", "memory", "EMFILE")
 #: Much less than any machine has that runs tests.
@@ -83,6 +83,14 @@ def test_samples_that_pass_share_one_child_whatever_they_raise_or_print(trial: C
     assert children(stream) == {child}
     trial.close()
     assert not children(stream)
+
+
+@pytest.mark.fault(62)
+def test_a_child_offers_itself_to_the_kernel_before_its_worker(trial: CrashTrial, stream: Stream) -> None:
+    assert convicted(trial, stream, 0) == {}
+    (child,) = children(stream)
+    scores = [int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (child.ppid(), child.pid)]
+    assert scores[1] == min(1000, scores[0] + 800)
 
 
 def test_another_stream_has_a_child_of_its_own(trial: CrashTrial, stream: Stream) -> None:
