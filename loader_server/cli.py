@@ -337,6 +337,7 @@ def _serve_batches(options: argparse.Namespace, nursery: Asker) -> int:
     with quick_import():
         from loader_server import metrics
         from loader_server.machine.deadline import let_deadlines_end_us
+        from loader_server.machine.oom_score import WORKER_OFFER, offer_to_oom_killer
         from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_ready
         from loader_server.worker.last_words import say_why
         from loader_server.worker.service import Worker, WorkerSettings
@@ -348,6 +349,7 @@ def _serve_batches(options: argparse.Namespace, nursery: Asker) -> int:
     if options.parent:
         end_with_parent(options.parent)
     allow_many_files()
+    unoffered = offer_to_oom_killer(WORKER_OFFER)
     keep_freed_memory(trim_bytes=_KEPT_BYTES, mmap_bytes=_KEPT_BYTES)
     let_deadlines_end_us()
     job = read_job(options.job)
@@ -367,6 +369,8 @@ def _serve_batches(options: argparse.Namespace, nursery: Asker) -> int:
     except StokerError as error:
         say_why(settings.coordinator, settings.client_keys, settings.name, error)
         raise
+    if unoffered:
+        worker.log.warning("cannot offer itself to the OOM killer before others", reason=unoffered)
     _on_stop(lambda: worker.drain(options.drain_seconds))
     labels = {"job": job.settings.name, "role": "worker", "worker": worker.settings.name}
     samples = partial(metrics.worker_metrics, worker)

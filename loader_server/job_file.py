@@ -159,7 +159,7 @@ class JobFile(JobFolder):
         flat = {key: value for key, value in table.items() if key not in tables}
         settings, chunks, plan, *asked = read_tables(classes, flat, where, also_known=named)
         _refuse_both_forms(settings, where)
-        sources = self._sources(name, settings, asked, where)
+        sources = self._sources(self._of_job(name, cuts=chunks.chunk is not None), settings, asked, where)
         if settings.evaluation:
             _refuse_changing(plan, where)
         rule = RowFilter.read(settings.filter, where) if settings.filter else None
@@ -178,11 +178,11 @@ class JobFile(JobFolder):
         )
 
     def _sources(
-        self, stream: str, settings: StreamSettings, asked: Sequence[Any], where: str
+        self, of_job: OfJob, settings: StreamSettings, asked: Sequence[Any], where: str
     ) -> tuple[SourceSpec, ...]:
         """The one source, whose settings were asked for, or each of several."""
         if not settings.sources:
-            return (self._spec(settings.source, asked[0], where, stream),)
+            return (self._spec(settings.source, asked[0], where, of_job),)
         found = []
         for place, table in enumerate(settings.sources, 1):
             name, here = str(table.get("source", "no source")), f"{where}, sources, number {place}"
@@ -195,19 +195,24 @@ class JobFile(JobFolder):
                     remedy="Make it a stream of its own.",
                 )
             _, own = read_tables((SourceName, kind.Settings), table, here)
-            found.append(self._spec(name, own, f"{here} ({name})", stream))
+            found.append(self._spec(name, own, f"{here} ({name})", of_job))
         return tuple(found)
 
-    def _spec(self, name: str, settings: Any, where: str, stream: str) -> SourceSpec:  # noqa: ANN401 - each source has its own
+    def _spec(self, name: str, settings: Any, where: str, of_job: OfJob) -> SourceSpec:  # noqa: ANN401 - each source has its own
         dotted = dotted_name(name, where)
         return SourceSpec(
-            name=name,
-            dotted=dotted,
-            settings=settings,
-            base=self.base,
-            where=where,
-            cache=self.cache,
-            of_job=OfJob(stream=stream, seed=self.settings.seed, path=self.path.resolve(), state=self.state),
+            name=name, dotted=dotted, settings=settings, base=self.base, where=where, cache=self.cache, of_job=of_job
+        )
+
+    def _of_job(self, stream: str, *, cuts: bool) -> OfJob:
+        """What the sources of a stream may have to know; `cuts` if its recordings are cut."""
+        return OfJob(
+            stream=stream,
+            seed=self.settings.seed,
+            path=self.path.resolve(),
+            state=self.state,
+            largest_sample=self.settings.largest_sample,
+            cuts=cuts,
         )
 
 

@@ -120,6 +120,7 @@ def worker_metrics(worker: Worker) -> Iterator[MetricSamples]:
     yield MetricSamples(
         names.MASKED_SAMPLES, {(reason,): count for reason, count in list(worker.masked_by_reason.items())}
     )
+    yield MetricSamples(names.FALLBACKS, {(reason,): count for reason, count in worker.fallbacks.items()})
     yield from _built(worker)
     yield from _remote(worker.remote_counts)
     yield from _connection_metrics(worker.doors, worker.guard)

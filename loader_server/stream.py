@@ -206,6 +206,7 @@ def open_source(spec: SourceSpec, folder: Path, cut: ChunkRule | None = None) ->
     """Open one of them from its index, cut as this rule says."""
     index = open_index(folder)
     index.refuse_other_source(spec.name, spec.settings)
+    index.refuse_other_limit(spec.of_job.largest_indexed)
     source = spec.make()
     index.refuse_lacking(source.content_columns)
     source.open(index.indexed)

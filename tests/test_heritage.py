@@ -193,13 +193,11 @@ FAULTS = {
 
 #: Faults that no test with real processes shows yet, and what will.
 FAULTS_LATER = {
-    53: "later: faults",
     57: "later: faults",
     58: "later: faults",
     59: "later: faults",
     60: "later: faults",
     61: "later: faults",
-    62: "later: faults",
     64: "later: fleet",
     66: "later: fleet",
     67: "later: fleet",

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from loader_server.building.builder import UnreadError
+from loader_server.building.exhaustion import exhausted
+from loader_server.building.prepared import UnreadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.building.build_counts import Built
-    from loader_server.building.builder import Builder, Prepared
+    from loader_server.building.builder import Builder
     from loader_server.building.crash_trial import Conviction, CrashTrial
+    from loader_server.building.prepared import Prepared
     from loader_server.building.read_ahead import PendingRead, ReadAhead
     from loader_server.building.send_buffers import SendBuffers
     from loader_server.machine.deadline import Deadline
@@ -266,7 +268,9 @@ class BuildThread:
             finally:
                 builder.release()
         except BaseException as error:
-            return Outcome(build, error=error, convictions=tuple(convictions))
+            in_hand = f"batch {build.want.number} of epoch {build.want.epoch}"
+            named = exhausted(error, in_hand, f"stream {build.want.stream}") or error
+            return Outcome(build, error=named, convictions=tuple(convictions))
 
     def _is_elsewhere(self, build: Build, builder: Builder, prepared: Prepared) -> bool:
         """Whether another worker is building this batch, and has not taken too long."""

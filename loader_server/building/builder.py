@@ -11,18 +11,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from loader_server.building.batch_in_hand import BatchInHand
 from loader_server.building.build_counts import Built
 from loader_server.building.culprits import KnownCulprits, kills
+from loader_server.building.exhaustion import exhausted
+from loader_server.building.fallbacks import Fallbacks
 from loader_server.building.look_ahead import LookAhead
 from loader_server.building.packed_rows import PackedPlaces, places_in_rows, write_marks
+from loader_server.building.prepared import Prepared, unwatched
 from loader_server.sources.decoding import decoded
 from loader_server.sources.files.patience import read_patiently
 from loader_server.sources.source import gather_rows
+from loader_server.transforms.blame import find_exhaustion
 from loader_server.transforms.columns import ColumnsOfBatch
 from loader_server.transforms.overrun import blame_for_length
 from shared.errors import DataError, SampleError
@@ -45,7 +49,7 @@ if TYPE_CHECKING:
     from shared.wire.layout import BucketShape
     from shared.wire.messages import Want
 
-__all__ = ["Builder", "Prepared", "UnreadError", "unwatched"]
+__all__ = ["Builder"]
 
 #: Epochs whose plans are kept open; training and evaluation of a few trainers alternate.
 _EPOCHS_KEPT = 8
@@ -53,71 +57,10 @@ _EPOCHS_KEPT = 8
 #: Layouts that are kept: a stream has one for each bucket, and more if batches are padded to their longest row.
 _LAYOUTS_KEPT = 1024
 
-_MOST_REASON = 200
 _MOST_REASONS = 16
-_MOST_NAME = 100
 
 
 _NOTHING: Mapping[int, bytearray] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A want that was looked up in the plan, and the bytes of its samples."""
-
-    planned: PlannedBatch
-    #: No samples where the want is for an empty batch.
-    samples: NDArray[np.int64]
-    shape: BucketShape
-    layout: Layout
-    #: Bytes of the payload between tensors.
-    gaps: tuple[slice, ...]
-    #: The bytes of each sample, None for a culprit; None instead of all if the source writes the whole batch at once.
-    raw: Sequence[bytes | None] | None
-    read_us: int
-    #: Samples that the feature cache has; their bytes were not read.
-    kept: Mapping[int, bytearray]
-    #: Rows of culprits in a batch that is written at once.
-    culprits: Sequence[int] = ()
-    #: What other jobs know the batch by; empty if it is not shared.
-    key: bytes = b""
-    #: Whether its samples were read; not if the batch seemed to be there as a whole.
-    is_read: bool = True
-
-
-class UnreadError(Exception):
-    """The samples have to be read after all; `read` does, for a thread that reads ahead."""
-
-    def __init__(self, read: Callable[[Callable[[int], None]], Prepared]) -> None:
-        super().__init__("the samples were not read")
-        self.read = read
-
-
-@dataclass(slots=True)
-class _BatchInHand:
-    """What is known and counted while one batch is written."""
-
-    epoch: int
-    #: Samples that were convicted for this batch.
-    convicted: AbstractSet[int]
-    #: Masked rows by reason.
-    reasons: Counter[str]
-    #: Samples that the feature cache has.
-    kept: Mapping[int, bytearray]
-    decoded: int = 0
-    masked: int = 0
-    reason: str = ""
-    decode_ns: int = 0
-
-    def mask(self, name: str, error: SampleError) -> None:
-        self.masked += 1
-        self.reasons[error.reason[:_MOST_NAME]] += 1
-        if not self.reason:
-            self.reason = f"{name[-_MOST_NAME:]}: {error.reason}: {error.got}"[:_MOST_REASON]
-
-
-def unwatched(_sample: int) -> None:
-    """For callers that need not know which sample is being read."""
 
 
 class Builder:
@@ -130,6 +73,8 @@ class Builder:
         self._features = features
         #: Samples that kill the process that decodes them: masked unread.
         self.culprits = KnownCulprits(stream.name)
+        #: Batches that could not be written at once, though they should have been.
+        self.fallbacks = Fallbacks(stream.name)
         self._quarantine = quarantine
         self._deadline = deadline
         self._lock = threading.Lock()
@@ -251,16 +196,8 @@ class Builder:
         began_ns = time.perf_counter_ns()
         self._deadline.begin(began_ns)
         arrays: Mapping[str, NDArray[Any]] = prepared.layout.arrays(payload)
-        batch = _BatchInHand(want.epoch, convicted, Counter(), prepared.kept)
-        if self._gathering is not None and prepared.raw is None:
-            gather = self._gather_packed if self.stream.packed else self._gather
-            rows = gather(self._gathering, prepared, arrays, batch)
-        elif (together := self._write_together(want, prepared, arrays, batch)) is not None:
-            rows = together
-        elif self.stream.packed:
-            rows = self._pack(prepared, arrays, batch)
-        else:
-            rows = self._fill(prepared, arrays, batch)
+        batch = BatchInHand(want.epoch, convicted, Counter(), prepared.kept)
+        rows = self._write_rows(want, prepared, arrays, batch)
         if (resets := prepared.planned.resets) is not None:
             # Masked rows too: their state is what the next chunk of the recording would go on with.
             arrays[RESET.key][: len(prepared.samples)] = resets[: len(prepared.samples)]
@@ -286,30 +223,65 @@ class Builder:
             decoded=batch.decoded,
         )
 
-    def _write_together(
-        self, want: Want, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand
-    ) -> int | None:
-        """Decode, transform and write all samples at once; returns how many rows are valid, None where that cannot be:
-        then each is taken on its own, which tells which of them cannot be used, or kills.
-        """
+    def _write_rows(
+        self, want: Want, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: BatchInHand
+    ) -> int:
+        """Write all samples in the quickest way that there is; returns how many rows are valid."""
+        if self._gathering is not None and prepared.raw is None:
+            return self._at_once(self._gathering, prepared, arrays, batch)
         if not self._together or not len(prepared.samples) or want.attempt or batch.convicted or self.culprits.keys:
-            return None
-        began_ns = time.perf_counter_ns()
-        write = self._gather_packed if self.stream.packed else self._gather
+            return self._write_each(prepared, arrays, batch)
         try:
-            raw = cast("Sequence[bytes]", prepared.raw)
-            columns = self.stream.source.decode_all(prepared.samples.tolist(), raw)
-            if columns is None:
-                return None
-            rows = write(ColumnsOfBatch(self.stream.chain.on_columns(columns)), prepared, arrays, batch)
-        except BaseException:
+            rows = self._write_together(prepared, arrays, batch)
+        except BaseException as error:  # a panic, say, which must not end the building thread
+            return self._fall_back(error, prepared, arrays, batch)
+        return self._write_each(prepared, arrays, batch) if rows is None else rows
+
+    def _write_together(self, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: BatchInHand) -> int | None:
+        """Decode, transform and write all samples at once; None where that is no faster than one by one."""
+        began_ns = time.perf_counter_ns()
+        raw = cast("Sequence[bytes]", prepared.raw)
+        columns = self.stream.source.decode_all(prepared.samples.tolist(), raw)
+        if columns is None:
             return None
+        rows = self._at_once(ColumnsOfBatch(self.stream.chain.on_columns(columns)), prepared, arrays, batch)
         batch.decoded = len(prepared.samples)
         batch.decode_ns = time.perf_counter_ns() - began_ns
         return rows
 
+    def _fall_back(
+        self, error: BaseException, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: BatchInHand
+    ) -> int:
+        """Write sample by sample what could not be written at once: that finds the bad one, or shows a defect of ours.
+
+        If memory or descriptors ran out, nobody knows of which sample, and trials have to find out.
+        """
+        if find_exhaustion(error) is not None:
+            self.fallbacks.count("exhausted")
+            raise error
+        try:
+            rows = self._write_each(prepared, arrays, batch)
+        except BaseException:
+            self.fallbacks.count("failed")
+            raise
+        if batch.masked:
+            self.fallbacks.count("bad_sample")
+        else:
+            self.fallbacks.note_defect(error)
+        return rows
+
+    def _write_each(self, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: BatchInHand) -> int:
+        """Write sample by sample."""
+        return (self._pack if self.stream.packed else self._fill)(prepared, arrays, batch)
+
+    def _at_once(
+        self, source: Gathers, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: BatchInHand
+    ) -> int:
+        """Let the source write all samples."""
+        return (self._gather_packed if self.stream.packed else self._gather)(source, prepared, arrays, batch)
+
     def _gather(
-        self, source: Gathers, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand
+        self, source: Gathers, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: BatchInHand
     ) -> int:
         """Let the source write all rows at once, except those of culprits; returns how many are valid."""
         samples, end = prepared.samples, len(prepared.samples)
@@ -329,7 +301,7 @@ class Builder:
         return end - batch.masked
 
     def _gather_packed(
-        self, source: Gathers, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand
+        self, source: Gathers, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: BatchInHand
     ) -> int:
         """Let the source write all samples at once, and move each into its place, as `_pack` does one by one."""
         planned, key = prepared.planned, self.stream.settings.length
@@ -351,7 +323,7 @@ class Builder:
         arrays["weight"][rows] = 1
         return int(arrays["weight"].sum())
 
-    def _fill(self, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand) -> int:
+    def _fill(self, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: BatchInHand) -> int:
         """Write row after row; returns how many are valid."""
         assert prepared.raw is not None
         samples = prepared.samples.tolist()
@@ -374,7 +346,7 @@ class Builder:
             array[rows:] = 0
         arrays["tag"][rows:] = -1
 
-    def _pack(self, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand) -> int:
+    def _pack(self, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: BatchInHand) -> int:
         """Write several samples into each row; returns how many rows are valid.
 
         A masked sample leaves its place in the row empty; `tag` is the row's first sample.
@@ -400,7 +372,7 @@ class Builder:
         return int(arrays["weight"].sum())
 
     def _decode_or_mask(
-        self, sample: int, raw: bytes | None, room: Mapping[str, int], batch: _BatchInHand
+        self, sample: int, raw: bytes | None, room: Mapping[str, int], batch: BatchInHand
     ) -> dict[str, NDArray[np.generic]] | None:
         """The values of one sample; None if it has to be masked, which is noted."""
         began_ns = time.perf_counter_ns()
@@ -416,10 +388,15 @@ class Builder:
         except SampleError as error:
             self._note_masked(sample, error, batch)
             values = None
+        except BaseException as error:
+            named = exhausted(error, self.stream.source.name(sample), f"stream {self.stream.name}")
+            if named is None:
+                raise
+            raise named from error
         batch.decode_ns += time.perf_counter_ns() - began_ns
         return values
 
-    def _values(self, sample: int, raw: bytes, batch: _BatchInHand) -> dict[str, NDArray[np.generic]]:
+    def _values(self, sample: int, raw: bytes, batch: BatchInHand) -> dict[str, NDArray[np.generic]]:
         """What the transforms make of it, starting from the cached values if there are any."""
         stream, features = self.stream, self._features
         blob = batch.kept.get(sample)
@@ -433,7 +410,7 @@ class Builder:
             made = features.values(blob)
         return stream.chain.finish(made, (stream.seed, batch.epoch, sample), stream.chain.steady_steps)
 
-    def _note_masked(self, sample: int, error: SampleError, batch: _BatchInHand) -> None:
+    def _note_masked(self, sample: int, error: SampleError, batch: BatchInHand) -> None:
         name = self.stream.source.name(sample)
         self._quarantine.note(self.stream.name, sample, name, error)
         batch.mask(name, error)

@@ -4,10 +4,10 @@ The child is forked from the nursery. It opens the job, says that it is ready, a
 in hand: it decodes and transforms it, throws away the result and answers. The bytes come from the worker, so the child
 reads nothing.
 
-Rules: a sample is convicted only if two children that had said that they were ready ended with it in hand, and if it
-can be the cause: a crash, an exit that nobody asked for, or our own kill at the deadline. Anything else (no child
-starts, the index on disk has been replaced, somebody killed the child) is a failure of the machine: it convicts
-nothing, and ends the trial with a MachineError. Used in the building thread only.
+Rules: `trial_rule` decides whose fault it is that a child ended, or ran out of memory or descriptors, with a sample in
+hand; children that ran out are ended, so that the next try is in a fresh one. A child that does not start, or that has
+opened another index, is a failure of the machine: it convicts nothing, and ends the trial with a MachineError. Used in
+the building thread only.
 """
 
 from __future__ import annotations
@@ -21,10 +21,22 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from loader_server.building.trial_rule import (
+    ChildEnded,
+    Passed,
+    RanOut,
+    TrialVerdict,
+    convicting_ends,
+    judge,
+    why_unjudged,
+)
 from loader_server.job_file import JobFile
+from loader_server.machine.free_room import free_room
+from loader_server.machine.oom_score import TRIAL_OFFER, offer_to_oom_killer
 from loader_server.machine.processes import end_with_parent, how_it_ended
+from loader_server.machine.room import Room
 from loader_server.stream import Stream
-from loader_server.transforms.blame import told
+from loader_server.transforms.blame import find_exhaustion, told
 from shared.command import allow_many_files
 from shared.errors import MachineError
 
@@ -32,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from loader_server.building.trial_rule import Try
     from loader_server.machine.nursery import Asker
 
 __all__ = ["TRIAL", "Conviction", "CrashTrial", "judged", "serve_trials"]
@@ -47,6 +60,9 @@ _KILLED_S = 30.0
 _LAST_MOMENT_S = 0.5
 
 _PASSED = b"passed"
+
+#: Of an error's text, as it goes into a conviction twice.
+_MOST_WORDS = 90
 
 #: The first argument of a child.
 TRIAL = "crash-trial"
@@ -71,6 +87,8 @@ class _TrialProcess:
 
     def __init__(self, nursery: Asker, job_path: Path, stream: str) -> None:
         self.stream = stream
+        #: Whether it has not had a sample in hand yet.
+        self.is_fresh = True
         self._bytes = os.memfd_create("stoker-sample")
         try:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -88,6 +106,7 @@ class _TrialProcess:
 
     def hand(self, epoch: int, sample: int, raw: bytes) -> None:
         """Give it a sample; if the child is gone, waiting for its answer will show that."""
+        self.is_fresh = False
         os.ftruncate(self._bytes, len(raw))
         os.pwrite(self._bytes, raw, 0)
         with contextlib.suppress(ConnectionError):
@@ -128,38 +147,45 @@ class _TrialProcess:
 
 
 class CrashTrial:
-    """The worker's side; a child starts with the first sample, and lives until a sample kills it or until `close`."""
+    """The worker's side; a child starts with the first sample, and lives until a sample ends it or until `close`.
+    `needed` is what has to be free for a sample that runs out of memory or descriptors to be at fault.
+    """
 
-    def __init__(self, nursery: Asker, job_path: Path, timeout_s: float) -> None:
+    def __init__(self, nursery: Asker, job_path: Path, timeout_s: float, needed: Room) -> None:
         self._nursery = nursery
         self._job_path = job_path
         self._timeout_s = timeout_s
+        self._needed = needed
         self._child: _TrialProcess | None = None
 
     def try_samples(self, stream: Stream, epoch: int, samples: Iterable[tuple[int, bytes]]) -> Iterator[Conviction]:
-        """Try samples one by one; yields each that twice ended the process decoding it, as soon as it is found."""
+        """Try samples one by one; yield each that is at fault itself, as soon as it is found."""
         for sample, raw in samples:
-            ends: list[str] = []
-            while len(ends) < 2 and (end := self._try(stream, epoch, sample, raw, ends)):
-                ends.append(end)
-            if len(ends) == 2:
+            tries: list[Try] = []
+            while (verdict := judge(tries, self._needed)) is TrialVerdict.AGAIN:
+                tries.append(self._try(stream, epoch, sample, raw))
+            if verdict is TrialVerdict.UNJUDGED:
+                raise _failed(stream, sample, why_unjudged(tries, self._needed))
+            if verdict is TrialVerdict.OWN_FAULT:
+                ends = convicting_ends(tries, self._needed)
                 yield Conviction(sample, stream.identity(sample), ", ".join(ends))
 
-    def _try(self, stream: Stream, epoch: int, sample: int, raw: bytes, before: list[str]) -> str:
-        """How a child with this sample in hand ended; empty if it survived."""
+    def _try(self, stream: Stream, epoch: int, sample: int, raw: bytes) -> Try:
+        """Return what became of a child with this sample in hand."""
         child = self._get_ready_child(stream, sample)
+        is_fresh = child.is_fresh
         child.hand(epoch, sample, raw)
         answer = child.wait_for_answer(self._timeout_s)
         if answer == _PASSED:
-            return ""
+            return Passed()
         self._child = None
         if answer is None:
             child.end()
-            return f"no end in {self._timeout_s:g} s"
-        end, convicts = judged(child.end(self._timeout_s))  # it may have closed its answers long before it ends
-        if not convicts:
-            raise _failed(stream, sample, f"{', '.join([*before, end])}, which came from outside")
-        return end
+            return ChildEnded(f"no end in {self._timeout_s:g} s", by_itself=True)
+        if answer:
+            child.end()
+            return _ran_out(answer, is_fresh=is_fresh)
+        return ChildEnded(*judged(child.end(self._timeout_s)))  # it may have closed its answers long before it ends
 
     def _get_ready_child(self, stream: Stream, sample: int) -> _TrialProcess:
         """A child that has opened the same job, index and transforms as this worker."""
@@ -195,6 +221,12 @@ def _unready(said: bytes | None, stream: Stream) -> str:
     return "" if words["opened"] == stream.opened else "an index or transforms that have changed on disk since"
 
 
+def _ran_out(answer: bytes, *, is_fresh: bool) -> RanOut:
+    words = json.loads(answer)
+    room = Room(memory=words["memory"], descriptors=words["descriptors"])
+    return RanOut(words["end"], room, is_fresh)
+
+
 def _failed(stream: Stream, sample: int, got: str) -> MachineError:
     return MachineError(
         expected="child processes to try the samples of a batch that killed a worker",
@@ -212,6 +244,7 @@ def serve_trials(arguments: Sequence[str]) -> None:
     _, job_path, name, parent, _, answers = arguments
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(int(parent), signal.SIGKILL)
+    offer_to_oom_killer(TRIAL_OFFER)  # if that cannot be done, our worker's log says so
     allow_many_files()
     _print_nothing()
     worker = socket.socket(fileno=int(answers))
@@ -222,12 +255,27 @@ def serve_trials(arguments: Sequence[str]) -> None:
         worker.send(json.dumps({"error": told(error)}).encode())
         return
     worker.send(json.dumps({"opened": stream.opened}).encode())
+    room = free_room()
     while asked := worker.recv(64):
         epoch, sample = map(int, asked.split())
-        # An exception is no reason to die: the worker will meet it again, and mask or report the sample.
-        with contextlib.suppress(BaseException):
-            stream.values(epoch, sample, os.pread(handed, os.fstat(handed).st_size, 0))
-        worker.send(_PASSED)
+        shortage = _find_shortage(stream, epoch, sample, handed)
+        worker.send(_PASSED if shortage is None else _said_to_have_run_out(shortage, room))
+
+
+def _find_shortage(stream: Stream, epoch: int, sample: int, handed: int) -> BaseException | None:
+    """Return the error if memory or descriptors ran out. Any other exception is no reason to die: the worker will meet
+    it again, and mask or report the sample.
+    """
+    try:
+        stream.values(epoch, sample, os.pread(handed, os.fstat(handed).st_size, 0))
+    except BaseException as error:
+        return find_exhaustion(error)
+    return None
+
+
+def _said_to_have_run_out(shortage: BaseException, room: Room) -> bytes:
+    words = {"end": told(shortage)[:_MOST_WORDS], "memory": room.memory, "descriptors": room.descriptors}
+    return json.dumps(words).encode()
 
 
 def _print_nothing() -> None:

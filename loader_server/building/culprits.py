@@ -24,7 +24,7 @@ def kills(name: str) -> SampleError:
     return SampleError(
         reason=KILLS,
         expected="a sample that can be decoded",
-        got="one that twice killed or hung the process decoding it",
+        got="one that twice killed, hung or exhausted the process decoding it",
         where=name,
         remedy="Mend or remove the file; or mend the decoder, and let loader-server forgive have it tried again.",
     )

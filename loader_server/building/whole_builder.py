@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from loader_server.building.build_counts import Built
-from loader_server.building.builder import Builder, Prepared, unwatched
+from loader_server.building.builder import Builder
+from loader_server.building.prepared import Prepared, unwatched
 from loader_server.sharing.sharing_builder import SharingBuilder
 from loader_server.sources.whole_source import WholeSource
 from shared.hashing import digest64

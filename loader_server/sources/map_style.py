@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from loader_server.named_objects import import_named
+from loader_server.sources.shortage import look_twice
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from loader_server.transforms.blame import told, undecoded
 from shared.errors import DataError, SampleError, SettingsError, StokerError
@@ -172,10 +173,10 @@ class MapStyleSource(Source):
 
     def _sample_or_bad(self, item: int) -> _Values | BadRow:
         try:
-            return self._sample(item)
+            return look_twice(lambda: self._sample(item), self.of_job.largest_sample, lambda: self._named(item))
         except SampleError as error:
             problem: SampleError = error
-        except (StokerError, MemoryError):
+        except StokerError:
             raise
         except Exception as error:
             found = undecoded(error, self._named(item))

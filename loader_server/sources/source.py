@@ -11,6 +11,7 @@ makes its own. This module knows no format, and no format knows another.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from loader_server.sources.files.opening import Files
+from loader_server.sources.largest import LARGEST_SAMPLE
 from shared.shortened import shortened
 
 if TYPE_CHECKING:
@@ -119,6 +121,15 @@ class OfJob:
     seed: int = 0
     path: Path | None = None
     state: Path | None = None
+    #: The most bytes that a sample may have once decoded.
+    largest_sample: int = LARGEST_SAMPLE
+    #: Whether recordings are cut, so that none is decoded whole.
+    cuts: bool = False
+
+    @property
+    def largest_indexed(self) -> int:
+        """The most bytes that what an index lists may have once decoded; 0 where that is cut before it is decoded."""
+        return 0 if self.cuts else self.largest_sample
 
     @property
     def table(self) -> str:
@@ -202,6 +213,17 @@ class Source:
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:  # noqa: ARG002 - for those who need it
         """Further facts that only the columns of all samples tell; later they are in `indexed.about`."""
         return {}
+
+    def decoded_bytes(self, numbers: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> NDArray[np.int64] | None:
+        """Return how many bytes samples with these columns have once decoded, as far as columns tell; None if not at
+        all. Columns called `length_<key>` count, with the dtype and shape of their field, or a byte a step without one.
+        """
+        lengths = {name.removeprefix("length_"): numbers[name] for name in numbers if name.startswith("length_")}
+        if not lengths:
+            return None
+        a_step = {field.key: field.step_bytes for field in self.fields if field.padded}
+        each = (np.asarray(steps, np.int64) * a_step.get(key, 1) for key, steps in lengths.items())
+        return functools.reduce(np.add, each)
 
     # --- once there is an index ---
 

@@ -1,7 +1,8 @@
 """Whose fault is it when decoding or transforming a sample fails: the sample's, or the machine's?
 
-Rules: pure. An exception is about the sample, whatever its class, unless memory is exhausted or input or output failed.
-Decoders also raise OSError for content that they reject, but then without an error number of the system's.
+Rules: pure. An exception is about the sample, whatever its class, unless memory or descriptors ran out, or input or
+output failed. Whether something ran out through one sample's own fault is for trials to find out. Decoders also raise
+OSError for content that they reject, but then without an error number of the system's.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import errno
 
 from shared.errors import ReadError, SampleError
 
-__all__ = ["is_the_samples", "told", "undecoded"]
+__all__ = ["find_exhaustion", "is_the_samples", "told", "undecoded"]
+
+#: No descriptors left in this process, none left in the system, no memory.
+_OF_EXHAUSTION = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
 #: Error numbers that a decoder's bad seek causes, and a failing disk never does.
 _OF_CONTENT = frozenset((errno.EINVAL,))
@@ -23,6 +27,15 @@ def is_the_samples(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno not in errno.errorcode or error.errno in _OF_CONTENT
     return not isinstance(error, MemoryError)
+
+
+def find_exhaustion(error: BaseException | None) -> BaseException | None:
+    """Return the error, or that of its causes, which says that memory or descriptors ran out; None if none does."""
+    while error is not None:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _OF_EXHAUSTION):
+            return error
+        error = error.__cause__
+    return None
 
 
 def told(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from loader_server.building.build_thread import Build
+from loader_server.building.exhaustion import ExhaustedError
 from loader_server.machine.processes import NurseryEndedError
 from loader_server.wants.open_wants import OpenWants
 from loader_server.wants.session import MOST_SESSIONS, Session
@@ -18,7 +19,6 @@ from loader_server.wants.sessions import Sessions
 from loader_server.wants.tickets import Verdict
 from loader_server.worker import refusals
 from loader_server.worker.epoch_counts import EpochCounts, EpochQuestion
-from loader_server.worker.exhaustion import is_exhaustion
 from loader_server.worker.patience import Patience
 from shared.errors import MachineError, ProtocolError, StokerError
 from shared.wire import messages as m
@@ -73,6 +73,8 @@ class ReceptionParts:
     wake: Callable[[], None]
     #: The streams that will be served and are not open yet.
     awaited: Callable[[], Container[str]]
+    #: Whether as much memory and as many descriptors are free as one sample may take.
+    has_room: Callable[[], bool]
 
 
 class Reception:
@@ -343,17 +345,31 @@ class Reception:
 
     def _report(self, build: Build, error: BaseException) -> m.Unbuilt:
         self.counts.refused += 1
-        if is_exhaustion(error) or isinstance(error.__cause__, NurseryEndedError):
-            self.exhausted = True
-            self._parts.log.error(
-                "out of descriptors or memory, or without nursery: this worker drains and ends", error=repr(error)
-            )
-            return refusals.draining(build.want.ticket)
-        if isinstance(error, MachineError):
+        if isinstance(error.__cause__, NurseryEndedError):
+            self._end_exhausted(error)
+        elif isinstance(error, ExhaustedError):
+            self._take_exhaustion(build, error)
+        elif isinstance(error, MachineError):
             self._parts.log.warning("samples cannot be tried", number=build.want.number, error=str(error))
         elif not isinstance(error, StokerError):
             self._parts.log.error("defect while building", number=build.want.number, error=repr(error))
         return refusals.failed(build.want, error)
+
+    def _take_exhaustion(self, build: Build, error: ExhaustedError) -> None:
+        """Go on if it may be the sample's own fault, which trials will show; else a fresh process takes our place.
+
+        Where the samples had passed trials it is this process that has less left than a fresh one.
+        """
+        if build.want.attempt == 0 and self._parts.has_room():
+            self._parts.log.warning("memory or descriptors ran out over one batch", error=str(error))
+        else:
+            self._end_exhausted(error)
+
+    def _end_exhausted(self, error: BaseException) -> None:
+        self.exhausted = True
+        self._parts.log.error(
+            "out of descriptors or memory, or without nursery: this worker drains and ends", error=repr(error)
+        )
 
 
 def _largest_bytes(stream: Stream) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loader_server.building.exhaustion import ExhaustedError
 from loader_server.transforms.blame import told
 from shared.errors import MachineError, StokerError
 from shared.wire.refusals import refused, unbuilt
@@ -81,6 +82,8 @@ def another_plan(want: m.Want, digest: str | None, worker: str) -> m.Unbuilt:
 
 def failed(want: m.Want, error: BaseException) -> m.Unbuilt:
     """Building it raised this error."""
+    if isinstance(error, ExhaustedError):
+        return unbuilt(want.ticket, "exhausted", error.expected, error.got, error.where, error.remedy)
     if isinstance(error, MachineError):
         return unbuilt(want.ticket, "machine", error.expected, error.got, error.where, error.remedy)
     if isinstance(error, StokerError):

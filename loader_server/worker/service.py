@@ -17,6 +17,7 @@ import zmq
 from loader_server.building.build_counts import BuildCounts
 from loader_server.building.build_thread import BuildThread
 from loader_server.building.crash_trial import CrashTrial
+from loader_server.building.fallbacks import FALLBACK_REASONS
 from loader_server.building.fingerprint import builder_fingerprint
 from loader_server.building.quarantine import Quarantine
 from loader_server.building.read_ahead import ReadAhead
@@ -26,6 +27,8 @@ from loader_server.feature_cache.cache import FeatureCache
 from loader_server.job_file import JobFile
 from loader_server.machine.deadline import Deadline
 from loader_server.machine.doors import Doors
+from loader_server.machine.free_room import free_room
+from loader_server.machine.room import NEEDED_DESCRIPTORS, Room
 from loader_server.sharing.shelf import Shelf
 from loader_server.stream import Stream
 from loader_server.wants.budget import Budget
@@ -105,9 +108,10 @@ class Worker:
         encoding = self._job.payload_encoding
         require_library(encoding)
         self._buffers = SendBuffers(encoding, self._job.settings.queue_bytes)
+        needed = Room(memory=self._job.settings.largest_sample, descriptors=NEEDED_DESCRIPTORS)
         self._thread = BuildThread(
             self._builders,
-            crash_trial=CrashTrial(nursery, settings.job_path, build_timeout_s),
+            crash_trial=CrashTrial(nursery, settings.job_path, build_timeout_s, needed),
             buffers=self._buffers,
             readers=ReadAhead(build_timeout_s),
             deadline=deadline,
@@ -142,6 +146,7 @@ class Worker:
                 log=self.log,
                 wake=self._waker.wake,
                 awaited=lambda: self._late.awaited,
+                has_room=lambda: free_room().holds(needed),
             )
         )
         self.counts = self._reception.counts
@@ -171,6 +176,12 @@ class Worker:
             return None
 
     # --- the loop ---
+
+    @property
+    def fallbacks(self) -> dict[str, int]:
+        """Batches that could not be built in the quickest way, by reason, those of all streams together."""
+        counted = [builder.fallbacks.counts for builder in list(self._builders.values())]
+        return {reason: sum(counts[reason] for counts in counted) for reason in FALLBACK_REASONS}
 
     @property
     def exhausted(self) -> bool:
@@ -204,7 +215,7 @@ class Worker:
         self._waker.wake()
 
     def _is_done(self) -> bool:
-        idle = not self._thread.load and not self._reception.waiting and not self._sender.unsent_bytes()
+        idle = not self._thread.load and not self._reception.waiting and not self._sender.is_behind()
         return self._draining and (idle or time.monotonic() > self._stop_s)
 
     def _pause_ms(self, now_s: float) -> int:
@@ -251,14 +262,15 @@ class Worker:
             self._answer(outcome)
         self._reception.answer_questions()
         self._sender.take_back()
+        if self.exhausted and not self._draining:
+            self.drain(_LAST_WORDS_S)
         if self._draining:
+            self._sender.tracks_all = True
             self._reception.refuse_all()
         self._reception.feed_builder()
         self._talk_to_coordinator(now_s, spoken_to=self._registration.socket in ready)
         if not self._sender.flush():  # nobody waits for its messages
             self.log.debug("trainer is gone")
-        if self.exhausted and not self._draining:
-            self.drain(_LAST_WORDS_S)
 
     def unsent_bytes(self) -> int:
         """Bytes of batches that were built and are still being sent by TCP."""

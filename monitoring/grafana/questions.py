@@ -286,6 +286,13 @@ _DATA = Row(
             ),
         ),
         Panel(
+            title="Which batches took the slow way, and why?",
+            unit="none",
+            about="Built sample by sample although they could be built at once. bad_sample is explained by a masked "
+            "one; defect is Stoker's own: the worker's log has a traceback.",
+            queries=(Query('sum by (reason) (stoker_fallbacks_total{job="$job"})', "{{reason}}"),),
+        ),
+        Panel(
             title="How much was made already?",
             unit="percentunit",
             about="Share of the samples that the feature cache had. Few after the first epoch: raise "

@@ -302,9 +302,18 @@ MASKED_SAMPLES = _worker.counter(
     "The quarantine log in the state folder names each with its error: mend or remove them.",
     ("reason",),
 )
+FALLBACKS = _worker.counter(
+    "stoker_fallbacks_total",
+    "Batches whose samples could not be decoded and transformed at once, so that each was taken on its own, by reason: "
+    "bad_sample (one of them could not be used), defect (none was bad), exhausted (memory or descriptors ran out), "
+    "failed (the batch could not be built at all).",
+    "bad_sample: see stoker_masked_samples_total. defect: slower, and Stoker's fault: the worker's log has a "
+    "traceback, report it. exhausted: look at memory and open files. failed: read the worker's log.",
+    ("reason",),
+)
 REFUSED_WANTS = _worker.counter(
     "stoker_refused_wants_total",
-    "Wants answered without a batch: a different plan, a worker that drains, a source that fails.",
+    "Wants answered without a batch: a different plan, a worker that drains, a source that fails, memory that ran out.",
     "Trainers ask elsewhere and stop if all refuse: read this worker's log.",
 )
 STALE_WANTS = _worker.counter(

@@ -40,7 +40,10 @@ if sys.version_info >= (3, 11):
 else:  # pragma: no cover
     import tomli as tomllib
 
-__all__ = ["Job", "JobSettings", "StreamSettings", "parse_job"]
+__all__ = ["LARGEST_SAMPLE", "Job", "JobSettings", "StreamSettings", "parse_job"]
+
+#: Bytes that a sample may have once decoded, if the job file says nothing: 4.6 hours of audio at 16 kHz.
+LARGEST_SAMPLE = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,13 @@ class JobSettings:
         'most samples that may be bad, "1 %" of them or "20 samples" of an epoch: with more, indexing is refused and a '
         'feed ends ("100 %": never)',
         default=BadLimit(0.5),
+    )
+    largest_sample: int = setting(
+        byte_count,
+        'most bytes that one sample may have once decoded, such as "1 GiB": indexing leaves out larger ones; and a '
+        "sample that runs out of memory is masked only if this much was free, otherwise the machine is at fault",
+        default=LARGEST_SAMPLE,
+        later=True,
     )
     queue_bytes: int = setting(
         byte_count, 'most bytes of built batches that wait in a worker, such as "256 MiB"', default=256 * 2**20

@@ -44,6 +44,11 @@ class Field:
         """Whether samples differ in length along the first axis."""
         return bool(self.shape) and self.shape[0] is None
 
+    @property
+    def step_bytes(self) -> int:
+        """The bytes of one step along the padded axis, or of the whole value if none is padded."""
+        return np.dtype(self.dtype).itemsize * math.prod(axis for axis in self.shape if axis is not None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketShape:

@@ -149,6 +149,7 @@ _ORDERS = {
 @transform()
 def obeys(sample: dict[str, Any], rng: np.random.Generator) -> None:
     """Does what the text says."""
+    runs_out(sample, rng)
     _ORDERS.get(sample["text"], bool)()
 
 
@@ -216,3 +217,46 @@ def kills_workers(sample: dict[str, Any], rng: np.random.Generator) -> None:
 def waits(sample: dict[str, Any], rng: np.random.Generator) -> None:
     """Takes its time but no processor, so that more workers make it faster on any machine."""
     time.sleep(0.05)
+
+
+_RUNS_OUT: dict[str, BaseException] = {
+    "memory": MemoryError("Unable to allocate 256. GiB"),
+    **{
+        name: OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
+        for name in ("EMFILE", "ENFILE", "ENOMEM")
+    },
+}
+
+
+@transform()
+def runs_out(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """Raises on the texts that name it what a process raises that has no memory or descriptors left."""
+    if sample["text"] in _RUNS_OUT:
+        raise _RUNS_OUT[sample["text"]]
+
+
+@transform()
+def runs_out_in_workers(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """The same, but not in processes that try samples."""
+    if b"crash-trial" not in Path("/proc/self/cmdline").read_bytes():
+        runs_out(sample, rng)
+
+
+@transform()
+def hoards(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """On "hoard" takes memory without end that is not its own, but of a file that it has: it never looks large."""
+    if sample["text"] == "hoard":
+        hoard = os.memfd_create("hoard")
+        while True:
+            os.write(hoard, bytes(2**20))
+
+
+@transform()
+def notes_its_score(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """On "victim" the first worker ends, and a process that tries samples notes what the OOM killer thinks of it."""
+    if sample["text"] != "victim":
+        return
+    if b"crash-trial" in Path("/proc/self/cmdline").read_bytes():
+        Path(os.environ["STOKER_TEST_SCORE"]).write_text(Path("/proc/self/oom_score_adj").read_text())
+    elif _is_first("STOKER_TEST_KILLED"):
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -2,7 +2,8 @@
 reads.
 
 Rules: this is the only place that decodes audio; a file that cannot be used is a SampleError that says why, and so is
-one that lost its end, which libsndfile may not notice (see containers). Channels are averaged, or one of them is taken.
+one that lost its end, which libsndfile may not notice (see containers), and one whose header claims more than a sample
+may have, before memory is taken for it. Channels are averaged, or one of them is taken.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import io
 import os
 import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from loader_server.installed import version_of
 from loader_server.sources.audio.containers import audio_extent, is_ogg_cut
 from loader_server.sources.audio.plain_wav import HEADER_BYTES, plain_header, plain_wav
 from loader_server.sources.files.same_files import digest_of_handle, number_of_digest
+from loader_server.sources.largest import LARGEST_SAMPLE, refuse_larger
 from shared.errors import SampleError
 from shared.extras import library
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AVERAGED",
     "AudioHeader",
+    "audio_bytes",
     "audio_versions",
     "decoded_audio",
     "decoded_stretch",
@@ -73,25 +76,35 @@ def audio_versions() -> dict[str, str]:
     return {"soundfile": version_of("soundfile"), "libsndfile": soundfile.__libsndfile_version__}
 
 
-def decoded_audio(raw: bytes, where: str, channel: int = AVERAGED) -> tuple[NDArray[np.float32], int]:
-    """The audio of a file's bytes, and its rate."""
+def decoded_audio(
+    raw: bytes, where: str, channel: int = AVERAGED, largest: int = LARGEST_SAMPLE
+) -> tuple[NDArray[np.float32], int]:
+    """The audio of a file's bytes, and its rate; a SampleError if it would have more than the `largest` bytes."""
     plain = plain_wav(raw)
     if plain is not None:
         return plain
     try:
-        if raw.startswith(b"fLaC"):
-            audio, rate = _flac(raw)
-        else:
-            audio, rate = soundfile.read(_whole_audio(_of_bytes(raw), len(raw), where) or io.BytesIO(raw), **_AS_FLOATS)
+        is_flac = raw.startswith(b"fLaC")
+        mended = None if is_flac else _whole_audio(_of_bytes(raw), len(raw), where)
+        opened = _FlacReadThrough if is_flac else soundfile.SoundFile
+        with opened(mended or io.BytesIO(raw)) as sound:
+            refuse_larger(audio_bytes(sound.frames, sound.channels), largest, where)
+            audio, rate = _all_of(sound), sound.samplerate
     except _UNREADABLE as error:
         raise _undecodable(where, error) from None
     return _one_channel(audio, channel), int(rate)
 
 
-def _flac(raw: bytes) -> tuple[NDArray[np.float32], int]:
-    """The channels, and their rate, of a file in this format."""
-    with _FlacReadThrough(io.BytesIO(raw)) as sound:
-        return sound.read(sound.frames, **_AS_FLOATS), sound.samplerate
+def audio_bytes(frames: int, channels: int) -> int:
+    """Return how many bytes so many frames have as they are decoded, before their channels are averaged."""
+    return 4 * frames * channels
+
+
+def _all_of(sound: Any) -> NDArray[np.float32]:  # noqa: ANN401 - no types
+    """Return all channels, as `soundfile.read` does: the last bits of MP3 depend on seeking before."""
+    if sound.seekable():
+        sound.seek(0)
+    return sound.read(sound.frames, **_AS_FLOATS)  # type: ignore[no-any-return] # no types
 
 
 class _FlacReadThrough(soundfile.SoundFile):  # type: ignore[misc, name-defined] # no types
@@ -106,11 +119,14 @@ class _FlacReadThrough(soundfile.SoundFile):  # type: ignore[misc, name-defined]
         return False
 
 
-def decoded_stretch(handle: int, start: int, frames: int, where: str, channel: int = AVERAGED) -> NDArray[np.float32]:
+def decoded_stretch(  # noqa: PLR0913, PLR0917 - a stretch, and what is said of it
+    handle: int, start: int, frames: int, where: str, channel: int = AVERAGED, largest: int = LARGEST_SAMPLE
+) -> NDArray[np.float32]:
     """Frames of an open file from `start` on, as many as asked for or as there are; nothing else is decoded."""
     try:
         mended = _whole_audio(_of_handle(handle), os.fstat(handle).st_size, where)
         with soundfile.SoundFile(mended or handle, closefd=False) as sound:
+            refuse_larger(audio_bytes(min(frames, sound.frames), sound.channels), largest, where)
             sound.seek(start)
             audio = sound.read(frames, dtype="float32", always_2d=True)
     except _UNREADABLE as error:

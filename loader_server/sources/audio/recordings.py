@@ -66,7 +66,8 @@ class _Extent:
 
 class Recordings:
     """The audio of an index's samples. `columns` are those of `stretch_columns`; `path_of` says where a sample's file
-    is, and `where` names the sample in messages; `files` has those that are remote.
+    is, and `where` names the sample in messages; `files` has those that are remote; `largest` is the most bytes that
+    what is decoded at once may have.
     """
 
     def __init__(
@@ -75,8 +76,10 @@ class Recordings:
         path_of: Callable[[int], str],
         where: Callable[[int], str],
         files: Files,
+        largest: int,
     ) -> None:
         self._files = files
+        self._largest = largest
         self._columns = columns
         self._start, self._channel = columns.get("start"), columns.get("channel")
         self._content = columns["content"]
@@ -226,13 +229,14 @@ class Recordings:
         sample = extent.sample
         if extent.is_whole_file:
             # Where it came from is put into words only if somebody needs it.
-            return plain_wav(raw) or decoded_audio(raw, self._named(sample), self._channel_of(sample))
+            return plain_wav(raw) or decoded_audio(raw, self._named(sample), self._channel_of(sample), self._largest)
         rate = int(self._columns["rate"][sample])
         if raw:
             return plain_samples(raw), rate
         handle = self._open(sample)
         try:
-            found = decoded_stretch(handle, extent.start, extent.frames, self._named(sample), self._channel_of(sample))
+            where, channel = self._named(sample), self._channel_of(sample)
+            found = decoded_stretch(handle, extent.start, extent.frames, where, channel, self._largest)
             if not is_url(self._path_of(sample)):
                 self._refuse_other_content(sample, handle, None)
             return found, rate

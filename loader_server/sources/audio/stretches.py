@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from loader_server.sources.audio.decoding import AVERAGED, AudioHeader, header_of, header_of_remote
+from loader_server.sources.audio.decoding import AVERAGED, AudioHeader, audio_bytes, header_of, header_of_remote
+from loader_server.sources.largest import LARGEST_SAMPLE, OVER_LARGEST, said_of_larger
 from loader_server.sources.remote.urls import is_url, without_credentials
 from loader_server.sources.source import BadRow
 from shared.errors import DataError, ReadError, SampleError
@@ -61,11 +62,12 @@ class AudioStretch:
 
 class Headers:
     """The headers of files, each read once however many stretches are asked for; `channel` is for stretches that name
-    none.
+    none, and one with more than the `largest` bytes once decoded is bad (0: however many).
     """
 
-    def __init__(self, files: Files, channel: int = AVERAGED) -> None:
+    def __init__(self, files: Files, channel: int = AVERAGED, largest: int = LARGEST_SAMPLE) -> None:
         self._files = files
+        self._largest = largest
         self._channel = channel
         self._known: dict[str, AudioHeader | BadRow] = {}
 
@@ -78,7 +80,14 @@ class Headers:
             return BadRow(*where, header.reason, header.detail)
         if stretch.channel == AVERAGED:
             stretch = replace(stretch, channel=self._channel)
-        return _cut(header, stretch, where)
+        found = _cut(header, stretch, where)
+        if self._largest and isinstance(found, AudioStretch):
+            nbytes = audio_bytes(found.frames, header.channels)
+            if nbytes > self._largest:
+                return BadRow(
+                    *where, OVER_LARGEST, "expected {}, got {}".format(*said_of_larger(nbytes, self._largest))
+                )
+        return found
 
 
 def _header(path: str, files: Files) -> AudioHeader | BadRow:

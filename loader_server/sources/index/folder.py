@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.sources.index.columns import file_of, mapped, open_strings
+from loader_server.sources.largest import LARGEST_SAMPLE
 from loader_server.sources.source import Indexed
 from shared.errors import DataError
 from shared.hashing import fingerprint
@@ -55,6 +56,8 @@ class Meta:
     fingerprint: str
     about: dict[str, Any]
     made_from: str = ""
+    #: The most bytes that a sample may have once decoded; 0: however many.
+    largest_sample: int = LARGEST_SAMPLE
 
 
 #: All other keys of `meta.json` are the source's: earlier releases wrote them among these.
@@ -118,6 +121,16 @@ class Index:
                 remedy="It was made by another version: run loader-server index.",
             )
 
+    def refuse_other_limit(self, largest: int) -> None:
+        """Refuse an index that was made when samples might be of another size, decoded."""
+        if largest != self.meta.largest_sample:
+            raise DataError(
+                expected=f"an index made with largest_sample = {_limit(largest)}",
+                got=f"one made with {_limit(self.meta.largest_sample)}",
+                where=str(self.folder),
+                remedy="[job] has changed, or whether recordings are cut: run loader-server index.",
+            )
+
     def refuse_other_trial(self, chain: Chain) -> None:
         """Refuse an index whose samples were tried with other transforms, if some of these refuse samples."""
         if chain.index_recipe != self.meta.recipe:
@@ -136,6 +149,10 @@ class Index:
                 where=str(self.folder),
                 remedy="Run loader-server index, or declare the transforms with @transform(…).",
             )
+
+
+def _limit(largest: int) -> str:
+    return f'"{largest} B"' if largest else "no limit, as recordings were cut"
 
 
 def _listed(settings: Mapping[str, Any]) -> str:

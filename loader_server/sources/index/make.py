@@ -33,6 +33,7 @@ from loader_server.sources.index.refusals import (
     refuse_too_many,
 )
 from loader_server.sources.index.request import IndexReport, IndexRequest, report_of
+from loader_server.sources.largest import LARGEST_SAMPLE
 from loader_server.sources.source import Indexed
 from loader_server.transforms.own_code import own_code
 from shared.errors import DataError, StokerError
@@ -104,8 +105,11 @@ def _made_from(request: IndexRequest, source: Source) -> str:
     """
     stamp = source.stamp()
     code = own_code(source.modules)
-    said = (version_of("stoker"), *_words_of(request), *sorted(source.content_columns))
-    return fingerprint(str(FORMAT), *said, code.sources, _recipe(request, source), stamp) if stamp else ""
+    if not stamp:
+        return ""
+    words = (version_of("stoker"), *_words_of(request), *sorted(source.content_columns))
+    limit = str(request.spec.of_job.largest_indexed)
+    return fingerprint(str(FORMAT), *words, limit, code.sources, _recipe(request, source), stamp)
 
 
 @contextlib.contextmanager
@@ -209,11 +213,14 @@ def _meta(request: IndexRequest, source: Source, inventory: Inventory, draft: Dr
         ),
         about=about,
         made_from=journal.made_from,
+        largest_sample=request.spec.of_job.largest_indexed,
     )
 
 
-def _words_of(request: IndexRequest) -> tuple[str, str]:
-    return request.spec.name, str(sorted(settings_that_count(request.spec.settings).items()))
+def _words_of(request: IndexRequest) -> tuple[str, ...]:
+    largest = request.spec.of_job.largest_indexed
+    limit = () if largest in (LARGEST_SAMPLE, 0) else (f"largest_sample {largest}",)
+    return request.spec.name, str(sorted(settings_that_count(request.spec.settings).items())), *limit
 
 
 def _said(source: Source, request: IndexRequest, inventory: Inventory, draft: Draft) -> str:

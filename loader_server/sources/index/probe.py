@@ -11,12 +11,14 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from loader_server.machine.processes import end_with_parent
 from loader_server.sources.files.patience import read_patiently
+from loader_server.sources.largest import OVER_LARGEST, said_of_larger
+from loader_server.sources.shortage import look_twice
 from loader_server.sources.source import BadRow, Found, Indexed
 from loader_server.transforms.blame import undecoded
 from shared.errors import DataError, SampleError, StokerError
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from loader_server.sources.source import Source
     from loader_server.sources.table import SourceSpec
     from loader_server.transforms.chain import Chain
+
+_Measured: TypeAlias = "tuple[tuple[Field, ...], dict[str, int]]"
 
 __all__ = ["ProbeOrder", "Probed", "Prober", "begin_probing", "probe_piece", "refuse_other_fields"]
 
@@ -65,11 +69,25 @@ class Prober:
 
     def probe(self, piece: Any) -> Probed:  # noqa: ANN401 - the source knows what it gave
         """What one piece holds."""
-        found, chain = self._source.probe(piece), self._order.chain
+        found, chain = self._without_larger(self._source.probe(piece)), self._order.chain
         if chain is None:
             return Probed(found)
         self._source.open(self._indexed(found))
         return self._measured(found, chain) if chain.measured else self._tried(found, chain)
+
+    def _without_larger(self, found: Found) -> Found:
+        """The piece without the rows that are larger than a sample may be, as far as their lengths tell."""
+        largest, nbytes = self._order.spec.of_job.largest_indexed, self._source.decoded_bytes(found.numbers)
+        if not largest or nbytes is None or nbytes.max(initial=0) <= largest:
+            return found
+        self._source.open(self._indexed(found))
+        larger = np.flatnonzero(nbytes > largest).tolist()
+        bad = {found.rows[place]: self._larger(place, int(nbytes[place]), largest) for place in larger}
+        return _only(found, np.flatnonzero(nbytes <= largest).tolist(), {**found.bad, **bad})
+
+    def _larger(self, place: int, nbytes: int, largest: int) -> BadRow:
+        expected, got = said_of_larger(nbytes, largest)
+        return BadRow(*self._source.place(place), OVER_LARGEST, f"expected {expected}, got {got}")
 
     def _tried(self, found: Found, chain: Chain) -> Probed:
         """The piece without the rows that a transform refuses; only those that it may refuse are tried."""
@@ -103,16 +121,15 @@ class Prober:
     def _read(self, places: Sequence[int]) -> list[bytes]:
         return read_patiently(self._source.read, places, bool)
 
-    def _measure_or_bad(
-        self, place: int, row: int, raw: bytes, chain: Chain
-    ) -> tuple[tuple[Field, ...], dict[str, int]] | BadRow:
+    def _measure_or_bad(self, place: int, row: int, raw: bytes, chain: Chain) -> _Measured | BadRow:
+        largest = self._order.spec.of_job.largest_sample
         try:
-            return self._measure(place, row, raw, chain)
+            return look_twice(lambda: self._measure(place, row, raw, chain), largest, where=lambda: self._where(place))
         except SampleError as error:
             detail = f"expected {error.expected}, got {error.got}"
             return BadRow(*self._source.place(place), error.reason, detail)
 
-    def _measure(self, place: int, row: int, raw: bytes, chain: Chain) -> tuple[tuple[Field, ...], dict[str, int]]:
+    def _measure(self, place: int, row: int, raw: bytes, chain: Chain) -> _Measured:
         try:
             sample = self._source.decode(place, raw)
         except (StokerError, MemoryError):

@@ -75,7 +75,7 @@ class ManifestSource(RecordedSource):
         manifests = [self.files.path(path) for path in self.settings.paths]
         places = [(str(manifest), str(manifest.parent)) for manifest in manifests]
         good, audio, bad = dict[int, ManifestRow](), list[AudioStretch](), dict[int, BadRow]()
-        headers = Headers(self.files, self.settings.channel)
+        headers = Headers(self.files, self.settings.channel, self.of_job.largest_indexed)
         for number, row in enumerate(piece.rows, piece.start):
             found = row if isinstance(row, BadRow) else _audio(row, headers, *places[row.manifest])
             if isinstance(found, BadRow):
@@ -106,7 +106,7 @@ class ManifestSource(RecordedSource):
         self._paths = indexed.strings["path"]
         self._others = {name: indexed.strings[f"column_{n}"] for n, name in enumerate(indexed.about["others"])}
         self._text = indexed.strings.get("text")
-        self._recordings = Recordings(indexed.numbers, self._path, self._line, self.files)
+        self._recordings = Recordings(indexed.numbers, self._path, self._line, self.files, self.of_job.largest_sample)
         self.files.note_remote(indexed.samples, self._path)
 
     @property

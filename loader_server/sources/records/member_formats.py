@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.largest import LARGEST_SAMPLE, refuse_larger
 from shared.errors import SampleError
 from shared.wire.layout import DTYPES, Field
 
@@ -33,6 +34,7 @@ _KINDS = {
 #: What the parsers of json, of int and of numpy raise.
 _UNREADABLE = (ValueError, TypeError, SyntaxError, EOFError, OverflowError, RecursionError)
 _NAMES = {"text": "text", "audio": "audio"}
+_NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +74,21 @@ class MemberForm:
         padded = self.kind == "text" or (self.kind == "array" and self.shape is not None)
         return (self.key,) if padded else ()
 
-    def look(self, raw: bytes, where: str) -> Sequence[int]:
-        """Its lengths, if it has any; a SampleError if it cannot be used."""
+    def look(self, raw: bytes, where: str, largest: int = LARGEST_SAMPLE) -> Sequence[int]:
+        """Its lengths, if it has any; a SampleError if it cannot be used, or is audio of more than the `largest` bytes
+        (0: of however many).
+        """
         if self.kind == "audio":
-            return _audio_lengths(raw, where)
+            return _audio_lengths(raw, where, largest)
         values = self.decode(raw, where)
         return [len(values[key]) for key in self.lengths]
 
-    def decode(self, raw: bytes, where: str) -> dict[str, Any]:
+    def decode(self, raw: bytes, where: str, largest: int = LARGEST_SAMPLE) -> dict[str, Any]:
         """The member's values in a raw sample; a SampleError if it cannot be used."""
         if self.kind == "audio":
-            from loader_server.sources.audio.decoding import decoded_audio  # noqa: PLC0415 - needs soundfile
+            from loader_server.sources.audio.decoding import AVERAGED, decoded_audio  # noqa: PLC0415 - needs soundfile
 
-            audio, rate = decoded_audio(raw, where)
+            audio, rate = decoded_audio(raw, where, AVERAGED, largest)
             return {self.key: audio, f"{self.key}_rate": rate}
         try:
             return {self.key: getattr(self, f"_{self.kind}")(raw)}
@@ -133,18 +137,20 @@ def form_of_member(suffix: str, raw: bytes) -> MemberForm:
     return MemberForm(suffix, str(value.dtype), value.shape[1:] if value.ndim else None)
 
 
-def _audio_lengths(raw: bytes, where: str) -> tuple[int, int]:
-    from loader_server.sources.audio.decoding import header_of_bytes  # noqa: PLC0415 - needs soundfile
+def _audio_lengths(raw: bytes, where: str, largest: int) -> tuple[int, int]:
+    from loader_server.sources.audio.decoding import audio_bytes, header_of_bytes  # noqa: PLC0415 - needs soundfile
 
-    frames, rate, _ = header_of_bytes(raw, where)
+    frames, rate, channels = header_of_bytes(raw, where)
+    refuse_larger(audio_bytes(frames, channels), largest, where)
     return frames, rate
 
 
 def _npy(raw: bytes) -> np.ndarray[Any, Any]:
-    """A copy of the array in a `.npy` file; numpy takes three times as long, mostly for the header."""
-    size = 10 + int.from_bytes(raw[8:10], "little")
-    if raw[:8] != b"\x93NUMPY\x01\0":
-        return np.load(io.BytesIO(raw), allow_pickle=False)  # type: ignore[no-any-return]
+    """A copy of the array in a `.npy` file. numpy takes three times as long, mostly for the header, and takes memory
+    for whatever a header claims before it looks for the values.
+    """
+    width = 2 if raw[6:7] == b"\1" else 4
+    size = 8 + width + int.from_bytes(raw[8 : 8 + width], "little")
     dtype, shape, order = _npy_header(raw[:size])
     made = np.frombuffer(raw, dtype, int(np.prod(shape)), size).reshape(shape, order=order)
     return np.array(made, order="C")
@@ -153,8 +159,12 @@ def _npy(raw: bytes) -> np.ndarray[Any, Any]:
 @functools.lru_cache(maxsize=4096)
 def _npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Any]:
     file = io.BytesIO(header)
-    np.lib.format.read_magic(file)
-    shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    version = np.lib.format.read_magic(file)
+    if version not in _NPY_HEADERS:
+        raise ValueError(
+            f"an array in version {version[0]}.{version[1]} of the format, which only names of fields need"
+        )
+    shape, fortran, dtype = _NPY_HEADERS[version](file)
     if dtype.hasobject:
         raise ValueError("an array of Python objects, which are never read")
     return dtype, shape, "F" if fortran else "C"

@@ -187,7 +187,9 @@ class WebDatasetSource(FileRecordsSource):
                 raise _lacking(f"a member .{form.suffix}", got)
             places += (member.offset, member.size)
             if form.kind != "bytes":
-                lengths += form.look(data[member.offset : member.offset + member.size], sample.key)
+                lengths += form.look(
+                    data[member.offset : member.offset + member.size], sample.key, self.of_job.largest_indexed
+                )
         return [_digest(data, places[::2]), *places, *lengths]
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
@@ -238,7 +240,7 @@ class WebDatasetSource(FileRecordsSource):
         values, start = dict[str, Any](), 0
         for form, (_, size) in zip(self._forms, self._places, strict=True):
             stop = start + int(self._columns[size][sample])
-            values |= form.decode(raw[start:stop], self._keys[sample])
+            values |= form.decode(raw[start:stop], self._keys[sample], self.of_job.largest_sample)
             start = stop
         return values
 

@@ -188,7 +188,7 @@ class KaldiSource(RecordedSource):
     ) -> Callable[[KaldiUtterance, tuple[str, int]], AudioStretch | ArchivePlace | BadRow]:
         """A function that finds what an utterance names; features have to have `columns` columns."""
         if not self._features:
-            headers = Headers(self.files, self.settings.channel)
+            headers = Headers(self.files, self.settings.channel, self.of_job.largest_indexed)
             return lambda said, where: headers.find(self._from_base(self._below(said.path)), said.stretch, where)
         archives = ArchiveHeaders(self.files)
 
@@ -235,7 +235,7 @@ class KaldiSource(RecordedSource):
             refuse_other_list(facts, self.files, "table", indexed.place)
         self.indexed = indexed
         self._strings = indexed.strings
-        self._recordings = Recordings(indexed.numbers, self._path, self._line, self.files)
+        self._recordings = Recordings(indexed.numbers, self._path, self._line, self.files, self.of_job.largest_sample)
         columns = indexed.about.get("columns", 0)
         self.files.note_remote(indexed.samples, self._archive)
         self._archived = ArchivedFeatures(self.files, indexed.numbers, self._archive, columns)

@@ -126,7 +126,7 @@ class LhotseSource(RecordedSource):
     def probe(self, piece: CutPiece) -> Found:
         """The headers of the files that these cuts are from."""
         good, bad = dict[int, tuple[int, int, CutSample, AudioStretch]](), dict[int, BadRow]()
-        headers = Headers(self.files)
+        headers = Headers(self.files, largest=self.of_job.largest_indexed)
         for number, (manifest, place, line, supervision) in enumerate(piece.rows, piece.start):
             where = (self.files.where(self.settings.paths[manifest]), place)
             try:
@@ -174,7 +174,7 @@ class LhotseSource(RecordedSource):
             refuse_other_list(facts, self.files, _MANIFEST, indexed.place)
         self.indexed = indexed
         self._strings = indexed.strings
-        self._recordings = Recordings(indexed.numbers, self._path, self._line, self.files)
+        self._recordings = Recordings(indexed.numbers, self._path, self._line, self.files, self.of_job.largest_sample)
         self.files.note_remote(indexed.samples, self._path)
 
     @property

@@ -154,6 +154,11 @@ class JsonLinesSource(LineSource):
             raise UnusableValueError("empty_line", "expected an object, got an empty line")
         return values_of_kinds(object_of(line), self._kinds)
 
+    def decoded_bytes(self, numbers: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> NDArray[np.int64] | None:
+        """As for any source; columns of lengths are numbered here, as keys may have any name."""
+        places = enumerate(self._measured_keys)
+        return super().decoded_bytes({f"length_{key}": numbers[f"length_{place}"] for place, key in places})
+
     # --- once there is an index ---
 
     @property

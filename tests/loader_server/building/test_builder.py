@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from loader_server.building.builder import Builder
+from loader_server.building.exhaustion import ExhaustedError
+from loader_server.building.fallbacks import FALLBACK_REASONS
 from loader_server.building.quarantine import Quarantine
 from loader_server.sources.files import patience
 from loader_server.transforms import transform
@@ -22,9 +24,10 @@ from shared.errors import DataError, ReadError
 from shared.hashing import digest64
 from shared.wire.layout import BucketShape
 from tests.support.in_memory import ColumnSource, GatheringSource, MemorySource, MemoryStream, Steps, memory_want
+from tests.support.transforms import Panic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from loader_server.building.build_counts import Built
@@ -255,9 +258,52 @@ def test_the_reason_of_a_batch_is_that_of_its_first_masked_sample_and_short(make
 def test_what_says_nothing_about_the_sample_masks_nothing(
     make: Callable[..., Builder], tmp_path: Path, error: BaseException, kind: type[MemorySource]
 ) -> None:
-    with pytest.raises((ReadError, MemoryError)):
-        build(make(kind(on_decode={5: raising(error)})), memory_want(1))
+    builder = make(kind(on_decode={5: raising(error)}))
+    with pytest.raises((ReadError, MemoryError, ExhaustedError)):
+        build(builder, memory_want(1))
     assert quarantined(tmp_path) == []
+    if kind is ColumnSource:
+        reason = "exhausted" if isinstance(error, MemoryError) else "failed"
+        assert builder.fallbacks.counts == {**dict.fromkeys(FALLBACK_REASONS, 0), reason: 1}
+
+
+@pytest.mark.fault(53)
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_sample_over_which_something_ran_out_is_named(make: Callable[..., Builder], number: int) -> None:
+    error = OSError(number, os.strerror(number))
+    with pytest.raises(ExhaustedError, match=rf"stream train: .*got sample-5 in hand: OSError: .*{error.strerror}"):
+        build(make(MemorySource(on_decode={5: raising(error)})), memory_want(1))
+
+
+class Broken(ColumnSource):
+    """Decodes one sample as it should, and fails where it is given several."""
+
+    def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:
+        raise Panic("at the disco")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_quick_way_that_fails_without_a_bad_sample_is_our_defect_and_is_logged_once(
+    make: Callable[..., Builder], caplog: pytest.LogCaptureFixture, *, packed: bool
+) -> None:
+    builder = make(Broken(), packed=packed)
+    built = [build(builder, memory_want(number))[0] for number in (1, 2)]
+    assert [one.digest for one in built] == [
+        build(make(MemorySource(), packed=packed), memory_want(number))[0].digest for number in (1, 2)
+    ]
+    assert builder.fallbacks.counts == {**dict.fromkeys(FALLBACK_REASONS, 0), "defect": 2}
+    (line,) = (line for line in caplog.records if line.levelname == "ERROR")
+    assert "Panic('at the disco')" in line.getMessage()
+    assert "in decode_all" in line.getMessage()
+
+
+def test_a_bad_sample_explains_why_each_was_taken_on_its_own(
+    make: Callable[..., Builder], caplog: pytest.LogCaptureFixture
+) -> None:
+    builder = make(ColumnSource(on_decode={5: raising(ValueError("torn"))}))
+    assert [build(builder, memory_want(number))[0].masked for number in (1, 2)] == [1, 0]
+    assert builder.fallbacks.counts == {**dict.fromkeys(FALLBACK_REASONS, 0), "bad_sample": 1}
+    assert not [line for line in caplog.records if line.levelname == "ERROR"]
 
 
 def test_a_read_that_fails_masks_nothing(make: Callable[..., Builder], tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from loader_server.building import build_thread
-from loader_server.building.builder import Builder, Prepared, UnreadError, unwatched
+from loader_server.building.builder import Builder
+from loader_server.building.prepared import Prepared, UnreadError, unwatched
 from loader_server.building.read_ahead import PendingRead
 from shared.errors import ReadError
 from tests.support.in_memory import GatheringSource, MemorySource

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -16,6 +17,7 @@ import pytest
 from loader_server.building.crash_trial import CrashTrial, judged
 from loader_server.job_file import JobFile
 from loader_server.machine.nursery import Asker
+from loader_server.machine.room import Room
 from loader_server.stream import Stream
 from shared.errors import MachineError
 from tests.support.bad_samples import index, job_with_texts, write_texts
@@ -26,9 +28,10 @@ from tests.support.sources import raw_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-ORDERS = ("abort", "segv", "exit", "hang", "close", "leave", "kill", "quit", "print")
+ORDERS = ("abort", "segv", "exit", "hang", "close", "leave", "kill", "quit", "print", "memory", "EMFILE")
+#: Much less than any machine has that runs tests.
+NEEDED = Room(memory=2**20, descriptors=64)
 NUMBER = {order: 1 + place for place, order in enumerate(ORDERS)}
 
 
@@ -36,7 +39,7 @@ NUMBER = {order: 1 + place for place, order in enumerate(ORDERS)}
 def stream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stream]:
     folder = tmp_path_factory.mktemp("job")
     texts = {number: order for order, number in NUMBER.items()}
-    path = job_with_texts(folder, texts, transform="obeys", samples=12)
+    path = job_with_texts(folder, texts, transform="obeys", samples=14)
     index(path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
@@ -48,7 +51,7 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stream]:
 
 @pytest.fixture
 def trial(stream: Stream) -> Iterator[CrashTrial]:
-    trial = CrashTrial(TrialNursery(), stream.path, timeout_s=60.0)
+    trial = CrashTrial(TrialNursery(), stream.path, 60.0, NEEDED)
     yield trial
     trial.close()
 
@@ -73,13 +76,21 @@ def children(stream: Stream) -> set[psutil.Process]:
 
 
 def test_samples_that_pass_share_one_child_whatever_they_raise_or_print(trial: CrashTrial, stream: Stream) -> None:
-    assert convicted(trial, stream, 0, NUMBER["quit"], NUMBER["print"], 11) == {}
+    assert convicted(trial, stream, 0, NUMBER["quit"], NUMBER["print"], 12) == {}
     (child,) = children(stream)
     child.send_signal(signal.SIGINT)  # Ctrl-C is for the worker to decide on
-    assert convicted(trial, stream, 10) == {}
+    assert convicted(trial, stream, 13) == {}
     assert children(stream) == {child}
     trial.close()
     assert not children(stream)
+
+
+@pytest.mark.fault(62)
+def test_a_child_offers_itself_to_the_kernel_before_its_worker(trial: CrashTrial, stream: Stream) -> None:
+    assert convicted(trial, stream, 0) == {}
+    (child,) = children(stream)
+    scores = [int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (child.ppid(), child.pid)]
+    assert scores[1] == min(1000, scores[0] + 800)
 
 
 def test_another_stream_has_a_child_of_its_own(trial: CrashTrial, stream: Stream) -> None:
@@ -98,7 +109,7 @@ def test_transforms_that_lie_beside_the_job_file_are_found(tmp_path: Path, monke
     (tmp_path / "beside.py").write_text(f"{declared}def nothing(sample, rng): pass\n")
     path = write_job(tmp_path, samples=4, transforms=("beside:nothing", "logmel", "characters"))
     index(path)
-    trial = CrashTrial(TrialNursery(), path, 60.0)
+    trial = CrashTrial(TrialNursery(), path, 60.0, NEEDED)
     assert convicted(trial, Stream(JobFile(path), "train"), 0) == {}
     trial.close()
 
@@ -119,10 +130,57 @@ def test_two_ends_of_its_own_convict_a_sample_and_nobody_beside_it(
     victim = NUMBER[order]
     if order == "hang":
         monkeypatch.setattr(trial, "_timeout_s", 2.0)
-    found = trial.try_samples(stream, 0, ((sample, raw_of(stream.source, sample)) for sample in (0, victim, 11)))
+    found = trial.try_samples(stream, 0, ((sample, raw_of(stream.source, sample)) for sample in (0, victim, 12)))
     (one,) = found
     assert (one.sample, one.ends) == (victim, ends)
     assert one.identity == stream.identity(victim)
+
+
+@pytest.mark.fault(53)
+@pytest.mark.parametrize(
+    ("order", "end"),
+    [("memory", "MemoryError: Unable to allocate 256. GiB"), ("EMFILE", "OSError: [Errno 24] Too many open files")],
+)
+def test_running_out_twice_in_fresh_children_with_enough_free_convicts(
+    trial: CrashTrial, stream: Stream, order: str, end: str
+) -> None:
+    assert convicted(trial, stream, NUMBER[order]) == {NUMBER[order]: f"{end}, {end}"}
+    assert convicted(trial, stream, 0) == {}
+
+
+@pytest.mark.fault(53)
+def test_a_child_that_tried_others_before_does_not_count_where_something_ran_out(
+    trial: CrashTrial, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = list[tuple[bool, object]]()
+    try_it = trial._try
+
+    def noted(*arguments: object) -> object:
+        is_fresh = trial._child is None or trial._child.is_fresh
+        made = try_it(*arguments)
+        tried.append((is_fresh, made))
+        return made
+
+    monkeypatch.setattr(trial, "_try", noted)
+    assert set(convicted(trial, stream, 0, NUMBER["memory"], 1 + len(ORDERS))) == {NUMBER["memory"]}
+    assert [is_fresh for is_fresh, _ in tried] == [True, False, True, True, True]
+    assert [getattr(made, "is_fresh", None) for _, made in tried] == [None, False, True, True, None]
+
+
+@pytest.mark.fault(53)
+def test_five_tries_without_enough_free_are_the_machines_failure(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = CrashTrial(TrialNursery(), stream.path, 60.0, Room(memory=2**62, descriptors=64))
+    started, name = [], stream.source.name(NUMBER["memory"])
+    monkeypatch.setattr(
+        trial, "_get_ready_child", lambda *how: started.append(how) or CrashTrial._get_ready_child(trial, *how)
+    )
+    with pytest.raises(MachineError, match=f"got {name} in hand: MemoryError: .*free, of which 4096 PiB") as failed:
+        convicted(trial, stream, NUMBER["memory"])
+    assert len(started) == 5
+    assert str(failed.value).count("MemoryError") == 1
+    assert not children(stream)
 
 
 def test_a_process_that_is_left_behind_does_not_hide_the_end_of_the_child(trial: CrashTrial, stream: Stream) -> None:
@@ -179,7 +237,7 @@ def test_a_job_that_no_longer_opens_is_the_machines_failure(tmp_path: Path, monk
     with pytest.raises(
         MachineError, match=r"clips/00000.wav in hand: a child that could not open the job: DataError: .*csv\.csv"
     ):
-        convicted(CrashTrial(TrialNursery(), path, 1.0), stream, 0)
+        convicted(CrashTrial(TrialNursery(), path, 1.0, NEEDED), stream, 0)
 
 
 def test_another_index_is_the_machines_failure_even_if_it_holds_the_same(
@@ -191,13 +249,13 @@ def test_another_index_is_the_machines_failure_even_if_it_holds_the_same(
     stream = Stream(JobFile(path), "train")
     index(path)
     with pytest.raises(MachineError, match="an index or transforms that have changed on disk since"):
-        convicted(CrashTrial(TrialNursery(), path, 1.0), stream, 0)
+        convicted(CrashTrial(TrialNursery(), path, 1.0, NEEDED), stream, 0)
 
 
 def test_so_is_one_that_takes_for_ever_to_start(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loader_server.building.crash_trial._READY_TIMEOUT_S", 0.1)
     with pytest.raises(MachineError, match="a child that was not ready in time: signal SIGKILL"):
-        convicted(CrashTrial(TrialNursery("import signal; signal.pause()"), stream.path, 1.0), stream, 0)
+        convicted(CrashTrial(TrialNursery("import signal; signal.pause()"), stream.path, 1.0, NEEDED), stream, 0)
     assert not children(stream)
 
 
@@ -205,7 +263,7 @@ def test_a_child_that_does_not_start_is_the_machines_failure(trial: CrashTrial, 
     assert convicted(trial, stream, 0) == {}  # so that the nursery is there
     descriptors = open_descriptors()
     with pytest.raises(MachineError, match="a child that ended before it was ready: exit 1"):
-        convicted(CrashTrial(TrialNursery("raise SystemExit(1)"), stream.path, 1.0), stream, 0)
+        convicted(CrashTrial(TrialNursery("raise SystemExit(1)"), stream.path, 1.0, NEEDED), stream, 0)
     assert not open_descriptors() - descriptors
 
 
@@ -236,7 +294,7 @@ def test_without_room_for_its_descriptors_no_child_starts_and_nothing_stays_open
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(two) + 1, hard))
     try:
         with pytest.raises(MachineError, match=r"no child that starts: OSError: .*Too many open files") as failed:
-            convicted(CrashTrial(TrialNursery(), stream.path, 1.0), stream, 0)
+            convicted(CrashTrial(TrialNursery(), stream.path, 1.0, NEEDED), stream, 0)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert not open_descriptors() - descriptors
@@ -251,5 +309,5 @@ def test_so_is_a_nursery_that_has_ended(stream: Stream) -> None:
         ours,
         pytest.raises(MachineError, match=r"no child that starts: NurseryEndedError: .*the end of the one that forks"),
     ):
-        convicted(CrashTrial(Asker(ours, 0), stream.path, 1.0), stream, 0)
+        convicted(CrashTrial(Asker(ours, 0), stream.path, 1.0, NEEDED), stream, 0)
     assert not open_descriptors() - descriptors

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from loader_server.building.builder import Builder, Prepared, UnreadError
+from loader_server.building.builder import Builder
 from loader_server.building.culprits import culprit_key
+from loader_server.building.exhaustion import ExhaustedError
+from loader_server.building.prepared import Prepared, UnreadError
 from loader_server.building.quarantine import Quarantine
 from loader_server.sharing.sharing_builder import SharingBuilder
 from loader_server.sharing.shelf import Shelf, make_shelf
@@ -238,7 +240,7 @@ def test_who_is_second_waits_until_the_first_is_through(job: Callable[..., Job])
 def test_an_error_gives_the_claim_back_and_keeps_nothing(job: Callable[..., Job]) -> None:
     one, other = job(), job()
     one.source.on_decode[5] = lambda: (_ for _ in ()).throw(MemoryError)
-    with pytest.raises(MemoryError):
+    with pytest.raises(ExhaustedError):
         one.build(memory_want(1))
     one.builder.release()
     built, _ = other.build(memory_want(1))

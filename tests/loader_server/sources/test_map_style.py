@@ -14,11 +14,13 @@ import pytest
 
 from loader_server.commands.index import index_streams
 from loader_server.job_file import JobFile
+from loader_server.machine.room import Room
+from loader_server.sources import shortage
 from loader_server.sources.index.folder import open_index
 from loader_server.sources.map_style import MapStyleSource
 from loader_server.stream import Stream
 from loader_server.transforms.chain import Chain
-from shared.errors import DataError, ReadError, SettingsError
+from shared.errors import DataError, MachineError, ReadError, SettingsError
 from shared.wire.layout import Field
 from tests.support.sources import decoded, index_source, open_source, raw_of, spec_of
 
@@ -394,8 +396,13 @@ def test_what_a_sample_raises_while_it_is_measured_makes_it_a_bad_one(tmp_path: 
     with pytest.raises(ReadError, match="sample 2"):
         index_source(spec, chain=chain)
     WHAT[2] = MemoryError()
-    with pytest.raises(MemoryError):
-        index_source(spec, chain=chain)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shortage, "free_room", lambda: Room(memory=0, descriptors=1000))
+        with pytest.raises(MachineError, match=r"sample 2.*twice, with 0 B of memory"):
+            index_source(spec, chain=chain)
+        patch.setattr(shortage, "free_room", lambda: Room(memory=2**30, descriptors=64))
+        report = index_source(spec, chain=chain)
+    assert [(row.line, row.reason) for row in report.bad] == [(2, "exhausts")]
 
 
 def test_an_undeclared_transform_is_measured_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from loader_server.building.exhaustion import ExhaustedError
 from loader_server.worker import refusals
 from shared.errors import MachineError, ReadError
 from shared.wire.codec import decode, encode
@@ -12,7 +13,10 @@ from tests.support.in_memory import memory_want
 SAID = {"expected": "a", "got": "b", "where": "c", "remedy": "d"}
 
 
-@pytest.mark.parametrize(("error", "code"), [(ReadError(**SAID), "failed"), (MachineError(**SAID), "machine")])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ReadError(**SAID), "failed"), (MachineError(**SAID), "machine"), (ExhaustedError(**SAID), "exhausted")],
+)
 def test_an_error_of_ours_crosses_in_its_own_words(error: Exception, code: str) -> None:
     answer = refusals.failed(memory_want(3), error)
     assert (answer.code, answer.expected, answer.got, answer.where, answer.remedy) == (code, "a", "b", "c", "d")

@@ -11,9 +11,12 @@ import pytest
 import zmq
 
 from loader_server.building.build_thread import Build
+from loader_server.building.crash_trial import CrashTrial
+from loader_server.machine.processes import NurseryEndedError
+from loader_server.machine.room import Room
 from loader_server.worker import service as module
 from loader_server.worker.service import Worker, WorkerSettings
-from shared.errors import ReadError
+from shared.errors import MachineError, ReadError
 from shared.hashing import digest64
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
@@ -226,21 +229,66 @@ def test_questions_of_strangers_and_about_other_plans_are_passed_over(ask):
 # --- out of something ---
 
 
+RAN_OUT = "out of descriptors or memory, or without nursery: this worker drains and ends"
+
+
 @pytest.mark.fault(38)
+@pytest.mark.fault(53)
+@pytest.mark.parametrize(
+    ("attempt", "room"), [(0, Room(memory=0, descriptors=10**4)), (1, Room(memory=2**60, descriptors=10**4))]
+)
 @pytest.mark.parametrize("error", [MemoryError(), OSError(24, "Too many open files")])
-def test_a_worker_that_runs_out_of_something_drains_and_says_why(job, caplog, closed, error):
+def test_a_worker_that_runs_out_of_something_drains_and_says_why(  # noqa: PLR0917 - fixtures and cases
+    job, caplog, closed, monkeypatch, error, attempt, room
+):
+    """It has little left itself, or else the samples had passed trials in fresh processes."""
+    monkeypatch.setattr(module, "free_room", lambda: room)
+    monkeypatch.setattr(CrashTrial, "try_samples", lambda *_how: iter(()))
     transforms.RAISED[:] = [error]
     with a_worker(job) as worker, zmq.Context() as context:
         one = welcomed(Asker(context, worker.endpoint, digest_of(job)))
-        one.say(one.want(0), one.want(1))
+        one.say(one.want(0, attempt=attempt), one.want(1))
         wait_until_begun(worker, 2)
         assert not worker.exhausted
         closed.set()
-        assert one.hear(m.Unbuilt).code == "draining"
+        unbuilt = one.hear(m.Unbuilt)
+        assert unbuilt.code == "exhausted"
+        assert unbuilt.got.startswith("synthetic "), "the sample in hand is named"
+        assert (str(error) or "MemoryError") in unbuilt.got
         wait_until(lambda: worker.exhausted and worker._context.closed, "it has ended by itself")
         one.close()
-    assert "out of descriptors or memory, or without nursery: this worker drains and ends" in caplog.text
+    assert RAN_OUT in caplog.text
     assert (str(error) or "MemoryError") in caplog.text
+
+
+@pytest.mark.fault(53)
+def test_a_worker_with_enough_left_goes_on_after_a_batch_over_which_something_ran_out(ask, worker, caplog, monkeypatch):
+    needed = Room(memory=2**30, descriptors=64)
+    monkeypatch.setattr(module, "free_room", lambda: needed)
+    transforms.RAISED[:] = [MemoryError()]
+    one = welcomed(ask())
+    one.say(one.want(0))
+    assert one.hear(m.Unbuilt).code == "exhausted"
+    one.say(one.want(1))
+    assert one.hear(m.Pushed).ticket == Ticket(1, 1)
+    assert not worker.exhausted
+    assert "memory or descriptors ran out over one batch" in caplog.text
+
+
+def test_a_worker_that_has_lost_its_nursery_ends_and_the_want_loses_one_of_its_tries(job, caplog, monkeypatch):
+    def lost(*_how):
+        raise MachineError(expected="a", got="b", where="c", remedy="d") from NurseryEndedError(
+            expected="a", got="b", where="c", remedy="d"
+        )
+
+    monkeypatch.setattr(CrashTrial, "try_samples", lost)
+    with a_worker(job) as worker, zmq.Context() as context:
+        one = welcomed(Asker(context, worker.endpoint, digest_of(job)))
+        one.say(one.want(0, attempt=1))
+        assert one.hear(m.Unbuilt).code == "machine"
+        wait_until(lambda: worker.exhausted and worker._context.closed, "it has ended by itself")
+        one.close()
+    assert RAN_OUT in caplog.text
 
 
 # --- and the coordinator ---

@@ -396,6 +396,21 @@ class TestRefusal:
         assert all(f"end {number}" in failure(lone).got for number in range(5))
         assert "batch 0 of epoch 1" in failure(lone).where
 
+    @pytest.mark.fault(53)
+    def test_a_batch_over_which_something_ran_out_is_asked_again_to_be_tried_and_the_fifth_time_is_the_last(self):
+        lone = LoneCore(prefetch=1)
+        (want,) = lone.with_workers(1)
+        for number, code in enumerate(("exhausted", "exhausted", "machine", "exhausted", "machine")):
+            assert failure(lone) is None
+            lone.unbuilt(want, code, got=f"clip {number} in hand")
+            if number < 4:
+                assert lone.wants() == [], "not at once"
+                lone.wait_hearing(2, 1)
+                want = lone.wants()[0]
+                assert want.attempt == (1, 2, 2, 3)[number]
+        assert isinstance(failure(lone), MachineError)
+        assert all(f"clip {number} in hand" in failure(lone).got for number in range(5))
+
     @pytest.mark.fault(42)
     def test_a_busy_worker_is_left_alone_for_a_moment(self):
         lone = LoneCore(prefetch=1)

@@ -29,6 +29,9 @@ __all__ = ["Answers"]
 #: A want that failed this often through the fault of machines, not of the data, ends the feed.
 _MOST_FAILURES = 5
 
+#: What says nothing about the data: no child could try samples, or memory or descriptors ran out.
+_OF_MACHINES = frozenset(("machine", "exhausted"))
+
 #: How long to leave a worker alone that has too much to do.
 _BUSY_PAUSE_S = 0.25
 
@@ -158,7 +161,8 @@ class Answers:
             worker.busy_until_s = now_s + _BUSY_PAUSE_S
         elif unbuilt.code != "unknown" and entry is not None:
             error = error_of(unbuilt, unbuilt.where)
-            if unbuilt.code == "machine":
+            if unbuilt.code in _OF_MACHINES:
+                entry.attempt += unbuilt.code == "exhausted"  # the next builder finds out whose fault that is
                 entry.failures.append(f"{worker.name}: {unbuilt.got}")
                 entry.again_s = now_s + _BUSY_PAUSE_S * len(entry.failures)
                 if len(entry.failures) >= _MOST_FAILURES:

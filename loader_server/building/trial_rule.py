@@ -1,0 +1,106 @@
+"""The rule that decides from the tries of one sample, each alone in a child process, whose fault their ends are.
+
+Rules: pure: tries in, a verdict out. A sample is at fault only if it failed twice by itself: it crashed, hung or left
+the child that had it in hand, or ran out of memory or descriptors in a fresh child that had enough of both. Whatever
+came from outside, such as the kernel's kill for memory, convicts nobody and ends the trial; so does a fifth try
+without a verdict. Running out in a child that has tried others before counts for nothing, since these may have used
+up what is missing.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from loader_server.machine.room import Room, shown_room
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "MOST_TRIES",
+    "ChildEnded",
+    "Passed",
+    "RanOut",
+    "TrialVerdict",
+    "Try",
+    "convicting_ends",
+    "judge",
+    "why_unjudged",
+]  # fmt: skip
+
+#: So often a sample is tried at most.
+MOST_TRIES = 5
+
+#: How often a sample has to fail by itself.
+_CONVICTING = 2
+
+
+class TrialVerdict(enum.Enum):
+    """What follows from the tries so far."""
+
+    AGAIN = "try it again, in another child"
+    PASSED = "it can be used"
+    OWN_FAULT = "it is at fault: mask it"
+    UNJUDGED = "the machine is at fault, or nobody can tell: stop trying"
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """The child lived, whatever the sample raised: the worker will meet that again, and mask or report it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildEnded:
+    """The child ended with the sample in hand; `by_itself` if the sample can be the cause."""
+
+    end: str
+    by_itself: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RanOut:
+    """Memory or descriptors ran out in the child; `room` was free before, and a fresh child had tried nothing else."""
+
+    end: str
+    room: Room
+    is_fresh: bool
+
+
+Try: TypeAlias = "Passed | ChildEnded | RanOut"
+
+
+def judge(tries: Sequence[Try], needed: Room) -> TrialVerdict:
+    """Return what follows from these tries, where a sample may take as much as `needed`."""
+    last = tries[-1] if tries else None
+    if isinstance(last, Passed):
+        return TrialVerdict.PASSED
+    if isinstance(last, ChildEnded) and not last.by_itself:
+        return TrialVerdict.UNJUDGED
+    if len(convicting_ends(tries, needed)) >= _CONVICTING:
+        return TrialVerdict.OWN_FAULT
+    return TrialVerdict.UNJUDGED if len(tries) >= MOST_TRIES else TrialVerdict.AGAIN
+
+
+def convicting_ends(tries: Sequence[Try], needed: Room) -> list[str]:
+    """Return the ends of those tries that speak against the sample."""
+    return [one.end for one in tries if not isinstance(one, Passed) and _speaks_against_it(one, needed)]
+
+
+def _speaks_against_it(one: ChildEnded | RanOut, needed: Room) -> bool:
+    return one.by_itself if isinstance(one, ChildEnded) else one.is_fresh and one.room.holds(needed)
+
+
+def why_unjudged(tries: Sequence[Try], needed: Room) -> str:
+    """Return how the tries of a sample that could not be judged ended: each end once, with what was free at last."""
+    ways = {one.end: _way(one, needed) for one in tries if not isinstance(one, Passed)}
+    return ", ".join(ways.values())
+
+
+def _way(one: ChildEnded | RanOut, needed: Room) -> str:
+    if isinstance(one, ChildEnded):
+        return one.end if one.by_itself else f"{one.end}, which came from outside"
+    if not one.is_fresh:
+        return f"{one.end}, in a child that had tried others before"
+    return f"{one.end}, with {shown_room(one.room)} free, of which {shown_room(needed)} are needed"

@@ -1,0 +1,32 @@
+"""What a process of ours tells the kernel about itself for when memory runs out: how gladly it may be killed.
+
+Rules: a child raises its own score, after the fork and relative to what it inherited, for which it needs no privilege;
+nobody's is ever lowered. So a process that tries samples goes first, then a worker: both are started again. Nursery,
+coordinator and supervisor keep what they inherited, since they hold the others.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["TRIAL_OFFER", "WORKER_OFFER", "offer_to_oom_killer"]
+
+#: What is added to the inherited score, in thousandths of all memory: more than any of the others can be larger.
+WORKER_OFFER = 500
+TRIAL_OFFER = 800
+
+_MOST = 1000
+
+_SCORE = Path("/proc/self/oom_score_adj")
+
+
+def offer_to_oom_killer(more: int, path: Path = _SCORE) -> str:
+    """Raise this process's score; return why that cannot be done, or an empty text."""
+    try:
+        inherited = int(path.read_text("ascii"))
+        raised = min(_MOST, inherited + more)
+        if raised > inherited:
+            path.write_text(str(raised), "ascii")
+    except (OSError, ValueError) as error:
+        return f"{path}: {error}"
+    return ""

@@ -1,0 +1,77 @@
+"""What is free for this process, by this machine's own files and by made-up ones."""
+
+from __future__ import annotations
+
+import os
+import resource
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from loader_server.machine import free_room as module
+from loader_server.machine.free_room import free_room
+from loader_server.machine.room import UNLIMITED, Room
+
+
+@contextmanager
+def limited(limit, soft):
+    before = resource.getrlimit(limit)
+    resource.setrlimit(limit, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(limit, before)
+
+
+def test_some_of_both_is_free_here():
+    room = free_room()
+    assert 0 < room.memory < UNLIMITED
+    assert 0 < room.descriptors < UNLIMITED
+
+
+def test_descriptors_that_are_open_are_not_free():
+    with limited(resource.RLIMIT_NOFILE, 512):
+        before = free_room().descriptors
+        assert before < 512
+        opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
+        assert before - free_room().descriptors == 20
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def test_the_space_of_addresses_may_be_the_least():
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    with limited(resource.RLIMIT_AS, size + 2**26):
+        assert free_room().memory <= 2**26
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        ({"memory.max": "5000", "memory.current": "2000", "memory.stat": "inactive_file 500\n"}, 3500),
+        ({"memory.limit_in_bytes": "5000", "memory.usage_in_bytes": "2000", "memory.stat": ""}, 3000),
+        ({"memory.max": "max", "memory.current": "2000", "memory.stat": ""}, UNLIMITED),
+        ({}, UNLIMITED),
+    ],
+)
+def test_the_least_of_a_groups_own_and_its_parents_limits_counts(tmp_path, monkeypatch, files, left):
+    inner = tmp_path / "sys/pod/one"
+    inner.mkdir(parents=True)
+    for name, text in files.items():
+        (inner.parent / name).write_text(text)
+    (inner / "memory.max").write_text("9000")
+    (inner / "memory.current").write_text("0")
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("0::/pod/one\n")
+    (tmp_path / "self/mountinfo").write_text(f"30 22 0:26 / {tmp_path}/sys rw - cgroup2 cgroup2 rw\n")
+    monkeypatch.setattr(module, "_PROC", tmp_path)
+    assert module._left_in_groups() == min(left, 9000)
+
+
+def test_without_a_descriptor_to_look_there_is_none_of_anything(monkeypatch):
+    def no_more(*_arguments):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(module.Path, "read_text", no_more)
+    assert free_room() == Room(memory=0, descriptors=0)
