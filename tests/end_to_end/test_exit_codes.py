@@ -131,3 +131,12 @@ def test_every_command_says_its_codes(package: str, capsys: pytest.CaptureFixtur
         codes = [f"{code} {meaning}" for code, meaning in EXIT_CODES.items() if code and (code < 130 or not serves)]
         assert "exit codes: 0 " + ("ended by Ctrl-C or SIGTERM" if serves else "finished") in said, command
         assert [one for one in codes if one not in said] == [], command
+
+
+def test_an_export_never_takes_the_place_of_something_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(SystemExit) as ended:
+        trainer_main([*asking("train", "tcp://127.0.0.1:1")[1:], "--export", str(tmp_path)])
+    assert ended.value.code == 1
+    assert "expected a path of its own, or a model there that is to be replaced" in capsys.readouterr().err
+    assert (tmp_path / "notes").read_text() == "mine"

@@ -45,7 +45,7 @@ def find_unheeded(options: argparse.Namespace, needed: Mapping[str, str]) -> str
 
 def _is_given(options: argparse.Namespace, flag: str) -> bool:
     value = getattr(options, flag.removeprefix("--").replace("-", "_"))
-    return value not in (None, "", [], False)
+    return value is not None and value is not False and value not in ("", [])  # 0 is given
 
 
 def find_train_problem(options: argparse.Namespace) -> str:

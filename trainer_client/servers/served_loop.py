@@ -345,6 +345,8 @@ class ServedLoop(BaseLoop):
                 self._is_joined = False
                 return None
             self._since_pull = 0
+            steps = self._steps_done() - self._progress.steps
+            self._progress.count(epochs=self._progress.totals.epochs, steps=steps)
             epochs = merged(_done_set(state), done).epochs
             return state | {"epochs": [[one.epoch, one.fresh, list(one.missing)] for one in epochs]}
 

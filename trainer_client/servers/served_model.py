@@ -70,7 +70,7 @@ class ServedModel:
     @property
     def heard_version(self) -> int:
         """How many batches are applied, by the newest that was heard of."""
-        return int(self._heard_version)
+        return max(self.version, self._heard_version)
 
     # --- joining ---
 

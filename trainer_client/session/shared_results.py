@@ -56,7 +56,7 @@ class MeansOfTrainers:
     def words(self) -> str:
         """Return over what the means are, for a line."""
         who = f"{self.parts}" if self.parts >= self.trainers else f"{self.parts} of {self.trainers}"
-        return f" ({self.rows} samples of {who} process{'es' if self.trainers > 1 else ''})"
+        return f" ({self.rows} samples of {who} process{'es' if max(self.parts, self.trainers) > 1 else ''})"
 
 
 class SharedResults:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 import pytest
 
 from trainer_client.cli import main
-from trainer_client.runs.usage import find_export_problem
+from trainer_client.runs.usage import find_export_problem, find_load_test_problem, find_unheeded
 
 JOB = ("--model", "levels", "--feed", "tcp://127.0.0.1:1", "--checkpoint", "none")
 TRAIN = ("train", *JOB, "--epochs", "3")
@@ -68,6 +70,13 @@ def test_wrong_usage_is_2_and_says_what_is_wrong(arguments, said, capsys):
     complained = capsys.readouterr().err
     assert complained.startswith("usage: trainer-client ")
     assert said in " ".join(complained.split())
+
+
+def test_nought_is_given():
+    options = Namespace(metrics_port=0, metrics_targets="here")
+    assert find_unheeded(options, {"--metrics-targets": "--metrics-port"}) == ""
+    options = Namespace(mode="train", feed="tcp://127.0.0.1:1", workers=None, seed=0)
+    assert find_load_test_problem(options).startswith("argument --seed: expected no --feed")
 
 
 @pytest.mark.parametrize(

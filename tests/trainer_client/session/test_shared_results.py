@@ -15,6 +15,7 @@ from shared.wire import messages as m
 from shared.wire.parts import PIECE_BYTES
 from tests.support.ends import Ends
 from tests.support.loaders import wait_until
+from trainer_client.session.shared_results import MeansOfTrainers
 
 LOGS = {"loss": np.float32(0.5), "bad": math.inf, "one": np.array(1)}
 ODD = {"confusion": np.eye(2), "word": "1.5", "non": None}
@@ -167,3 +168,12 @@ def test_whoever_does_not_tell_is_waited_for_a_while_only(told):
     ]
     found = feed._session._results.gather({"loss": 0.5}, rows=4, epoch=1, patience_s=0.3)
     assert (found.means, found.words()) == ({"loss": 0.5}, " (4 samples of 1 of 2 processes)")
+
+
+@pytest.mark.parametrize(
+    ("parts", "trainers", "said"),
+    [(1, 1, "1 process"), (2, 2, "2 processes"), (1, 2, "1 of 2 processes"), (2, 1, "2 processes")],
+)
+def test_the_line_of_an_epoch_says_of_how_many_processes_it_is(parts, trainers, said):
+    """One that has told may have left."""
+    assert MeansOfTrainers(means={}, rows=9, parts=parts, trainers=trainers).words() == f" (9 samples of {said})"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shared.errors import DataError
+from shared.errors import DataError, SettingsError
 from tests.support.two_devices import mirrored  # noqa: F401 - devices are set before TensorFlow starts
 
 import keras  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip
 
 from trainer_client.losses import RowLoss  # isort: skip
+from trainer_client.session.evaluation_sums import OwnSums  # isort: skip
 from trainer_client.tf.models.evaluation import Evaluator  # isort: skip
 
 ROWS = np.random.default_rng(3).normal(size=(11, 2)).astype(np.float32)
@@ -114,3 +115,72 @@ def test_another_models_checkpoint_is_refused():
         match=r"expected the model\'s 2 variables, of which number \d is .*kernel with shape \(.*\), got 2 values",
     ):
         evaluator.evaluate(data(), ARRAYS)
+
+
+class Largest(keras.metrics.Metric):
+    """A metric whose variable is no sum, and does not say so."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.value = self.add_weight(shape=(), initializer="zeros", name="value")
+
+    def update_state(self, targets, outputs):
+        self.value.assign(keras.ops.maximum(self.value, keras.ops.max(targets)))
+
+    def result(self):
+        return self.value
+
+
+class SharedSums(OwnSums):
+    """Sums of two processes that each read the same data; the first time that it is asked, some are left."""
+
+    is_shared = True
+
+    def __init__(self):
+        super().__init__()
+        self.begun, self.asked = [], 0
+
+    def begin(self, layout, nbytes):
+        super().begin(layout, nbytes)
+        self.begun.append((layout, nbytes))
+
+    def whole(self):
+        self.asked += 1
+        return None if self.asked == 1 else super().whole()
+
+
+def test_a_metric_that_is_no_sum_is_counted_as_usual_where_one_process_has_all():
+    """Its first batches leave it as it was."""
+    targets = np.array([[-1.0], [-2.0], [5.0], [3.0]], np.float32)
+    data = tf.data.Dataset.from_tensor_slices((ROWS[:4], targets)).batch(1)
+    evaluator = Evaluator(keras.Sequential([keras.layers.Dense(1)]), "mse", [Largest(), "mean_absolute_error"])
+    for _ in range(2):
+        found = evaluator.evaluate(data, ARRAYS)
+        errors = np.abs(ROWS[:4] @ ARRAYS[0] + ARRAYS[1] - targets)
+        assert found["largest"] == 5
+        assert found["mean_absolute_error"] == pytest.approx(float(errors.mean()), rel=1e-6)
+
+
+def test_a_metric_that_is_no_sum_is_refused_by_name_where_several_share():
+    evaluator = Evaluator(keras.Sequential([keras.layers.Dense(1)]), "mse", [Largest()])
+    with pytest.raises(SettingsError, match=r"got others: largest \(Largest\)"):
+        evaluator.evaluate(data(), ARRAYS, SharedSums())
+
+
+def test_what_others_have_left_is_read_and_the_sums_are_everybodys():
+    sums = SharedSums()
+    metrics = [keras.metrics.RootMeanSquaredError(name="rmse")]
+    found = Evaluator(keras.Sequential([keras.layers.Dense(1)]), "mse", metrics).evaluate(data(), ARRAYS, sums)
+    assert found == pytest.approx({"loss": want()["loss"], "rmse": want()["loss"] ** 0.5, "rows": 18.0}, rel=1e-6)
+    ((layout, nbytes),) = sums.begun
+    assert nbytes == 8 * 5
+    assert "rmse" in layout
+
+
+def test_a_result_for_each_class_has_a_name_for_each():
+    outputs = keras.Sequential([keras.layers.Dense(3, activation="softmax")])
+    labels = np.eye(3, dtype=np.float32)[np.arange(11) % 3]
+    found = Evaluator(outputs, None, [keras.metrics.F1Score(name="f1")]).evaluate(
+        tf.data.Dataset.from_tensors((ROWS, labels))
+    )
+    assert set(found) == {"f1_0", "f1_1", "f1_2", "rows"}
