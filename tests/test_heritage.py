@@ -202,7 +202,6 @@ FAULTS_LATER = {
     57: "later: faults",
     58: "later: faults",
     59: "later: faults",
-    60: "later: faults",
     61: "later: faults",
     62: "later: faults",
     63: "later: fleet",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shared.wire.bounds import FixedList, Integer, Many, Maybe, OneOf, Share, Text, record
 from shared.wire.declared import KINDS, Message, declare
-from shared.wire.lease_work import WORK
+from shared.wire.lease_work import MEASURE, WORK
 from shared.wire.parts import (
     COUNT,
     EPOCH,
@@ -115,9 +115,10 @@ class Attach(Message):
     incarnation: int = wire(ID)
     name: str = wire(NAME)
     cursor: Cursor | None = wire(Maybe(record(Cursor)))
-    work: str | None = wire(Maybe(OneOf(WORK)))
+    work: str | None = wire(Maybe(OneOf((*WORK, MEASURE))))
     done: DoneSet | None = wire(Maybe(record(DoneSet)))
     world_version: int | None = wire(Maybe(COUNT))
+    tenure: int | None = wire(Maybe(COUNT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +132,7 @@ class Attached(Message):
     work: str | None = wire(Maybe(OneOf(WORK)))
     cursor: Cursor = wire(record(Cursor))
     next_group: int = wire(WORLD)
+    tenure: int | None = wire(Maybe(COUNT))
     batches: int = wire(COUNT)
     most_batches: int = wire(COUNT)
     fields: tuple[WireField, ...] = wire(Many(record(WireField), 64))

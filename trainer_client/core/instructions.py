@@ -26,6 +26,7 @@ __all__ = [
     "EndReading",
     "Fail",
     "Greet",
+    "HangUp",
     "Instruction",
     "MakeSlots",
     "Offer",
@@ -250,6 +251,11 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
+class HangUp:
+    """Leave the job and close all connections: the feed is over for good."""
+
+
+@dataclass(frozen=True, slots=True)
 class WriteLog:
     """Write a log line."""
 
@@ -284,5 +290,6 @@ Instruction = (
     | Restart
     | WakeFor
     | Fail
+    | HangUp
     | WriteLog
 )

@@ -338,6 +338,12 @@ class Outbox:
             if isinstance(self.error, KeyboardInterrupt):
                 self.error = None
 
+    def begin_anew(self, error: BaseException) -> None:
+        """Raise this from now on, in a forked child, whose threads are gone: one of them may have had the lock."""
+        self._lock = threading.RLock()
+        self._waiting = Waiting()
+        self.error = error
+
     def close(self) -> None:
         """Tell whoever is waiting that the feed is closed."""
         with self._lock:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shared.errors import EndedError
-    from shared.metrics.server import MetricsServer
     from shared.wire.layout import BucketShape, Field
     from trainer_client.network.receiver import ReceiverSettings
 
@@ -41,7 +40,9 @@ class MetricsSettings:
 
 
 class FeedSession:
-    """One trainer attached to one stream, until `close`."""
+    """One trainer attached to one stream, until `close`, or until nobody references it, its iterators or its
+    batches.
+    """
 
     def __init__(self, settings: ReceiverSettings, metrics: MetricsSettings = MetricsSettings()) -> None:
         self.receiver = Receiver(settings)
@@ -51,7 +52,6 @@ class FeedSession:
         #: Whether somebody ends it together with all ranks, after whatever else its run does.
         self.ends_later = False
         self._on_close: Callable[[FeedSession], None] | None = None
-        self._metrics_server: MetricsServer | None = None
         try:
             answer = self.receiver.attach(None)
             #: Counts of what was read and waited for.
@@ -68,9 +68,7 @@ class FeedSession:
         if settings.port is not None:
             from trainer_client.session.metrics import serve  # noqa: PLC0415 - prometheus_client only when it is used
 
-            self._metrics_server = serve(
-                self.receiver, self.maker, self.accounts, port=settings.port, targets=settings.targets
-            )
+            serve(self.receiver, self.maker, self.accounts, port=settings.port, targets=settings.targets)
 
     # --- what the stream is ---
 
@@ -266,7 +264,4 @@ class FeedSession:
         """Leave the job; batches that are still referenced stay valid."""
         if self._on_close is not None:
             self._on_close(self)
-        server, self._metrics_server = self._metrics_server, None
-        if server is not None:
-            server.close(timeout_s)
         self.receiver.close(timeout_s)

@@ -28,6 +28,7 @@ def grant(
         work=work_of(trainer.attach, evaluation=view.evaluation) if view.leases is not None else None,
         cursor=trainer.cursor,
         next_group=next_group,
+        tenure=trainer.tenure,
         batches=trainer.batches,
         most_batches=view.most_batches(max(next_group, group)),
         fields=view.fields,

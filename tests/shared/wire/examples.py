@@ -58,6 +58,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         work="predict",
         done=DONE,
         world_version=12,
+        tenure=4711,
     ),
     m.Attached(
         serial=3,
@@ -67,6 +68,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         work="train",
         cursor=CURSOR,
         next_group=16,
+        tenure=4711,
         batches=5000,
         most_batches=5100,
         fields=(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -160,3 +161,20 @@ def test_sums_inside_one_graph_with_few_slots(loaders):
             return total
 
         assert int(epoch(feed.dataset())) == want
+
+
+@pytest.mark.fault(60)
+@pytest.mark.parametrize("derive", [None, lambda data: data.map(lambda inputs, *_: inputs["tag"]), iter])
+def test_a_whole_epoch_is_read_of_a_data_set_whose_feed_nobody_named(loaders, derive):
+    (want,) = tags_of_epochs(loaders.endpoint, 1)
+    data = trainer_client.connect(loaders.endpoint).dataset(map=named)
+    data = data if derive is None else derive(data)
+    gc.collect()
+    assert [int((one if tf.is_tensor(one) else one[0]["tag"])[0]) for one in data] == want
+    del data
+    gc.collect()
+    wait_until(lambda: not receive_threads(), "the feed has closed itself")
+
+
+def receive_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "stoker-receiver"]
