@@ -380,7 +380,7 @@ class NameAnswer(Message):
 
     stream: str = wire(NAME)
     sample: int = wire(COUNT)
-    name: str = wire(PROSE)
+    name: str | None = wire(Maybe(PROSE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

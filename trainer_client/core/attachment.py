@@ -9,6 +9,7 @@ trainer that was attached and is refused is over: it says nothing more, because 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shared.errors import ProtocolError, RefusedError, StokerError, WorldChangedError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from shared.wire.parts import Cursor, DoneSet
     from trainer_client.core.settings import CoreSettings
 
-__all__ = ["Attachment"]
+__all__ = ["Attachment", "attach_request"]
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 1.0
@@ -37,6 +38,8 @@ class Attachment:
         self.attached = False
         #: How many answers named a request other than the open one.
         self.late_answers = 0
+        #: When the coordinator was heard last.
+        self.heard_s = 0.0
         #: The last reason that the coordinator gave for not being ready.
         self.last_reason = "no answer"
         self._settings = settings
@@ -81,26 +84,8 @@ class Attachment:
         self._again_s, self._pause_s = now_s, _FIRST_PAUSE_S
 
     def _say(self, now_s: float) -> None:
-        ranks, settings = self._settings.ranks, self._settings
-        self._out.append(
-            i.ToCoordinator(
-                m.Attach(
-                    serial=self._serial,
-                    job=settings.job,
-                    stream=settings.stream,
-                    rank=ranks.rank,
-                    replicas=ranks.replicas,
-                    world=ranks.world,
-                    incarnation=settings.incarnation,
-                    name=settings.name,
-                    cursor=self._asked,
-                    work=settings.work or None,
-                    done=self._asked_done,
-                    world_version=settings.world_version,
-                    tenure=self._tenure,
-                )
-            )
-        )
+        request = attach_request(self._settings, self._asked, self._asked_done)
+        self._out.append(i.ToCoordinator(replace(request, serial=self._serial, tenure=self._tenure)))
         self._again_s = now_s + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
@@ -127,6 +112,7 @@ class Attachment:
 
     def hear(self, now_s: float) -> None:
         """Something was heard from the coordinator."""
+        self.heard_s = now_s
         self._silence.hear(now_s)
 
     def wait(self, said: m.Wait, now_s: float) -> None:
@@ -194,6 +180,26 @@ class Attachment:
     def excuse(self, now_s: float) -> None:
         """We stalled, so it was not the coordinator that was silent."""
         self._silence.excuse(now_s)
+
+
+def attach_request(settings: CoreSettings, cursor: Cursor | None, done: DoneSet | None) -> m.Attach:
+    """Return the first request to attach here."""
+    ranks = settings.ranks
+    return m.Attach(
+        serial=1,
+        job=settings.job,
+        stream=settings.stream,
+        rank=ranks.rank,
+        replicas=ranks.replicas,
+        world=ranks.world,
+        incarnation=settings.incarnation,
+        name=settings.name,
+        cursor=cursor,
+        work=settings.work or None,
+        done=done,
+        world_version=settings.world_version,
+        tenure=None,
+    )
 
 
 def _elsewhere(expected: tuple[int, int], got: Cursor) -> StokerError:

@@ -121,7 +121,7 @@ class AnswerQuestion:
     """Give a worker's answer to whoever asked."""
 
     question: m.EpochQuery | m.NameQuery
-    answer: int | str
+    answer: int | str | None
 
 
 @dataclass(frozen=True, slots=True)

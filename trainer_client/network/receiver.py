@@ -23,15 +23,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import zmq
 
 from shared.endpoints import check_endpoint
-from shared.errors import LostError, StokerError, WorldChangedError
+from shared.errors import LostError, SettingsError, StokerError, WorldChangedError
 from shared.logs import Log
 from shared.wire import messages as m
+from shared.wire.codec import refuse_unsendable
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
+from trainer_client.core.attachment import attach_request
 from trainer_client.core.core import Core
+from trainer_client.core.results import results_message
 from trainer_client.network.awaited_answers import AwaitedAnswers
 from trainer_client.network.forks import used_after_fork, watch_forks
-from trainer_client.network.outbox import Outbox
+from trainer_client.network.outbox import NOTHING_READ, Outbox
 from trainer_client.network.receive_thread import ReceiverSettings, Wires, run_turns
 from trainer_client.network.worker_connections import WorkerConnections
 
@@ -92,6 +95,7 @@ class Receiver:
         #: Called now and then while all ranks are waited for: raises an error if one of them is gone.
         self.refuse_lost: Callable[[], None] = _refuse_nothing
         self._offers: list[i.Offer] = []
+        self._is_forked = False
         self._told = (0.0, 0.0)
         watch_forks(self)
         # The thread has a weak reference only, which wakes it as it dies: a finaliser may not wait for anything.
@@ -124,6 +128,7 @@ class Receiver:
 
     def attach(self, cursor: Cursor | None, done: DoneSet | None = None) -> Attached:
         """Attach (again) at a cursor, or in queue mode with a set of what is done; the coordinator's answer."""
+        refuse_unsendable(attach_request(self.settings.core, cursor, done), "restore" if cursor or done else "connect")
         serial, answer = self._answers.expect_attached()
         self.outbox.tell(e.AttachAsked(serial, cursor, done))
         try:
@@ -135,7 +140,7 @@ class Receiver:
         """In queue mode: what is done, once the coordinator has all that this trainer settled so far on disk."""
         serial, answer = self._answers.expect_state()
         self.outbox.tell(e.StateAsked(serial))
-        return self.wait_for(answer)
+        return self._wait_answered(answer, "the coordinator to say what is done")
 
     def ask_end(self) -> bool:
         """In queue mode: wait until the work to be done once after training is ours, or done by another (False)."""
@@ -147,10 +152,11 @@ class Receiver:
         """That work is done, or the user failed at it; returns when this is on the coordinator's disk."""
         serial, answer = self._answers.expect_end()
         self.outbox.tell(e.EndSettled(serial, done))
-        self.wait_for(answer)
+        self._wait_answered(answer, "the coordinator to note that the work after training is done")
 
     def tell_results(self, told: e.ResultsTold, *, whole: bool) -> Future[m.Aggregate]:
         """Report results, under a serial of ours; the first answer, or the one about all ranks."""
+        refuse_unsendable(results_message(self.settings.core, told), "results")
         serial, answer = self._answers.expect_results(whole=whole)
         self.outbox.tell(replace(told, serial=serial))
         return answer
@@ -169,19 +175,50 @@ class Receiver:
         """The source's names for some samples; waits for workers' answers, which come all at once."""
         spec = self.spec
         queries = [m.NameQuery(stream=spec.stream, plan_digest=spec.plan_digest, sample=sample) for sample in samples]
-        return [self.wait_for(answer) for answer in [self._put(query) for query in queries]]
+        answers = [(query, self._put(query)) for query in queries]
+        return [self._name_of(query, self._wait_answered(answer, "a worker's answer")) for query, answer in answers]
+
+    @staticmethod
+    def _name_of(query: m.NameQuery, name: str | None) -> str:
+        if name is None:
+            raise SettingsError(
+                expected=f"the number of a sample of stream {query.stream}, as in a batch's tag",
+                got=f"{query.sample}",
+                where="tag",
+                remedy="Take the number from a row with a sample: rows without one have -1.",
+            )
+        return name
 
     def _ask(self, question: m.EpochQuery) -> Any:  # noqa: ANN401 - whatever the answer holds
-        return self.wait_for(self._put(question))
+        return self._wait_answered(self._put(question), "a worker's answer")
+
+    def _wait_answered(self, answer: Future[_T], expected: str) -> _T:
+        patience_s = self.settings.core.lost_timeout_s
+        try:
+            return self.wait_for(answer, timeout_s=patience_s)
+        except FutureTimeoutError:
+            raise LostError(
+                expected=f"{expected} within {patience_s:g} s",
+                got="none",
+                where=f"stream {self.settings.core.stream}",
+                remedy="Look whether the loaders are there with `loader-server status`, or allow more with "
+                "lost_timeout_s.",
+            ) from None
 
     def _put(self, question: m.EpochQuery | m.NameQuery) -> Future[Any]:
+        refuse_unsendable(question, "tag" if isinstance(question, m.NameQuery) else "epoch")
         answer = self._answers.expect_answer(question)
         self.outbox.tell(e.QuestionAsked(question))
         return answer
 
     def wait_for(self, answer: Future[_T], *, of_all: bool = False, timeout_s: float = math.inf) -> _T:
-        """The answer, unless the feed fails or is closed; or the job is ended, if others have to do a part."""
+        """The answer, unless the feed fails or is closed; if others have to do a part, unless the job is ended or the
+        coordinator stays silent.
+        """
         until_s = time.monotonic() + timeout_s
+        silence = _SilentWait(self.settings.core.lost_timeout_s)
+        if not answer.done():
+            self.outbox.raise_if_over()
         while True:
             try:
                 return answer.result(min(_LOOK_S, max(0.0, until_s - time.monotonic())))
@@ -193,6 +230,7 @@ class Receiver:
                 raise self.outbox.ended
             if of_all:
                 self.refuse_lost()
+                silence.look(self.core.attachment.heard_s, self.settings.endpoint)
 
     def wait_for_failure(self, timeout_s: float) -> BaseException | None:
         """What stopped the feed, if anything did or does within this time."""
@@ -215,8 +253,14 @@ class Receiver:
         if self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
+    def refuse_fork(self) -> None:
+        """Raise an error in a process that was forked from the one that has the thread."""
+        if self._is_forked:
+            self.outbox.raise_if_over()
+
     def lose_thread(self) -> None:
         """Raise from now on: this process was forked from the one that has the thread."""
+        self._is_forked = True
         self.outbox.begin_anew(used_after_fork(self.settings.core.name))
 
     # --- the thread ---
@@ -301,6 +345,7 @@ class Receiver:
         else:
             cursor = order.answer.cursor
             self.standing.trained_to = self.outbox.read_to = (cursor.epoch, cursor.number)
+            self.outbox.furthest = NOTHING_READ
             answer.set_result(order.answer)
 
     def _answer_question(self, order: i.AnswerQuestion) -> None:
@@ -411,6 +456,29 @@ class Receiver:
             remedy="Start the loaders (`loader-server run job.toml`), correct the endpoint, or allow more time with "
             "connect_timeout_s.",
         )
+
+
+class _SilentWait:
+    """How long a consumer has waited for others while the coordinator said nothing; counted by looks and not by the
+    clock, so that a process that stands still meanwhile blames nobody.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._heard_s = -1.0
+        self._waited_s = 0.0
+
+    def look(self, heard_s: float, endpoint: str) -> None:
+        """Raise an error if nothing was heard for too long."""
+        self._waited_s = self._waited_s + _LOOK_S if heard_s == self._heard_s else 0.0
+        self._heard_s = heard_s
+        if self._waited_s > self._patience_s:
+            raise LostError(
+                expected=f"a word of the coordinator within {self._patience_s:g} s, while all ranks are waited for",
+                got="none",
+                where=endpoint,
+                remedy="Start the loaders again, or allow more time with lost_timeout_s.",
+            )
 
 
 def _wake(wires: Wires, _dead: object) -> None:
