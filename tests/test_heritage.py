@@ -196,7 +196,6 @@ FAULTS_LATER = {
     57: "later: faults",
     58: "later: faults",
     59: "later: faults",
-    60: "later: faults",
     61: "later: faults",
     64: "later: fleet",
     66: "later: fleet",

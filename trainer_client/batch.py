@@ -26,7 +26,7 @@ __all__ = ["Batch", "owned"]
 class Batch(dict[str, Any]):
     """The arrays of a minibatch by key; `number` in `epoch`; `empty` if a round went past its group's end."""
 
-    __slots__ = ("_digest", "_payload", "_settle", "empty", "epoch", "masked", "number", "rows")
+    __slots__ = ("_digest", "_feed", "_payload", "_settle", "empty", "epoch", "masked", "number", "rows")
 
     def __init__(
         self,
@@ -34,6 +34,7 @@ class Batch(dict[str, Any]):
         payload: NDArray[np.uint8],
         header: Pushed,
         settle: Callable[..., None] | None = None,
+        feed: object = None,
     ) -> None:
         super().__init__(arrays)
         self.epoch = header.epoch
@@ -46,6 +47,13 @@ class Batch(dict[str, Any]):
         self._digest = header.digest
         self._payload = payload
         self._settle = settle
+        #: What has to live as long as this batch: a feed whose batches are all gone too closes itself.
+        self._feed = feed
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """Return what another process gets: the bytes, without the feed, which only this one has."""
+        own = {name: getattr(self, name) for name in self.__slots__}
+        return None, own | {"_settle": None, "_feed": None}
 
     def done(self) -> None:
         """In queue mode: this batch is trained on. Asking for the next one says the same."""

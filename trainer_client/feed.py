@@ -9,18 +9,27 @@ of a feed, and the room `session` holds what is behind it. It imports TensorFlow
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from typing_extensions import Self
 
 from shared.errors import SettingsError
 from shared.keys import ClientKeys
 from shared.memory import boot_id
+from shared.wire.codec import refuse_unsendable
+from trainer_client.core.attachment import attach_request
 from trainer_client.core.settings import CoreSettings
 from trainer_client.core.upcoming import Ranks
-from trainer_client.core.workers.connections import MOST_REMOTE
 from trainer_client.network.receiver import ReceiverSettings, trainer_name
 from trainer_client.roles import ranks_said
+from trainer_client.session.call_checks import refused, seconds, whole
+from trainer_client.session.connect_checks import (
+    refuse_fixed_places,
+    refuse_nonsense,
+    refuse_numbers,
+    refuse_texts,
+    refuse_work,
+)
 from trainer_client.session.elastic_member import ElasticMember
 from trainer_client.session.feed_session import FeedSession, MetricsSettings
 from trainer_client.session.lease_account import only_in_queue
@@ -51,7 +60,7 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
     replicas: int = 1,
     world: int = 0,
     strategy: tf.distribute.Strategy | None = None,
-    work: Literal["", "train", "evaluate", "predict"] = "",
+    work: Literal["", "train", "evaluate", "predict", "measure"] = "",
     epochs: int | None = None,
     elastic: tuple[int, int] | None = None,
     prefetch: int | None = None,
@@ -72,12 +81,23 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
     says, if it says one. With `elastic`, how many trainers there are at least and at most, the coordinator gives them
     their places, and the feed ends with a `WorldChangedError` when trainers come or go (see `run_elastic`). A stream in
     queue mode has no ranks: there `work` says what is done with its batches (to train, or to evaluate where the stream
-    is for that), and `epochs` how many the training has in all: so the last one is waited for. `prefetch` batches a
-    replica are asked for ahead (8; up to 32 if they are small), within `prefetch_bytes` of buffers. The feed talks to
+    is for that), and `epochs` how many the training has in all: so the last one is waited for. To `measure` is to read
+    as a trainer does, as load tests do; it is refused while anybody trains on the stream. `prefetch` batches a replica
+    are asked for ahead (8; up to 32 if they are small), within `prefetch_bytes` of buffers. The feed talks to
     all workers on its own host, and to `workers` on other hosts. `connect_timeout_s` is how long to wait for the job (a
     minute), or for enough trainers (ten). With a `metrics_port` (0: any free one) it serves its metrics to Prometheus
     on loopback, and announces the port in a file in the folder `metrics_targets`.
     """
+    refuse_texts(endpoint=endpoint, stream=stream, job=job, keys=keys)
+    patience_s = _USUAL_PATIENCE_S if elastic is None else _ELASTIC_PATIENCE_S
+    if connect_timeout_s is not None:
+        patience_s = seconds(connect_timeout_s, "connect_timeout_s", "connect")
+    lost_timeout_s = seconds(lost_timeout_s, "lost_timeout_s", "connect")
+    refuse_numbers(rank=rank, replicas=replicas, world=world, epochs=epochs, prefetch=prefetch, workers=workers)
+    prefetch_bytes = whole(prefetch_bytes, "prefetch_bytes", "connect", least=1)
+    if metrics_port is not None:
+        metrics_port = whole(metrics_port, "metrics_port", "connect", most=2**16 - 1)
+    refuse_work(work)
     if strategy is not None:
         from trainer_client.tf.dataset import ranks_of  # noqa: PLC0415 - TensorFlow only when it is used
 
@@ -86,7 +106,7 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
         ranks = Ranks(rank=rank or 0, replicas=replicas, world=world or replicas)
     else:
         ranks = ranks_said(rank, replicas, world)
-    _refuse_nonsense(ranks, prefetch, workers)
+    refuse_nonsense(ranks, prefetch, workers)
     settings = ReceiverSettings(
         core=CoreSettings(
             job=job,
@@ -107,52 +127,19 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
         endpoint=endpoint,
         coordinator_keys=ClientKeys.read(keys, "trainer", to="coordinator") if keys else None,
         worker_keys=ClientKeys.read(keys, "trainer", to="worker") if keys else None,
-        connect_timeout_s=connect_timeout_s or (_USUAL_PATIENCE_S if elastic is None else _ELASTIC_PATIENCE_S),
+        connect_timeout_s=patience_s,
     )
+    refuse_unsendable(attach_request(settings.core, None, None), "connect")
     metrics = MetricsSettings(port=metrics_port, targets=metrics_targets)
     if elastic is None:
         return Feed(FeedSession(settings, metrics))
-    _refuse_fixed_places(ranks, rank, elastic)
-    return Feed(ElasticMember(*elastic).join(settings, metrics))
+    refuse_fixed_places(ranks, rank, elastic)
+    least, most = elastic
+    return Feed(ElasticMember(least, most).join(settings, metrics))
 
 
 #: How long to wait for a job, and for enough trainers of an elastic world.
 _USUAL_PATIENCE_S, _ELASTIC_PATIENCE_S = 60.0, 600.0
-
-
-#: Prefetching more than this takes memory and gains nothing.
-_MOST_PREFETCH = 1024
-
-#: What a message can say.
-_MOST_RANKS = 4096
-
-
-def _refuse_nonsense(ranks: Ranks, prefetch: int | None, workers: int) -> None:
-    if not 0 <= ranks.rank <= ranks.world - ranks.replicas or ranks.replicas < 1:
-        got = f"rank {ranks.rank}, replicas {ranks.replicas}, world {ranks.world}"
-        raise _nonsense("rank >= 0 and rank + replicas <= world", got, "Ranks count from 0; world counts all ranks.")
-    if prefetch is not None and not 1 <= prefetch <= _MOST_PREFETCH:
-        raise _nonsense(f"prefetch from 1 to {_MOST_PREFETCH}", str(prefetch), "Leave it out: 8 is usual.")
-    if not 1 <= workers <= MOST_REMOTE:
-        raise _nonsense(f"workers from 1 to {MOST_REMOTE}", str(workers), "Leave it out: 16 is usual.")
-
-
-def _refuse_fixed_places(ranks: Ranks, rank: int | None, elastic: tuple[int, int]) -> None:
-    least, most = elastic
-    if not 1 <= least <= most <= _MOST_RANKS:
-        expected = f"elastic=(least, most), from 1 to {_MOST_RANKS}"
-        raise _nonsense(expected, f"elastic={elastic}", "Write (2, 4), for example.")
-    if rank is not None or ranks.world > ranks.replicas:
-        got = f"rank {ranks.rank} of {ranks.world}, and elastic={elastic}"
-        remedy = (
-            "Leave rank and world out: the coordinator gives them. A strategy over several processes cannot change its "
-            "world: leave elastic out, and have all of them started anew."
-        )
-        raise _nonsense("either fixed ranks or elastic", got, remedy)
-
-
-def _nonsense(expected: str, got: str, remedy: str) -> SettingsError:
-    return SettingsError(expected=expected, got=got, where="connect", remedy=remedy)
 
 
 class Feed:
@@ -170,7 +157,7 @@ class Feed:
 
     def tag(self, number: int) -> str:
         """The source's name for the sample with this number, as found in a batch's `tag`."""
-        return self._session.receiver.ask_names([number])[0]
+        return self._session.receiver.ask_names([whole(number, "number", "tag")])[0]
 
     @property
     def rank(self) -> int:
@@ -198,6 +185,8 @@ class Feed:
 
     def interrupt(self, error: BaseException) -> None:
         """Raise this error in whoever is waiting for a batch, or will be; may be called from any thread."""
+        if not isinstance(error, BaseException):
+            raise refused("an exception", error, "feed.interrupt")
         self._session.interrupt(error)
 
     # --- the cursor ---
@@ -217,12 +206,16 @@ class Feed:
         return self._session.cursor.rounds_left()
 
     def trained(self, rounds: int = 1) -> None:
-        """Report that this many more rounds (steps of the whole world) were trained on: the cursor moves past them."""
+        """Report that this many more rounds (steps of the whole world) were trained on: the cursor moves past them. It
+        refuses more than were read.
+        """
+        rounds = whole(rounds, "rounds", "feed.trained")
+        self._session.cursor.refuse_unread(rounds)
         self._session.cursor.count(rounds)
 
     def waited(self, wait_s: float) -> None:
         """Report how long the training loop waited for a step's data, for the metrics and each epoch's log line."""
-        self._session.count_step_wait(wait_s)
+        self._session.count_step_wait(seconds(wait_s, "wait_s", "feed.waited", may_be_zero=True))
 
     def state(self) -> dict[str, Any]:
         """The cursor, as plain values for a checkpoint of your own."""
@@ -236,6 +229,8 @@ class Feed:
         """In queue mode, once all epochs are over: do this in only one of the trainers, whichever comes first. If that
         one dies or fails, another does it. Returns when it is done: True in the trainer that did it.
         """
+        if not callable(work):
+            raise refused("a function without arguments", work, "feed.finish")
         if self._session.leases is None:
             raise only_in_queue("finish")
         return self._session.leases.finish(work)
@@ -250,7 +245,8 @@ class Feed:
         `loader-server status` shows the latest.
         """
         refuse_what_cannot_be_told(values)
-        at = self.epoch if epoch is None else epoch
+        at = self.epoch if epoch is None else whole(epoch, "epoch", "aggregate", most=2**31)
+        rows, step = whole(rows, "rows", "aggregate"), whole(step, "step", "aggregate")
         shared = self._session.share_results(values, rows=rows, epoch=at, step=step, wait=True)
         assert shared is not None
         return shared
@@ -318,7 +314,11 @@ class Feed:
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Leave the job; batches that are still referenced stay valid."""
-        self._session.close(timeout_s)
+        self._session.close(seconds(timeout_s, "timeout_s", "feed.close", may_be_zero=True))
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled."""
+        raise _only_here("a feed")
 
     def __enter__(self) -> Self:
         return self
@@ -351,6 +351,10 @@ class Reading:
         """Stop early; the cursor stays where it is."""
         self._batches.close()
 
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled."""
+        raise _only_here("a reading")
+
     def __enter__(self) -> Self:
         return self
 
@@ -358,3 +362,12 @@ class Reading:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _only_here(what: str) -> SettingsError:
+    return SettingsError(
+        expected=f"{what} that stays in the process that connected it",
+        got="one to be pickled: its connections and its memory cannot be sent",
+        where="pickle",
+        remedy="Call connect in the process that reads, with its own rank and world. What can be sent is feed.state().",
+    )

@@ -148,11 +148,14 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class RankTaken:
-    """The incarnations that have held a rank, in the order in which they came: the last one holds it now."""
+    """The incarnations that have held a rank, in the order in which they came: the last one holds it now, with this
+    tenure.
+    """
 
     stream: str
     rank: int
     incarnations: tuple[int, ...]
+    tenure: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ not be written, the newest fact of each key, and tries again. Meanwhile no lease
 service). No promise to trainers in lockstep rests on the journal, so nothing is withheld from them: cursors are in
 their checkpoints, a group travels with the cursor, and a sample that kills decoders would be found again. If the
 coordinator is also restarted in that time, a stream that had just started takes its group from the next attach, and a
-trainer that was superseded in between may come back before its successor does. Only someone who asks to forget a
+trainer that was superseded in between may come back until its successor does. Only someone who asks to forget a
 conviction is told that this is not permanent yet.
 """
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shared.wire.refusals import not_attached, refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from loader_server.coordinator.events import StreamView
     from shared.errors import SettingsError
@@ -50,6 +50,7 @@ __all__ = [
     "superseded_attach",
     "too_large_a_graph",
     "too_large_a_world",
+    "trained_on",
     "unknown_trainer",
     "unknown_worker",
     "world_changed",
@@ -163,6 +164,14 @@ def another_world(attach: m.Attach, other: m.Attach) -> m.NotAttached:
     expected, got = f"a world of {other.world}, as {_who(other)} says", f"a world of {attach.world} from {_who(attach)}"
     remedy = "Give all ranks the same world=, or stop the ones of the old world."
     return _not_attached(attach, "world", expected, got, remedy)
+
+
+def trained_on(attach: m.Attach, trainers: Sequence[m.Attach]) -> m.NotAttached:
+    """It is a load test, which would take the ranks of these trainers."""
+    who = ", ".join(sorted(map(_who, trainers))[:8]) + (f" and {len(trainers) - 8} more" if len(trainers) > 8 else "")
+    expected = f"a stream that nobody trains on: a load test takes the ranks of {attach.stream}"
+    remedy = "Wait until they are done, or test another stream, or a job of its own."
+    return _not_attached(attach, "training", expected, f"one that is trained on by {who}", remedy)
 
 
 def another_cursor(attach: m.Attach, cursor: Cursor, other: m.Attach, theirs: Cursor) -> m.NotAttached:

@@ -105,6 +105,7 @@ class CoordinatorState:
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Take in an event; returns what is to be done now, in order."""
         self._queues.take_up(now_s)
+        self._rules.begin(self._streams, now_s)
         if isinstance(event, Ticked):
             self._tick(now_s)
         elif isinstance(event, Excused):
@@ -151,7 +152,7 @@ class CoordinatorState:
             if isinstance(fact, ResultsKept):
                 self._worlds.recover(fact)
         elif isinstance(fact, RankTaken):
-            self._streams[fact.stream].succession.set_order(fact.rank, fact.incarnations)
+            self._streams[fact.stream].succession.set_order(fact.rank, fact.incarnations, fact.tenure)
         else:
             self._streams[fact.stream].trained = (fact.epoch, fact.number)
 
@@ -191,7 +192,7 @@ class CoordinatorState:
         rules = self._rules
         cursor = rules.cursor(attach, stream)
         batches = stream.view.batches(cursor.epoch, cursor.group) if cursor.plan_digest == stream.view.digest else None
-        answer: m.NotAttached | m.Wait | None = rules.check_fits(attach, cursor, batches, stream)
+        answer = rules.check_fits(attach, cursor, batches, stream) or rules.check_takes_nothing(attach, stream, now_s)
         if answer is None and attach.world_version is not None:
             answer = self._worlds.begin(peer, attach, cursor, now_s)
             self._out += self._worlds.take_news(attach.stream)
@@ -232,7 +233,7 @@ class CoordinatorState:
             return refusals.no_such_rank(attach)
         if stream.view.leases is None and needs_leases(attach, evaluation=stream.view.evaluation):
             return refusals.not_a_queue(attach)
-        if stream.succession.is_superseded(attach.incarnation):
+        if stream.is_superseded(attach):
             self.counts.stale += 1
             return refusals.superseded_attach(attach, _attach_of(stream.holder(attach.rank)))
         return self._worlds.check(attach, now_s)
@@ -249,7 +250,7 @@ class CoordinatorState:
         self._add(peer, attach, cursor, batches, now_s)
 
     def _add(self, peer: bytes, attach: m.Attach, cursor: Cursor, batches: int, now_s: float) -> None:
-        position = (cursor.epoch, cursor.number)
+        stream, position = self._streams[attach.stream], (cursor.epoch, cursor.number)
         trainer = AttachedTrainer(
             peer=peer,
             attach=attach,
@@ -258,8 +259,9 @@ class CoordinatorState:
             heard_s=now_s,
             trained=position,
             read=position,
+            tenure=stream.succession.tenure(attach.incarnation, attach.rank),
         )
-        self._streams[attach.stream].add(trainer)
+        stream.add(trainer)
         self.counts.attaches += 1
         self._out += [Send(peer, self._grant(trainer)), *self.ending.greet(peer, attach.stream)]
         self._out.extend(Send(peer, failing) for failing in self._workers.failing[-1:])
@@ -273,8 +275,8 @@ class CoordinatorState:
                 stream.remove(other.attach.incarnation)
                 self.counts.superseded += 1
                 self._out.append(Send(other.peer, refusals.superseded(other.attach.rank, attach)))
-        for rank, order in list(stream.succession.after(attach.incarnation, ranks)):
-            self._keep(RankTaken(attach.stream, rank, order))
+        for rank, order, tenure in list(stream.succession.after(attach.incarnation, ranks, attach.tenure)):
+            self._keep(RankTaken(attach.stream, rank, order, tenure))
 
     def _grant(self, trainer: AttachedTrainer) -> m.Attached:
         stream = self._streams[trainer.attach.stream]
@@ -301,11 +303,10 @@ class CoordinatorState:
     def _answer_unknown(self, progress: m.Progress, stream: StreamTrainers | None) -> m.Refused:
         if stream is None or stream.view.evaluation or stream.view.leases is not None:
             return refusals.unknown_trainer()
-        holder = stream.holder(progress.rank)
-        if holder is None and not stream.succession.is_superseded(progress.incarnation):
-            return refusals.unknown_trainer()
+        if not stream.succession.is_superseded(progress.incarnation):
+            return refusals.unknown_trainer()  # when it attaches again, its tenure will tell
         self.counts.stale += 1
-        return refusals.superseded(progress.rank, _attach_of(holder))
+        return refusals.superseded(progress.rank, _attach_of(stream.holder(progress.rank)))
 
     def _detach(self, _peer: bytes, detach: m.Detach, now_s: float) -> None:
         stream = self._streams.get(detach.stream)

@@ -286,8 +286,8 @@ class Reception:
 
     def _answer_name_query(self, identity: bytes, _session: Session | None, message: m.NameQuery) -> None:
         stream = self._parts.streams.get(message.stream)
-        if stream is not None and stream.digest == message.plan_digest and message.sample < stream.samples:
-            name = clipped(stream.source.name(message.sample))
+        if stream is not None and stream.digest == message.plan_digest:
+            name = clipped(stream.source.name(message.sample)) if message.sample < stream.samples else None
             self._sender.say(identity, m.NameAnswer(stream=message.stream, sample=message.sample, name=name))
 
     _doors: ClassVar[dict[type[Message], Callable[..., bool | None]]] = {

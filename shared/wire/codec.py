@@ -1,21 +1,27 @@
 """Messages to bytes and back: one msgpack frame `[version, kind, {field: value}]`.
 
 Rules: pure; `decode` survives any bytes and raises nothing but `ProtocolError`; unknown, missing and problem fields are
-refused; a frame is at most MAX_FRAME long, so nothing larger is ever unpacked. Payload frames do not pass here.
+refused. `encode` keeps the same bounds, so nothing is sent that nobody would take. A frame is at most MAX_FRAME long,
+so nothing larger is ever unpacked. Payload frames do not pass here.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from shared.errors import ProtocolError
-from shared.wire.bounds import OutOfBounds
+from shared.errors import ProtocolError, SettingsError
+from shared.wire.bounds import Check, FixedList, Integer, Many, Maybe, OutOfBounds, Record
 from shared.wire.messages import KINDS, Message, Refused
-from shared.wire.parts import Part
+from shared.wire.parts import Part, clipped, escaped
 
-__all__ = ["MAX_FRAME", "VERSION", "VersionError", "decode", "encode", "encode_refusal"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["MAX_FRAME", "VERSION", "VersionError", "decode", "encode", "encode_refusal", "refuse_unsendable"]
 
 #: The protocol's version; see PROTOCOL.md. Raised by every change that an older peer would misread.
 VERSION = 8
@@ -42,27 +48,101 @@ class VersionError(ProtocolError):
 
 
 def encode(message: Message) -> bytes:
-    """One frame."""
-    fields = {}
-    for name in message.checks:
-        value = getattr(message, name)
-        fields[name] = value if type(value) in _ATOMS else _plain(value)
-    # A name that is not UTF-8 (of a file, say) still has to reach whoever reads the error.
-    packed: bytes = msgpack.packb([VERSION, message.kind, fields], unicode_errors="backslashreplace")
+    """Return the message as one frame.
+
+    Raises:
+        ValueError: its receiver would drop it: a field is out of its bounds, or it is too long.
+
+    """
+    fields = _plain_fields(message)
+    packed: bytes = msgpack.packb([VERSION, message.kind, fields])
     if len(packed) > MAX_FRAME:
         raise ValueError(f"a {message.kind} of {len(packed)} bytes would be dropped by its receiver")
     return packed
 
 
-_ATOMS = frozenset((int, str, bool))
+def refuse_unsendable(message: Message, where: str) -> None:
+    """Raise an error that names the field if a message that a call would send has one out of its bounds."""
+    try:
+        _plain_fields(message)
+    except _UnsendableError as error:
+        raise SettingsError(
+            expected=f"{error.name}: {error.expected}",
+            got=clipped(repr(getattr(message, error.name)))[:_SHOWN],
+            where=where,
+            remedy="Pass a value within these bounds: nobody would take another.",
+        ) from None
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, Part):
-        value = tuple([getattr(value, name) for name in value.__match_args__])
-    if isinstance(value, tuple):
-        return [item if type(item) in _ATOMS else _plain(item) for item in value]
-    return value
+#: How much of a value that is out of its bounds is shown.
+_SHOWN = 200
+
+
+class _UnsendableError(ValueError):
+    """A field of a message is out of its bounds."""
+
+    def __init__(self, kind: str, name: str, expected: str, value: object) -> None:
+        self.name, self.expected = name, expected
+        super().__init__(f"{name} of {kind}: expected {expected}, got {value!r:.{_SHOWN}}")
+
+
+def _plain_fields(message: Message) -> dict[str, Any]:
+    """Return its fields as msgpack takes them, each within the bounds that the receiver checks."""
+    fields = {}
+    kind: Callable[..., Any] = type(message)
+    for name, check, minimum, maximum in _bounds(kind):
+        value = getattr(message, name)
+        if type(value) is int and minimum <= value <= maximum:  # most fields are, and each batch brings a dozen
+            fields[name] = value
+            continue
+        try:
+            fields[name] = _plain(value, check)
+        except OutOfBounds as problem:
+            raise _UnsendableError(message.kind, name, str(problem), value) from None
+    return fields
+
+
+@functools.cache
+def _bounds(kind: Callable[..., Any]) -> tuple[tuple[str, Check, int, int], ...]:
+    """Return the checks of its fields, each with the bounds of its integers; fields that take none have none."""
+    none = Integer(1, 0)
+    checks = [(field.name, field.metadata["check"]) for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    whole = [check if isinstance(check, Integer) else none for _, check in checks]
+    return tuple((*check, bounds.minimum, bounds.maximum) for check, bounds in zip(checks, whole, strict=True))
+
+
+_ATOMS = frozenset((int, bool, float, bytes, type(None)))
+
+
+def _plain(value: Any, check: Check) -> Any:  # noqa: ANN401 - of any kind
+    """Return a value as msgpack takes it, checked on the way: in one pass, because each batch has two messages."""
+    kind = type(value)
+    if kind is str:
+        # A name that is not UTF-8 (of a file, say) still has to reach whoever reads the error.
+        return check(value if value.isascii() else escaped(value))
+    if kind in _ATOMS:
+        return check(value)
+    if type(check) is Maybe:
+        return _plain(value, check.check)
+    if kind is not tuple:
+        return _plain_part(value, check) if isinstance(value, Part) else check(value)
+    if type(check) is Many and len(value) <= check.most:
+        return [_plain(item, check.check) for item in value]
+    if type(check) is FixedList and len(value) == len(check.checks):
+        return [_plain(item, of_item) for item, of_item in zip(value, check.checks, strict=True)]
+    raise OutOfBounds(str(check))
+
+
+def _plain_part(part: Part, check: Check) -> list[Any]:
+    if type(check) is not Record or type(part) is not check.kind:
+        raise OutOfBounds(str(check))
+    values = []
+    kind: Callable[..., Any] = type(part)
+    for name, of_field, minimum, maximum in _bounds(kind):
+        value = getattr(part, name)
+        is_whole = type(value) is int and minimum <= value <= maximum
+        values.append(value if is_whole else _plain(value, of_field))
+    return values
 
 
 def decode(frame: bytes | memoryview) -> Message:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["MOST_LEASES", "WORK", "plan_epoch"]
+__all__ = ["MEASURE", "MOST_LEASES", "WORK", "plan_epoch"]
 
 #: The kinds of work. The last is no batch: one trainer does what is to be done once when training is over.
 WORK = ("train", "evaluate", "predict", "train-end")
+
+#: What a load test does, in lockstep only: it reads as a trainer does, and takes a rank from nobody who trains.
+MEASURE = "measure"
 
 #: The most leases that a trainer holds, or tells of, at a time.
 MOST_LEASES = 64

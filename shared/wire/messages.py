@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shared.wire.bounds import FixedList, Integer, Many, Maybe, OneOf, Share, Text, record
 from shared.wire.declared import KINDS, Message, declare
-from shared.wire.lease_work import WORK
+from shared.wire.lease_work import MEASURE, WORK
 from shared.wire.parts import (
     COUNT,
     EPOCH,
@@ -116,9 +116,10 @@ class Attach(Message):
     incarnation: int = wire(ID)
     name: str = wire(NAME)
     cursor: Cursor | None = wire(Maybe(record(Cursor)))
-    work: str | None = wire(Maybe(OneOf(WORK)))
+    work: str | None = wire(Maybe(OneOf((*WORK, MEASURE))))
     done: DoneSet | None = wire(Maybe(record(DoneSet)))
     world_version: int | None = wire(Maybe(COUNT))
+    tenure: int | None = wire(Maybe(COUNT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +134,7 @@ class Attached(Message):
     book: BookMark | None = wire(Maybe(record(BookMark)))
     cursor: Cursor = wire(record(Cursor))
     next_group: int = wire(WORLD)
+    tenure: int | None = wire(Maybe(COUNT))
     batches: int = wire(COUNT)
     most_batches: int = wire(COUNT)
     fields: tuple[WireField, ...] = wire(Many(record(WireField), 64))
@@ -380,7 +382,7 @@ class NameAnswer(Message):
 
     stream: str = wire(NAME)
     sample: int = wire(COUNT)
-    name: str = wire(PROSE)
+    name: str | None = wire(Maybe(PROSE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

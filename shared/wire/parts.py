@@ -45,6 +45,7 @@ __all__ = [
     "WireShape",
     "WorkerAddress",
     "clipped",
+    "escaped",
     "wire",
 ]
 
@@ -77,8 +78,13 @@ SHARE = Integer(0, 1000)
 
 
 def clipped(prose: str) -> str:
-    """As much of a text as a message can carry."""
-    return prose[: PROSE.longest]
+    """Return as much of a text as a message can carry."""
+    return escaped(prose)[: PROSE.longest]
+
+
+def escaped(text: str) -> str:
+    """Return the text as it crosses: what is not UTF-8 in it (of a file's name, say) is escaped with backslashes."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 class Part:

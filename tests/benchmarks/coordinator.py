@@ -146,6 +146,7 @@ class Crowd:
         attach = m.Attach(
             serial=1, job="", stream="train", rank=0, replicas=1, world=1, incarnation=incarnation,
             name=f"trainer-{number}", cursor=None, work="train", done=None, world_version=None,
+            tenure=None,
         )  # fmt: skip
         return self._connect(endpoint, incarnation, "trainer", _progress(incarnation, 0), attach)
 

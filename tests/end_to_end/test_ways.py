@@ -59,7 +59,7 @@ def test_under_keys_payloads_come_sealed(tmp_path):
         trainer_client.connect(loaders.endpoint, shared_memory=False, keys=str(tmp_path / "keys")) as feed,
     ):
         batches = sum(1 for _ in feed)
-        (link,) = feed._session.receiver._workers._connections.values()
+        (link,) = feed._session.receiver._wires.workers._connections.values()
         assert link.sealed is not None
         assert link.sealed.socket is not None
         # The first batches may come before this connection is up, and those of the next epoch are fetched ahead.

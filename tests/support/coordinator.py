@@ -82,6 +82,7 @@ def attach(rank: int = 0, world: int = 1, *, at: tuple[int, int] | None = None, 
     said = {
         "serial": 1, "job": "digits", "stream": "train", "replicas": 1, "incarnation": 1000 + rank,
         "name": f"host:{rank}", "work": None, "done": None, "world_version": None,
+        "tenure": None,
     }  # fmt: skip
     return m.Attach(rank=rank, world=world, cursor=cursor, **{**said, **other})
 

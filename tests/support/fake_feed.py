@@ -95,6 +95,9 @@ class FakeCursor:
         assert number <= end, (self.at, rounds)
         self._go_to(*((self.at.epoch, number) if number < end else (self.at.epoch + 1, 0)))
 
+    def refuse_unread(self, rounds: int) -> None:
+        """What was read ahead is not kept here."""
+
     def count_to_end(self, start: Position) -> None:
         if not self.session.evaluation and self.at == start:
             self._go_to(self.at.epoch + 1, 0)

@@ -3,14 +3,16 @@
 Rules: pure. Every answer names its request: an answer to any but the open one is dropped and counted, and a position
 other than the one asked for is an error. A request is repeated, under the same number, until it is answered. Losing the
 coordinator after that is no error: training in lockstep goes on. When the coordinator is back, it is told again who we
-are and where we stood when we attached. All ranks tell it that, because by now each may be at a different step.
+are and where we stood when we attached. All ranks tell it that, because by now each may be at a different step. A
+trainer that was attached and is refused is over: it says nothing more, because a newer one may have its rank.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shared.errors import ProtocolError, StokerError
+from shared.errors import ProtocolError, RefusedError, StokerError, WorldChangedError
 from shared.silence import Silence
 from shared.wire import messages as m
 from trainer_client.core import instructions as i
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from shared.wire.parts import Cursor, DoneSet
     from trainer_client.core.settings import CoreSettings
 
-__all__ = ["Attachment"]
+__all__ = ["Attachment", "attach_request"]
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 1.0
@@ -36,6 +38,8 @@ class Attachment:
         self.attached = False
         #: How many answers named a request other than the open one.
         self.late_answers = 0
+        #: When the coordinator was heard last.
+        self.heard_s = 0.0
         #: The last reason that the coordinator gave for not being ready.
         self.last_reason = "no answer"
         self._settings = settings
@@ -49,6 +53,9 @@ class Attachment:
         #: The number of whoever waits for the answer.
         self._answer_to: int | None = None
         self._attached_at: Cursor | None = None
+        #: Which taking of our ranks the coordinator granted last.
+        self._tenure: int | None = None
+        self._is_over = False
         self._again_s = float("inf")
         self._pause_s = _FIRST_PAUSE_S
         self._beat_s = float("inf")
@@ -58,6 +65,8 @@ class Attachment:
     @property
     def due_s(self) -> float:
         """When there will be something to say."""
+        if self._is_over:
+            return float("inf")
         if self._open:
             return min(self._again_s, self._silence.due_s(self._timeout_s))
         return self._beat_s
@@ -75,25 +84,8 @@ class Attachment:
         self._again_s, self._pause_s = now_s, _FIRST_PAUSE_S
 
     def _say(self, now_s: float) -> None:
-        ranks, settings = self._settings.ranks, self._settings
-        self._out.append(
-            i.ToCoordinator(
-                m.Attach(
-                    serial=self._serial,
-                    job=settings.job,
-                    stream=settings.stream,
-                    rank=ranks.rank,
-                    replicas=ranks.replicas,
-                    world=ranks.world,
-                    incarnation=settings.incarnation,
-                    name=settings.name,
-                    cursor=self._asked,
-                    work=settings.work or None,
-                    done=self._asked_done,
-                    world_version=settings.world_version,
-                )
-            )
-        )
+        request = attach_request(self._settings, self._asked, self._asked_done)
+        self._out.append(i.ToCoordinator(replace(request, serial=self._serial, tenure=self._tenure)))
         self._again_s = now_s + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
@@ -103,6 +95,8 @@ class Attachment:
 
     def tick(self, members: int, now_s: float) -> None:
         """Say what is due; on a replaced connection, an open request is repeated at once."""
+        if self._is_over:
+            return
         self._renew(now_s)
         if self._open and now_s >= self._again_s:
             self._say(now_s)
@@ -118,6 +112,7 @@ class Attachment:
 
     def hear(self, now_s: float) -> None:
         """Something was heard from the coordinator."""
+        self.heard_s = now_s
         self._silence.hear(now_s)
 
     def wait(self, said: m.Wait, now_s: float) -> None:
@@ -143,7 +138,7 @@ class Attachment:
             self.refuse(_elsewhere(expected, cursor))
             return False
         self._timeout_s = said.heartbeat_timeout_ms / 1000
-        self.attached = True
+        self.attached, self._tenure = True, said.tenure
         self._beat_s = now_s + self._timeout_s / 4
         if (
             self._answer_to is not None and not said.work
@@ -160,20 +155,51 @@ class Attachment:
         return waiting is not None
 
     def refuse(self, error: StokerError, *, serial: int | None = None) -> None:
-        """The request is refused: that is an error for whoever waits for it, else for the feed."""
-        if serial is not None and not self._take_answer(serial):
+        """Pass a refusal on to whoever waits for the answer; if nobody does, or a newer trainer has our rank, it ends
+        the feed.
+        """
+        if self._is_over or (serial is not None and not self._take_answer(serial)):
             return
-        if not self.answer(error):
-            self._out.append(i.Fail(error))
+        is_told = self.answer(error)
+        is_superseded = isinstance(error, RefusedError) and error.code == "superseded"
+        if not is_told or (self.attached and is_superseded):
+            self._end(error, stays=isinstance(error, WorldChangedError))
+
+    def _end(self, error: StokerError, *, stays: bool) -> None:
+        """Fail; the member of a world that is over stays until it leaves, because the next world waits for that."""
+        self._out.append(i.Fail(error))
+        if not stays:
+            self._is_over = True
+            self._out.append(i.HangUp())
 
     def come_back(self, now_s: float) -> None:
         """The coordinator does not know us: it was restarted, or we were silent for long."""
-        if not self._open:
+        if not self._open and not self._is_over:
             self.ask(self._attached_at, now_s, waiting=None)
 
     def excuse(self, now_s: float) -> None:
         """We stalled, so it was not the coordinator that was silent."""
         self._silence.excuse(now_s)
+
+
+def attach_request(settings: CoreSettings, cursor: Cursor | None, done: DoneSet | None) -> m.Attach:
+    """Return the first request to attach here."""
+    ranks = settings.ranks
+    return m.Attach(
+        serial=1,
+        job=settings.job,
+        stream=settings.stream,
+        rank=ranks.rank,
+        replicas=ranks.replicas,
+        world=ranks.world,
+        incarnation=settings.incarnation,
+        name=settings.name,
+        cursor=cursor,
+        work=settings.work or None,
+        done=done,
+        world_version=settings.world_version,
+        tenure=None,
+    )
 
 
 def _elsewhere(expected: tuple[int, int], got: Cursor) -> StokerError:

@@ -27,6 +27,7 @@ __all__ = [
     "EndReading",
     "Fail",
     "Greet",
+    "HangUp",
     "Instruction",
     "MakeSlots",
     "Offer",
@@ -131,7 +132,7 @@ class AnswerQuestion:
     """Give a worker's answer to whoever asked."""
 
     question: m.EpochQuery | m.NameQuery
-    answer: int | str
+    answer: int | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +262,11 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
+class HangUp:
+    """Leave the job and close all connections: the feed is over for good."""
+
+
+@dataclass(frozen=True, slots=True)
 class WriteLog:
     """Write a log line."""
 
@@ -296,5 +302,6 @@ Instruction = (
     | Restart
     | WakeFor
     | Fail
+    | HangUp
     | WriteLog
 )

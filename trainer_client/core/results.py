@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trainer_client.core.events import ResultsTold
     from trainer_client.core.settings import CoreSettings
 
-__all__ = ["OpenResults"]
+__all__ = ["OpenResults", "results_message"]
 
 _PAUSE_S = 1.0
 #: The most results that are open: no rank is further ahead of the others.
@@ -37,20 +37,7 @@ class OpenResults:
         """Send it with the next `tick`."""
         if len(self._open) >= _MOST_OPEN:
             del self._open[min(self._open)]
-        self._open[told.serial] = m.Results(
-            stream=self._settings.stream,
-            incarnation=self._settings.incarnation,
-            serial=told.serial,
-            epoch=told.epoch,
-            step=told.step,
-            rows=told.rows,
-            values=told.values,
-            ended=clipped(told.ended),
-            aside=told.aside,
-            evaluation=told.evaluation,
-            part=told.part,
-            states=told.states,
-        )
+        self._open[told.serial] = results_message(self._settings, told)
         self.due_s = now_s
 
     def tick(self, now_s: float) -> None:
@@ -67,3 +54,21 @@ class OpenResults:
         if said.whole:
             self._open = {serial: one for serial, one in self._open.items() if serial > said.serial}
         return True
+
+
+def results_message(settings: CoreSettings, told: ResultsTold) -> m.Results:
+    """Return what the coordinator is told."""
+    return m.Results(
+        stream=settings.stream,
+        incarnation=settings.incarnation,
+        serial=told.serial,
+        epoch=told.epoch,
+        step=told.step,
+        rows=told.rows,
+        values=told.values,
+        ended=clipped(told.ended),
+        aside=told.aside,
+        evaluation=told.evaluation,
+        part=told.part,
+        states=told.states,
+    )

@@ -105,6 +105,7 @@ class ThinTrainer(threading.Thread):
         return connect(
             run.endpoint,
             stream=run.stream,
+            work="measure",
             rank=self.rank,
             world=run.world,
             prefetch=run.prefetch,

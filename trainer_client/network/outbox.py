@@ -32,10 +32,13 @@ if TYPE_CHECKING:
     from trainer_client.core.instructions import Offer
     from trainer_client.core.upcoming import Position, UpcomingBatch
 
-__all__ = ["Item", "Outbox", "Reader", "Waiting"]
+__all__ = ["NOTHING_READ", "Item", "Outbox", "Reader", "Waiting"]
 
 #: How long the reader that is served has to pause before an older one may take over.
 _LEFT_BEHIND_S = 0.1
+
+#: Before the first round of all.
+NOTHING_READ = (-1, 0)
 
 _SERIALS = itertools.count()
 
@@ -169,6 +172,8 @@ class Outbox:
         self._last: tuple[int, int] | None = None
         #: Epoch and number of the first batch that was not read yet; shown to people.
         self.read_to = (0, 0)
+        #: Epoch and number of the last round of which a batch was taken since the feed attached at a cursor.
+        self.furthest = NOTHING_READ
         #: What to wake the receive thread for. It also runs whenever a batch arrives, and sees the rest then anyway.
         self.wake_for_room = True
         self.wake_for_slots = False
@@ -252,6 +257,7 @@ class Outbox:
     def _pop(self, reader: Reader, item: Item) -> None:
         self._taken_s, self._waiting_since_s = time.monotonic(), 0.0
         self.read_to = (item.batch.position.epoch, item.batch.number + 1)
+        self.furthest = max(self.furthest, (item.batch.position.epoch, item.batch.position.number))
         reader.count(item, self._replicas)
         self._inbox.take()
         self._facts.append(Took(item.seq, item.slot))
@@ -337,6 +343,12 @@ class Outbox:
         with self._lock:
             if isinstance(self.error, KeyboardInterrupt):
                 self.error = None
+
+    def begin_anew(self, error: BaseException) -> None:
+        """Raise this from now on, in a forked child, whose threads are gone: one of them may have had the lock."""
+        self._lock = threading.RLock()
+        self._waiting = Waiting()
+        self.error = error
 
     def close(self) -> None:
         """Tell whoever is waiting that the feed is closed."""

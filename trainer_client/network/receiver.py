@@ -1,18 +1,20 @@
-"""The trainer's one receive thread: turns what arrives into events, and carries out what the core decides.
+"""What consumers ask of a feed's receive thread, and the turns of that thread: facts go into the core, and what it
+decides is carried out.
 
-Rules: every socket is made, used and closed in this thread; consumers meet it in the outbox. The loop wakes for a
-message, for a consumer, or at the core's next deadline. Nothing is decided here. An error in this thread is raised
-again where the user is waiting.
+Rules: consumers meet the thread in the outbox and in the answers that they wait for; sockets are the thread's alone
+(`receive_thread`), which ends when nobody has the receiver any more. Nothing is decided here. An error in a turn is
+raised again where the user is waiting. A process forked from ours has no receive thread, so there all calls raise.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import functools
 import math
 import os
 import threading
 import time
+import weakref
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, replace
@@ -21,28 +23,29 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import zmq
 
 from shared.endpoints import check_endpoint
-from shared.errors import LostError, StokerError, WorldChangedError
+from shared.errors import LostError, SettingsError, StokerError, WorldChangedError
 from shared.logs import Log
-from shared.memory import SlotMemory
-from shared.sockets import Waker
 from shared.system.limits import refuse_small_limits_of_client
 from shared.wire import messages as m
-from shared.wire.parts import DoneSet
+from shared.wire.codec import refuse_unsendable
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
+from trainer_client.core.attachment import attach_request
 from trainer_client.core.core import Core
-from trainer_client.network.coordinator_client import CoordinatorClient
-from trainer_client.network.outbox import Outbox
-from trainer_client.network.worker_connections import WorkerConnections, WorkerConnectionsParts
+from trainer_client.core.results import results_message
+from trainer_client.network.awaited_answers import AwaitedAnswers
+from trainer_client.network.forks import used_after_fork, watch_forks
+from trainer_client.network.outbox import NOTHING_READ, Outbox
+from trainer_client.network.receive_thread import ReceiverSettings, Wires, run_turns
+from trainer_client.network.worker_connections import WorkerConnections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from shared.keys import ClientKeys
+    from shared.memory import SlotMemory
     from shared.wire.messages import Attached
-    from shared.wire.parts import Cursor
+    from shared.wire.parts import Cursor, DoneSet
     from trainer_client.core.core import AttachedStream
-    from trainer_client.core.settings import CoreSettings
     from trainer_client.core.stream_spec import StreamSpec
 
 _T = TypeVar("_T")
@@ -54,20 +57,6 @@ _LONGEST_PAUSE_S = 1.0
 
 #: How often a consumer that waits for an answer checks whether the feed has failed meanwhile.
 _LOOK_S = 0.2
-
-#: libzmq's own limit would be 1023 sockets; a connection to a worker takes up to four.
-_MOST_SOCKETS = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiverSettings:
-    """Whom to attach to, and as whom."""
-
-    core: CoreSettings
-    endpoint: str
-    coordinator_keys: ClientKeys | None
-    worker_keys: ClientKeys | None
-    connect_timeout_s: float
 
 
 @dataclass(slots=True)
@@ -90,7 +79,9 @@ def trainer_name() -> str:
 
 
 class Receiver:
-    """Runs until `close`; consumers use `attach`, `ask_batches`, `ask_names` and `outbox`."""
+    """Runs until `close`, or until nobody references it; consumers use `attach`, `ask_batches`, `ask_names` and
+    `outbox`.
+    """
 
     def __init__(self, settings: ReceiverSettings) -> None:
         check_endpoint(settings.endpoint, where="connect", encrypted=True, insecure=True)
@@ -100,23 +91,18 @@ class Receiver:
         core = settings.core
         self.log = Log("trainer", stream=core.stream, rank=core.ranks.rank)
         self.core = Core(core)
-        self._waker = Waker()
-        self.outbox = Outbox(self._waker.wake, core.ranks.replicas)
-        self._memory: SlotMemory | None = None
-        self._serials = itertools.count(1)
-        self._attaching: dict[int, Future[Attached]] = {}
-        self._questions: dict[m.Message, list[Future[Any]]] = {}
-        self._states: dict[int, Future[DoneSet]] = {}
-        self._sums: dict[int, Future[i.AnswerSums]] = {}
-        self._ends: dict[int, Future[bool]] = {}
-        #: Results that were reported: whether to wait for all ranks, and who waits.
-        self._results: dict[int, tuple[bool, Future[m.Aggregate]]] = {}
+        self._wires = Wires(settings)
+        self.outbox = Outbox(self._wires.waker.wake, core.ranks.replicas)
+        self._answers = AwaitedAnswers()
         #: Called now and then while all ranks are waited for: raises an error if one of them is gone.
         self.refuse_lost: Callable[[], None] = _refuse_nothing
         self._offers: list[i.Offer] = []
+        self._is_forked = False
         self._told = (0.0, 0.0)
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="stoker-receiver", daemon=True)
+        watch_forks(self)
+        # The thread has a weak reference only, which wakes it as it dies: a finaliser may not wait for anything.
+        held = weakref.ref(self, functools.partial(_wake, self._wires))
+        self._thread = threading.Thread(target=run_turns, args=(held, self._wires), name="stoker-receiver", daemon=True)
         self._thread.start()
 
     # --- for consumers, in any thread ---
@@ -135,18 +121,17 @@ class Receiver:
     @property
     def memory(self) -> SlotMemory:
         """The slots."""
-        assert self._memory is not None
-        return self._memory
+        assert self._wires.memory is not None
+        return self._wires.memory
 
     def count_garbage(self) -> int:
         """How many frames were not valid messages."""
-        workers = self._workers.count_garbage() if self._workers is not None else 0
-        return workers + self._coordinator.garbage + self.core.strays
+        return self._wires.count_garbage() + self.core.strays
 
     def attach(self, cursor: Cursor | None, done: DoneSet | None = None) -> Attached:
         """Attach (again) at a cursor, or in queue mode with a set of what is done; the coordinator's answer."""
-        serial, answer = next(self._serials), Future[m.Attached]()
-        self._attaching[serial] = answer
+        refuse_unsendable(attach_request(self.settings.core, cursor, done), "restore" if cursor or done else "connect")
+        serial, answer = self._answers.expect_attached()
         self.outbox.tell(e.AttachAsked(serial, cursor, done))
         try:
             return self.wait_for(answer, timeout_s=self.settings.connect_timeout_s)
@@ -155,36 +140,32 @@ class Receiver:
 
     def ask_state(self) -> DoneSet:
         """In queue mode: what is done, once the coordinator has all that this trainer settled so far on disk."""
-        serial, answer = next(self._serials), Future[DoneSet]()
-        self._states[serial] = answer
+        serial, answer = self._answers.expect_state()
         self.outbox.tell(e.StateAsked(serial))
-        return self.wait_for(answer)
+        return self._wait_answered(answer, "the coordinator to say what is done")
 
     def ask_sums(self) -> i.AnswerSums:
         """The sums over all batches of the evaluation that was named, once the coordinator has what is done here."""
-        serial, answer = next(self._serials), Future[i.AnswerSums]()
-        self._sums[serial] = answer
+        serial, answer = self._answers.expect_sums()
         self.outbox.tell(e.SumsAsked(serial))
-        return self.wait_for(answer)
+        return self._wait_answered(answer, "the coordinator to tell the sums of an evaluation")
 
     def ask_end(self) -> bool:
         """In queue mode: wait until the work to be done once after training is ours, or done by another (False)."""
-        serial, answer = next(self._serials), Future[bool]()
-        self._ends[serial] = answer
+        serial, answer = self._answers.expect_end()
         self.outbox.tell(e.EndAsked(serial))
         return self.wait_for(answer, of_all=True)
 
     def settle_end(self, *, done: bool) -> None:
         """That work is done, or the user failed at it; returns when this is on the coordinator's disk."""
-        serial, answer = next(self._serials), Future[bool]()
-        self._ends[serial] = answer
+        serial, answer = self._answers.expect_end()
         self.outbox.tell(e.EndSettled(serial, done))
-        self.wait_for(answer)
+        self._wait_answered(answer, "the coordinator to note that the work after training is done")
 
     def tell_results(self, told: e.ResultsTold, *, whole: bool) -> Future[m.Aggregate]:
         """Report results, under a serial of ours; the first answer, or the one about all ranks."""
-        serial, answer = next(self._serials), Future[m.Aggregate]()
-        self._results[serial] = (whole, answer)
+        refuse_unsendable(results_message(self.settings.core, told), "results")
+        serial, answer = self._answers.expect_results(whole=whole)
         self.outbox.tell(replace(told, serial=serial))
         return answer
 
@@ -202,20 +183,50 @@ class Receiver:
         """The source's names for some samples; waits for workers' answers, which come all at once."""
         spec = self.spec
         queries = [m.NameQuery(stream=spec.stream, plan_digest=spec.plan_digest, sample=sample) for sample in samples]
-        return [self.wait_for(answer) for answer in [self._put(query) for query in queries]]
+        answers = [(query, self._put(query)) for query in queries]
+        return [self._name_of(query, self._wait_answered(answer, "a worker's answer")) for query, answer in answers]
+
+    @staticmethod
+    def _name_of(query: m.NameQuery, name: str | None) -> str:
+        if name is None:
+            raise SettingsError(
+                expected=f"the number of a sample of stream {query.stream}, as in a batch's tag",
+                got=f"{query.sample}",
+                where="tag",
+                remedy="Take the number from a row with a sample: rows without one have -1.",
+            )
+        return name
 
     def _ask(self, question: m.EpochQuery) -> Any:  # noqa: ANN401 - whatever the answer holds
-        return self.wait_for(self._put(question))
+        return self._wait_answered(self._put(question), "a worker's answer")
+
+    def _wait_answered(self, answer: Future[_T], expected: str) -> _T:
+        patience_s = self.settings.core.lost_timeout_s
+        try:
+            return self.wait_for(answer, timeout_s=patience_s)
+        except FutureTimeoutError:
+            raise LostError(
+                expected=f"{expected} within {patience_s:g} s",
+                got="none",
+                where=f"stream {self.settings.core.stream}",
+                remedy="Look whether the loaders are there with `loader-server status`, or allow more with "
+                "lost_timeout_s.",
+            ) from None
 
     def _put(self, question: m.EpochQuery | m.NameQuery) -> Future[Any]:
-        answer: Future[Any] = Future()
-        self._questions.setdefault(question, []).append(answer)
+        refuse_unsendable(question, "tag" if isinstance(question, m.NameQuery) else "epoch")
+        answer = self._answers.expect_answer(question)
         self.outbox.tell(e.QuestionAsked(question))
         return answer
 
     def wait_for(self, answer: Future[_T], *, of_all: bool = False, timeout_s: float = math.inf) -> _T:
-        """The answer, unless the feed fails or is closed; or the job is ended, if others have to do a part."""
+        """The answer, unless the feed fails or is closed; if others have to do a part, unless the job is ended or the
+        coordinator stays silent.
+        """
         until_s = time.monotonic() + timeout_s
+        silence = _SilentWait(self.settings.core.lost_timeout_s)
+        if not answer.done():
+            self.outbox.raise_if_over()
         while True:
             try:
                 return answer.result(min(_LOOK_S, max(0.0, until_s - time.monotonic())))
@@ -227,6 +238,7 @@ class Receiver:
                 raise self.outbox.ended
             if of_all:
                 self.refuse_lost()
+                silence.look(self.core.attachment.heard_s, self.settings.endpoint)
 
     def wait_for_failure(self, timeout_s: float) -> BaseException | None:
         """What stopped the feed, if anything did or does within this time."""
@@ -236,53 +248,39 @@ class Receiver:
                 Future[None]().result(min(left_s, _LOOK_S))
         return self.outbox.error
 
+    def at_end(self, close: Callable[[], object]) -> None:
+        """Have this called in the thread as it ends: it may wait, and may not know the receiver."""
+        self._wires.at_end.append(close)
+        if not self._thread.is_alive():
+            close()
+
     def close(self, timeout_s: float) -> None:
         """End the thread and its sockets; slots that consumers still reference stay valid."""
         self.outbox.close()
-        self._closing = True
-        self._waker.wake()
+        self._wires.end()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
+    def refuse_fork(self) -> None:
+        """Raise an error in a process that was forked from the one that has the thread."""
+        if self._is_forked:
+            self.outbox.raise_if_over()
+
+    def lose_thread(self) -> None:
+        """Raise from now on: this process was forked from the one that has the thread."""
+        self._is_forked = True
+        self.outbox.begin_anew(used_after_fork(self.settings.core.name))
+
     # --- the thread ---
 
-    def _run(self) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._context.max_sockets = _MOST_SOCKETS
-        self._workers: WorkerConnections | None = None
-        self._poller = zmq.Poller()
-        self._poller.register(self._waker.fileno(), zmq.POLLIN)
-        self._coordinator = CoordinatorClient(self._context, self.settings.endpoint, self.settings.coordinator_keys)
-        self._poller.register(self._coordinator.socket, zmq.POLLIN)
-        try:
-            while not self._closing:
-                self._turn()
-            ranks, core = self.settings.core.ranks, self.settings.core
-            self._coordinator.send(m.Detach(stream=core.stream, rank=ranks.rank, incarnation=core.incarnation))
-        except BaseException as error:
-            self._fail(error)
-        finally:
-            self._hang_up()
-
-    def _hang_up(self) -> None:
-        if self._workers is not None:
-            self._workers.close_all()
-        self._coordinator.close()
-        self._context.term()
-        self._waker.close()
-        if self._memory is not None:
-            self._memory.close()
-
-    def _turn(self) -> None:
-        ready: set[object] = {socket for socket, _ in self._poller.poll(self._pause_ms())}
-        if self._waker.fileno() in ready:
-            self._waker.clear()
+    def turn(self, ready: set[object]) -> int:
+        """Take in what happened and carry out what is to be done; returns how long to wait for more, in ms."""
         now_s = time.monotonic()
-        events = [*self.outbox.read_facts(), *self._read_network(ready, now_s)]
+        events = [*self.outbox.read_facts(), *self._wires.read(ready, now_s)]
         while True:
             events = self._carry_out(self.core.handle(events, now_s))
             if not events:
-                break
+                return self._pause_ms()
 
     def _pause_ms(self) -> int:
         if self.outbox.has_facts and (self.outbox.wake_for_slots or self.outbox.wake_for_room):
@@ -290,31 +288,24 @@ class Receiver:
         pause_s = min(self.core.due_s - time.monotonic(), _LONGEST_PAUSE_S)
         return max(0, int(1000 * pause_s) + 1)
 
-    def _read_network(self, ready: set[object], now_s: float) -> Iterator[e.Event]:
-        if self._coordinator.socket in ready:
-            for message in self._coordinator.read():
-                yield e.CoordinatorSaid(message)
-        if self._workers is not None:
-            yield from self._workers.read(ready, now_s)
-
     def _carry_out(self, orders: list[i.Instruction]) -> list[e.Event]:
         """Carry out instructions, in order; returns what came of it."""
         events: list[e.Event] = []
         for order in orders:
             own = self._own_orders.get(type(order))
             if isinstance(order, i.ToCoordinator):
-                events += [] if self._coordinator.send(order.message) else [e.CoordinatorAway()]
+                events += [] if self._wires.coordinator.send(order.message) else [e.CoordinatorAway()]
             elif own is not None:
                 own(self, order)
             elif isinstance(order, i.TakeBack):
                 self._flush_offers()
                 events.append(e.TakenBack(order.seq, self.outbox.take_back(order.seq)))
             else:
-                assert self._workers is not None
-                events += self._worker_orders[type(order)](self._workers, order)
+                assert self._wires.workers is not None
+                events += self._worker_orders[type(order)](self._wires.workers, order)
         self._flush_offers()
-        if self._workers is not None:
-            events += self._workers.flush()
+        if self._wires.workers is not None:
+            events += self._wires.workers.flush()
         if events:
             events = [*events, *self.outbox.read_facts()]
         return events
@@ -324,7 +315,7 @@ class Receiver:
     def _send_progress(self, order: i.SendProgress) -> None:
         core = self.settings.core
         (epoch, number), (read_epoch, read_number) = self.standing.trained_to, self.outbox.read_to
-        self._coordinator.send(
+        self._wires.coordinator.send(
             m.Progress(
                 stream=core.stream,
                 rank=core.ranks.rank,
@@ -348,15 +339,13 @@ class Receiver:
 
     def _renew_coordinator(self, _order: i.RenewCoordinator) -> None:
         self.log.info("connection to a silent coordinator is made anew")
-        self._poller.unregister(self._coordinator.socket)
         try:
-            self._coordinator.renew()
+            self._wires.renew_coordinator()
         except zmq.ZMQError as error:  # no descriptor left, say; the core will order it again
             self.log.warning("connection to the coordinator cannot be made anew", error=str(error))
-        self._poller.register(self._coordinator.socket, zmq.POLLIN)
 
     def _answer_attach(self, order: i.AnswerAttach) -> None:
-        answer = self._attaching.pop(order.serial, None)
+        answer = self._answers.take_attached(order.serial)
         if answer is None:
             return  # the feed failed in this turn, and the caller was told so
         if isinstance(order.answer, BaseException):
@@ -364,20 +353,23 @@ class Receiver:
         else:
             cursor = order.answer.cursor
             self.standing.trained_to = self.outbox.read_to = (cursor.epoch, cursor.number)
+            self.outbox.furthest = NOTHING_READ
             answer.set_result(order.answer)
 
     def _answer_question(self, order: i.AnswerQuestion) -> None:
-        for asked in self._questions.pop(order.question, ()):
-            asked.set_result(order.answer)
+        self._answers.answer_question(order.question, order.answer)
 
     def _answer_state(self, order: i.AnswerState) -> None:
-        self._states.pop(order.serial).set_result(order.done)
+        self._answers.answer_state(order.serial, order.done)
 
     def _answer_sums(self, order: i.AnswerSums) -> None:
-        self._sums.pop(order.serial).set_result(order)
+        self._answers.answer_sums(order)
 
     def _answer_end(self, order: i.AnswerEnd) -> None:
-        self._ends.pop(order.serial).set_result(order.is_ours)
+        self._answers.answer_end(order.serial, is_ours=order.is_ours)
+
+    def _answer_results(self, order: i.AnswerResults) -> None:
+        self._answers.answer_results(order.answer)
 
     def _end_reading(self, order: i.EndReading) -> None:
         self.log.info("job was ended", at_once=order.at_once, last=order.last)
@@ -386,32 +378,16 @@ class Receiver:
     def _stand_still(self, _order: i.StandStill) -> None:
         epoch, number = self.outbox.stand_still()
         core = self.settings.core
-        self._coordinator.send(
+        self._wires.coordinator.send(
             m.StandsStill(stream=core.stream, incarnation=core.incarnation, epoch=epoch, number=number)
         )
-
-    def _answer_results(self, order: i.AnswerResults) -> None:
-        whole, answer = self._results.get(order.answer.serial, (False, None))
-        if answer is not None and (order.answer.whole or not whole):
-            del self._results[order.answer.serial]
-            answer.set_result(order.answer)
 
     def _make_slots(self, order: i.MakeSlots) -> None:
         """The coordinator has answered, so the size of a slot is known now."""
         self.log = self.log.bind(job=order.spec.job)
-        self._memory = SlotMemory(order.slots, order.spec.largest_bytes())
-        if self.settings.core.shared_memory and not self._memory.shareable:
-            self.log.warning("batches come by TCP", reason=self._memory.why_not_shared)
-        self._workers = WorkerConnections(
-            WorkerConnectionsParts(
-                context=self._context,
-                poller=self._poller,
-                keys=self.settings.worker_keys,
-                settings=self.settings.core,
-                spec=order.spec,
-                memory=self._memory,
-            )
-        )
+        self._wires.make_slots(order.slots, order.spec)
+        if self.settings.core.shared_memory and not self.memory.shareable:
+            self.log.warning("batches come by TCP", reason=self.memory.why_not_shared)
 
     def _offer(self, order: i.Offer) -> None:
         self.memory.note_written(order.slot, order.header.nbytes)
@@ -434,7 +410,10 @@ class Receiver:
         self.outbox.wake_for_room, self.outbox.wake_for_slots = order.room, order.slots
 
     def _fail_feed(self, order: i.Fail) -> None:
-        self._fail(order.error)
+        self.fail(order.error)
+
+    def _hang_up(self, _order: i.HangUp) -> None:
+        self._wires.end()
 
     def _log(self, order: i.WriteLog) -> None:
         getattr(self.log, order.level)(order.event, **order.fields)
@@ -456,6 +435,7 @@ class Receiver:
         i.Restart: _restart,
         i.WakeFor: _wake_for,
         i.Fail: _fail_feed,
+        i.HangUp: _hang_up,
         i.WriteLog: _log,
     }
     _worker_orders: ClassVar[dict[type, Callable[..., Iterator[e.Event]]]] = {
@@ -471,19 +451,15 @@ class Receiver:
 
     # --- the end ---
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """End the feed with this error, in the thread."""
         if isinstance(self.outbox.error, Exception):
             pass  # it has stopped already, and the first error is the one that counts
         elif isinstance(error, WorldChangedError):
             self.log.info("world is over", reason=error.got)
         else:
             self.log.error("feed stops", error=str(error))
-        for answer in list(self._attaching.values()):
-            answer.set_exception(error)
-        for _, told in list(self._results.values()):
-            told.set_exception(error)
-        self._attaching.clear()
-        self._results.clear()
+        self._answers.fail(error)
         self.outbox.interrupt(error)
 
     def _no_coordinator(self) -> StokerError:
@@ -494,3 +470,30 @@ class Receiver:
             remedy="Start the loaders (`loader-server run job.toml`), correct the endpoint, or allow more time with "
             "connect_timeout_s.",
         )
+
+
+class _SilentWait:
+    """How long a consumer has waited for others while the coordinator said nothing; counted by looks and not by the
+    clock, so that a process that stands still meanwhile blames nobody.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._heard_s = -1.0
+        self._waited_s = 0.0
+
+    def look(self, heard_s: float, endpoint: str) -> None:
+        """Raise an error if nothing was heard for too long."""
+        self._waited_s = self._waited_s + _LOOK_S if heard_s == self._heard_s else 0.0
+        self._heard_s = heard_s
+        if self._waited_s > self._patience_s:
+            raise LostError(
+                expected=f"a word of the coordinator within {self._patience_s:g} s, while all ranks are waited for",
+                got="none",
+                where=endpoint,
+                remedy="Start the loaders again, or allow more time with lost_timeout_s.",
+            )
+
+
+def _wake(wires: Wires, _dead: object) -> None:
+    wires.waker.wake()

@@ -47,7 +47,7 @@ class BatchMaker:
         layout = self._layout_of(item)
         data = self._bytes_of(item, layout)
         settle = None if leases is None else partial(leases.settle, item.batch)
-        return Batch(layout.arrays(data), data, item.header, settle)
+        return Batch(layout.arrays(data), data, item.header, settle, self._receiver)
 
     def _layout_of(self, item: Item) -> Layout:
         layout = self._receiver.spec.layout(item.header.shape)

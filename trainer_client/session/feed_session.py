@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shared.errors import EndedError
-    from shared.metrics.server import MetricsServer
     from shared.wire.layout import BucketShape, Field
     from trainer_client.network.receiver import ReceiverSettings
     from trainer_client.session.shared_results import MeansOfTrainers
@@ -46,7 +45,9 @@ class MetricsSettings:
 
 
 class FeedSession:
-    """One trainer attached to one stream, until `close`."""
+    """One trainer attached to one stream, until `close`, or until nobody references it, its iterators or its
+    batches.
+    """
 
     def __init__(self, settings: ReceiverSettings, metrics: MetricsSettings = MetricsSettings()) -> None:
         self.receiver = Receiver(settings)
@@ -58,7 +59,6 @@ class FeedSession:
         #: The checkpoint that was written or restored last, for people; empty: none was.
         self.saved = ""
         self._on_close: Callable[[FeedSession], None] | None = None
-        self._metrics_server: MetricsServer | None = None
         try:
             answer = self.receiver.attach(None)
             #: Counts of what was read and waited for.
@@ -75,9 +75,7 @@ class FeedSession:
         if settings.port is not None:
             from trainer_client.session.metrics import serve  # noqa: PLC0415 - prometheus_client only when it is used
 
-            self._metrics_server = serve(
-                self.receiver, self.maker, self.accounts, port=settings.port, targets=settings.targets
-            )
+            serve(self.receiver, self.maker, self.accounts, port=settings.port, targets=settings.targets)
 
     # --- what the stream is ---
 
@@ -287,7 +285,4 @@ class FeedSession:
         """Leave the job; batches that are still referenced stay valid."""
         if self._on_close is not None:
             self._on_close(self)
-        server, self._metrics_server = self._metrics_server, None
-        if server is not None:
-            server.close(timeout_s)
         self.receiver.close(timeout_s)

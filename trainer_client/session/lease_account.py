@@ -17,6 +17,7 @@ from shared.wire.lease_work import plan_epoch
 from shared.wire.parts import NAME, DoneSet, EpochDone
 from trainer_client.core.events import EvaluationNamed, LeaseSettled
 from trainer_client.core.upcoming import Position
+from trainer_client.session.call_checks import fields_of_state, refused, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -102,6 +103,18 @@ class LeaseAccount:
         """So many more are done, the oldest of those that were taken."""
         self._counted += rounds
         self._settle_to(self._counted)
+
+    def refuse_unread(self, rounds: int) -> None:
+        """Refuse to count batches that were not taken."""
+        self._receiver.refuse_fork()
+        uncounted = self._settled + len(self._taken) - self._counted
+        if rounds > uncounted:
+            raise SettingsError(
+                expected=f"at most the {max(0, uncounted)} batches that were taken and not counted yet",
+                got=f"{rounds}",
+                where="feed.trained",
+                remedy="Count a batch once it is trained on.",
+            )
 
     def count_handed_over(self, reading: int, rounds: int) -> None:
         """A framework has handed over so many of a reading's batches, and is asked for the next."""
@@ -217,6 +230,7 @@ class LeaseAccount:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take all trainers back to what `state` returned: what was done since is leased again."""
+        state = fields_of_state(state, ("job", "stream", "plan_digest", "work", "epochs"), "restore")
         mine = {"plan_digest": self._spec.plan_digest, "job": self._spec.job, "stream": self._spec.stream}
         mine["work"] = self._spec.work
         for name, value in mine.items():
@@ -227,8 +241,7 @@ class LeaseAccount:
                     where="restore",
                     remedy="Job file or data changed since the checkpoint: restore them, or start without it.",
                 )
-        epochs = [EpochDone(int(epoch), int(fresh), tuple(missing)) for epoch, fresh, missing in state["epochs"]]
-        self._rewind(DoneSet(tuple(epochs)))
+        self._rewind(DoneSet(tuple(_epoch_done(epoch) for epoch in state["epochs"])))
 
     def rewind(self) -> None:
         """Go to the very beginning, because a model without a checkpoint has trained on nothing."""
@@ -250,6 +263,17 @@ class LeaseAccount:
         self._taken.clear()
         self._accounts.forget()
         self._move(self._receiver.attach(None, done).cursor.epoch)
+
+
+def _epoch_done(epoch: Any) -> EpochDone:  # noqa: ANN401 - whatever a checkpoint holds
+    try:
+        number, fresh, missing = epoch
+        distances = tuple(whole(distance, "missing", "restore") for distance in missing)
+    except (TypeError, ValueError):
+        raise refused(
+            "an epoch, the first number that was never leased, and a list of missing ones", epoch, "restore"
+        ) from None
+    return EpochDone(whole(number, "epoch", "restore"), whole(fresh, "fresh", "restore"), distances)
 
 
 def only_in_lockstep(what: str) -> SettingsError:

@@ -1,13 +1,15 @@
 """A trainer's metrics: turns what its feed counted into samples when Prometheus asks.
 
 Rules: everything here runs in the server's thread and reads only single numbers and lists of fixed length; nothing here
-runs for each batch. What the numbers mean is declared in `shared.metrics.names`. A trainer serves metrics only if it
-was connected with `metrics_port`.
+runs for each batch. The server references the feed weakly, so that it keeps none open that nobody else has, and ends
+with its receive thread. What the numbers mean is declared in `shared.metrics.names`. A trainer serves metrics only if
+it was connected with `metrics_port`.
 """
 
 from __future__ import annotations
 
 import os
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,17 +29,22 @@ if TYPE_CHECKING:
 __all__ = ["serve", "trainer_samples"]
 
 
-def serve(
-    receiver: Receiver, maker: BatchMaker, accounts: Accounts, *, port: int, targets: str | Path | None
-) -> MetricsServer:
-    """Serve a feed's metrics until the result is closed; with `targets`, a file in that folder says where."""
+def serve(receiver: Receiver, maker: BatchMaker, accounts: Accounts, *, port: int, targets: str | Path | None) -> None:
+    """Serve a feed's metrics until its receive thread ends; with `targets`, a file in that folder says where."""
     spec, core = receiver.spec, receiver.settings.core
     process = f"{spec.stream}-{os.uname().nodename}-{os.getpid()}"
     labels = {"job": spec.job, "role": "trainer", "rank": str(core.ranks.rank), "trainer": process}
-    samples = partial(trainer_samples, receiver, maker, accounts)
-    return MetricsServer(
-        samples, port=port, labels=labels, targets_folder=Path(targets) if targets is not None else None
-    )
+    samples = partial(_samples_while_used, weakref.ref(receiver), weakref.ref(maker), accounts)
+    folder = Path(targets) if targets is not None else None
+    receiver.at_end(MetricsServer(samples, port=port, labels=labels, targets_folder=folder).close)
+
+
+def _samples_while_used(
+    held: weakref.ref[Receiver], held_maker: weakref.ref[BatchMaker], accounts: Accounts
+) -> Iterator[MetricSamples]:
+    receiver, maker = held(), held_maker()
+    if receiver is not None and maker is not None:
+        yield from trainer_samples(receiver, maker, accounts)
 
 
 def trainer_samples(receiver: Receiver, maker: BatchMaker, accounts: Accounts) -> Iterator[MetricSamples]:

@@ -2,8 +2,9 @@
 
 Rules: a result is kept by the coordinator or reported again, so a lost coordinator costs a moment and no result. A
 caller that waits for all ranks gets the same numbers as they do, so decisions that all have to make alike can be based
-on them. It waits as long as the feed lives, as it would for a batch, because another rank may evaluate for long. A
-caller that does not wait gets no error from here, so that nothing keeps it from saving its checkpoint.
+on them. It waits as long as the feed lives, as it would for a batch, because another rank may evaluate for long; but
+not for a coordinator that says nothing meanwhile. A caller that does not wait gets no error from here, so that nothing
+keeps it from saving its checkpoint.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import math
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,9 +24,9 @@ from shared.errors import EndedError, SettingsError
 from shared.wire.parts import PIECE_BYTES
 from shared.wire.topics.result_messages import LONGEST_NAME, MOST_MEANS
 from trainer_client.core.events import ResultsTold
+from trainer_client.session.call_checks import refused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from concurrent.futures import Future
     from typing import Any
 
@@ -164,6 +166,8 @@ def _wait_a_moment(answer: Future[Aggregate]) -> Aggregate | None:
 
 def refuse_what_cannot_be_told(values: Mapping[str, Any]) -> None:
     """Refuse values that cannot be sent: if the user named them, none is left out silently."""
+    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+        raise refused("a dict of numbers by their names", values, "aggregate")
     told = {name for name, _ in _plain(values)}
     missing = [name for name in values if name not in told]
     if missing:

@@ -14,6 +14,7 @@ from shared.rounds import rounds as rounds_of
 from shared.rounds import rounds_left
 from shared.wire.parts import Cursor
 from trainer_client.core.upcoming import Position
+from trainer_client.session.call_checks import fields_of_state, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from trainer_client.session.epoch_account import Accounts
 
 __all__ = ["TrainedCursor"]
+
+#: What a state holds.
+_NAMES = ("job", "stream", "plan_digest", "epoch", "number", "group")
 
 
 class TrainedCursor:
@@ -58,13 +62,38 @@ class TrainedCursor:
         for _ in range(rounds):
             self._count_one()
 
+    def refuse_unread(self, rounds: int) -> None:
+        """Refuse to count rounds of which no batch was read: the cursor would move over data."""
+        self._receiver.refuse_fork()
+        if self._spec.evaluation or self._all_counted:
+            return
+        at, furthest = self.at, self._receiver.outbox.furthest
+        for counted in range(rounds):
+            if (at.epoch, at.number) > furthest:
+                raise SettingsError(
+                    expected=f"at most the {counted} rounds that were read and not counted yet",
+                    got=f"{rounds}",
+                    where="feed.trained",
+                    remedy="Count a round once its batches are trained on; to go elsewhere, restore a cursor.",
+                )
+            at = self._after(at)
+
     def _count_one(self) -> None:
         at, batches = self.at, self._batches()
-        one = next(rounds_of(at.number, batches, at.group, self._ranks.world))
-        self._accounts.count_trained(at.epoch, at.number, stop=one.stop)
-        self._move(Position(at.epoch, one.stop, at.group), batches)
-        if one.stop >= batches:
+        stop = self._stop_of_round(at, batches)
+        self._accounts.count_trained(at.epoch, at.number, stop=stop)
+        self._move(Position(at.epoch, stop, at.group), batches)
+        if stop >= batches:
             self._log_epoch(at.epoch, batches)
+
+    def _stop_of_round(self, at: Position, batches: int) -> int:
+        return next(rounds_of(at.number, batches, at.group, self._ranks.world)).stop
+
+    def _after(self, at: Position) -> Position:
+        """Where the round after this one begins."""
+        batches = self._receiver.ask_batches(at.epoch, at.group)
+        stop = self._stop_of_round(at, batches)
+        return Position(at.epoch, stop, at.group) if stop < batches else Position(at.epoch + 1, 0, self._next_group)
 
     def count_to_end(self, start: Position, rounds: int) -> None:
         """A reader that began at `start` reached the end of its epoch: if nobody counted meanwhile, count all of it."""
@@ -124,7 +153,7 @@ class TrainedCursor:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go to a cursor that `state` returned; refused if the plan has changed, or other ranks are elsewhere."""
-        mine = self.state()
+        state, mine = fields_of_state(state, _NAMES, "restore"), self.state()
         for name in ("job", "stream", "plan_digest"):
             if state.get(name) != mine[name]:
                 raise SettingsError(
@@ -133,7 +162,8 @@ class TrainedCursor:
                     where="restore",
                     remedy="Job file or data changed since the checkpoint: restore them, or start without it.",
                 )
-        self._reattach(Position(int(state["epoch"]), int(state["number"]), int(state["group"])))
+        epoch, number, group = (whole(state[name], name, "restore") for name in ("epoch", "number", "group"))
+        self._reattach(Position(epoch, number, group))
 
     def rewind(self) -> None:
         """Go to the very beginning, because a model without a checkpoint has trained on nothing."""

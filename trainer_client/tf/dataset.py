@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,7 @@ def make(
         )
     _prepare(session)
     counting = _Counting(session)
-    pipeline = _pipeline(Openings(session, structure, counting))
+    pipeline = _pipeline(Openings(session, structure, _FromAfar(counting)))
     counted = _ahead(pipeline, structure, None if in_rounds else _accelerator(), always=ahead)
 
     def derived() -> tf.data.Dataset:
@@ -95,7 +96,7 @@ def distributed(
         )
     _prepare(session)
     counting = _Counting(session)
-    source = _pipeline(Openings(session, structure, counting)).prefetch(PREFETCH)
+    source = _pipeline(Openings(session, structure, _FromAfar(counting))).prefetch(PREFETCH)
     source.cardinality = lambda: tf.constant(
         session.cursor.most_rounds(), tf.int64
     )  # Keras takes it for steps, which are rounds
@@ -175,15 +176,9 @@ class _Counting:
         """The iterator may come to its end before its consumer does, who is Python and tells."""
         self._iterator = None
 
-    def on_opening(self) -> None:
-        """It may begin."""
-
     def on_opened(self, batches: BatchIterator) -> None:
         """The iterator was asked for the first time."""
         self._batches = batches
-
-    def on_read_to_end(self, batches: BatchIterator) -> None:
-        """Nothing to count: what was read may still be on its way to the consumer."""
 
     def on_stopped(self, error: BaseException) -> None:
         """Remember the error, because TensorFlow will raise one of its own instead."""
@@ -204,6 +199,31 @@ class _Counting:
             return
         if not bool(self._iterator.get_next_as_optional().has_value()):
             self.on_ended()
+
+
+class _FromAfar:
+    """Tells a `_Counting` of passes for as long as anybody has it. TensorFlow keeps a pass while there is its iterator,
+    which the counting has: so if a pass had the counting, none of them, nor their feed, would ever end.
+    """
+
+    def __init__(self, counting: _Counting) -> None:
+        self._held = weakref.ref(counting)
+
+    def on_opening(self) -> None:
+        """It may begin."""
+
+    def on_opened(self, batches: BatchIterator) -> None:
+        """Pass it on."""
+        if (counting := self._held()) is not None:
+            counting.on_opened(batches)
+
+    def on_read_to_end(self, batches: BatchIterator) -> None:
+        """Nothing to count: what was read may still be on its way to the consumer."""
+
+    def on_stopped(self, error: BaseException) -> None:
+        """Pass it on."""
+        if (counting := self._held()) is not None:
+            counting.on_stopped(error)
 
 
 class _Derived:

@@ -34,6 +34,7 @@ def grant(
         book=book,
         cursor=trainer.cursor,
         next_group=next_group,
+        tenure=trainer.tenure,
         batches=trainer.batches,
         most_batches=view.most_batches(max(next_group, group)),
         fields=view.fields,

@@ -25,7 +25,7 @@ from loader_server.leases.lease_book import LeaseBook
 from loader_server.leases.table import LeaseSettings, LeaseTable
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
-from shared.wire.lease_work import plan_epoch
+from shared.wire.lease_work import MEASURE, plan_epoch
 from shared.wire.parts import Cursor, DoneSet, EpochDone
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ _NOTHING_DONE = DoneSet((EpochDone(0, 0, ()),))
 
 def needs_leases(attach: m.Attach, *, evaluation: bool) -> bool:
     """Whether it asks for work that only a queue has; a lockstep stream for evaluation can just be evaluated."""
-    evaluates = attach.work == "evaluate" and evaluation
-    return attach.done is not None or (attach.work is not None and not evaluates)
+    only_reads = attach.work == MEASURE or (attach.work == "evaluate" and evaluation)
+    return attach.done is not None or (attach.work is not None and not only_reads)
 
 
 def work_of(attach: m.Attach, *, evaluation: bool) -> str:
@@ -168,8 +168,8 @@ class Queues:
             return refusals.not_in_lockstep(attach, "a trainer of one replica", f"one of {attach.replicas}")
         if not attach.incarnation:
             return refusals.nobody(attach)
-        if attach.work == "train-end":
-            return refusals.not_in_lockstep(attach, "work with batches", attach.work)
+        if attach.work in ("train-end", MEASURE):
+            return refusals.not_in_lockstep(attach, "work with batches that are leased", attach.work)
         return None
 
     def _rewind(self, attach: m.Attach, done: DoneSet, table: LeaseTable) -> m.NotAttached | m.Wait | None:

@@ -43,6 +43,8 @@ class AttachedTrainer:
     read: Position
     #: Thousandths of its recent time that it waited for data; None until it reads.
     waited_permille: float | None = None
+    #: Of its ranks; None if it claims none.
+    tenure: int | None = None
     #: The time that this share covers.
     _known_s: float = 0.0
 
@@ -94,6 +96,12 @@ class StreamTrainers:
         """Who is attached with this rank."""
         holder = self.succession.holder(rank)
         return self.trainers.get(holder) if holder is not None else None
+
+    def is_superseded(self, attach: m.Attach) -> bool:
+        """Return whether another trainer has taken one of its ranks since it had it."""
+        ranks = range(attach.rank, attach.rank + attach.replicas)
+        is_older = attach.tenure is not None and self.succession.last_tenure(ranks) > attach.tenure
+        return is_older or self.succession.is_superseded(attach.incarnation)
 
     def add(self, trainer: AttachedTrainer) -> None:
         """Add a trainer that is attached now, in place of its earlier self."""

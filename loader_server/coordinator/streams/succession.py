@@ -1,8 +1,10 @@
 """Who holds each rank of a stream, and who held it before.
 
 Rules: pure. An incarnation that came later has a rank for good: the one before it may not come back, whichever of them
-a restarted coordinator hears first. So the order in which incarnations came to a rank is kept in the journal. It is
-bounded: only the latest of each rank are remembered, since an older one would have to outlive them all to come back.
+a restarted coordinator hears first. Each taking has a tenure above those of all earlier ones, and whoever comes back
+shows its own: that tells an older incarnation from a newer one however many came in between, and though the journal
+lacks what could not be written. An incarnation that has not heard its tenure yet is known by its number; of those only
+the latest of each rank are remembered, since an older one would have to outlive them all unanswered.
 """
 
 from __future__ import annotations
@@ -25,31 +27,55 @@ class Succession:
         self._orders: dict[int, tuple[int, ...]] = {}
         #: The ranks whose order names an incarnation.
         self._ranks: dict[int, set[int]] = {}
+        #: The tenure of each rank's last taking.
+        self._tenures: dict[int, int] = {}
+        self._next_tenure = 1
 
     def holder(self, rank: int) -> int | None:
-        """The incarnation that has the rank."""
+        """Return the incarnation that has the rank."""
         order = self._orders.get(rank)
         return order[-1] if order else None
 
+    def is_known(self) -> bool:
+        """Return whether anybody has a rank."""
+        return any(self._orders.values())
+
     def is_superseded(self, incarnation: int) -> bool:
-        """Whether a later incarnation has one of its ranks."""
+        """Return whether a later incarnation is known to have one of its ranks."""
         return any(self._orders[rank][-1] != incarnation for rank in self._ranks.get(incarnation, ()))
 
-    def after(self, incarnation: int, ranks: range) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """The orders that change when an incarnation takes these ranks and leaves all others that it had."""
+    def tenure(self, incarnation: int, rank: int) -> int | None:
+        """Return the tenure of an incarnation that has this rank; None if it has not."""
+        return self._tenures[rank] if self.holder(rank) == incarnation else None
+
+    def last_tenure(self, ranks: range) -> int:
+        """Return the tenure of the last taking of any of these ranks."""
+        return max(self._tenures.get(rank, 0) for rank in ranks)
+
+    def after(
+        self, incarnation: int, ranks: range, shown: int | None = None
+    ) -> Iterator[tuple[int, tuple[int, ...], int]]:
+        """Yield the orders that change, each with its tenure, when an incarnation takes these ranks and leaves all
+        others that it had. Its tenure is the one that it has or shows; if neither, it is the next.
+        """
+        has_all = all(self.holder(rank) == incarnation for rank in ranks)
+        tenure = shown or (self.last_tenure(ranks) if has_all else self._next_tenure)
         for rank in sorted({*ranks, *self._ranks.get(incarnation, ())}):
             before = self._orders.get(rank, ())
-            others = tuple(one for one in before if one != incarnation)
+            others = tuple(other for other in before if other != incarnation)
             order = (*others, incarnation) if rank in ranks else others
-            if order != before:
-                yield rank, order[-_REMEMBERED:]
+            held = tenure if rank in ranks else self._tenures.get(rank, 0)
+            if (order, held) != (before, self._tenures.get(rank, 0)):
+                yield rank, order[-_REMEMBERED:], held
 
-    def set_order(self, rank: int, order: tuple[int, ...]) -> None:
-        """Set the order of a rank."""
-        for one in self._orders.get(rank, ()):
-            self._ranks[one].discard(rank)
-            if not self._ranks[one]:
-                del self._ranks[one]
+    def set_order(self, rank: int, order: tuple[int, ...], tenure: int) -> None:
+        """Set the order of a rank, and the tenure of the last who took it."""
+        for incarnation in self._orders.get(rank, ()):
+            self._ranks[incarnation].discard(rank)
+            if not self._ranks[incarnation]:
+                del self._ranks[incarnation]
         self._orders[rank] = order
-        for one in order:
-            self._ranks.setdefault(one, set()).add(rank)
+        for incarnation in order:
+            self._ranks.setdefault(incarnation, set()).add(rank)
+        self._tenures[rank] = tenure
+        self._next_tenure = max(self._next_tenure, tenure + 1)

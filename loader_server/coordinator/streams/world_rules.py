@@ -1,8 +1,9 @@
 """Where a trainer in lockstep may begin: its cursor fits the plan, its world fits the group, and both agree with other
 ranks.
 
-Rules: pure; the only state is since when each rank has been waiting. Ranks of one world hold equal cursors; one with
-another cursor waits a while, because the others may just be restarting, and is then refused.
+Rules: pure; the only state is since when each rank has been waiting, and when the coordinator began to hear. Ranks of
+one world hold equal cursors; one with another cursor waits a while, because the others may just be restarting, and is
+then refused. A load test takes no rank from anybody who trains.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from typing import TYPE_CHECKING
 
 from loader_server.coordinator import refusals
 from loader_server.coordinator.streams.stream_trainers import compared, overlap
+from shared.silence import GONE_AFTER
 from shared.wire import messages as m
+from shared.wire.lease_work import MEASURE
 from shared.wire.parts import Cursor
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from loader_server.coordinator.streams.stream_trainers import StreamTrainers
 
 __all__ = ["COUNTING_MS", "WorldRules"]
@@ -32,6 +37,16 @@ class WorldRules:
     def __init__(self, group: int, timeout_s: float) -> None:
         self._group = group
         self._timeout_s = timeout_s
+        #: Streams whose ranks somebody had in an earlier run of the coordinator, and until when that trainer may come
+        #: back; None before the first event.
+        self._awaited: frozenset[str] | None = None
+        self._awaited_until_s = 0.0
+
+    def begin(self, streams: Mapping[str, StreamTrainers], now_s: float) -> None:
+        """Note whose trainers may come back; calls after the first change nothing."""
+        if self._awaited is None:
+            self._awaited = frozenset(name for name, stream in streams.items() if stream.succession.is_known())
+            self._awaited_until_s = now_s + GONE_AFTER * self._timeout_s
 
     def cursor(self, attach: m.Attach, stream: StreamTrainers) -> Cursor:
         """Where it says that it starts, or the beginning; the group changes only at the start of an epoch."""
@@ -58,6 +73,20 @@ class WorldRules:
             return m.Wait(serial=attach.serial, reason=reason, retry_ms=COUNTING_MS)
         if cursor.number > batches:
             return refusals.no_such_batch(attach, cursor, batches)
+        return None
+
+    def check_takes_nothing(
+        self, attach: m.Attach, stream: StreamTrainers, now_s: float
+    ) -> m.Wait | m.NotAttached | None:
+        """Refuse a load test while somebody trains on the stream; let it wait if somebody may still come back."""
+        if attach.work != MEASURE or stream.view.evaluation:
+            return None
+        trainers = [other.attach for other in stream.trainers.values() if other.attach.work != MEASURE]
+        if trainers:
+            return refusals.trained_on(attach, trainers)
+        if attach.stream in (self._awaited or ()) and now_s < self._awaited_until_s:
+            reason = "trainers from before the coordinator's restart may come back"
+            return m.Wait(serial=attach.serial, reason=reason, retry_ms=int(self._timeout_s * 250))
         return None
 
     def check_agrees(

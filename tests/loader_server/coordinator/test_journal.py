@@ -55,8 +55,8 @@ class TestKeeping:
             CulpritFound("train", "7.wav 8 1", "SIGSEGV, SIGSEGV"),
             CulpritFound("train", "8.wav 8 1", "SIGSEGV, SIGSEGV"),
             Advanced("train", 1, 2),
-            RankTaken("train", 0, (5, 2**64 - 1)),
-            RankTaken("train", 1, ()),
+            RankTaken("train", 0, (5, 2**64 - 1), 2**40),
+            RankTaken("train", 1, (), 7),
         )
         assert set(facts(path)) == {
             GroupFixed("train", 4),
@@ -64,8 +64,8 @@ class TestKeeping:
             Advanced("dev", 0, 9),
             CulpritFound("train", "7.wav 8 1", "SIGSEGV, SIGSEGV"),
             CulpritFound("train", "8.wav 8 1", "SIGSEGV, SIGSEGV"),
-            RankTaken("train", 0, (5, 2**64 - 1)),
-            RankTaken("train", 1, ()),
+            RankTaken("train", 0, (5, 2**64 - 1), 2**40),
+            RankTaken("train", 1, (), 7),
         }
 
     @pytest.mark.fault(36)

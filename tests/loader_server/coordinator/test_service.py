@@ -99,11 +99,9 @@ def test_it_answers_at_once_and_what_it_promised_is_in_the_journal(serve):
     assert worker.ask(beat(culprits=culprits.version)) == m.Noted()
     worker.send(culprit("a"))
     assert isinstance(worker.hear(), m.Culprits)
-    assert set(served.end()) >= {
-        Advanced("train", 1, 8),
-        CulpritFound("train", "a", "SIGSEGV, SIGSEGV"),
-        RankTaken("train", 0, (1000,)),
-    }
+    facts = set(served.end())
+    assert facts >= {Advanced("train", 1, 8), CulpritFound("train", "a", "SIGSEGV, SIGSEGV")}
+    assert [fact.incarnations for fact in facts if isinstance(fact, RankTaken)] == [(1000,)]
 
 
 def test_one_whose_job_was_ended_says_so_until_its_trainers_have_left(serve, monkeypatch):
@@ -280,7 +278,7 @@ def test_what_waits_is_tried_a_last_time_at_the_end(serve):
     full = Full(served.coordinator._journal)
     served.peer().ask(attach())
     full.is_full = False
-    assert RankTaken("train", 0, (1000,)) in served.end()
+    assert [fact.incarnations for fact in served.end() if isinstance(fact, RankTaken)] == [(1000,)]
 
 
 @pytest.mark.fault(14)

@@ -36,7 +36,7 @@ class TestAttaching:
         (answer,) = said(state, attach(0, 4))
         assert answer == m.Attached(
             serial=1, job="digits", stream="train", evaluation=False, work=None, book=None,
-            cursor=Cursor(0, 0, 4, "plan-1"), next_group=4, batches=100, most_batches=402, fields=View.fields,
+            cursor=Cursor(0, 0, 4, "plan-1"), next_group=4, tenure=1, batches=100, most_batches=402, fields=View.fields,
             shapes=View.shapes, producers=0, base_fields=(),
             heartbeat_timeout_ms=2000, max_bad=0.25, max_bad_samples=None, members=2, workers=(address(),),
         )  # fmt: skip
@@ -194,7 +194,7 @@ class TestRanks:
         state = coordinator(group=4)
         said(state, attach(0, 2, incarnation=7))
         taken = kept(state, attach(1, 2, incarnation=7, serial=2))
-        assert taken == [RankTaken("train", 0, ()), RankTaken("train", 1, (7,))]
+        assert taken == [RankTaken("train", 0, (), 1), RankTaken("train", 1, (7,), 2)]
         assert kept(state, progress(1, 0, 9, incarnation=7)) == [Advanced("train", 0, 9)]
         said(state, attach(0, 2, incarnation=8))
         assert kept(state, progress(1, 0, 10, incarnation=7)) == [Advanced("train", 0, 0)], "8 took nothing from it"
@@ -252,7 +252,7 @@ class TestEvaluation:
 class TestGroup:
     def test_the_first_world_fixes_it_and_it_is_kept(self):
         state = coordinator()
-        assert kept(state, attach(0, 4)) == [GroupFixed("train", 4), RankTaken("train", 0, (1000,))]
+        assert kept(state, attach(0, 4)) == [GroupFixed("train", 4), RankTaken("train", 0, (1000,), 1)]
         (answer,) = said(state, attach(0, 2, incarnation=2))
         assert answer.cursor.group == 4
 

@@ -51,7 +51,7 @@ class TestSuccession:
     def test_the_newer_one_wins_though_the_older_comes_back_first(self):
         state = coordinator()
         facts = [*kept(state, attach()), *kept(state, attach(incarnation=2))]
-        assert facts[1:] == [RankTaken("train", 0, (1000,)), RankTaken("train", 0, (1000, 2))]
+        assert facts[1:] == [RankTaken("train", 0, (1000,), 1), RankTaken("train", 0, (1000, 2), 2)]
         again = self.restarted(*facts)
         code, _, got, _ = refused(again, attach(serial=2))
         assert (code, got) == ("superseded", "a newer one")
@@ -76,6 +76,45 @@ class TestSuccession:
         assert refused(state, attach(serial=2))[0] == "superseded"
         assert isinstance(said(state, attach(incarnation=3))[0], m.Attached)
 
+    @pytest.mark.fault(60)
+    @pytest.mark.parametrize("remembers", [True, False])
+    def test_an_older_one_never_takes_the_rank_back_however_many_came_since(self, remembers):
+        state = coordinator()
+        (oldest,) = said(state, attach(incarnation=1))
+        facts = [fact for number in range(2, 40) for fact in kept(state, attach(incarnation=number))]
+        again = state if remembers else self.restarted(*facts)
+        code, _, got, _ = refused(again, attach(incarnation=1, serial=2, tenure=oldest.tenure))
+        assert (code, got) == ("superseded", "a newer one, host:0" if remembers else "a newer one")
+        (newest,) = said(again, attach(incarnation=39, serial=2, tenure=39))
+        assert newest.tenure == 39
+
+    @pytest.mark.fault(14)
+    @pytest.mark.fault(60)
+    def test_a_newer_one_that_the_journal_lacks_takes_its_rank_back_from_the_older(self):
+        """The disk was full when it came, and then the coordinator was restarted."""
+        state = coordinator()
+        facts = kept(state, attach(incarnation=1))
+        (newer,) = said(state, attach(incarnation=2))
+        again = self.restarted(*facts)
+        (older,) = said(again, attach(incarnation=1, serial=2, tenure=1))
+        assert isinstance(older, m.Attached)
+        assert refused(again, progress(0, 0, 5, incarnation=2))[0] == "unknown", "it may show its tenure"
+        assert isinstance(said(again, attach(incarnation=2, serial=2, tenure=newer.tenure))[0], m.Attached)
+        assert refused(again, attach(incarnation=1, serial=3, tenure=1))[0] == "superseded"
+
+    @pytest.mark.fault(60)
+    def test_one_of_several_ranks_is_enough(self):
+        state = coordinator()
+        (older,) = said(state, attach(0, 2, replicas=2, incarnation=1))
+        for number in range(2, 40):
+            said(state, attach(1, 2, incarnation=number))
+        again = attach(0, 2, replicas=2, incarnation=1, serial=2, tenure=older.tenure)
+        assert refused(state, again)[0] == "superseded"
+
+    def test_who_claims_no_rank_has_no_tenure(self):
+        (answer,) = said(coordinator(), attach(stream="dev"))
+        assert answer.tenure is None
+
     def test_the_same_one_attaches_anew_without_a_word_to_the_journal(self):
         state = coordinator()
         said(state, attach())
@@ -93,7 +132,7 @@ messages = st.one_of(
     st.builds(
         m.Attach, serial=st.integers(0, 2), job=st.sampled_from(["", "digits", "words"]), stream=streams, rank=ranks,
         replicas=st.integers(1, 2), world=st.integers(1, 4), incarnation=incarnations, name=st.just("host"),
-        cursor=cursors,
+        cursor=cursors, tenure=st.none() | st.integers(0, 5), work=st.sampled_from([None, "measure"]),
     ),
     st.builds(
         m.Progress, stream=streams, rank=ranks, incarnation=incarnations, epoch=st.integers(0, 3),

@@ -62,6 +62,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         work="predict",
         done=DONE,
         world_version=12,
+        tenure=4711,
     ),
     m.Attached(
         serial=3,
@@ -72,6 +73,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         book=BookMark(2**63 + 5, 1240),
         cursor=CURSOR,
         next_group=16,
+        tenure=4711,
         batches=5000,
         most_batches=5100,
         fields=(

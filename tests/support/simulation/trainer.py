@@ -281,6 +281,9 @@ class Trainer(Process):
         for answered in answers.values():
             answered(order.error)
 
+    def _hang_up(self, _order: i.HangUp, _events: list[e.Event]) -> None:
+        """What failed is restarted in any case."""
+
     def _log(self, order: i.WriteLog, _events: list[e.Event]) -> None:
         self.scheduler.note(self, order.event, order.fields)
 
@@ -376,6 +379,7 @@ class Trainer(Process):
         i.TakeBack: _take_back,
         i.WakeFor: _wake_for,
         i.Fail: _fail,
+        i.HangUp: _hang_up,
         i.WriteLog: _log,
         i.Open: _open,
         i.Close: _close,

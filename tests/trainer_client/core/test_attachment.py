@@ -184,6 +184,64 @@ def test_who_is_superseded_stops(lone):
     assert fail.error.code == "superseded"
 
 
+SUPERSEDED = m.Refused(code="superseded", expected="to be alone", got="a newer one", remedy="Stop one.")
+
+
+def said_to_coordinator(lone):
+    return [*lone.ordered(i.ToCoordinator), *lone.ordered(i.SendProgress), *lone.ordered(i.RenewCoordinator)]
+
+
+@pytest.mark.fault(60)
+def test_who_is_superseded_is_over_for_good(lone):
+    lone.attach(address(1))
+    said(lone, SUPERSEDED)
+    assert len(lone.ordered(i.HangUp)) == 1
+    assert said_to_coordinator(lone) == []
+    for late in (SUPERSEDED, m.Refused(code="unknown", expected="", got="", remedy="")):
+        said(lone, late)
+        assert [*lone.ordered(i.Fail), *lone.ordered(i.HangUp), *said_to_coordinator(lone)] == [], "once is enough"
+    for _ in range(40):
+        lone.wait(1.0)
+        assert said_to_coordinator(lone) == []
+
+
+@pytest.mark.fault(60)
+def test_who_restores_as_it_is_superseded_is_told_so_and_is_over_too(lone):
+    lone.attach(address(1))
+    lone.tell(e.AttachAsked(2, cursor(1, 0)))
+    said(lone, m.NotAttached(serial=2, code="superseded", expected="to be alone", got="a newer one", remedy="Stop."))
+    assert [one.error.code for one in lone.ordered(i.Fail)] == ["superseded"]
+    assert [one.serial for one in lone.ordered(i.AnswerAttach)] == [2]
+    assert len(lone.ordered(i.HangUp)) == 1
+
+
+def test_a_cursor_that_is_refused_ends_nothing(lone):
+    lone.attach(address(1))
+    lone.tell(e.AttachAsked(2, cursor(1, 0)))
+    said(lone, m.NotAttached(serial=2, code="cursor", expected="a", got="b", remedy="c"))
+    assert [*lone.ordered(i.Fail), *lone.ordered(i.HangUp)] == []
+    assert [one.serial for one in lone.ordered(i.AnswerAttach)] == [2]
+
+
+@pytest.mark.fault(60)
+def test_who_comes_back_shows_the_tenure_that_it_was_given_last(lone):
+    lone.tell(e.AttachAsked(1, None))
+    (first,) = asked(lone)
+    assert first.tenure is None
+    said(lone, attached(1, tenure=41))
+    said(lone, m.Refused(code="unknown", expected="", got="", remedy=""))
+    (again,) = asked(lone)
+    assert again.tenure == 41
+
+
+def test_the_member_of_a_world_that_is_over_stays_until_it_leaves(lone):
+    lone.attach(address(1))
+    said(lone, m.Refused(code="unknown", expected="", got="", remedy=""))
+    said(lone, m.NotAttached(serial=2, code="changed", expected="world 4", got="world 3", remedy="Join."))
+    assert lone.ordered(i.Fail)
+    assert lone.ordered(i.HangUp) == []
+
+
 def test_another_plan_at_a_later_attaching_stops_the_feed(lone):
     lone.attach(address(1))
     said(lone, m.Refused(code="unknown", expected="", got="", remedy=""))

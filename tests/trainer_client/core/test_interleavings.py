@@ -39,7 +39,8 @@ class Told:
             e.CoordinatorSaid(
                 m.Attached(
                     serial=1, job="job", stream="train", evaluation=False, work=None, book=None,
-                    cursor=Cursor(0, 0, 1, "plan"), next_group=1, batches=batches, most_batches=batches, max_bad=0.5,
+                    cursor=Cursor(0, 0, 1, "plan"), next_group=1, tenure=1, batches=batches, most_batches=batches,
+                    max_bad=0.5,
                     max_bad_samples=None, members=1, workers=workers,
                     fields=(WireField("weight", "float32", (), None),), shapes=(SHAPE,), heartbeat_timeout_ms=1000,
                     producers=0, base_fields=(),

@@ -31,7 +31,8 @@ def attached() -> StreamSpec:
     return StreamSpec.of(
         m.Attached(
             serial=1, job="digits", stream="train", evaluation=False, work=None, book=None,
-            cursor=Cursor(0, 0, 4, "plan-1"), next_group=4, batches=9, most_batches=10, fields=FIELDS, shapes=SHAPES,
+            cursor=Cursor(0, 0, 4, "plan-1"), next_group=4, tenure=1, batches=9, most_batches=10, fields=FIELDS,
+            shapes=SHAPES,
             producers=0, base_fields=(),
             heartbeat_timeout_ms=1500, max_bad=1.0, max_bad_samples=None, members=1, workers=(),
         )

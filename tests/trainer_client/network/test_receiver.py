@@ -204,8 +204,8 @@ def test_garbage_and_strays_are_counted(ends, ours):
     ends.answers[m.Progress] = lambda _: [b"nonsense"]
     ends.answers[m.Ping] = lambda said: [b"nonsense"]
     ours.attach(None)
-    wait_until(lambda: ours._coordinator.garbage, "the coordinator's garbage came")
-    wait_until(ours._workers.count_garbage, "the worker's garbage came")
+    wait_until(lambda: ours._wires.coordinator.garbage, "the coordinator's garbage came")
+    wait_until(ours._wires.workers.count_garbage, "the worker's garbage came")
     assert ours.count_garbage() >= 2
     ours.close(20)
     before = ours.count_garbage()
@@ -225,10 +225,10 @@ def test_what_the_core_has_to_say_is_logged(ends, ours, caplog):
 @quick_heartbeats
 def test_a_silent_coordinator_is_connected_to_anew(ends, ours):
     ours.attach(None)
-    before = ours._coordinator.socket
+    before = ours._wires.coordinator.socket
     ends.answers[m.Progress] = lambda _: []
     wait_until(lambda: before.closed, "its connection is made anew")
-    assert before not in [socket for socket, _ in ours._poller.sockets]
+    assert before not in [socket for socket, _ in ours._wires._poller.sockets]
     del ends.answers[m.Progress]
     assert ours.attach(None).cursor.number == 0
 

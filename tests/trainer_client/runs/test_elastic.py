@@ -21,7 +21,7 @@ def test_nobody_watches_for_the_next_world_at_a_feed_that_is_lost():
 
     def train(feed):
         assert watchers()
-        feed._session.receiver._fail(LostError(expected="an answer", got="none", where="w1", remedy="Start it."))
+        feed._session.receiver.fail(LostError(expected="an answer", got="none", where="w1", remedy="Start it."))
         wait_until(lambda: not watchers(), "it has ended, although training goes on")
 
     with Ends() as ends:

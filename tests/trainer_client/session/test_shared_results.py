@@ -106,7 +106,7 @@ def test_who_does_not_wait_gets_no_error_of_a_feed_that_fails(told):
     with ThreadPoolExecutor(1) as thread:
         answer = thread.submit(feed._session.share_results, {"loss": 1.0}, **AT)
         assert heard.wait(60)
-        feed._session.receiver._fail(LostError(expected="an answer", got="none", where="w1", remedy="Start it."))
+        feed._session.receiver.fail(LostError(expected="an answer", got="none", where="w1", remedy="Start it."))
         assert answer.result(60) is None
     feed._session.end_run("over", epoch=1, step=2)
 

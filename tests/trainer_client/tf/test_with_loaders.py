@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -177,6 +178,23 @@ def test_a_trainer_that_loses_its_place_while_shapes_are_compiled_ends_before_th
 
         with pytest.raises(trainer_client.RefusedError, match="to be the only trainer of rank 0, got a newer one"):
             older.warm_up(compile_slowly, inputs="audio")
-        older._session.receiver._fail(older._session.error)  # as at each of its heartbeats
+        older._session.receiver.fail(older._session.error)  # as at each of its heartbeats
     assert len(compiled) == 1
     assert [record.event for record in caplog.records].count("feed stops") == 1
+
+
+@pytest.mark.fault(60)
+@pytest.mark.parametrize("derive", [None, lambda data: data.map(lambda inputs, *_: inputs["tag"]), iter])
+def test_a_whole_epoch_is_read_of_a_data_set_whose_feed_nobody_named(loaders, derive):
+    (want,) = tags_of_epochs(loaders.endpoint, 1)
+    data = trainer_client.connect(loaders.endpoint).dataset(map=named)
+    data = data if derive is None else derive(data)
+    gc.collect()
+    assert [int((one if tf.is_tensor(one) else one[0]["tag"])[0]) for one in data] == want
+    del data
+    gc.collect()
+    wait_until(lambda: not receive_threads(), "the feed has closed itself")
+
+
+def receive_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "stoker-receiver"]

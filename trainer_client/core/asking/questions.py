@@ -59,7 +59,7 @@ class Questions:
         question: m.EpochQuery | m.NameQuery
         if isinstance(said, m.EpochAnswer):
             question = m.EpochQuery(stream=said.stream, plan_digest=digest, epoch=said.epoch, group=said.group)
-            answer: int | str = said.batches
+            answer: int | str | None = said.batches
         else:
             question = m.NameQuery(stream=said.stream, plan_digest=digest, sample=said.sample)
             answer = said.name

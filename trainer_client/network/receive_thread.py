@@ -1,0 +1,180 @@
+"""A feed's one receive thread, and all that it owns: the sockets, and the memory that workers write into.
+
+Rules: every socket is made, used and closed in this thread. The loop wakes for a message, for a consumer, or when the
+receiver said that something is due. While it waits it references the receiver weakly: a feed that nobody has any more
+dies, which wakes the thread, and that leaves the job and ends. So finalisers only signal, and whatever has to be waited
+for at the end is waited for here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import zmq
+
+from shared.logs import Log
+from shared.memory import SlotMemory
+from shared.sockets import Waker
+from shared.wire import messages as m
+from trainer_client.core import events as e
+from trainer_client.network.coordinator_client import CoordinatorClient
+from trainer_client.network.worker_connections import WorkerConnections, WorkerConnectionsParts
+
+if TYPE_CHECKING:
+    import weakref
+    from collections.abc import Callable, Iterator
+
+    from shared.keys import ClientKeys
+    from trainer_client.core.settings import CoreSettings
+    from trainer_client.core.stream_spec import StreamSpec
+
+__all__ = ["ReceiverSettings", "Wires", "run_turns"]
+
+#: libzmq's own limit would be 1023 sockets; a connection to a worker takes up to four.
+_MOST_SOCKETS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverSettings:
+    """Whom to attach to, and as whom."""
+
+    core: CoreSettings
+    endpoint: str
+    coordinator_keys: ClientKeys | None
+    worker_keys: ClientKeys | None
+    connect_timeout_s: float
+
+
+class TakesTurns(Protocol):
+    """A receiver, as its thread knows it."""
+
+    def turn(self, ready: set[object], /) -> int:
+        """Take in what happened and carry out what is to be done; returns how long to wait for more, in ms."""
+
+    def fail(self, error: BaseException, /) -> None:
+        """End the feed with this error."""
+
+
+class Wires:
+    """What the thread owns from `open` to `close`; other threads may only `end` it, or look."""
+
+    coordinator: CoordinatorClient
+
+    def __init__(self, settings: ReceiverSettings) -> None:
+        self.waker = Waker()
+        self.is_over = False
+        #: There once the coordinator has let us in.
+        self.memory: SlotMemory | None = None
+        self.workers: WorkerConnections | None = None
+        #: What else ends with the thread.
+        self.at_end: list[Callable[[], object]] = []
+        self._settings = settings
+
+    def end(self) -> None:
+        """Let the thread end after its turn; it is not waited for."""
+        self.is_over = True
+        self.waker.wake()
+
+    def count_garbage(self) -> int:
+        """Return how many frames were not valid messages."""
+        workers = self.workers.count_garbage() if self.workers is not None else 0
+        return workers + self.coordinator.garbage
+
+    # --- for the thread ---
+
+    def open(self) -> None:
+        """Connect to the coordinator."""
+        settings = self._settings
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.max_sockets = _MOST_SOCKETS
+        self._poller = zmq.Poller()
+        self._poller.register(self.waker.fileno(), zmq.POLLIN)
+        self.coordinator = CoordinatorClient(self._context, settings.endpoint, settings.coordinator_keys)
+        self._poller.register(self.coordinator.socket, zmq.POLLIN)
+
+    def make_slots(self, slots: int, spec: StreamSpec) -> None:
+        """Make the memory, and be ready to connect to workers."""
+        self.memory = SlotMemory(slots, spec.largest_bytes())
+        self.workers = WorkerConnections(
+            WorkerConnectionsParts(
+                context=self._context,
+                poller=self._poller,
+                keys=self._settings.worker_keys,
+                settings=self._settings.core,
+                spec=spec,
+                memory=self.memory,
+            )
+        )
+
+    def wait(self, timeout_ms: int) -> set[object]:
+        """Return the sockets that something came on, after waiting at most this long for it."""
+        ready: set[object] = {socket for socket, _ in self._poller.poll(timeout_ms)}
+        if self.waker.fileno() in ready:
+            self.waker.clear()
+        return ready
+
+    def read(self, ready: set[object], now_s: float) -> Iterator[e.Event]:
+        """Yield what came on these sockets."""
+        if self.coordinator.socket in ready:
+            for message in self.coordinator.read():
+                yield e.CoordinatorSaid(message)
+        if self.workers is not None:
+            yield from self.workers.read(ready, now_s)
+
+    def renew_coordinator(self) -> None:
+        """Make the connection to the coordinator anew; raises ZMQError if that cannot be done now."""
+        self._poller.unregister(self.coordinator.socket)
+        try:
+            self.coordinator.renew()
+        finally:
+            self._poller.register(self.coordinator.socket, zmq.POLLIN)
+
+    def leave(self) -> None:
+        """Tell the coordinator that we go."""
+        core = self._settings.core
+        self.coordinator.send(m.Detach(stream=core.stream, rank=core.ranks.rank, incarnation=core.incarnation))
+
+    def close(self) -> None:
+        """Close everything; slots that consumers still reference stay valid."""
+        if self.workers is not None:
+            self.workers.close_all()
+        self.coordinator.close()
+        self._context.term()
+        self.waker.close()
+        if self.memory is not None:
+            self.memory.close()
+        for close in self.at_end:
+            with _logged():
+                close()
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[None]:
+    """Nobody waits for what is done last, so an error of it goes into the log."""
+    try:
+        yield
+    except Exception as error:
+        Log("trainer").error("feed does not end in good order", error=str(error))
+
+
+def run_turns(held: weakref.ref[TakesTurns], wires: Wires) -> None:
+    """Run a receiver's turns until its wires are to end, or nobody has it any more."""
+    wires.open()
+    pause_ms = 0
+    try:
+        while not wires.is_over:
+            ready = wires.wait(pause_ms)
+            receiver = held()
+            if receiver is None:
+                break
+            pause_ms = receiver.turn(ready)
+            del receiver  # while we wait, only its users may keep it
+        wires.leave()
+    except BaseException as error:
+        receiver = held()
+        if receiver is not None:
+            receiver.fail(error)
+    finally:
+        wires.close()
