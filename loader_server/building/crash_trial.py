@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from loader_server.machine.nursery import Asker
+    from loader_server.machine.asking import Asker
 
 __all__ = ["TRIAL", "Conviction", "CrashTrial", "judged", "serve_trials"]
 

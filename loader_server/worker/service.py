@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from loader_server.building.build_thread import Outcome
     from loader_server.building.builder import Builder
     from loader_server.building.crash_trial import Conviction
-    from loader_server.machine.nursery import Asker
+    from loader_server.machine.asking import Asker
     from loader_server.wants.session import Session
     from shared.keys import ClientKeys, ServerKeys
 
