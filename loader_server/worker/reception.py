@@ -19,8 +19,8 @@ from loader_server.wants.tickets import Verdict
 from loader_server.worker import refusals
 from loader_server.worker.epoch_counts import EpochCounts, EpochQuestion
 from loader_server.worker.exhaustion import is_exhaustion
-from loader_server.worker.patience import Patience
 from shared.errors import MachineError, ProtocolError, StokerError
+from shared.fairness.patience import Patience
 from shared.wire import messages as m
 from shared.wire.codec import VersionError, decode, encode_refusal
 from shared.wire.layout import layout_of
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from loader_server.building.builder import Builder
     from loader_server.building.send_buffers import SendBuffers
     from loader_server.stream import Stream
-    from loader_server.wants.budget import Budget
     from loader_server.worker.sender import Sender
+    from shared.fairness.budget import Budget
     from shared.guard import Guard
     from shared.logs import Log
     from shared.settings.job import JobSettings

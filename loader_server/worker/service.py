@@ -28,11 +28,11 @@ from loader_server.machine.deadline import Deadline
 from loader_server.machine.doors import Doors
 from loader_server.sharing.shelf import Shelf
 from loader_server.stream import Stream
-from loader_server.wants.budget import Budget
 from loader_server.worker.late_streams import LateStreams
 from loader_server.worker.reception import Reception, ReceptionParts
 from loader_server.worker.registration import Registration, find_reachable_endpoint
 from loader_server.worker.sender import Sender
+from shared.fairness.budget import Budget
 from shared.guard import Guard
 from shared.logs import Log
 from shared.memory import boot_id

@@ -8,10 +8,10 @@ import zmq
 from loader_server.building.build_thread import Build, Outcome
 from loader_server.building.send_buffers import SendBuffers
 from loader_server.machine.doors import Doors
-from loader_server.wants.budget import Budget
 from loader_server.wants.session import Session
 from loader_server.worker.sender import Sender
 from shared.endpoints import at_port
+from shared.fairness.budget import Budget
 from shared.hashing import digest64
 from shared.huge_pages import HUGE_PAGE
 from shared.keys import ServerKeys, make_keys
