@@ -41,11 +41,11 @@ from loader_server.coordinator.streams.views import CountingThread, View
 from loader_server.machine.doors import Doors
 from loader_server.stream import Stream
 from shared.errors import DataError, ProtocolError
+from shared.fairness.aftermath import Aftermath
 from shared.fairness.patience import Patience
 from shared.fairness.unread import UnreadAnswers
 from shared.guard import Guard
 from shared.logs import Log
-from shared.malloc_tuning import give_back_freed_memory
 from shared.sockets import Waker, bind_router, read_waiting
 from shared.wire.codec import VersionError, decode, encode, encode_refusal
 from shared.wire.messages import Attached, Forgiven, GraphPiece, GraphWanted, Leases, Members, Placed, StatusQuery
@@ -137,8 +137,7 @@ class Coordinator:
         journal.say_where(self.endpoint)
         self._patience: Patience[bytes] = Patience()
         self._answers = UnreadAnswers(self._router)
-        #: Whether somebody has said or left unread so much, since the last tick and since memory was given back.
-        self._is_flooded = self._was_flooded = False
+        self._aftermath = Aftermath()
         self.garbage = 0
         #: How many messages were dropped unread, because their senders had said enough, and how many answers were left
         #: out, because nobody reads them.
@@ -188,21 +187,16 @@ class Coordinator:
                     instructions += self._state.handle(Ticked(), now_s)
                     self.report = self._state.report(now_s)
                     tell(self.report)
-                    self._tidy_up()
+                    self._answers.forget_all()
+                    self._aftermath.look()
                 self._carry_out(instructions)
         finally:
             self._close()
 
     def _pause_ms(self) -> int:
         pause_ms = _LOOK_MS if self._stopping else int(1000 * self._tick_s)
-        return min(pause_ms, _SOON_MS) if self._answers.is_behind() else pause_ms
-
-    def _tidy_up(self) -> None:
-        """Once a flood is over: give back the memory that it took."""
-        self._answers.forget_all()
-        if self._was_flooded and not self._is_flooded:
-            give_back_freed_memory()
-        self._was_flooded, self._is_flooded = self._is_flooded, False
+        is_soon = self._answers.is_behind() or self.doors.brakes.are_on()
+        return min(pause_ms, _SOON_MS) if is_soon else pause_ms
 
     def end_job(self, *, drains: bool) -> None:
         """Tell trainers that the job ends; may be called from a signal handler."""
@@ -230,13 +224,15 @@ class Coordinator:
             count += 1
             if not self._patience.hears(identity.bytes, now_s):
                 self.unheard += 1
-                self._is_flooded = True
+                self._aftermath.note()
+                self.doors.brakes.suspect(identity)
                 continue
             instructions += self._hear(identity, frames, asked, now_s)
         is_behind = count == _MOST_MESSAGES
-        self._is_flooded |= is_behind
+        if is_behind:
+            self._aftermath.note()
         self.doors.brakes.turn(now_s, is_behind=is_behind)
-        return instructions + self._answer_status(asked, now_s)
+        return self._answer_status(asked, now_s) + instructions
 
     def _hear(
         self, identity: zmq.Frame, frames: list[zmq.Frame], asked: dict[bytes, None], now_s: float
@@ -340,7 +336,7 @@ class Coordinator:
     def _send_frame(self, peer: bytes, frame: bytes) -> None:
         if not self._answers.reads(peer):  # it asks again once it reads
             self.left_out += 1
-            self._is_flooded = True
+            self._aftermath.note()
         elif not self._answers.send(peer, [frame]):  # it hung up; its silence will be noticed
             self._log.debug("peer is gone")
 

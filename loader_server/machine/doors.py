@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from loader_server.machine.processes import descriptors_by_port
 from shared.endpoints import port_of
 from shared.fairness.brakes import Brakes, drop_packets, let_packets_in
-from shared.sockets import read_events
+from shared.sockets import descriptors_by_port, read_events
 
 if TYPE_CHECKING:
     from shared.logs import Log

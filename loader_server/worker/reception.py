@@ -92,6 +92,8 @@ class Reception:
             self._sessions, parts.batches, self._largest, parts.sender.reads
         )
         self._patience: Patience[bytes] = Patience()
+        #: How many messages were dropped unread, because their senders had said enough in vain.
+        self.unheard = 0
         self._count = {name: builder.batches for name, builder in parts.builders.items()}
         self._epochs = EpochCounts(self._count, parts.log, parts.wake)
 
@@ -144,12 +146,14 @@ class Reception:
 
     # --- what trainers say ---
 
-    def receive(self, identity: bytes, key: str, frame: memoryview | bytes, now_s: float) -> None:
-        """Take in one message."""
+    def receive(self, identity: bytes, key: str, frame: memoryview | bytes, now_s: float) -> bool:
+        """Take in one message; return False if its sender has said enough in vain."""
         if not self._patience.hears(identity, now_s):
-            return
+            self.unheard += 1
+            return False
         if not self._take_in(identity, key, frame, now_s):
             self._patience.bear(identity)
+        return True
 
     def _take_in(self, identity: bytes, key: str, frame: memoryview | bytes, now_s: float) -> bool:
         """Take in one message; whether it brought a batch nearer."""

@@ -6,8 +6,10 @@ how much each connection has sent, which the kernel knows. One that has sent mor
 its packets dropped by a filter in the kernel: its sender is not told, sends them again later, and then ever more
 rarely, as TCP does. Hanging up would not help, because it would come back at once.
 
-Rules: used in the thread that serves the ports. Nobody is stopped while all that came is taken in; connections that
-send little never are. Each time that a connection has to be stopped again it is stopped twice as long.
+Rules: used in the thread that serves the ports. Nobody is stopped while all that came is taken in, nor whose messages
+were all heard, nor who sent little. Each time that a connection has to be stopped again it is stopped twice as long.
+Connections go on one by one, and only once nothing is left over, because each has some hundred kilobytes in the kernel
+that come at once.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import struct
 import time
 from typing import TYPE_CHECKING
 
+import zmq
+
 from shared.fairness.budget import Budget
 
 if TYPE_CHECKING:
@@ -28,7 +32,7 @@ __all__ = ["Brakes", "drop_packets", "let_packets_in", "too_fast"]
 
 #: How much all connections together may have sent that is not taken in; one alone may take half. Memory for small
 #: messages is some four times as much.
-_MOST_BYTES = 2 * 2**20
+_MOST_BYTES = 2**20
 #: What each connection may send in any case: at once, and by the second.
 _FREE_BYTES, _FREE_BYTES_A_SECOND = 64 * 1024, 64 * 1024
 
@@ -70,7 +74,7 @@ def too_fast(sent: Mapping[int, float]) -> list[int]:
 
 
 class Brakes:
-    """Call `turn` once a turn of the loop; `connections` lists our connections, as descriptors."""
+    """Call `turn` at the end of each turn of the loop; `connections` lists our connections, as descriptors."""
 
     def __init__(self, connections: Callable[[], Iterable[int]]) -> None:
         #: How often a connection was stopped.
@@ -80,16 +84,27 @@ class Brakes:
         self._before: dict[int, float] = {}
         self._received: dict[int, float] = {}
         self._is_behind = False
+        self._suspects: set[int] = set()
         self._looked_s = self._due_s = 0.0
         #: Until when each is stopped, and when it was stopped last and for how long.
         self._stopped: dict[int, float] = {}
         self._last: dict[int, tuple[float, float]] = {}
 
+    def suspect(self, frame: zmq.Frame) -> None:
+        """Note that this frame came on a connection that says too much: only such a one may be stopped."""
+        with contextlib.suppress(zmq.ZMQError, ValueError):  # libzmq does not say on which
+            self._suspects.add(int(frame.get("__fd")))
+
+    def are_on(self) -> bool:
+        """Return whether a connection is stopped: turns have to come soon, to let it go on."""
+        return bool(self._stopped)
+
     def turn(self, now_s: float, *, is_behind: bool) -> None:
         """Stop who is too fast while messages are left over, and let go on who was stopped long enough."""
-        self._let_go(now_s)
+        self._let_go(now_s, is_behind=is_behind)
         if not is_behind:
             self._is_behind = False
+            self._suspects.clear()
         elif not self._is_behind or now_s >= self._due_s:
             began_s = time.monotonic()
             self._look(now_s)
@@ -104,8 +119,9 @@ class Brakes:
         self._looked_s, self._received = now_s, received
         self._before = {fd: min(nbytes, self._before.get(fd, 0.0) + allowed) for fd, nbytes in received.items()}
         for fd in too_fast({fd: nbytes - self._before[fd] for fd, nbytes in received.items()}):
-            self._stop(fd, now_s)
-            self._before[fd] = received[fd]
+            if fd in self._suspects:
+                self._stop(fd, now_s)
+                self._before[fd] = received[fd]
 
     def _forget_ended(self, received: Mapping[int, float]) -> None:
         """Forget connections that ended, also those whose descriptor belongs to a new one, which has received less."""
@@ -122,8 +138,10 @@ class Brakes:
         self._last[fd], self._stopped[fd] = (now_s, pause_s), now_s + pause_s
         _with_socket(fd, drop_packets)
 
-    def _let_go(self, now_s: float) -> None:
-        for fd in [fd for fd, until_s in self._stopped.items() if now_s >= until_s]:
+    def _let_go(self, now_s: float, *, is_behind: bool) -> None:
+        """Let the one go on that has been stopped longest; while messages are left over only after a long time."""
+        fd = min(self._stopped, key=self._stopped.__getitem__, default=-1)
+        if fd >= 0 and now_s >= self._stopped[fd] + (_LONGEST_STOP_S if is_behind else 0.0):
             del self._stopped[fd]
             _with_socket(fd, let_packets_in)
 

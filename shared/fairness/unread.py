@@ -10,6 +10,7 @@ with something, so ask again soon while `is_behind`.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import zmq
@@ -20,7 +21,7 @@ from shared.sockets import send_now
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MARK_BYTES", "UnreadAnswers"]
+__all__ = ["MARK_BYTES", "UnreadAnswers", "UnreadMessages"]
 
 #: Bytes of answers between two marks. A mark takes some 20 µs; bytes behind the last do not count.
 MARK_BYTES = 64 * 1024
@@ -29,15 +30,18 @@ MARK_BYTES = 64 * 1024
 _UNREAD_BYTES = 8 * 2**20
 
 
+#: How many answers a peer may leave unread that asks for one at a time.
+_MOST_UNREAD = 16
+
+
 class UnreadAnswers:
-    """Sends answers on a ROUTER, and counts what was not read."""
+    """Sends answers on a ROUTER, and counts bytes that were not read."""
 
     def __init__(self, router: zmq.Socket[bytes]) -> None:
-        self._router = router
+        self._marks = _Marks(router)
         self._unread: Budget[bytes] = Budget(_UNREAD_BYTES)
         #: Bytes that were sent since the last mark, by connection.
         self._unmarked: dict[bytes, int] = {}
-        self._marks: list[tuple[zmq.MessageTracker, bytes, int]] = []
 
     def reads(self, identity: bytes) -> bool:
         """Return whether this connection reads what it is sent."""
@@ -51,32 +55,18 @@ class UnreadAnswers:
         """Send one message of these frames; return whether the peer is still there."""
         unmarked = self._unmarked.get(identity, 0) + sum(map(len, frames))
         is_marked = unmarked >= MARK_BYTES
-        try:
-            send_now(self._router, [identity, *(frames[:-1] if is_marked else frames)], more=is_marked)
-        except zmq.ZMQError:  # EHOSTUNREACH: it hung up, or is not connected yet
+        if not self._marks.send(identity, frames, unmarked if is_marked else 0):
             self._unmarked.pop(identity, None)
             return False
         if is_marked:
-            self._mark(identity, frames[-1], unmarked)
-            unmarked = 0
-        self._unmarked[identity] = unmarked
+            self._unread.take(identity, unmarked)
+        self._unmarked[identity] = 0 if is_marked else unmarked
         return True
-
-    def _mark(self, identity: bytes, frame: bytes, nbytes: int) -> None:
-        whole = zmq.Frame(frame, track=True, copy=False, copy_threshold=0)
-        tracker = self._router.send(whole, zmq.DONTWAIT, copy=False, track=True)
-        assert tracker is not None
-        self._unread.take(identity, nbytes)
-        self._marks.append((tracker, identity, nbytes))
 
     def take_back(self) -> None:
         """Uncount what libzmq has finished with."""
-        marks, self._marks = self._marks, []
-        for tracker, identity, nbytes in marks:
-            if tracker.done:
-                self._unread.give_back(identity, nbytes)
-            else:
-                self._marks.append((tracker, identity, nbytes))
+        for identity, nbytes in self._marks.take_finished():
+            self._unread.give_back(identity, nbytes)
 
     def is_behind(self) -> bool:
         """Return whether libzmq still sends something that is counted."""
@@ -89,3 +79,67 @@ class UnreadAnswers:
     def forget_all(self) -> None:
         """Forget the bytes behind the last mark of each connection: they are few, and connections come and go."""
         self._unmarked.clear()
+
+
+class UnreadMessages:
+    """Sends answers on a ROUTER, each of which may be large, to peers that wait for one before they ask again."""
+
+    def __init__(self, router: zmq.Socket[bytes]) -> None:
+        self._marks = _Marks(router)
+        self._unread: Counter[bytes] = Counter()
+
+    def reads(self, identity: bytes) -> bool:
+        """Return whether this connection reads what it is sent."""
+        return self._unread[identity] < _MOST_UNREAD
+
+    def send(self, identity: bytes, frames: Sequence[bytes]) -> bool:
+        """Send one message of these frames, none of which is copied; return whether the peer is still there."""
+        is_there = self._marks.send(identity, frames, 1)
+        self._unread[identity] += is_there
+        return is_there
+
+    def take_back(self) -> None:
+        """Uncount what libzmq has finished with."""
+        for identity, count in self._marks.take_finished():
+            self._unread[identity] -= count
+        self._unread = +self._unread  # which leaves zeros out
+
+    def is_behind(self) -> bool:
+        """Return whether libzmq still sends something."""
+        return bool(self._marks)
+
+
+class _Marks:
+    """Frames that libzmq may still be sending, each with an amount that it stands for."""
+
+    def __init__(self, router: zmq.Socket[bytes]) -> None:
+        self._router = router
+        self._open: list[tuple[zmq.MessageTracker, bytes, int]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def send(self, identity: bytes, frames: Sequence[bytes], amount: int) -> bool:
+        """Send a message, whose last frame is a mark if it stands for anything; return whether the peer is there."""
+        try:
+            send_now(self._router, [identity, *(frames[:-1] if amount else frames)], more=bool(amount))
+        except zmq.ZMQError:  # EHOSTUNREACH: it hung up, or is not connected yet
+            return False
+        if amount:
+            mark = zmq.Frame(frames[-1], track=True, copy=False, copy_threshold=0)
+            tracker = self._router.send(mark, zmq.DONTWAIT, copy=False, track=True)
+            assert tracker is not None
+            self._open.append((tracker, identity, amount))
+        return True
+
+    def take_finished(self) -> list[tuple[bytes, int]]:
+        """Return, and forget, whose marks libzmq has finished with, and what they stood for."""
+        marks, self._open = self._open, []
+        finished = []
+        for mark in marks:  # each is asked once: it may be finished a moment later
+            tracker, identity, amount = mark
+            if tracker.done:
+                finished.append((identity, amount))
+            else:
+                self._open.append(mark)
+        return finished

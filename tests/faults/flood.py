@@ -52,6 +52,8 @@ from tests.support.zmtp import GREETING, frame, ready
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from typing_extensions import Self
+
 __all__ = ["KINDS", "PORTS", "Flood", "Row", "flooded"]
 
 PORTS = ("coordinator", "worker", "server")
@@ -227,42 +229,61 @@ def _frames(flood: Flood, plan: str) -> list[bytes]:
 # --- those who flood ---
 
 
-def _flood_by_tcp(endpoint: str, frames: list[bytes], flood: Flood, until_s: float) -> int:
-    """Say all of them again and again on each connection, and read or do not read; how many messages got out."""
-    blob = b"".join(frame(one) for one in frames)
-    open_: dict[int, tuple[socket.socket, int]] = {}
-    poller = select.poll()
-    wanted = select.POLLOUT | (select.POLLIN if flood.kind == "mixed" else 0)
-    sent = 0
-    while time.monotonic() < until_s:
-        while len(open_) < flood.connections:
+class _Clients:
+    """Connections by plain TCP that say all of a blob again and again, and read or do not read."""
+
+    def __init__(self, endpoint: str, blob: bytes, *, reads: bool) -> None:
+        self.sent = 0
+        self._endpoint, self._blob, self._reads = endpoint, memoryview(blob), reads
+        self._open: dict[int, tuple[socket.socket, int]] = {}
+        self._poller = select.poll()
+
+    def connect(self, count: int) -> None:
+        """Have so many connections, in place of those that were ended."""
+        while len(self._open) < count:
             try:
-                client = _connect(endpoint)
-            except OSError:  # the doors are shut, or it hung up at once
-                time.sleep(0.02)
-                break
-            open_[client.fileno()] = client, 0
-            poller.register(client, wanted)
-        for fd, events in poller.poll(100):
-            client, at = open_[fd]
+                client = _connect(self._endpoint)
+            except OSError:  # nobody is let in now
+                return
+            self._open[client.fileno()] = client, 0
+            self._poller.register(client, select.POLLOUT | (select.POLLIN if self._reads else 0))
+
+    def turn(self) -> None:
+        """Send and read as much as goes now."""
+        for fd, events in self._poller.poll(100):
+            client, at = self._open[fd]
             try:
-                if events & select.POLLIN and not client.recv(2**16):
-                    raise ConnectionResetError
-                if events & select.POLLOUT:
-                    count = client.send(memoryview(blob)[at : at + 2**17])
-                    sent += count
-                    open_[fd] = client, (at + count) % len(blob)
-                elif events & (select.POLLERR | select.POLLHUP):
-                    raise ConnectionResetError
+                self._open[fd] = client, self._talk(client, at, events)
             except BlockingIOError:
                 continue
             except OSError:
-                poller.unregister(fd)
+                self._poller.unregister(fd)
                 client.close()
-                del open_[fd]
-    for client, _ in open_.values():
-        client.close()
-    return sent * len(frames) // len(blob)
+                del self._open[fd]
+
+    def _talk(self, client: socket.socket, at: int, events: int) -> int:
+        if events & select.POLLIN and not client.recv(2**16):
+            raise ConnectionResetError
+        if not events & select.POLLOUT:
+            return at
+        count = client.send(self._blob[at : at + 2**17])
+        self.sent += count
+        return (at + count) % len(self._blob)
+
+    def close(self) -> None:
+        for client, _ in self._open.values():
+            client.close()
+
+
+def _flood_by_tcp(endpoint: str, frames: list[bytes], flood: Flood, until_s: float) -> int:
+    """Say all of them again and again on each connection; how many messages got out."""
+    blob = b"".join(frame(one) for one in frames)
+    clients = _Clients(endpoint, blob, reads=flood.kind == "mixed")
+    while time.monotonic() < until_s:
+        clients.connect(flood.connections)
+        clients.turn()
+    clients.close()
+    return clients.sent * len(frames) // len(blob)
 
 
 def _connect(endpoint: str) -> socket.socket:
@@ -452,7 +473,7 @@ class _Watch:
         self._target.use()
         self.wait_s = max(self.wait_s, time.monotonic() - began_s)
 
-    def __enter__(self) -> _Watch:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self

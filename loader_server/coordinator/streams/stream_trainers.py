@@ -95,6 +95,10 @@ class StreamTrainers:
         holder = self.succession.holder(rank)
         return self.trainers.get(holder) if holder is not None else None
 
+    def former(self, peer: bytes, incarnation: int) -> list[int]:
+        """Return the other trainers that were attached on this connection."""
+        return [one for one, trainer in self.trainers.items() if trainer.peer == peer and one != incarnation]
+
     def add(self, trainer: AttachedTrainer) -> None:
         """Add a trainer that is attached now, in place of its earlier self."""
         self.remove(trainer.attach.incarnation)

@@ -247,7 +247,7 @@ def test_who_reads_again_is_told_everything_again(plain):
 
     wait_until(all_is_read, "all was read")
     assert plain.sender.reads(TRAINER)
-    assert plain.sender._answers.total == 0
+    assert plain.sender._answers._unread.total == 0
 
 
 @pytest.mark.fault(42)
