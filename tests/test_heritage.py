@@ -199,7 +199,6 @@ FAULTS_LATER = {
     54: "later: faults",
     55: "later: faults",
     56: "later: faults",
-    58: "later: faults",
     59: "later: faults",
     60: "later: faults",
     61: "later: faults",

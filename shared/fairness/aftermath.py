@@ -15,20 +15,26 @@ if TYPE_CHECKING:
 __all__ = ["Aftermath"]
 
 
+#: After so many looks without a flood memory is given back: soon, and again once connections that had to be stopped
+#: have been heard to end.
+_LOOKS = (1, 10)
+
+
 class Aftermath:
     """`note` that there is a flood; `look` now and then, some times a second or more rarely."""
 
     def __init__(self, give_back: Callable[[], None] = give_back_freed_memory) -> None:
         self._give_back = give_back
-        #: Whether there was a flood since the last look, and whether memory has to be given back after one.
-        self._is_flooded = self._is_owed = False
+        #: How many looks there were since the last flood.
+        self._calm_looks = _LOOKS[-1]
 
     def note(self) -> None:
         """Note that somebody is not heard, or not answered, or sends faster than we take in."""
-        self._is_flooded = True
+        self._calm_looks = -1
 
     def look(self) -> None:
-        """Give memory back if there was no flood since the last look, for the first time since the last one."""
-        if self._is_owed and not self._is_flooded:
-            self._give_back()
-        self._is_owed, self._is_flooded = self._is_flooded, False
+        """Give memory back if a flood is over."""
+        if self._calm_looks < _LOOKS[-1]:
+            self._calm_looks += 1
+            if self._calm_looks in _LOOKS:
+                self._give_back()

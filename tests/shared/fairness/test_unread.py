@@ -43,7 +43,7 @@ class Sent:
             opened.close(linger=0)
 
     def is_settled(self) -> bool:
-        """Whether nothing is owed any more; libzmq drops what was for somebody who is gone when it is asked something."""
+        """Whether nothing is owed any more; libzmq drops what was for one that is gone when it is asked something."""
         self.router.poll(0)
         self.answers.take_back()
         return not self.answers.is_behind()
