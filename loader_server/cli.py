@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import FrameType
 
-    from loader_server.machine.nursery import Asker, Nursery
+    from loader_server.machine.asking import Asker
+    from loader_server.machine.nursery import Nursery
 
-__all__ = ["main"]
+__all__ = ["be_nursery", "main"]
 
 #: Samples take megabytes; returning their pages to the kernel each time costs more than decoding them.
 _KEPT_BYTES = 256 * 2**20
@@ -101,15 +102,29 @@ def _run_demo(options: argparse.Namespace) -> int:
 
 
 def _open_nursery(*services: str) -> Nursery:
-    """What is imported here, all processes of this machine start with."""
     from loader_server.machine.nursery import Nursery
 
+    _import_for_children(*services)
+    return Nursery(_be_forked)
+
+
+def _import_for_children(*services: str) -> None:
+    """What is imported here, all processes of this machine start with."""
     # numpy imports the last one at the first call of `unique`, which all of them make.
     modules = (*(f"loader_server.{service}.service" for service in services), "loader_server.metrics", "numpy.ma")
     with quick_import():
         for module in modules:
             import_module(module)
-    return Nursery(_be_forked)
+
+
+def be_nursery(socket_fd: int, owner_pid: int) -> None:
+    """Be the nursery of a supervisor whose own has died; ends the process, which was started for this alone."""
+    from loader_server.machine.nursery import serve_owner
+    from loader_server.machine.processes import end_with_parent
+
+    end_with_parent(owner_pid, signal.SIGKILL)
+    _import_for_children("coordinator", "worker")
+    serve_owner(socket.socket(fileno=socket_fd), _be_forked, owner_pid)
 
 
 def _be_forked(arguments: Sequence[str]) -> None:
@@ -325,7 +340,7 @@ def _run_coordinator(options: argparse.Namespace) -> int:
 
 def _run_worker(options: argparse.Namespace) -> int:
     refuse_small_limits()
-    from loader_server.machine.nursery import Asker
+    from loader_server.machine.asking import Asker
 
     if options.nursery_fd >= 0:
         return _serve_batches(options, Asker(socket.socket(fileno=options.nursery_fd), os.getppid()))

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loader_server.building.trial_rule import Try
-    from loader_server.machine.nursery import Asker
+    from loader_server.machine.asking import Asker
 
 __all__ = ["TRIAL", "Conviction", "CrashTrial", "judged", "serve_trials"]
 

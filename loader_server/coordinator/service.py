@@ -3,7 +3,10 @@
 Rules: each turn takes in what came, writes the facts in one transaction, and only then sends. A peer that cannot be
 reached is not dropped here: judging silence is up to the state. A journal that cannot be written holds up only what
 would have to be kept (see journal), and a message that cannot be sent holds up nothing: both are counted. Until it can
-be written again no lease and no place is promised, and no lease expires. The same holds of one whose files are gone.
+be written again no lease and no place is promised, and no lease expires. The same holds of one whose files are gone. No
+peer has more than its share: one that says much is not heard for a moment, one that reads nothing is told nothing, and
+one that sends faster than we take in is stopped (see `shared.fairness`). The status is told at most once a turn,
+because a report takes long.
 """
 
 from __future__ import annotations
@@ -40,12 +43,25 @@ from loader_server.coordinator.streams.views import CountingThread, View
 from loader_server.machine.doors import Doors
 from loader_server.stream import Stream
 from shared.errors import DataError, ProtocolError
+from shared.fairness.aftermath import Aftermath
+from shared.fairness.patience import Patience
+from shared.fairness.unread import UnreadAnswers
 from shared.guard import Guard
 from shared.logs import Log
 from shared.metrics.probes import CoordinatorView, Probes, dead, unready_coordinator
-from shared.sockets import Waker, bind_router, read_waiting, send_now
+from shared.sockets import Waker, bind_router, read_waiting
 from shared.wire.codec import VersionError, decode, encode, encode_refusal
-from shared.wire.messages import Attached, Forgiven, GraphWanted, Leases, Members, Placed, Register
+from shared.wire.messages import (
+    Attached,
+    Forgiven,
+    GraphPiece,
+    GraphWanted,
+    Leases,
+    Members,
+    Placed,
+    Register,
+    StatusQuery,
+)
 from shared.wire.permissions import TO_COORDINATOR
 
 if TYPE_CHECKING:
@@ -69,6 +85,10 @@ _LOOK_MS = 50
 _DEAD_S = 60.0
 #: How long what was said last may take to leave.
 _LINGER_MS = 200
+#: The most messages that are looked at in a turn; more are left over, and the brakes are told.
+_MOST_MESSAGES = 1024
+#: How soon to look again whether libzmq has got rid of answers, or whether a flood has ended.
+_SOON_MS = 20
 
 
 def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None) -> Coordinator:
@@ -132,7 +152,13 @@ class Coordinator:
         self.doors = Doors(self._log)
         self.doors.watch("messages", self._router)
         journal.say_where(self.endpoint)
+        self._patience: Patience[bytes] = Patience()
+        self._answers = UnreadAnswers(self._router)
+        self._aftermath = Aftermath()
         self.garbage = 0
+        #: How many messages were dropped unread, because their senders had said enough, and how many answers were left
+        #: out, because nobody reads them.
+        self.unheard = self.left_out = 0
         #: How many messages could not be encoded.
         self.unsendable = 0
         #: How things stood at the last tick; replaced as a whole, for other threads to read.
@@ -161,7 +187,7 @@ class Coordinator:
         due_s = turned_s + self._tick_s
         try:
             while not self._stopping or self._drains is not None or self._has_last_words():
-                poller.poll(_LOOK_MS if self._stopping else int(1000 * self._tick_s))
+                poller.poll(self._pause_ms())
                 self._waker.clear()
                 now_s, instructions = time.monotonic(), list[Instruction]()
                 if now_s - turned_s > _STALL_TICKS * self._tick_s:
@@ -179,6 +205,8 @@ class Coordinator:
                     instructions += self._state.handle(Ticked(), now_s)
                     self.report = self._state.report(now_s)
                     tell(self.report)
+                    self._answers.forget_all()
+                    self._aftermath.look()
                 self._carry_out(instructions)
         finally:
             self._close()
@@ -192,6 +220,11 @@ class Coordinator:
                 now_s,
             ),
         )
+
+    def _pause_ms(self) -> int:
+        pause_ms = _LOOK_MS if self._stopping else int(1000 * self._tick_s)
+        is_soon = self._answers.is_behind() or self.doors.brakes.are_on()
+        return min(pause_ms, _SOON_MS) if is_soon else pause_ms
 
     def end_job(self, *, drains: bool) -> None:
         """Tell trainers that the job ends; may be called from a signal handler."""
@@ -211,17 +244,55 @@ class Coordinator:
     def _take_in(self, now_s: float) -> list[Instruction]:
         self.guard.look(now_s)
         self.doors.turn(now_s)
+        self._answers.take_back()
         instructions: list[Instruction] = []
-        for identity, *frames in read_waiting(self._router, 4096):
-            try:
-                message = decode(frames[0].buffer if frames else b"")
-            except VersionError as error:
-                self._send_frame(identity.bytes, encode_refusal(error))
-            except ProtocolError:
-                self.garbage += 1
-            else:
-                instructions += self._decide(identity, message, now_s)
+        asked: dict[bytes, None] = {}
+        count = 0
+        for identity, *frames in read_waiting(self._router, _MOST_MESSAGES):
+            count += 1
+            if not self._patience.hears(identity.bytes, now_s):
+                self.unheard += 1
+                self._aftermath.note()
+                self.doors.brakes.suspect(identity)
+                continue
+            instructions += self._hear(identity, frames, asked, now_s)
+        is_behind = count == _MOST_MESSAGES
+        if is_behind:
+            self._aftermath.note()
+        self.doors.brakes.turn(now_s, is_behind=is_behind)
+        return self._answer_status(asked, now_s) + instructions
+
+    def _hear(
+        self, identity: zmq.Frame, frames: list[zmq.Frame], asked: dict[bytes, None], now_s: float
+    ) -> list[Instruction]:
+        """Take in a message; who asks for the status is noted in `asked`."""
+        peer = identity.bytes
+        try:
+            message = decode(frames[0].buffer if frames else b"")
+        except VersionError as error:
+            self._patience.bear(peer)
+            self._send_frame(peer, encode_refusal(error))
+            return []
+        except ProtocolError:
+            self._patience.bear(peer)
+            self.garbage += 1
+            return []
+        refusal = self._objection(identity, message)
+        if isinstance(message, StatusQuery) and refusal is None:
+            self._patience.bear(peer)
+            asked[peer] = None
+            return []
+        instructions = self._decide(identity, message, now_s) if refusal is None else refusal
+        # Of a graph each piece is asked for on its own, so there are as many messages as it takes.
+        if refusal is not None or not (isinstance(message, (GraphPiece, GraphWanted)) and instructions):
+            self._patience.bear(peer)
         return instructions
+
+    def _answer_status(self, asked: Iterable[bytes], now_s: float) -> list[Instruction]:
+        """Answer all who asked in this turn alike."""
+        peers = list(asked)
+        told = self._state.handle(Received(peers[0], StatusQuery()), now_s) if peers else []
+        return [Send(peer, one.message) for one in told if isinstance(one, Send) for peer in peers]
 
     def _take_in_graphs(self, now_s: float) -> list[Instruction]:
         instructions: list[Instruction] = []
@@ -242,18 +313,21 @@ class Coordinator:
         self._log.info("job ends", **self._state.report(now_s)["ends"])
         return instructions
 
-    def _decide(self, identity: zmq.Frame, message: Message, now_s: float) -> list[Instruction]:
+    def _objection(self, identity: zmq.Frame, message: Message) -> list[Instruction] | None:
+        """Return what becomes of a message that is not for us, or not from its sender; None if it is."""
         if type(message) not in TO_COORDINATOR:
             self.garbage += 1
             return []
         refusal = self.guard.turn_away(self.guard.key_of(identity), message)
-        if refusal is not None:
-            return [Send(identity.bytes, refusal)]
+        return [Send(identity.bytes, refusal)] if refusal is not None else None
+
+    def _decide(self, identity: zmq.Frame, message: Message, now_s: float) -> list[Instruction]:
+        peer = identity.bytes
         if isinstance(message, GraphWanted):
             piece = self._graphs.piece(message) if self._graphs is not None else None
-            return [Send(identity.bytes, piece)] if piece is not None else []
+            return [Send(peer, piece)] if piece is not None else []
         host = identity.get("Peer-Address") if isinstance(message, Register) else ""
-        return self._state.handle(Received(identity.bytes, message, str(host)), now_s)
+        return self._state.handle(Received(peer, message, str(host)), now_s)
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         facts = [one.fact for one in instructions if isinstance(one, Keep)]
@@ -290,9 +364,10 @@ class Coordinator:
             return b""
 
     def _send_frame(self, peer: bytes, frame: bytes) -> None:
-        try:
-            send_now(self._router, [peer, frame])
-        except zmq.ZMQError:  # it hung up; its silence will be noticed
+        if not self._answers.reads(peer):  # it asks again once it reads
+            self.left_out += 1
+            self._aftermath.note()
+        elif not self._answers.send(peer, [frame]):  # it hung up; its silence will be noticed
             self._log.debug("peer is gone")
 
     def _close(self) -> None:

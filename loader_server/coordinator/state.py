@@ -9,6 +9,8 @@ One door: `handle(event, now_s) -> instructions`. Pure. Rules:
   restarting, and is then refused, naming both. Evaluation streams promise nothing of the kind: anyone may read them,
   all at the same time.
 - The group is the world's size when a stream first starts, unless the job file sets it, and is kept from then on.
+- A connection speaks for one trainer of a stream: when another attaches on it, the former one has left. It speaks for a
+  worker if it has registered that worker: incarnations are told to all trainers, so they prove nothing.
 - An answer names its request. A repeated request is answered again and changes nothing; one that is older than what was
   answered since is dropped.
 - An answer that may grow (the status, the list of workers, the culprits) is cut to what a message takes.
@@ -251,6 +253,8 @@ class CoordinatorState:
 
     def _add(self, peer: bytes, attach: m.Attach, cursor: Cursor, batches: int, now_s: float) -> None:
         stream, position = self._streams[attach.stream], (cursor.epoch, cursor.number)
+        for former in stream.former(peer, attach.incarnation):
+            self._let_leave(attach.stream, former, now_s)
         trainer = AttachedTrainer(
             peer=peer,
             attach=attach,
@@ -309,12 +313,14 @@ class CoordinatorState:
         return refusals.superseded(progress.rank, _attach_of(stream.holder(progress.rank)))
 
     def _detach(self, _peer: bytes, detach: m.Detach, now_s: float) -> None:
-        stream = self._streams.get(detach.stream)
-        if stream is not None:
-            stream.remove(detach.incarnation)
-            self._queues.leave(detach.stream, detach.incarnation)
-            self._out += self._worlds.leave(detach.stream, detach.incarnation, now_s)
-            self._out += self.ending.agree(now_s)
+        if detach.stream in self._streams:
+            self._let_leave(detach.stream, detach.incarnation, now_s)
+
+    def _let_leave(self, stream: str, incarnation: int, now_s: float) -> None:
+        self._streams[stream].remove(incarnation)
+        self._queues.leave(stream, incarnation)
+        self._out += self._worlds.leave(stream, incarnation, now_s)
+        self._out += self.ending.agree(now_s)
 
     def _take_outcomes(self, peer: bytes, said: m.Outcomes, now_s: float) -> None:
         if self._hear(peer, said, now_s) is not None:
@@ -373,15 +379,17 @@ class CoordinatorState:
 
     def _take_beat(self, peer: bytes, beat: m.Beat, now_s: float) -> None:
         worker = self._workers.get(beat.incarnation)
-        if worker is None:
+        if worker is None or worker.peer != peer:
             self._out.append(Send(peer, refusals.unknown_worker()))
             return
-        worker.peer, worker.heard_s, worker.beat = peer, now_s, beat
+        worker.heard_s, worker.beat = now_s, beat
         culprits = self._convictions.message
         self._out.append(Send(peer, culprits if beat.culprits != culprits.version else m.Noted()))
 
-    def _leave(self, _peer: bytes, leave: m.Leave, _now_s: float) -> None:
-        if self._workers.remove(leave.incarnation):
+    def _leave(self, peer: bytes, leave: m.Leave, _now_s: float) -> None:
+        worker = self._workers.get(leave.incarnation)
+        if worker is not None and worker.peer == peer:
+            self._workers.remove(leave.incarnation)
             self._tell_members()
 
     def _tell_members(self) -> None:
@@ -392,9 +400,11 @@ class CoordinatorState:
         self._tell_trainers(self._workers.members)
 
     def _take_failing(self, _peer: bytes, failing: m.Failing, now_s: float) -> None:
+        before = self._workers.noted_failing(failing.worker)
         if self._workers.note_failing(failing, now_s):
-            self._warn("worker cannot serve", **{name: getattr(failing, name) for name in failing.checks})
-        self._tell_trainers(failing)
+            if before != failing:
+                self._warn("worker cannot serve", **{name: getattr(failing, name) for name in failing.checks})
+            self._tell_trainers(failing)
 
     def _tell_trainers(self, message: m.Message) -> None:
         for stream in self._streams.values():
@@ -402,7 +412,10 @@ class CoordinatorState:
 
     # --- culprits ---
 
-    def _take_culprit(self, _peer: bytes, found: m.Culprit, _now_s: float) -> None:
+    def _take_culprit(self, peer: bytes, found: m.Culprit, _now_s: float) -> None:
+        if not self._workers.speaks(peer):
+            self._out.append(Send(peer, refusals.unknown_worker()))
+            return
         if found.stream not in self._streams or (found.stream, found.identity) in self._convictions:
             return
         what = {"stream": found.stream, "identity": found.identity, "ends": found.ends, "worker": found.worker}

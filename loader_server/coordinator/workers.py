@@ -2,7 +2,8 @@
 
 Rules: pure. A worker is identified by its incarnation; its name is for people, and two may share one. At one endpoint
 there is one worker, the latest that registered there. All trainers get the same list under one version; if it is too
-long for a message, they get a part of it that changes little while others come and go.
+long for a message, they get a part of it that changes little while others come and go. Anybody may say that a worker
+cannot begin to serve, since it is not registered then: so few of these are known, and each is told once in a while.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ __all__ = ["RegisteredWorker", "Workers"]
 #: The most that `Members` and `Attached` name; the other bytes are for the fields and shapes in `Attached`.
 _MOST_WORKERS = 4096
 _MOST_BYTES = 3 * 2**18
+
+#: How many workers are known that could not begin to serve, and how long after one was told of it may be told again.
+_MOST_FAILING = 256
+_FAILING_PAUSE_S = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,7 +46,7 @@ class Workers:
         #: Never the same for two lists, even if different runs of the coordinator made them.
         self._version = first_version
         self._members: m.Members | None = None
-        #: Workers that could not begin to serve, by name, and when they said so.
+        #: Workers that could not begin to serve, by name, and when that was told.
         self._failing: dict[str, tuple[m.Failing, float]] = {}
 
     def __len__(self) -> int:
@@ -66,6 +71,10 @@ class Workers:
     def sorted(self) -> list[RegisteredWorker]:
         """All, by name."""
         return sorted(self._workers.values(), key=lambda one: (one.address.worker, one.address.incarnation))
+
+    def speaks(self, peer: bytes) -> bool:
+        """Return whether a worker has registered on this connection."""
+        return any(worker.peer == peer for worker in self._workers.values())
 
     def peers(self) -> list[bytes]:
         """The connections of all of them."""
@@ -101,12 +110,19 @@ class Workers:
         """Those that could not begin to serve and have not come since, the latest last."""
         return [failing for failing, _ in self._failing.values()]
 
+    def noted_failing(self, worker: str) -> m.Failing | None:
+        """Return what this worker said last of why it cannot serve."""
+        return self._failing[worker][0] if worker in self._failing else None
+
     def note_failing(self, failing: m.Failing, now_s: float) -> bool:
-        """A worker could not begin to serve; whether that is another error than its last one."""
-        before = self._failing.pop(failing.worker, None)
-        if len(self._failing) < _MOST_WORKERS:
-            self._failing[failing.worker] = failing, now_s
-        return before is None or before[0] != failing
+        """Note that a worker could not begin to serve; return whether trainers are to be told now."""
+        _, told_s = self._failing.get(failing.worker, (None, -_FAILING_PAUSE_S))
+        is_known = failing.worker in self._failing
+        if now_s - told_s < _FAILING_PAUSE_S or (not is_known and len(self._failing) >= _MOST_FAILING):
+            return False
+        self._failing.pop(failing.worker, None)
+        self._failing[failing.worker] = failing, now_s
+        return True
 
     def forget_failing(self, since_s: float) -> None:
         """Forget those that said so before then: they are no longer started."""

@@ -2,7 +2,8 @@
 
 Rules: a child says once, in a line of JSON, that it is ready and where; a coordinator goes on to say what its job
 needs. It keeps its endpoint across restarts, so that trainers find it again; only if it can no longer start there does
-it try another port. A child that dies is started again after a pause, which grows while it keeps failing.
+it try another port. A child that dies is started again after a pause, which grows while it keeps failing. One that
+ended with its nursery has not failed: it is started again where it was, as soon as there is another nursery.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from loader_server.machine.nursery import no_room
+from loader_server.machine.asking import no_room
 from shared.hashing import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from loader_server.machine.nursery import Nursery, Nursling
+    from loader_server.machine.asking import Asker, Nursling
 
 __all__ = ["Child"]
 
@@ -53,6 +54,8 @@ class Child:
     error: dict[str, str] = field(default_factory=dict)
     #: Why it does not serve, as the log says already.
     logged: str = ""
+    #: Whether the last one ended because its nursery had died.
+    is_orphan: bool = False
     #: Whether it was told to end.
     is_ending: bool = False
     #: When it will be ended by force, if it still lives.
@@ -66,7 +69,7 @@ class Child:
     #: The beginning of a line.
     _begun: bytes = b""
 
-    def start(self, nursery: Nursery, within_s: float = math.inf) -> None:
+    def start(self, nursery: Asker, within_s: float = math.inf) -> None:
         """Start it; it is killed if it is not ready within this time. MachineError where the system has no room."""
         try:
             reading, writing = os.pipe()
@@ -126,8 +129,10 @@ class Child:
         if now_s >= self.kill_s:
             self.process.kill()
             self.kill_s = now_s + _PATIENCE_S
-        code = self.process.wait(0)
+        # Whoever was told to end need not say how it did, which a nursery that is stopped would not tell.
+        code = 0 if self.is_ending and self.process.wait_gone(0) else self.process.wait(0)
         if code is not None:
+            self.is_orphan = self.process.is_orphan
             for _ in self.hear():  # its last words
                 pass
             self._forget()
@@ -150,21 +155,26 @@ class Child:
         """Wait until it has ended as it was told to; whether it had to be killed."""
         if self.process is None:
             return False
-        in_time = self.process.wait(max(0.0, self.kill_s - time.monotonic())) is not None
+        in_time = self.process.wait_gone(max(0.0, self.kill_s - time.monotonic()))
         if not in_time:
             self.process.kill()
-            self.process.wait()
+            self.process.wait_gone(_PATIENCE_S)
         self._forget()
         return not in_time
 
     def begin_pause(self, now_s: float) -> None:
         """It has died: set when it is to be started again, and where."""
+        self.restarts += 1
         healthy = now_s - self._started_s > _HEALTHY_S
         self.again_s = now_s if healthy else now_s + self._pause_s
         self._pause_s = _FIRST_PAUSE_S if healthy else min(2 * self._pause_s, _LONGEST_PAUSE_S)
         if not self.served:  # a child that a transform left behind may hold its port
             self.listen = self.spare_listen or self.listen
         self.served = False
+
+    def start_when_possible(self, now_s: float) -> None:
+        """It has to be started, where it was if it was there, as soon as there is a nursery."""
+        self.again_s, self.served = now_s, False
 
     def put_off(self, now_s: float) -> None:
         """It could not be started: set when to try again."""

@@ -3,25 +3,23 @@
 Rules: made, used and closed in the server's thread. libzmq accepts connections until the process has no descriptor
 left, and then no file can be opened either. So the doors are shut while too many descriptors are in use: the kernel
 drops packets that would begin a connection, and clients retry by themselves. Open connections are left alone. libzmq
-closes those whose handshake does not complete, and so the doors open again.
+closes those whose handshake does not complete, and so the doors open again. Who comes in and sends faster than the
+server takes in is stopped by the `brakes`, which are told at the end of each turn whether messages are left over.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import resource
 import socket as posix
-import struct
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import zmq
 
-from loader_server.machine.processes import descriptors_by_port
 from shared.endpoints import port_of
-from shared.sockets import read_events
+from shared.fairness.brakes import Brakes, drop_packets, let_packets_in
+from shared.sockets import descriptors_by_port, read_events
 
 if TYPE_CHECKING:
     from shared.logs import Log
@@ -46,10 +44,6 @@ _SHUT, _OPEN = 5 / 8, 1 / 2
 #: How often to look whether they can open again.
 _LOOK_S = 0.2
 
-#: <asm/socket.h>, and a program for the kernel's packet filter that drops everything (<linux/filter.h>).
-_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
-_KEEP_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)
-
 
 class Doors:
     """Watches the ports of a process; call `turn` in each turn of its loop."""
@@ -66,6 +60,8 @@ class Doors:
         self._routers: list[zmq.Socket[bytes]] = []
         self._listeners: list[posix.socket] = []
         self._look_s = 0.0
+        #: Stops connections that send faster than we take in.
+        self.brakes = Brakes(self._list_connections)
 
     def watch(self, name: str, router: zmq.Socket[bytes]) -> None:
         """Count the connections to a bound ROUTER."""
@@ -79,6 +75,9 @@ class Doors:
     def monitors(self) -> list[zmq.Socket[bytes]]:
         """The sockets to poll."""
         return list(self._monitors)
+
+    def _list_connections(self) -> list[int]:
+        return [fd for fd, port in descriptors_by_port() if port in self._ports]
 
     def count_connections(self) -> dict[str, int]:
         """How many connections each port has; may be called from any thread."""
@@ -114,17 +113,13 @@ class Doors:
     def _shut(self) -> None:
         self._is_shut = True
         self.times_shut += 1
-        program = ctypes.create_string_buffer(_KEEP_NOTHING, len(_KEEP_NOTHING))
-        self._filter(_SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
+        for listener in self._listeners:
+            drop_packets(listener)
 
     def _open(self) -> None:
         self._is_shut = False
-        self._filter(_SO_DETACH_FILTER, 0)
-
-    def _filter(self, option: int, value: bytes | int) -> None:
         for listener in self._listeners:
-            with contextlib.suppress(OSError):  # a kernel without packet filters
-                listener.setsockopt(posix.SOL_SOCKET, option, value)
+            let_packets_in(listener)
 
     def close(self) -> None:
         """Stop watching; call this before the ROUTERs are closed."""

@@ -4,7 +4,8 @@ A new interpreter takes a third of a second to import what a worker needs, a for
 was killed has its place back almost at once. Rules: open it before this process starts threads or imports what a job
 file names, because a process with threads may hang when it forks. It forks one child for each request, tells its end,
 and does nothing else; it ends with its owner, and its children end with it (see processes). A child may ask for
-children of its own, which are killed once it has ended; what it sends instead of a request harms nobody.
+children of its own, which are killed once it has ended; what it sends instead of a request harms nobody. How a nursery
+is asked stands in `asking`.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loader_server.machine.processes import NurseryEndedError, end_with_parent
-from shared.errors import MachineError
+from loader_server.machine.asking import MOST_BYTES, READY, OwnedNursery
+from loader_server.machine.processes import end_with_parent
 from shared.extras import library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["ASKING_FD", "Asker", "Nursery", "Nursling", "no_room"]
+__all__ = ["ASKING_FD", "FOR_THE_OWNER", "Nursery", "serve_owner"]
 
 _setproctitle = library("setproctitle", extra="loader", use="which names processes").setproctitle
 
@@ -42,136 +43,26 @@ _setproctitle = library("setproctitle", extra="loader", use="which names process
 _KEPT_FD = 3
 ASKING_FD = 4
 
-_MOST_BYTES = 2**16
-
-#: A fork takes milliseconds; this is for a machine that is busy.
-_PATIENCE_S = 30.0
-
 #: Signals that reach all of us, from a terminal or a service manager: the owner decides in which order we end.
-_FOR_THE_OWNER = (signal.SIGINT, signal.SIGTERM)
+FOR_THE_OWNER = (signal.SIGINT, signal.SIGTERM)
 
 
-def no_room(got: OSError | str, where: str = "this machine") -> MachineError:
-    """The system has no room for one more process of ours."""
-    return MachineError(
-        expected="a process to be forked",
-        got=str(got),
-        where=where,
-        remedy="Look at memory and at the limits of processes and open files on this machine.",
-    )
-
-
-class Nursling:
-    """A child of the nursery, as its owner sees it; select it like a file to learn of its end."""
-
-    def __init__(self, pid: int, pidfd: int, end: int) -> None:
-        self.pid = pid
-        self._pidfd = pidfd
-        #: A pipe on which its exit code comes at the end.
-        self._end = end
-
-    def fileno(self) -> int:
-        """Readable once it has ended."""
-        return self._end
-
-    def send_signal(self, number: int) -> None:
-        """Signal it through its pidfd, because its process id may belong to another process by now."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, number)
-
-    def kill(self) -> None:
-        """End it by force."""
-        self.send_signal(signal.SIGKILL)
-
-    def wait(self, timeout_s: float | None = None) -> int | None:
-        """Its exit code, negative for a signal; None if it has not ended in time. Once returned, it is forgotten."""
-        poller = select.poll()  # `select` knows no descriptors above 1023
-        poller.register(self, select.POLLIN)
-        if not poller.poll(None if timeout_s is None else 1000 * timeout_s):
-            return None
-        code = os.read(self._end, 16)
-        os.close(self._end)
-        os.close(self._pidfd)
-        return int(code) if code else -signal.SIGKILL  # the nursery was killed, and took all with it
-
-
-class Asker:
-    """Has a nursery fork children; used in one thread."""
-
-    def __init__(self, opened: socket.socket, pid: int) -> None:
-        self._socket = opened
-        opened.settimeout(_PATIENCE_S)
-        #: The nursery's process id.
-        self.pid = pid
-        #: Whether an answer has not come in time: it is about a child that nobody wants any more.
-        self._is_late = False
-
-    def start(self, arguments: Sequence[str], *, keep: int) -> Nursling:
-        """Fork a child, which keeps this descriptor of ours."""
-        try:
-            reading, writing = os.pipe()
-        except OSError as error:
-            raise no_room(error) from error
-        try:
-            try:
-                self._forget_late()
-                socket.send_fds(self._socket, [json.dumps(list(arguments)).encode()], [keep, writing])
-            finally:
-                os.close(writing)  # which leaves room for the descriptor that comes
-            told, fds = self._hear()
-        except OSError as error:
-            os.close(reading)
-            raise self._failed(error) from error
-        if fds:
-            return Nursling(int(told), fds[0], reading)
-        os.close(reading)
-        raise no_room(told.decode(), f"process {self.pid}")
-
-    def _hear(self) -> tuple[bytes, list[int]]:
-        self._is_late = True
-        told, fds, _flags, _sender = socket.recv_fds(self._socket, _MOST_BYTES, 1)
-        self._is_late = False
-        if not told:
-            raise ConnectionResetError
-        return told, fds
-
-    def _forget_late(self) -> None:
-        if self._is_late:
-            for fd in self._hear()[1]:
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(fd, signal.SIGKILL)
-                os.close(fd)
-
-    def _failed(self, error: OSError) -> MachineError:
-        where = f"process {self.pid}"
-        if isinstance(error, ConnectionError):
-            return NurseryEndedError(**no_room("the end of the one that forks", where).words())
-        return no_room(f"no answer in {_PATIENCE_S:g} s" if isinstance(error, TimeoutError) else str(error), where)
-
-
-class Nursery(Asker):
-    """The owner's side. `run` is what a child does with the arguments that `start` gives it."""
+class Nursery(OwnedNursery):
+    """One that is forked from this process. `run` is what a child does with the arguments that `start` gives it."""
 
     def __init__(self, run: Callable[[Sequence[str]], object]) -> None:
         assert threading.active_count() == 1
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         gc.freeze()  # so that garbage collection does not write to pages that all share
         owner = os.getpid()
-        signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_OWNER)
+        signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_OWNER)
         pid = os.fork()
         if not pid:
             ours.close()
             _become(lambda: _serve(theirs, run, owner))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_THE_OWNER)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_THE_OWNER)
         theirs.close()
         super().__init__(ours, pid)
-
-    def close(self) -> None:
-        """End it."""
-        # Before closing, because a child that a transform left behind holds a copy: the nursery would never be told.
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        os.waitpid(self.pid, 0)
 
 
 # --- the nursery's side ---
@@ -190,12 +81,19 @@ class _Forked:
 
 def _serve(owner: socket.socket, run: Callable[[Sequence[str]], object], owner_pid: int) -> None:
     """Fork what is asked for until the owner hangs up."""
-    for number in _FOR_THE_OWNER:
+    for number in FOR_THE_OWNER:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_THE_OWNER)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_THE_OWNER)
     end_with_parent(owner_pid, signal.SIGKILL)
     _setproctitle(_title(["nursery"]))
     _Forker(owner, run).serve()
+
+
+def serve_owner(owner: socket.socket, run: Callable[[Sequence[str]], object], owner_pid: int) -> None:
+    """Be a nursery in a process that was started for it, by a single message that says so; ends the process."""
+    gc.freeze()
+    owner.send(READY)
+    _become(lambda: _serve(owner, run, owner_pid))
 
 
 class _Forker:
@@ -285,7 +183,7 @@ class _Forker:
 def _read(asker: socket.socket) -> tuple[bytes, list[int], bool]:
     """What somebody sends, and whether we had no room for its descriptors; nothing once it has hung up."""
     with contextlib.suppress(ConnectionError):
-        asked, fds, flags, _sender = socket.recv_fds(asker, _MOST_BYTES, 2)
+        asked, fds, flags, _sender = socket.recv_fds(asker, MOST_BYTES, 2)
         return asked, fds, len(fds) < 2 and bool(flags & socket.MSG_CTRUNC)
     return b"", [], False
 

@@ -9,20 +9,18 @@ import ctypes
 import json
 import os
 import signal
-import socket
-import stat
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import MachineError
+from shared.sockets import descriptors_by_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from shared.errors import StokerError
 
 __all__ = [
     "NurseryEndedError",
-    "descriptors_by_port",
     "end_with_parent",
     "how_it_ended",
     "keep_ports_from_children",
@@ -59,25 +57,6 @@ def _close_ports(ports: frozenset[int]) -> None:
     for fd, port in descriptors_by_port():
         if port in ports:
             os.close(fd)
-
-
-def descriptors_by_port() -> Iterator[tuple[int, int]]:
-    """Our TCP sockets, each with its local port."""
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers, not paths
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself, or one that was closed meanwhile
-            fd = int(name)
-            if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                port = _local_port(fd)
-                if port:
-                    yield fd, port
-
-
-def _local_port(fd: int) -> int:
-    seen = socket.socket(fileno=fd)
-    try:
-        return int(seen.getsockname()[1]) if seen.family in (socket.AF_INET, socket.AF_INET6) else 0
-    finally:
-        seen.detach()
 
 
 def say_ready(ready_fd: int, **facts: Any) -> None:  # noqa: ANN401 - plain JSON values

@@ -11,7 +11,9 @@ import math
 import signal
 from typing import TYPE_CHECKING, Any
 
+from loader_server.machine import deadline
 from loader_server.machine.child import Child
+from loader_server.machine.processes import how_it_ended
 from shared.endpoints import at_any_port
 from shared.errors import SettingsError, StokerError
 from shared.silence import GONE_AFTER
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
     from loader_server.machine.job_socket import Caller, JobSocket
 
 __all__ = [
-    "DRAIN_SIGNAL", "END_SIGNAL", "PrintedError", "ServedJob", "Stage", "StartError", "refuse_conflicts",
+    "DRAIN_SIGNAL", "END_SIGNAL", "PrintedError", "ServedJob", "Stage", "StartError", "cause_of", "failure_of",
+    "refuse_conflicts",
 ]  # fmt: skip
 
 #: They tell a coordinator that its job ends: once trainers have finished what they have, or now.
@@ -138,3 +141,22 @@ def _conflict(folder: JobFolder, setting: str, got: str, other: ServedJob, remed
         where=f"{folder.path}, [job], {setting}",
         remedy=f"Write {remedy}, in [job].",
     )
+
+
+def failure_of(job: ServedJob, child: Child, code: int) -> StartError:
+    """Why a job cannot be served whose child ended before it was ready."""
+    if child.error:
+        return PrintedError(**child.error)
+    return StartError(
+        expected=f"{child.name} of job {job.name} to start",
+        got=f"{cause_of(code)} before it was ready",
+        where=str(job.folder.path),
+        remedy="What it printed is above, in the log of `loader-server run`.",
+    )
+
+
+def cause_of(code: int) -> str:
+    """Say in words why a process of a job ended with this code."""
+    if code == -deadline.SIGNAL:
+        return "a sample missed its build_timeout; the stacks above say where"
+    return how_it_ended(code)

@@ -3,9 +3,9 @@
 Rules: a worker serves one job, in one of so many places as the machine has workers; `shares` says how many places each
 job has, and a place changes jobs by the end of one process and the start of another. Whatever ends is started again
 (see `child`), except what failed before its job was ever served: that points to a mistake in the set-up, and ends the
-job, or everything if the job was there from the beginning. Children are forked from the nursery, and end with this
-process, even if it is killed. The loop wakes when a child ends or speaks, a command asks something, a signal comes, or
-something is due.
+job, or everything if the job was there from the beginning. Children are forked from the nursery, of which
+`nursery_keeper` has one that lives, and end with this process, even if it is killed. The loop wakes when a child ends
+or speaks, a command asks something, a signal comes, or something is due.
 """
 
 from __future__ import annotations
@@ -16,14 +16,22 @@ import select
 import time
 from collections import Counter
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from loader_server.job_folder import JobFolder
-from loader_server.machine import deadline
 from loader_server.machine.job_socket import JobSocket
 from loader_server.machine.nursery import ASKING_FD
-from loader_server.machine.processes import how_it_ended
-from loader_server.machine.served_job import END_SIGNAL, PrintedError, ServedJob, Stage, StartError, refuse_conflicts
+from loader_server.machine.nursery_keeper import NurseryKeeper
+from loader_server.machine.served_job import (
+    END_SIGNAL,
+    ServedJob,
+    Stage,
+    StartError,
+    cause_of,
+    failure_of,
+    refuse_conflicts,
+)
 from loader_server.machine.shares import Demand, Shares, divide
 from loader_server.sharing.shelf import make_shelf
 from shared.command import LONGEST_WAIT_S
@@ -76,7 +84,6 @@ class Supervisor:
 
     def __init__(self, settings: SupervisorSettings, nursery: Nursery) -> None:
         self.settings = settings
-        self._nursery = nursery
         self.log = Log("supervisor")
         self.jobs: dict[str, ServedJob] = {}
         self.places: list[WorkerPlace] = []
@@ -86,6 +93,7 @@ class Supervisor:
         #: Callers that have connected and not asked yet, with the job whose socket they used.
         self._callers: dict[Caller, ServedJob] = {}
         self._waker = Waker()
+        self._keeper = NurseryKeeper(nursery, self._waker.fileno(), self.log)
         #: Whether the first jobs are still being started.
         self._starting = False
         self._failure: StartError | None = None
@@ -103,7 +111,7 @@ class Supervisor:
         yield from self.workers
 
     def _command(self, role: str, folder: JobFolder, listen: str) -> list[str]:
-        common = ["--parent", str(self._nursery.pid), "--log-level", self.settings.log_level]
+        common = ["--parent", str(self._keeper.nursery.pid), "--log-level", self.settings.log_level]
         if role == "index":
             return [role, str(folder.path), "--missing", *common]
         insecure = ["--insecure"] if self.settings.insecure else []
@@ -121,7 +129,7 @@ class Supervisor:
             self._take_in(folder, listen)
         while not self._stopping and any(job.stage is not Stage.SERVED for job in self.jobs.values()):
             self._turn()
-            if self._failure is not None:
+            if self._failure is not None and not self._stopping:
                 self.close()
                 raise self._failure
         self._starting = False
@@ -152,6 +160,7 @@ class Supervisor:
         for caller in self._callers:
             caller.close()
         self._close_shelf()
+        self._keeper.close()
 
     def _end_all(self, children: Iterable[Child]) -> None:
         ending = list(children)
@@ -174,7 +183,10 @@ class Supervisor:
             remove_dead_targets(folder.targets_folder)
             if folder.settings.share and self._shelf < 0:
                 self._shelf = make_shelf(folder.settings.share_bytes)
-            job.indexer.start(self._nursery)
+            if self._keeper.is_ready:
+                job.indexer.start(self._keeper.nursery)
+            else:
+                job.indexer.start_when_possible(time.monotonic())
         except OSError as error:
             raise MachineError(
                 expected="to begin with the job",
@@ -305,19 +317,21 @@ class Supervisor:
         if place.child is None and place.job is not None and place.job.stage in _RUNNING:
             place.of = place.job
             place.child = place.job.worker(place.number, os.uname().nodename)
-            self._start_child(place.of, place.child, _READY_TIMEOUT_S if place.of.stage is Stage.JOINING else math.inf)
+            place.child.start_when_possible(now_s)
+            self._restart(place.of, place.child, now_s)
         elif place.child is not None and place.of is not None and place.of is place.job:
             self._restart(place.of, place.child, now_s)
 
     def _restart(self, job: ServedJob, child: Child, now_s: float) -> None:
-        if child.process is None and now_s >= child.again_s:
-            child.restarts += 1
-            self._start_child(job, child)
+        """Start it if that is due, and can be done."""
+        if child.process is None and now_s >= child.again_s and self._keeper.is_ready:
+            must_serve = child is not job.indexer and job.stage is not Stage.SERVED and not child.restarts
+            self._start_child(job, child, _READY_TIMEOUT_S if must_serve else math.inf)
 
-    def _start_child(self, job: ServedJob, child: Child, within_s: float = math.inf) -> None:
+    def _start_child(self, job: ServedJob, child: Child, within_s: float) -> None:
         """Start it; where the system has no room for it now, later, but for a job that was never served."""
         try:
-            child.start(self._nursery, within_s)
+            child.start(self._keeper.nursery, within_s)
         except MachineError as error:
             if job.stage is not Stage.SERVED:
                 self._give_up(job, StartError(**error.words()))
@@ -333,6 +347,7 @@ class Supervisor:
         """Wait until something happens, and do what is due."""
         self._wait_for_events()
         now_s = time.monotonic()
+        self._keeper.look(now_s)
         self._answer_callers()
         for job in list(self.jobs.values()):
             self._look_at(job, now_s)
@@ -350,12 +365,15 @@ class Supervisor:
         """Take in what the job's coordinator said, and whether a process of the job has ended."""
         code = job.indexer.look(now_s)
         if code is not None and job.stage is Stage.INDEXING:
-            if code:
-                self._give_up(job, _failure_of(job, job.indexer, code))
+            if job.indexer.is_orphan:
+                job.indexer.start_when_possible(now_s)
+            elif code:
+                self._give_up(job, failure_of(job, job.indexer, code))
             else:
                 job.stage = Stage.COORDINATING
-                self._start_child(job, job.coordinator, _READY_TIMEOUT_S)
+                job.coordinator.start_when_possible(now_s)
         self._look_at_child(job, job.coordinator, now_s)
+        self._restart(job, job.indexer, now_s)
         self._restart(job, job.coordinator, now_s)
         if now_s >= job.end_s:
             self._end(job)
@@ -374,8 +392,10 @@ class Supervisor:
             return
         if job.stage is Stage.ENDING:
             child.end(self.settings.drain_timeout_s)
+        elif child.is_orphan:
+            child.start_when_possible(now_s)
         elif not served and not child.restarts and job.stage is not Stage.SERVED:
-            self._give_up(job, _failure_of(job, child, code))
+            self._give_up(job, failure_of(job, child, code))
         else:
             child.begin_pause(now_s)
             self._log_death(job, child, code)
@@ -385,7 +405,7 @@ class Supervisor:
         error = " ".join(child.error.values())
         say = self.log.debug if error and error == child.logged else self.log.warning
         child.logged = error
-        cause, restarts = _cause(code), child.restarts + 1
+        cause, restarts = cause_of(code), child.restarts
         say("died and is started again", child=child.name, cause=cause, restarts=restarts, job=job.name)
 
     def _give_up(self, job: ServedJob, error: StartError) -> None:
@@ -400,11 +420,12 @@ class Supervisor:
         for descriptor in [one.fileno() for one in sockets] + [one.fileno() for one in self._callers]:
             poller.register(descriptor, select.POLLIN)
         children = list(self._children())
-        for child in children:
-            for descriptor in child.descriptors():
-                poller.register(descriptor, select.POLLIN)
+        for descriptor in chain(self._keeper.descriptors(), *(child.descriptors() for child in children)):
+            poller.register(descriptor, select.POLLIN)
         ends_s = [job.end_s for job in self.jobs.values() if job.stage is not Stage.ENDING]
-        due_s = min([*(child.due_s() for child in children), *ends_s], default=math.inf)
+        # What is to be started has to wait for a nursery.
+        awaited = [child for child in children if child.process is not None or self._keeper.is_ready]
+        due_s = min([self._keeper.due_s(), *(child.due_s() for child in awaited), *ends_s])
         if self._may_move():
             due_s = min(due_s, self._shares.due_s())
         pause_s = min(max(0.0, due_s - time.monotonic()), LONGEST_WAIT_S)
@@ -453,21 +474,3 @@ class Supervisor:
             }
             for job in self.jobs.values()
         ]
-
-
-def _failure_of(job: ServedJob, child: Child, code: int) -> StartError:
-    """Why a job cannot be served whose child ended before it was ready."""
-    if child.error:
-        return PrintedError(**child.error)
-    return StartError(
-        expected=f"{child.name} of job {job.name} to start",
-        got=f"{_cause(code)} before it was ready",
-        where=str(job.folder.path),
-        remedy="What it printed is above, in the log of `loader-server run`.",
-    )
-
-
-def _cause(code: int) -> str:
-    if code == -deadline.SIGNAL:
-        return "a sample missed its build_timeout; the stacks above say where"
-    return how_it_ended(code)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from loader_server.wants.budget import Budget
 from loader_server.wants.sessions import TrainerSession
 from loader_server.wants.tickets import Verdict
 from loader_server.wants.want_queue import WantQueue
+from shared.fairness.budget import Budget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -19,8 +19,8 @@ from loader_server.wants.sessions import Sessions
 from loader_server.wants.tickets import Verdict
 from loader_server.worker import refusals
 from loader_server.worker.epoch_counts import EpochCounts, EpochQuestion
-from loader_server.worker.patience import Patience
 from shared.errors import MachineError, ProtocolError, StokerError
+from shared.fairness.patience import Patience
 from shared.wire import messages as m
 from shared.wire.codec import VersionError, decode, encode_refusal
 from shared.wire.layout import layout_of
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from loader_server.building.builder import Builder
     from loader_server.building.send_buffers import SendBuffers
     from loader_server.stream import Stream
-    from loader_server.wants.budget import Budget
     from loader_server.worker.sender import Sender
+    from shared.fairness.budget import Budget
     from shared.guard import Guard
     from shared.logs import Log
     from shared.settings.job import JobSettings
@@ -94,6 +94,8 @@ class Reception:
             self._sessions, parts.batches, self._largest, parts.sender.reads
         )
         self._patience: Patience[bytes] = Patience()
+        #: How many messages were dropped unread, because their senders had said enough in vain.
+        self.unheard = 0
         self._count = {name: builder.batches for name, builder in parts.builders.items()}
         self._epochs = EpochCounts(self._count, parts.log, parts.wake)
 
@@ -146,12 +148,14 @@ class Reception:
 
     # --- what trainers say ---
 
-    def receive(self, identity: bytes, key: str, frame: memoryview | bytes, now_s: float) -> None:
-        """Take in one message."""
+    def receive(self, identity: bytes, key: str, frame: memoryview | bytes, now_s: float) -> bool:
+        """Take in one message; return False if its sender has said enough in vain."""
         if not self._patience.hears(identity, now_s):
-            return
+            self.unheard += 1
+            return False
         if not self._take_in(identity, key, frame, now_s):
             self._patience.bear(identity)
+        return True
 
     def _take_in(self, identity: bytes, key: str, frame: memoryview | bytes, now_s: float) -> bool:
         """Take in one message; whether it brought a batch nearer."""

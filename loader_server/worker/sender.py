@@ -4,10 +4,8 @@ Rules: used in the poll loop only; answers to one trainer keep their order; a so
 trainer that hung up are dropped. A buffer that libzmq still sends from is left alone until libzmq has finished with it,
 which it says only when asked.
 
-libzmq queues without limit for a trainer that does not read, and does not say how much. So after every few kilobytes
-one frame serves as a mark: when libzmq has finished with it, it has finished with everything before it. What it has not
-finished with is counted: a trainer that reads nothing gets only what its open tickets are owed, and no more of its
-batches are built.
+A trainer that leaves too many answers unread (see `shared.fairness.unread`) gets only what its open tickets are owed,
+and no more of its batches are built.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from loader_server.wants.budget import Budget
 from shared.endpoints import port_of
+from shared.fairness.unread import MARK_BYTES, UnreadAnswers
 from shared.hashing import digest64
 from shared.sockets import bind_router, bind_sealed_router, read_waiting, send_now
 from shared.wire.codec import encode
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     from loader_server.building.send_buffers import SendBuffers
     from loader_server.machine.doors import Doors
     from loader_server.wants.session import Session
+    from shared.fairness.budget import Budget
     from shared.keys import ServerKeys
     from shared.logs import Log
     from shared.wire.messages import Message, Pushed
@@ -42,12 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["Sender"]
 
 _LINGER_MS = 200
-
-#: Bytes of answers and small payloads between two marks. A mark takes some 20 µs; bytes behind the last do not count.
-_MARK_BYTES = 64 * 1024
-
-#: How many bytes of these all trainers together may leave unread.
-_UNREAD_BYTES = 8 * 2**20
 
 
 @dataclass(slots=True)
@@ -57,8 +50,6 @@ class _Peer:
     #: Frames for the next `flush`, and their length.
     frames: list[bytes] = field(default_factory=list)
     waiting: int = 0
-    #: Bytes that were sent since the last mark.
-    unmarked: int = 0
     #: Whether nothing has been said since the last look.
     quiet: bool = False
 
@@ -95,14 +86,11 @@ class Sender:
         self.ports = [port_of(self.endpoint), *([self.sealed_port] if self.sealed_port else [])]
         self._buffers = buffers
         self._batches = batches
-        #: Bytes of answers and small payloads that were not read, by connection.
-        self._answers: Budget[bytes] = Budget(_UNREAD_BYTES)
+        #: Answers and small payloads.
+        self._answers = UnreadAnswers(self.router)
         self._peers: dict[bytes, _Peer] = {}
         self._spoken_to: list[bytes] = []
         self._unread: list[_Unread] = []
-        #: Whether it is to be known of each answer when libzmq is done with it: before we end. Lingering does not help:
-        #: of answers after which the socket was closed at once, 11 of 40 never came.
-        self.tracks_all = False
         #: Messages that were left out, because their receiver does not read.
         self.left_out = 0
 
@@ -110,7 +98,7 @@ class Sender:
 
     def reads(self, identity: bytes) -> bool:
         """Whether this connection reads what it is sent; one that does not gets only what it is owed."""
-        return self._answers.has_room(identity)
+        return self._answers.reads(identity)
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
         """The sockets to poll."""
@@ -122,11 +110,15 @@ class Sender:
         if self._sealed_router is not None:
             doors.watch("sealed", self._sealed_router)
 
-    def drop_strays(self, ready: set[object]) -> int:
+    def drop_strays(self, ready: set[object], suspect: Callable[[zmq.Frame], None] = lambda _: None) -> int:
         """Read and drop what came to the ROUTER for sealed payloads, where nobody may say anything; how much it was."""
         if self._sealed_router is None or self._sealed_router not in ready:
             return 0
-        return sum(1 for _ in read_waiting(self._sealed_router))
+        count = 0
+        for identity, *_frames in read_waiting(self._sealed_router):
+            count += 1
+            suspect(identity)
+        return count
 
     def say(self, identity: bytes, message: Message) -> None:
         """Send a message with the next `flush`, unless the other side does not read."""
@@ -141,7 +133,7 @@ class Sender:
     def _leave_out(self, identity: bytes) -> bool:
         """Whether nothing more is said to this connection for now, which is counted."""
         peer = self._peers.get(identity)
-        if (peer is None or peer.waiting <= _MARK_BYTES) and self.reads(identity):
+        if (peer is None or peer.waiting <= MARK_BYTES) and self.reads(identity):
             return False
         self.left_out += 1
         return True
@@ -171,23 +163,21 @@ class Sender:
         if peer is None or not peer.frames:
             return True
         frames, peer.frames = peer.frames, []
-        peer.unmarked += peer.waiting
         peer.waiting = 0
-        mark = frames.pop() if peer.unmarked >= _MARK_BYTES or self.tracks_all else None
-        if not self._send(self.router, [identity, *frames], more=mark is not None):
+        if not self._answers.send(identity, frames):
             del self._peers[identity]
             return False
-        if mark is not None:
-            self._answers.take(identity, peer.unmarked)
-            settle = partial(self._answers.give_back, identity, peer.unmarked)
-            self._send_tracked(self.router, mark, settle)
-            peer.unmarked = 0
         return True
+
+    def mark_all(self) -> None:
+        """Learn of each answer from now on when libzmq is done with it, because this process ends soon."""
+        self._answers.marks_all = True
 
     def forget_quiet(self) -> None:
         """Forget connections on which nothing was said since the last call."""
         for identity in [one for one, peer in self._peers.items() if peer.quiet]:
             del self._peers[identity]
+            self._answers.forget(identity)
         for peer in self._peers.values():
             peer.quiet = not peer.frames
 
@@ -202,7 +192,7 @@ class Sender:
             return
         if not header.digest:  # left out because it was to be sealed
             header = dataclasses.replace(header, digest=digest64(outcome.payload.data))
-        if outcome.sent.nbytes < _MARK_BYTES:
+        if outcome.sent.nbytes < MARK_BYTES:
             self._queue(session.address, encode(header))
             self._queue(session.address, bytes(outcome.sent))
             self._buffers.give_back(outcome.payload)
@@ -268,6 +258,7 @@ class Sender:
 
     def take_back(self) -> None:
         """Uncount what libzmq has finished with, and give its buffers back."""
+        self._answers.take_back()
         unread, self._unread = self._unread, []
         for one in unread:
             if not one.tracker.done:
@@ -279,7 +270,7 @@ class Sender:
 
     def is_behind(self) -> bool:
         """Whether libzmq is still sending something: it does not say when that is done, so look again soon."""
-        return bool(self._unread)
+        return bool(self._unread) or self._answers.is_behind()
 
     def unsent_bytes(self) -> int:
         """Bytes of batches that were built and are still being sent."""

@@ -31,17 +31,18 @@ from loader_server.machine.free_room import free_room
 from loader_server.machine.room import NEEDED_DESCRIPTORS, Room
 from loader_server.sharing.shelf import Shelf
 from loader_server.stream import Stream
-from loader_server.wants.budget import Budget
 from loader_server.worker.late_streams import LateStreams
 from loader_server.worker.reception import Reception, ReceptionParts
 from loader_server.worker.registration import Registration
 from loader_server.worker.sender import Sender
+from shared.fairness.aftermath import Aftermath
+from shared.fairness.budget import Budget
 from shared.guard import Guard
 from shared.logs import Log
 from shared.memory import boot_id
 from shared.metrics.probes import LOOP_S, Probes, WorkerView, dead, unready_worker
 from shared.silence import GONE_AFTER
-from shared.sockets import Waker, read_waiting
+from shared.sockets import MOST_WAITING, Waker, read_waiting
 from shared.wire import messages as m
 from shared.wire.payload import require_library
 from shared.wire.permissions import TO_WORKER
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from loader_server.building.build_thread import Outcome
     from loader_server.building.builder import Builder
     from loader_server.building.crash_trial import Conviction
-    from loader_server.machine.nursery import Asker
+    from loader_server.machine.asking import Asker
     from loader_server.wants.session import Session
     from shared.keys import ClientKeys, ServerKeys
 
@@ -117,6 +118,7 @@ class Worker:
             deadline=deadline,
             wake=self._waker.wake,
         )
+        self._aftermath = Aftermath()
         self._draining = False
         #: When the main loop turned last.
         self._turned_s = time.monotonic()
@@ -221,7 +223,7 @@ class Worker:
     def _pause_ms(self, now_s: float) -> int:
         if self._sender.is_behind():
             return 5
-        if self._draining:
+        if self._draining or self.doors.brakes.are_on():
             return 20
         return max(1, int(1000 * (self._registration.due_s() - now_s)) + 1)
 
@@ -251,12 +253,7 @@ class Worker:
         if self.guard.look(now_s):
             self._look_s = now_s
         self.doors.turn(now_s)
-        if self._sender.router in ready:
-            for identity, *frames in read_waiting(self._sender.router):
-                key = self.guard.key_of(identity)
-                for frame in frames:
-                    self._reception.receive(identity.bytes, key, frame.buffer, now_s)
-        self.counts.garbage += self._sender.drop_strays(ready)
+        self._take_in(ready, now_s)
         self._forget_gone(now_s)
         for outcome in self._thread.take_outcomes():
             self._answer(outcome)
@@ -265,12 +262,28 @@ class Worker:
         if self.exhausted and not self._draining:
             self.drain(_LAST_WORDS_S)
         if self._draining:
-            self._sender.tracks_all = True
+            self._sender.mark_all()
             self._reception.refuse_all()
         self._reception.feed_builder()
         self._talk_to_coordinator(now_s, spoken_to=self._registration.socket in ready)
         if not self._sender.flush():  # nobody waits for its messages
             self.log.debug("trainer is gone")
+
+    def _take_in(self, ready: set[object], now_s: float) -> None:
+        """Take in what trainers said; the brakes are told if some of it is left over."""
+        count, unheard = 0, self._reception.unheard
+        for identity, *frames in read_waiting(self._sender.router) if self._sender.router in ready else ():
+            count += 1
+            key = self.guard.key_of(identity)
+            for frame in frames:
+                if not self._reception.receive(identity.bytes, key, frame.buffer, now_s):
+                    self.doors.brakes.suspect(identity)
+        strays = self._sender.drop_strays(ready, self.doors.brakes.suspect)
+        self.counts.garbage += strays
+        is_behind = max(count, strays) == MOST_WAITING
+        if is_behind or self._reception.unheard != unheard:
+            self._aftermath.note()
+        self.doors.brakes.turn(now_s, is_behind=is_behind)
 
     def unsent_bytes(self) -> int:
         """Bytes of batches that were built and are still being sent by TCP."""
@@ -318,6 +331,7 @@ class Worker:
             return
         self._look_s = now_s + self._registration.heartbeat_timeout_s / 4
         self._reception.forget(lambda session: self._is_gone(session, now_s))
+        self._aftermath.look()
         if now_s >= self._prune_s:
             self._prune_s = now_s + GONE_AFTER * self._registration.heartbeat_timeout_s
             self._sender.forget_quiet()

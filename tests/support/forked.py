@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import setproctitle
 
-from loader_server.machine import nursery
+from loader_server.machine import asking, nursery
 from loader_server.sources.index import pool
 from shared.quick_import import quick_import
 from tests.support.lean_keras import lean_keras
@@ -79,7 +79,7 @@ _TRAINERS = (
 )
 
 
-class _Nursery(nursery.Asker):
+class _Nursery(asking.Asker):
     """In an interpreter of its own, because this one has threads; by a socket that it listens to."""
 
     def __init__(self, opened: socket.socket) -> None:
@@ -88,7 +88,7 @@ class _Nursery(nursery.Asker):
         self._lock = threading.Lock()
         atexit.register(opened.close)
 
-    def start(self, arguments: Sequence[str], *, keep: int) -> nursery.Nursling:
+    def start(self, arguments: Sequence[str], *, keep: int) -> asking.Nursling:
         with self._lock:
             return super().start(arguments, keep=keep)
 
@@ -161,7 +161,7 @@ def _environment(*, tensorflow: bool) -> dict[str, str]:
 class _ForkedProcess:
     """As much of a `subprocess.Popen` as tests use."""
 
-    def __init__(self, command: Sequence[str], process: nursery.Nursling) -> None:
+    def __init__(self, command: Sequence[str], process: asking.Nursling) -> None:
         self.args = command
         self.returncode: int | None = None
         self._process = process
@@ -309,13 +309,13 @@ serve_trials([*sys.argv[1:4], str(os.getppid()), *sys.argv[5:]])
 """
 
 
-class TrialNursery(nursery.Asker):
+class TrialNursery(asking.Asker):
     """Where a worker in this process, which has threads, has its trials forked; children run this code."""
 
     def __init__(self, code: str = _TRIALS) -> None:
         self.pid, self._code = 0, code
 
-    def start(self, arguments: Sequence[str], *, keep: int) -> nursery.Nursling:
+    def start(self, arguments: Sequence[str], *, keep: int) -> asking.Nursling:
         how = {"command": ["-c", self._code, *arguments], "folder": str(ROOT), "outputs": [os.devnull] * 2}
         how |= {"environment": dict(os.environ), "ready": True}
         return _nursery(tensorflow=False).start([json.dumps(how)], keep=keep)

@@ -124,6 +124,9 @@ class ElasticWorld:
         if mine is not None:
             self._leave(mine, f"{join.name} joins anew", now_s, back_s=0.0)
         known = self._joiners.get(join.member)
+        # A connection speaks for one trainer, and who joins on it is somebody else by now.
+        for other in [one for one, joiner in self._joiners.items() if joiner.peer == peer and one != join.member]:
+            del self._joiners[other]
         self._serials[join.member] = join.serial
         self._joiners[join.member] = _Joiner(join, peer, known.since_s if known is not None else now_s, now_s)
         self._decide(room, now_s)

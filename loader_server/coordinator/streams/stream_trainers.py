@@ -103,6 +103,10 @@ class StreamTrainers:
         is_older = attach.tenure is not None and self.succession.last_tenure(ranks) > attach.tenure
         return is_older or self.succession.is_superseded(attach.incarnation)
 
+    def former(self, peer: bytes, incarnation: int) -> list[int]:
+        """Return the other trainers that were attached on this connection."""
+        return [one for one, trainer in self.trainers.items() if trainer.peer == peer and one != incarnation]
+
     def add(self, trainer: AttachedTrainer) -> None:
         """Add a trainer that is attached now, in place of its earlier self."""
         self.remove(trainer.attach.incarnation)

@@ -16,7 +16,7 @@ import pytest
 
 from loader_server.building.crash_trial import CrashTrial, judged
 from loader_server.job_file import JobFile
-from loader_server.machine.nursery import Asker
+from loader_server.machine.asking import Asker
 from loader_server.machine.room import Room
 from loader_server.stream import Stream
 from shared.errors import MachineError

@@ -213,9 +213,9 @@ def test_with_a_full_disk_no_lease_is_promised_and_none_expires_until_there_is_r
 def test_what_is_asked_while_the_disk_is_slow_shares_the_next_write(serve):
     """However it comes in: the loop takes in all that waits before it writes."""
     served = serve(leases=LeaseRules(floor_s=30.0, tries=1))
-    trainers = served.peer()
-    for number in range(1, 21):
-        trainers.ask(attach(incarnation=number))
+    trainers = [served.peer() for _ in range(20)]
+    for number, trainer in enumerate(trainers, 1):
+        trainer.ask(attach(incarnation=number))
     take_in, write = served.coordinator._take_in, served.coordinator._journal.write
     writes, to_come = [], [20]
 
@@ -228,14 +228,14 @@ def test_what_is_asked_while_the_disk_is_slow_shares_the_next_write(serve):
 
     served.coordinator._journal.write = lambda facts: (writes.append(len(facts)), write(facts))
     served.coordinator._take_in = take_in_all
-    for number in range(1, 21):
-        trainers.send(
+    for number, trainer in enumerate(trainers, 1):
+        trainer.send(
             m.Outcomes(
                 stream="train", work="train", incarnation=number, book=None, generation=1, serial=1, done=(),
                 failed=(), returned=(), in_hand=None, wanted=1, before=1, snapshot=False,
             )
         )  # fmt: skip
-    assert sorted(trainers.hear().leases[0].number for _ in range(20)) == list(range(20))
+    assert sorted(trainer.hear().leases[0].number for trainer in trainers) == list(range(20))
     assert len(writes) == 1
 
 

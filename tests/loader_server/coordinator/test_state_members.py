@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from loader_server.coordinator import refusals
 from loader_server.coordinator.events import (
     CulpritFound,
     Forgot,
@@ -35,6 +36,14 @@ from tests.support.coordinator import (
     register,
     said,
 )
+
+
+def with_worker(*peers: bytes) -> CoordinatorState:
+    """A coordinator at which a worker is registered on each of these connections."""
+    state = coordinator()
+    for number, peer in enumerate(peers, 100):
+        said(state, register(f"w{number}", number), peer=peer)
+    return state
 
 
 class TestWorkers:
@@ -101,9 +110,21 @@ class TestWorkers:
         assert {one.peer for one in again} == {b"anew"}
         assert isinstance(again[0].message, m.Registered)
 
+    @pytest.mark.fault(58)
+    def test_of_a_flood_of_workers_that_cannot_serve_few_are_told(self):
+        """Anybody may say so; each word would go to every trainer, and into the log."""
+        state = coordinator()
+        said(state, attach(), peer=b"trainer")
+        out = [one for number in range(600) for one in state.handle(Received(b"x", failing(f"w{number}")), 1.0)]
+        assert sum(isinstance(one, Send) for one in out) == sum(isinstance(one, Warn) for one in out) == 256
+        assert len(state.report(1.0)["failing"]) == 256
+        assert [state.handle(Received(b"x", failing("w3", f"got {now}")), 1.0) for now in range(50)] == [[]] * 50
+        assert len(state.handle(Received(b"x", failing("w3", "another")), 1.6)) == 2
+        assert len(state.handle(Received(b"x", failing("w3", "another")), 2.2)) == 1, "trainers hear it again"
+
     def test_nor_by_heartbeats_which_are_noted(self):
         state = coordinator()
-        said(state, register())
+        said(state, register(), peer=b"worker")
         said(state, attach(), peer=b"trainer")
         assert state.handle(Received(b"worker", beat()), 1.0) == [Send(b"worker", m.Noted())]
 
@@ -182,11 +203,25 @@ class TestCulprits:
         assert told == [Send(peer, m.Culprits(version=2, keys=keys("a.flac 7 1"))) for peer in (b"w0", b"w1")]
         assert state.handle(Received(b"w1", culprit()), 0.0) == []
 
+    @pytest.mark.fault(58)
+    @pytest.mark.parametrize("registers", [None, register("w0", 1, builder="another")])
+    def test_a_strangers_culprit_is_not_kept(self, registers):
+        """Nor that of one who knows a worker's name and incarnation, which all trainers are told."""
+        state = coordinator()
+        said(state, register("w0", 1), peer=b"w0")
+        if registers is not None:
+            said(state, registers, peer=b"stranger")
+        assert said(state, beat("w0", 1), peer=b"stranger") == [refusals.unknown_worker()]
+        assert state.handle(Received(b"stranger", culprit()), 0.0) == [Send(b"stranger", refusals.unknown_worker())]
+        said(state, m.Leave(worker="w0", incarnation=1), peer=b"stranger")
+        assert len(state.report(0.0)["workers"]) == 1
+        assert state.report(0.0)["culprits"] == []
+
     @pytest.mark.fault(36)
     def test_a_worker_that_registers_is_told_of_those_of_every_stream(self):
-        state = coordinator()
-        said(state, culprit())
-        said(state, culprit("b", "dev"))
+        state = with_worker(b"w0")
+        said(state, culprit(), peer=b"w0")
+        said(state, culprit("b", "dev"), peer=b"w0")
         _, told = said(state, register())
         assert told == m.Culprits(version=3, keys=tuple(sorted((*keys("a.flac 7 1"), *keys("b", stream="dev")))))
 
@@ -196,21 +231,21 @@ class TestCulprits:
         state = coordinator()
         assert said(state, register())[1] == m.Culprits(version=1, keys=())
         assert said(state, beat(culprits=1)) == [m.Noted()]
-        said(state, culprit("a"))
+        said(state, culprit("a"), peer=b"1")
         assert said(state, beat(culprits=1)) == [m.Culprits(version=2, keys=keys("a"))]
         assert said(state, beat(culprits=2)) == [m.Noted()]
         said(state, forgive("a"))
         assert said(state, beat(culprits=2)) == [m.Culprits(version=3, keys=())]
 
     def test_a_culprit_of_no_stream_of_ours_is_not_kept(self):
-        assert kept(coordinator(), culprit(stream="other")) == []
+        assert kept(with_worker(b"me"), culprit(stream="other")) == []
 
     @pytest.mark.fault(52)
     def test_they_are_bounded_and_that_is_logged(self, monkeypatch):
         monkeypatch.setattr("loader_server.coordinator.convictions._MOST", 2)
-        state = coordinator()
+        state = with_worker(b"w0", b"me")
         for identity in "ab":
-            said(state, culprit(identity))
+            said(state, culprit(identity), peer=b"w0")
         (warn,) = state.handle(Received(b"w0", culprit("c")), 0.0)
         assert warn.event == "too many samples kill decoders: from here on they are not kept"
         assert state.handle(Received(b"w0", culprit("c")), 0.0) == []  # they are said with every heartbeat
@@ -224,7 +259,7 @@ class TestCulprits:
         state = coordinator()
         said(state, register(), peer=b"w0")
         for identity in "ab":
-            said(state, culprit(identity))
+            said(state, culprit(identity), peer=b"w0")
         out = state.handle(Received(b"me", forgive("a")), 0.0)
         assert out == [
             Keep(Forgot("train", "a")),
@@ -233,7 +268,7 @@ class TestCulprits:
         ]
         assert state.handle(Received(b"me", forgive("b")), 0.0)[-1].message == m.Culprits(version=5, keys=())
         assert state.handle(Received(b"me", forgive("b")), 0.0) == [Send(b"me", m.Forgiven(count=0))]
-        assert kept(state, culprit("a")) != [], "it may be convicted anew"
+        assert isinstance(state.handle(Received(b"w0", culprit("a")), 0.0)[0], Keep), "it may be convicted anew"
 
     @pytest.mark.fault(36)
     @pytest.mark.parametrize(
@@ -247,9 +282,9 @@ class TestCulprits:
         ],
     )
     def test_one_or_all_of_one_stream_or_of_all(self, asked, forgotten):
-        state = coordinator()
+        state = with_worker(b"w0")
         for found in (culprit("a"), culprit("b"), culprit("a", "dev")):
-            said(state, found)
+            said(state, found, peer=b"w0")
         assert [f"{fact.stream} {fact.identity}" for fact in kept(state, asked)] == forgotten
         assert len(state.report(0.0)["culprits"]) == 3 - len(forgotten)
 
@@ -259,7 +294,8 @@ class TestWhatGrows:
     def test_a_status_of_thousands_is_cut_and_says_so(self):
         state = coordinator()
         for number in range(4200):
-            state.handle(Received(b"me", attach(stream="dev", incarnation=number, name="é" * 200)), 0.0)
+            peer = b"reader %d" % number
+            state.handle(Received(peer, attach(stream="dev", incarnation=number, name="é" * 200)), 0.0)
         state.handle(Received(b"w", register()), 0.0)
         state.handle(Received(b"t", attach(name="the one that trains")), 0.0)
         frame = encode(state.handle(Received(b"me", m.StatusQuery()), 0.0)[0].message)

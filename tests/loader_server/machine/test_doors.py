@@ -12,10 +12,9 @@ import pytest
 import zmq
 
 from loader_server.machine.doors import Doors
-from loader_server.machine.processes import descriptors_by_port
 from shared.endpoints import port_of
 from shared.logs import Log
-from shared.sockets import bind_router
+from shared.sockets import bind_router, descriptors_by_port
 from tests.support.loaders import wait_until
 from tests.support.zmtp import raw_client
 

@@ -144,7 +144,8 @@ def test_what_threads_of_a_child_have_begun_is_finished(owned: Owner) -> None:
 #: What a child does to have a child of its own: `asker` and `ask`, which has it do something and returns it.
 _ASKS = """
 import fcntl, socket
-from loader_server.machine.nursery import ASKING_FD, Asker
+from loader_server.machine.asking import Asker
+from loader_server.machine.nursery import ASKING_FD
 asker = Asker(socket.socket(fileno=ASKING_FD), os.getppid())
 def ask(how, asker=asker):
     reading, writing = os.pipe()
@@ -227,7 +228,7 @@ def test_a_nursery_without_room_for_descriptors_says_so() -> None:
 
 def test_an_answer_that_comes_too_late_is_about_nobody() -> None:
     """The child is ended, and the next one is not mistaken for it."""
-    with owner("from loader_server.machine import nursery\nnursery._PATIENCE_S = 0.2\n") as made:
+    with owner("from loader_server.machine import asking\nasking._PATIENCE_S = 0.2\n") as made:
         made.nursery.suspend()
         assert "got no answer in 0.2 s" in made.ask("signal.pause()")["error"]
         assert "got no answer in 0.2 s" in made.ask("signal.pause()")["error"]
@@ -277,11 +278,11 @@ def test_without_it_there_is_an_error() -> None:
 
 
 def test_children_of_a_killed_nursery_have_ended() -> None:
-    """Their owner learns of it as of any end; loaders end with their parent (see processes)."""
+    """Their owner learns of it as of any end, and kills those that do not end with their parent."""
     with owner() as made:  # which waits for the end of what does not say "pause" however long that takes
         told = made.ask(f"os.kill({made.nursery.pid}, signal.SIGKILL)\nthreading.Event().wait()")
         assert told["ended"] == -signal.SIGKILL
-        psutil.Process(told["pid"]).kill()
+        wait_until(lambda: not psutil.pid_exists(told["pid"]) or _has_ended(psutil.Process(told["pid"])), "it is gone")
 
 
 _THREADED = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -16,6 +17,7 @@ from loader_server.commands.status import ask_all
 from loader_server.job_folder import JobFolder
 from loader_server.machine.job_socket import ask_machine
 from loader_server.machine.supervisor import Supervisor, SupervisorSettings
+from shared.sockets import Waker
 from tests.support.forked import start_module
 from tests.support.loaders import ROOT, running, wait_until, write_job
 from tests.support.unheard import expect_unheard_ctrl_c
@@ -105,6 +107,23 @@ def test_a_coordinator_that_dies_while_another_job_still_begins_is_started_again
         wait_until(lambda: log.read_text().count("is served at") == 2, "both are served")
 
 
+def test_a_nursery_that_dies_while_jobs_begin_delays_them(tmp_path: Path) -> None:
+    """What it had forked has not failed: one job is still indexed, another's coordinator waits for it."""
+    quick, slow = make(tmp_path, "quick"), make(tmp_path, "slow", transforms=("slow:unchanged", "logmel"))
+    gate = tmp_path / "gate"
+    (tmp_path / "slow" / "slow.py").write_text(_SLOW.format(gate=str(gate)))
+    with beginning(quick, slow, workers=2) as (pid, log):
+        wait_until(lambda: '"ready"' in log.read_text(), "one job's coordinator is ready")
+        (nursery,) = psutil.Process(pid).children()
+        before = psutil.Process(pid).children(recursive=True)
+        nursery.kill()
+        gate.touch()
+        wait_until(lambda: log.read_text().count("is served at") == 2, "both are served")
+        assert not set(before) & set(psutil.Process(pid).children(recursive=True))
+        assert log.read_text().count("the nursery died") == 1
+        assert "Traceback" not in log.read_text()
+
+
 def test_a_coordinator_that_dies_while_its_job_ends_is_not_started_again(tmp_path: Path) -> None:
     stays, ends = make(tmp_path, "stays"), make(tmp_path, "ends")
     with running(stays, ends, workers=2) as loaders:
@@ -136,7 +155,9 @@ def test_a_process_that_ends_without_a_word_is_named(tmp_path: Path) -> None:
 
 
 def test_a_signal_just_before_it_waits_is_heeded() -> None:
-    supervisor = Supervisor(SupervisorSettings(workers=1), None)  # type: ignore[arg-type] # it starts nothing
+    idle = Waker()
+    nursery = SimpleNamespace(fileno=idle.fileno, is_late=False)
+    supervisor = Supervisor(SupervisorSettings(workers=1), nursery)  # type: ignore[arg-type] # it starts nothing
 
     def wait() -> None:
         while True:
@@ -144,3 +165,4 @@ def test_a_signal_just_before_it_waits_is_heeded() -> None:
 
     expect_unheard_ctrl_c(wait)
     supervisor._waker.close()
+    idle.close()

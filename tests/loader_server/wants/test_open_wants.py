@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from loader_server.wants.budget import Budget
 from loader_server.wants.open_wants import OpenWants
 from loader_server.wants.sessions import Sessions
 from loader_server.wants.tickets import Tickets, Verdict
+from shared.fairness.budget import Budget
 from shared.wire import messages as m
 from shared.wire.parts import Ticket
 from tests.shared.wire.examples import EXAMPLES

@@ -8,10 +8,10 @@ import zmq
 from loader_server.building.build_thread import Build, Outcome
 from loader_server.building.send_buffers import SendBuffers
 from loader_server.machine.doors import Doors
-from loader_server.wants.budget import Budget
 from loader_server.wants.session import Session
 from loader_server.worker.sender import Sender
 from shared.endpoints import at_port
+from shared.fairness.budget import Budget
 from shared.hashing import digest64
 from shared.huge_pages import HUGE_PAGE
 from shared.keys import ServerKeys, make_keys
@@ -247,7 +247,7 @@ def test_who_reads_again_is_told_everything_again(plain):
 
     wait_until(all_is_read, "all was read")
     assert plain.sender.reads(TRAINER)
-    assert plain.sender._answers.total == 0
+    assert plain.sender._answers._unread.total == 0
 
 
 @pytest.mark.fault(42)

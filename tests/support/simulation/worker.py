@@ -10,11 +10,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from loader_server.wants.budget import Budget
 from loader_server.wants.open_wants import OpenWants
 from loader_server.wants.sessions import Sessions
 from loader_server.wants.tickets import Tickets, Verdict
 from loader_server.worker.membership import Membership
+from shared.fairness.budget import Budget
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
 from tests.support.simulation.memory import PIECES, Memory, Payload, Stamp

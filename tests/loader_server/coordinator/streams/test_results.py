@@ -204,7 +204,7 @@ class Journalled:
 
     def tell(self, message):
         """The answer, and what was written for it."""
-        orders = self.state.handle(Received(b"", message), 0.0)
+        orders = self.state.handle(Received(b"%d" % message.incarnation, message), 0.0)
         written = [one.fact for one in orders if isinstance(one, Keep)]
         self.journal.write(written)
         (answer,) = [one.message for one in orders if isinstance(one, Send)]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader_server.wants.budget import Budget
+from shared.fairness.budget import Budget
 
 
 def fill(budget, *holders):

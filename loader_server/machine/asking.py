@@ -1,0 +1,229 @@
+"""A nursery as those see it who have children forked by it: how they ask, and what they know of the children.
+
+Rules: one request at a time, and its answer is waited for, but not for ever. An answer that comes too late is about a
+child that nobody wants any more, which is ended. What a nursery does stands in `nursery`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+from loader_server.machine.processes import NurseryEndedError
+from shared.errors import MachineError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["MOST_BYTES", "READY", "Asker", "Nursling", "OwnedNursery", "no_room"]
+
+#: The longest request or answer.
+MOST_BYTES = 2**16
+
+#: What a nursery says that was started as a program, once it can fork.
+READY = b"ready"
+
+#: A fork takes milliseconds; this is for a machine that is busy.
+_PATIENCE_S = 30.0
+
+#: How long a nursery may take to end once its owner has hung up; one that is stopped never would.
+_END_S = 1.0
+
+
+def no_room(got: OSError | str, where: str = "this machine") -> MachineError:
+    """The system has no room for one more process of ours."""
+    return MachineError(
+        expected="a process to be forked",
+        got=str(got),
+        where=where,
+        remedy="Look at memory and at the limits of processes and open files on this machine.",
+    )
+
+
+class Nursling:
+    """A child of the nursery, as its owner sees it; select it like a file to learn of its end.
+
+    The nursery tells how its children end. Once it has died nobody would tell, nor end a child that does not heed the
+    kernel's signal, so the owner kills the children that are left and waits until they are gone: only then are their
+    ports and locks free.
+    """
+
+    def __init__(self, pid: int, pidfd: int, end: int) -> None:
+        self.pid = pid
+        #: Whether the nursery died before it told how this child ended.
+        self.is_orphan = False
+        #: Readable once it has ended, whoever tells so.
+        self._pidfd = pidfd
+        #: A pipe on which its exit code comes at the end.
+        self._end = end
+
+    def fileno(self) -> int:
+        """Readable once it has ended."""
+        return self._pidfd if self.is_orphan else self._end
+
+    def send_signal(self, number: int) -> None:
+        """Signal it through its pidfd, because its process id may belong to another process by now."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        """End it by force."""
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Its exit code, negative for a signal; None if it has not ended in time. Once returned, it is forgotten."""
+        if not self.is_orphan:
+            if not _is_readable(self._end, timeout_s):
+                return None
+            code = os.read(self._end, 16)
+            if code:
+                self._forget()
+                return int(code)
+            self.is_orphan = True
+            self.kill()
+        return -signal.SIGKILL if self.wait_gone(timeout_s) else None
+
+    def wait_gone(self, timeout_s: float | None) -> bool:
+        """Return whether it has ended in time, even if the nursery does not tell how. Once it has, it is forgotten."""
+        if not _is_readable(self._pidfd, timeout_s):
+            return False
+        self._forget()
+        return True
+
+    def _forget(self) -> None:
+        os.close(self._end)
+        os.close(self._pidfd)
+
+
+def _is_readable(fd: int, timeout_s: float | None) -> bool:
+    """Wait until a descriptor is readable, for so long at most; whether it is."""
+    poller = select.poll()  # `select` knows no descriptors above 1023
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(None if timeout_s is None else 1000 * timeout_s))
+
+
+class Asker:
+    """Has a nursery fork children; used in one thread."""
+
+    def __init__(self, opened: socket.socket, pid: int) -> None:
+        self._socket = opened
+        opened.settimeout(_PATIENCE_S)
+        #: The nursery's process id.
+        self.pid = pid
+        #: A descriptor that is readable once no answer is worth waiting for; -1: there is none.
+        self.interrupt_fd = -1
+        #: Whether an answer has not come in time: it is about a child that nobody wants any more.
+        self.is_late = False
+
+    def start(self, arguments: Sequence[str], *, keep: int) -> Nursling:
+        """Fork a child, which keeps this descriptor of ours."""
+        try:
+            reading, writing = os.pipe()
+        except OSError as error:
+            raise no_room(error) from error
+        try:
+            try:
+                self.forget_late()
+                socket.send_fds(self._socket, [json.dumps(list(arguments)).encode()], [keep, writing])
+            finally:
+                os.close(writing)  # which leaves room for the descriptor that comes
+            told, fds = self._hear()
+        except OSError as error:
+            os.close(reading)
+            raise self._failed(error) from error
+        if fds:
+            return Nursling(int(told), fds[0], reading)
+        os.close(reading)
+        raise no_room(told.decode(), f"process {self.pid}")
+
+    def _hear(self) -> tuple[bytes, list[int]]:
+        self.is_late = True
+        self._wait_for_answer()
+        told, fds, _flags, _sender = socket.recv_fds(self._socket, MOST_BYTES, 1)
+        self.is_late = False
+        if not told:
+            raise ConnectionResetError
+        return told, fds
+
+    def _wait_for_answer(self) -> None:
+        poller = select.poll()
+        for fd in (self._socket.fileno(), *([self.interrupt_fd] if self.interrupt_fd >= 0 else ())):
+            poller.register(fd, select.POLLIN)
+        patience_s = self._socket.gettimeout()
+        ready = dict(poller.poll(None if patience_s is None else 1000 * patience_s))
+        if not ready:
+            raise TimeoutError
+        if self._socket.fileno() not in ready:
+            raise InterruptedError("this process is told to end")
+
+    def forget_late(self) -> None:
+        """Take in the answer that came too late, or wait for it; its child is ended."""
+        if self.is_late:
+            for fd in self._hear()[1]:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+                os.close(fd)
+
+    def _failed(self, error: OSError) -> MachineError:
+        where = f"process {self.pid}"
+        if isinstance(error, ConnectionError):
+            return NurseryEndedError(**no_room("the end of the one that forks", where).words())
+        return no_room(f"no answer in {_PATIENCE_S:g} s" if isinstance(error, TimeoutError) else str(error), where)
+
+
+class OwnedNursery(Asker):
+    """A nursery that is a child of this process; select it like a file to learn of its end."""
+
+    def __init__(self, opened: socket.socket, pid: int) -> None:
+        super().__init__(opened, pid)
+        self._pidfd = os.pidfd_open(pid)
+        self._code: int | None = None
+
+    def fileno(self) -> int:
+        """Readable once it has ended."""
+        return self._pidfd
+
+    def socket_fileno(self) -> int:
+        """Readable once it has said something."""
+        return self._socket.fileno()
+
+    def has_answered(self) -> bool:
+        """Whether something it has said is not taken in yet."""
+        return _is_readable(self._socket.fileno(), 0)
+
+    def hear_ready(self) -> bool:
+        """Take in its first word; whether it is ready."""
+        with contextlib.suppress(ConnectionError):
+            return self._socket.recv(len(READY)) == READY
+        return False
+
+    def look(self) -> int | None:
+        """How it has ended, negative for a signal; None if it lives. Its socket and descriptor are closed then."""
+        if self._code is None and _is_readable(self._pidfd, 0):
+            self._reap()
+        return self._code
+
+    def close(self) -> None:
+        """End it; by force if it does not end in time."""
+        if self._code is not None:
+            return
+        # Before closing, because a child that a transform left behind holds a copy: the nursery would never be told.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if not _is_readable(self._pidfd, _END_S):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._reap()
+
+    def kill(self) -> None:
+        """End it by force, without waiting for its end."""
+        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self._socket.close()
+        os.close(self._pidfd)

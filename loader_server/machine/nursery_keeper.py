@@ -1,0 +1,193 @@
+"""The nursery of a supervisor, and a successor for each that dies.
+
+Without a nursery nothing can be started again, so its death would take all loaders of the machine down for good. A
+successor is a new interpreter, started by fork and exec: the supervisor has sockets, descriptors and perhaps threads,
+none of which a nursery may have. Importing our code takes it a third of a second, for which the supervisor does not
+wait: it goes on with its turns, and starts children once the successor has said that it is ready.
+
+Rules: the children of a nursery that died are ended by those who asked for them (see `Nursling`). A nursery that dies
+again and again points to something that starting it cannot mend, so the fifth death in a minute is an error. One that
+is stopped is not dead: its children live, so it is left alone, and nothing is asked of it until its answer has come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import socket
+import sys
+from collections import deque
+from typing import TYPE_CHECKING
+
+from loader_server.machine.asking import OwnedNursery
+from loader_server.machine.nursery import FOR_THE_OWNER
+from loader_server.machine.processes import how_it_ended
+from shared.errors import MachineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shared.logs import Log
+
+__all__ = ["Deaths", "NurseryKeeper", "execute_nursery"]
+
+#: So many deaths within so many seconds are the end.
+_MOST_DEATHS, _MINUTE_S = 5, 60.0
+
+#: A successor that is not ready by then hangs; importing takes some seconds on a machine that is busy.
+_READY_S = 30.0
+
+#: How long to wait for room to start a process in.
+_PAUSE_S = 0.5
+
+#: What passes by itself, unlike an interpreter that is gone.
+_NO_ROOM_NOW = frozenset((errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+
+#: Where a successor has its end of the socket.
+_SOCKET_FD = 3
+
+#: Ours alone: with `-m`, or before the path is set, modules in the working directory would be imported instead.
+_PROGRAM = """
+import sys
+sys.path[:] = sys.argv[3:]
+from loader_server.cli import be_nursery
+be_nursery(int(sys.argv[1]), int(sys.argv[2]))
+"""
+
+
+class Deaths:
+    """When nurseries died lately."""
+
+    def __init__(self) -> None:
+        self._times_s: deque[float] = deque(maxlen=_MOST_DEATHS)
+
+    def add(self, now_s: float) -> None:
+        """Note a death."""
+        self._times_s.append(now_s)
+
+    def are_too_many(self, now_s: float) -> bool:
+        """Return whether so many were in the last minute that another successor would die as well."""
+        return len(self._times_s) == _MOST_DEATHS and now_s - self._times_s[0] <= _MINUTE_S
+
+
+def execute_nursery() -> OwnedNursery:
+    """Start a nursery as a program; it has nothing of ours but our output, environment and path."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        try:
+            pid = os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-c", _PROGRAM, str(_SOCKET_FD), str(os.getpid()), *sys.path],
+                os.environ,
+                file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), _SOCKET_FD)],
+                setsigmask=FOR_THE_OWNER,
+            )
+            return OwnedNursery(ours, pid)
+        except BaseException:
+            ours.close()
+            raise
+
+
+class NurseryKeeper:
+    """Has the nursery that lives now; `interrupt_fd` is readable once nobody waits for it any more."""
+
+    def __init__(
+        self,
+        nursery: OwnedNursery,
+        interrupt_fd: int,
+        log: Log,
+        execute: Callable[[], OwnedNursery] = execute_nursery,
+    ) -> None:
+        #: Where children are forked; the dead one while there is no successor.
+        self.nursery = nursery
+        self._interrupt_fd = nursery.interrupt_fd = interrupt_fd
+        self._log = log
+        self._execute = execute
+        self._deaths = Deaths()
+        #: Whether the nursery has not said yet that it is ready.
+        self._is_starting = False
+        #: When a successor is to be started, or one that is starting has taken too long.
+        self._due_s = math.inf
+        self._is_dead = False
+        self._has_said_no_room = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a child can be asked for now."""
+        return not (self._is_dead or self._is_starting or self.nursery.is_late)
+
+    def descriptors(self) -> Iterator[int]:
+        """The descriptors to poll: readable once there is something to do."""
+        if not self._is_dead:
+            yield self.nursery.fileno()
+        if not self._is_dead and not self.is_ready:
+            yield self.nursery.socket_fileno()
+
+    def due_s(self) -> float:
+        """When there is something to do even if nothing is readable."""
+        return self._due_s
+
+    def look(self, now_s: float) -> None:
+        """See to it that a nursery lives; MachineError if they die again and again, or none can be started."""
+        code = None if self._is_dead else self.nursery.look()
+        if code is not None:
+            self._note_death(code, now_s)
+        elif not self._is_dead and not self.is_ready:
+            self._hear(now_s)
+        if self._is_dead and now_s >= self._due_s:
+            self._start_successor(now_s)
+
+    def close(self) -> None:
+        """End the nursery."""
+        if self._is_starting:
+            self.nursery.kill()
+        self.nursery.close()
+        self._is_starting = False
+
+    def _note_death(self, code: int, now_s: float) -> None:
+        self._is_dead, self._is_starting, self._due_s = True, False, now_s
+        self._deaths.add(now_s)
+        if self._deaths.are_too_many(now_s):
+            raise MachineError(
+                expected="the process that forks all loaders to live",
+                got=f"its end {_MOST_DEATHS} times in a minute, at last by {how_it_ended(code)}",
+                where="the nursery of this machine",
+                remedy="Look at this machine's memory, and in its system log for what kills processes; then start the "
+                "loaders again.",
+            )
+        self._log.warning("the nursery died: its children end, and are started again", cause=how_it_ended(code))
+
+    def _hear(self, now_s: float) -> None:
+        """Take in that a successor is ready, or an answer that is late."""
+        if not self.nursery.has_answered():
+            if self._is_starting and now_s >= self._due_s:
+                self.nursery.kill()  # its end is a death like others
+                self._due_s = math.inf
+        elif self._is_starting and self.nursery.hear_ready():
+            self._is_starting, self._due_s = False, math.inf
+            self._log.info("there is a nursery again", pid=self.nursery.pid)
+        elif self.nursery.is_late:
+            with contextlib.suppress(OSError):  # it has just died, which the next turn sees
+                self.nursery.forget_late()
+
+    def _start_successor(self, now_s: float) -> None:
+        try:
+            self.nursery = self._execute()
+        except OSError as error:
+            if error.errno not in _NO_ROOM_NOW:
+                raise MachineError(
+                    expected=f"{sys.executable} to be started, to fork loaders from",
+                    got=str(error),
+                    where="this machine",
+                    remedy="Mend the environment that the loaders run in, and start them again.",
+                ) from error
+            self._due_s = now_s + _PAUSE_S
+            say = self._log.debug if self._has_said_no_room else self._log.warning
+            self._has_said_no_room = True
+            say("no nursery can be started, and it is tried again", error=str(error))
+            return
+        self.nursery.interrupt_fd = self._interrupt_fd
+        self._is_dead, self._is_starting, self._has_said_no_room = False, True, False
+        self._due_s = now_s + _READY_S
