@@ -73,7 +73,7 @@ def index_streams(
         try:
             reports |= _index_stream(job, name, strict=strict, processes=processes, force=force)
         except StokerError:
-            if len(names) > 1:
+            if reports:
                 _say_what_is_done(name, reports, names)
             raise
     return reports
