@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -23,18 +24,19 @@ from loader_server.sources.whole_source import WholeSource
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.find import table_names
 from shared.errors import SettingsError
+from shared.extras import MissingLibraryError
 from shared.settings.job import StreamSettings
 from shared.settings.tables import read_tables
 from shared.wire.payload import PayloadEncoding
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from shared.settings.job import Job
     from shared.wire.layout import Field
 
-__all__ = ["JobFile", "StreamRecipe"]
+__all__ = ["JobFile", "Recipes", "StreamRecipe"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,43 @@ class StreamRecipe:
         return chain
 
 
+class Recipes(Mapping[str, StreamRecipe]):
+    """What the job file says about its streams, all of it read at once, so that each mistake is found at once.
+
+    A stream whose source needs a package that is not installed here is an error only where that stream is asked for.
+    """
+
+    def __init__(self, names: Iterable[str], read: Callable[[str], StreamRecipe]) -> None:
+        self._read: dict[str, StreamRecipe | MissingLibraryError] = {}
+        for name in names:
+            try:
+                self._read[name] = read(name)
+            except MissingLibraryError as error:
+                self._read[name] = error
+
+    def __getitem__(self, name: str) -> StreamRecipe:
+        """Return the stream's recipe, or raise the error that says which package it needs."""
+        recipe = self._read[name]
+        if isinstance(recipe, MissingLibraryError):
+            raise recipe
+        return recipe
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._read
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read)
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+    def readable(self) -> Iterator[tuple[str, StreamRecipe]]:
+        """Yield the streams whose packages are installed, each with its recipe."""
+        for name, recipe in self._read.items():
+            if isinstance(recipe, StreamRecipe):
+                yield name, recipe
+
+
 class JobFile(JobFolder):
     """A job file whose streams are read as well."""
 
@@ -77,7 +116,7 @@ class JobFile(JobFolder):
         super().__init__(path)
         if any(":" in name for name in _names_of_code(self.job)):
             self.make_importable()
-        self.recipes = {name: self._recipe(name) for name in self.job.streams}
+        self.recipes = Recipes(self.job.streams, self._recipe)
         if self.accepting and not self.settings.accept_graphs:
             raise SettingsError(
                 expected="accept_graphs = true in [job], as graphs that trainers send can read and write files here",
@@ -122,7 +161,7 @@ class JobFile(JobFolder):
     @property
     def accepting(self) -> tuple[str, ...]:
         """The streams whose data sets trainers send."""
-        return tuple(name for name, recipe in self.recipes.items() if recipe.sent)
+        return tuple(name for name, recipe in self.recipes.readable() if recipe.sent)
 
     def graph_path(self, name: str) -> Path:
         """The file of the graph that a trainer sent for a stream."""
@@ -130,11 +169,11 @@ class JobFile(JobFolder):
 
     def is_awaited(self, name: str) -> bool:
         """Whether a trainer still has to send the stream's graph."""
-        return self.recipes[name].sent and not self.graph_path(name).exists()
+        return name in self.accepting and not self.graph_path(name).exists()
 
     def is_there(self, name: str) -> bool:
         """Whether the stream is to be opened now: all but those whose graph is awaited."""
-        return not self.recipes[name].sent or (self.graph_path(name).exists() and self.is_indexed(name))
+        return name not in self.accepting or (self.graph_path(name).exists() and self.is_indexed(name))
 
     def versions_of_sent(self) -> dict[str, str]:
         """What shapes the batches of streams whose graphs trainers send, apart from the graph, by stream."""

@@ -194,7 +194,10 @@ def _overtaken(folder: Path, newest: int) -> WorldChangedError:
 
 
 def _none_is_whole(folder: Path, reasons: Mapping[Path, str]) -> DataError:
-    named = "; ".join(f"{path.name}: {reason}" for path, reason in reasons.items())
+    files: dict[str, list[str]] = {}
+    for path, reason in reasons.items():
+        files.setdefault(reason, []).append(path.name)
+    named = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in files.items())
     return DataError(
         expected="a whole checkpoint",
         got=f"{len(reasons)} damaged ({named})",

@@ -7,12 +7,13 @@ import json
 import sys
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from loader_server.commands.progress import progress_bar, said_if_slow
 from loader_server.sources.index.make import IndexReport, IndexRequest, make_index, unchanged_index
 from loader_server.sources.source import Source
 from loader_server.stream import open_source, open_sources, refuse_wrong_keys
+from shared.errors import StokerError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,25 +66,52 @@ def index_streams(
     job: JobFile, names: Sequence[str], *, strict: bool = False, processes: int = 0, force: bool = False
 ) -> dict[str, IndexReport]:
     """Make the indexes of these streams; without `force` only those that would differ from the present ones."""
+    reports = dict[str, IndexReport]()
+    readable = dict(job.recipes.readable())
+    # Those that are made whole may read others, and those that lack a package come to nothing.
+    for name in sorted(names, key=lambda name: (name not in readable, name in readable and readable[name].whole)):
+        try:
+            reports |= _index_stream(job, name, strict=strict, processes=processes, force=force)
+        except StokerError:
+            if reports:
+                _say_what_is_done(name, reports, names)
+            raise
+    return reports
+
+
+def _say_what_is_done(failed: str, reports: Mapping[str, IndexReport], names: Sequence[str]) -> None:
+    """Say what has an index in spite of the error that follows: it needs no doing again."""
+    show(reports, as_json=False, out=sys.stderr)
+    left = [name for name in names if name != failed and not any(_is_of(title, name) for title in reports)]
+    rest = f"; not looked at: {', '.join(left)}" if left else ""
+    print(f"{failed}: no index, for the reason that follows{rest}", file=sys.stderr)
+
+
+def _is_of(title: str, stream: str) -> bool:
+    """Return whether a report is of this stream, or of one of its sources."""
+    return title == stream or title.startswith(f"{stream}, ")
+
+
+def _index_stream(job: JobFile, name: str, *, strict: bool, processes: int, force: bool) -> dict[str, IndexReport]:
+    """Make the indexes of all sources of one stream."""
     reports = {}
-    for name in sorted(names, key=lambda name: job.recipes[name].whole):  # these may read others
-        recipe = job.recipes[name]
-        for spec, folder in job.sources(recipe):
-            title = name if len(recipe.sources) == 1 else f"{name}, {folder.name}"
-            with progress_bar(f"index {title}") as progress:
-                source = spec.make()
-                request = IndexRequest(
-                    folder=folder,
-                    spec=spec,
-                    source=source,
-                    chain=_chain(recipe, source),
-                    processes=processes,
-                    strict=strict,
-                    max_bad=job.settings.max_bad,
-                    progress=progress,
-                )
-                reports[title] = (None if force else unchanged_index(request)) or make_index(request)
-        _try_keys(job, recipe)
+    recipe = job.recipes[name]
+    for spec, folder in job.sources(recipe):
+        title = name if len(recipe.sources) == 1 else f"{name}, {folder.name}"
+        with progress_bar(f"index {title}") as progress:
+            source = spec.make()
+            request = IndexRequest(
+                folder=folder,
+                spec=spec,
+                source=source,
+                chain=_chain(recipe, source),
+                processes=processes,
+                strict=strict,
+                max_bad=job.settings.max_bad,
+                progress=progress,
+            )
+            reports[title] = (None if force else unchanged_index(request)) or make_index(request)
+    _try_keys(job, recipe)
     return reports
 
 
@@ -107,7 +135,13 @@ def _try_keys(job: JobFile, recipe: StreamRecipe) -> None:
         refuse_wrong_keys(recipe, chain.fields)
 
 
-def show(reports: Mapping[str, IndexReport], statistics: Sequence[StatisticsReport] = (), *, as_json: bool) -> None:
+def show(
+    reports: Mapping[str, IndexReport],
+    statistics: Sequence[StatisticsReport] = (),
+    *,
+    as_json: bool,
+    out: TextIO | None = None,
+) -> None:
     """Print the reports."""
     if as_json:
         plain = {name: _plain(report) for name, report in reports.items()}
@@ -122,7 +156,8 @@ def show(reports: Mapping[str, IndexReport], statistics: Sequence[StatisticsRepo
         state = "unchanged, " if report.unchanged else ""
         print(
             f"{name}: {state}{report.samples} samples of {report.rows} rows, index {report.fingerprint[:12]} "
-            f"in {report.folder}"
+            f"in {report.folder}",
+            file=out,
         )
         for bad in report.bad[: 0 if report.unchanged else _SHOWN]:
             print(f"  left out: {bad.where}, line {bad.line}: {bad.reason}: {bad.detail}", file=sys.stderr)

@@ -69,7 +69,7 @@ class _Gathered:
 def make_statistics(job: JobFile, names: Sequence[str], *, processes: int = 0) -> list[StatisticsReport]:
     """Make the file of each `normalise` of these streams; of several streams that name one file, the first counts."""
     first: dict[str, str] = {}
-    for name, recipe in job.recipes.items():
+    for name, recipe in job.recipes.readable():
         asked = _settings_of(recipe)
         if asked is not None and asked.statistics is not None:
             first.setdefault(asked.statistics, name)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import h5py
 import numpy as np
 
+from shared.extras import pip_install
 from tests.support.corpora import make_corpus
 from tests.support.example_protos import example
 from tests.support.prepared import prepare, spoken_example
@@ -64,5 +65,24 @@ def test_each_extra_is_named_where_it_lacks(tmp_path: Path) -> None:
     before = set(tmp_path.rglob("*"))
     for (_, extra, *_), (code, said) in zip(CASES, run_without(commands), strict=True):
         assert (code, said[:15]) == (1, "loader-server: "), said
-        assert f"Run `pip install 'stoker[{extra}]'`" in said, said
+        assert f"Run `{pip_install(extra)}`" in said, said
     assert {path.name for path in set(tmp_path.rglob("*")) - before} <= {".stoker", "j"}
+
+
+def test_a_stream_that_is_not_asked_for_needs_no_package_of_its_own(tmp_path: Path) -> None:
+    make_corpus(tmp_path, samples=3)
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    others = {"pyarrow": files("parquet"), "h5py": files("hdf5"), "soundfile": RECORDINGS.format("")}
+    commands = []
+    for package, stream in others.items():
+        job = tmp_path / f"{package}.toml"
+        job.write_text(f'[job]\nname = "{package}"\n[streams.train]\n{TEXT.format("a.txt")}[streams.other]\n{stream}')
+        commands.append((package, "index", "--stream", "train", str(job)))
+        commands.append((package, "index", str(job)))
+    answers = run_without(commands)
+    for code, said in answers[::2]:
+        assert code == 0, said
+    for code, said in answers[1::2]:
+        assert code == 1, said
+        assert "train: unchanged, 2 samples of 2 rows" in said, "it says what has an index"
+        assert "other: no index, for the reason that follows" in said

@@ -52,10 +52,23 @@ def failing_machines(entry: Entry, last: StokerError) -> StokerError:
     """Too many machines failed at a batch, through no fault of the data."""
     return MachineError(
         expected=last.expected,
-        got="; ".join(entry.failures)[:4000],
+        got="; ".join(_once_each(entry.failures))[:4000],
         where=f"batch {entry.batch.number} of epoch {entry.batch.position.epoch}",
         remedy=last.remedy,
     )
+
+
+def _once_each(failures: list[str]) -> list[str]:
+    """Return each failure, "worker: reason", with its reason once: behind the workers that have it."""
+    workers: dict[str, list[str]] = {}
+    for failure in failures:
+        worker, _, reason = failure.partition(": ")
+        workers.setdefault(reason, []).append(worker)
+    return [f"{', '.join(dict.fromkeys(names))}: {reason}{_times(len(names))}" for reason, names in workers.items()]
+
+
+def _times(count: int) -> str:
+    return f" ({count} times)" if count > 1 else ""
 
 
 def other_plan(ours: str, theirs: str) -> StokerError:

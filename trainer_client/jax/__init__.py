@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shared.extras import pip_install
 from trainer_client.runs.given_batches import GivenBatches
 
 try:
     import jax
 except ImportError as error:
-    raise ImportError(f"trainer_client.jax needs JAX ({error}): pip install 'stoker[jax]'") from error
+    raise ImportError(f"trainer_client.jax needs JAX ({error}): {pip_install('jax')}") from error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -6,6 +6,7 @@ after a time that the caller states. While others train there is no hurry: a spa
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Joining", "WorldPlace"]
 
+#: How long to wait for a coordinator in silence.
+_SAYS_SO_AFTER_S = 5.0
 #: How often to ask until the coordinator says it; and again if the connection was not up yet.
 _PAUSE_S, _NOT_YET_S = 0.5, 0.02
 #: Silence after which the connection is made anew: a coordinator that is there answers at once.
@@ -95,6 +98,7 @@ class _Asking:
         self._log = Log("trainer", stream=joining.stream)
         self._reason = "no answer"
         self._until_s = time.monotonic() + joining.timeout_s
+        self._says_so_s = time.monotonic() + _SAYS_SO_AFTER_S
         self._again_s = 0.0
         self._silence = Silence()
 
@@ -104,6 +108,7 @@ class _Asking:
             now_s = time.monotonic()
             if now_s > self._until_s:
                 raise self._nobody()
+            self._say_so(now_s)
             if now_s >= self._again_s:
                 if self._silence.lose_patience(now_s, _SILENT_S):
                     self._client.renew()
@@ -116,8 +121,15 @@ class _Asking:
                         return said
                     self._hear(said, time.monotonic())
 
+    def _say_so(self, now_s: float) -> None:
+        """Say, long before patience ends, that no coordinator answers: the endpoint may be wrong."""
+        if now_s >= self._says_so_s:
+            self._says_so_s = math.inf
+            self._log.warning("no coordinator answers yet: it goes on asking", endpoint=self._joining.endpoint)
+
     def _hear(self, said: m.Message, now_s: float) -> None:
         self._silence.hear(now_s)
+        self._says_so_s = math.inf
         if isinstance(said, m.Gathering) and said.serial == self._join.serial:
             self._again_s = now_s + said.retry_ms / 1000
             self._join = replace(self._join, behind=said.behind)

@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+#: How long to wait for a coordinator in silence.
+_SAYS_SO_AFTER_S = 5.0
+
 __all__ = ["Receiver", "ReceiverSettings", "Standing", "trainer_name"]
 
 #: The longest that the loop sleeps, whatever the core says.
@@ -134,9 +137,22 @@ class Receiver:
         serial, answer = self._answers.expect_attached()
         self.outbox.tell(e.AttachAsked(serial, cursor, done))
         try:
-            return self.wait_for(answer, timeout_s=self.settings.connect_timeout_s)
+            return self._wait_for_coordinator(answer)
         except FutureTimeoutError:
             raise self._no_coordinator() from None
+
+    def _wait_for_coordinator(self, answer: Future[Attached]) -> Attached:
+        """Wait as long as the user allows; long before that, say that nobody answers: the endpoint may be wrong."""
+        timeout_s = self.settings.connect_timeout_s
+        if timeout_s > _SAYS_SO_AFTER_S:
+            with contextlib.suppress(FutureTimeoutError):
+                return self.wait_for(answer, timeout_s=_SAYS_SO_AFTER_S)
+            self.log.warning(
+                "no coordinator has let this trainer in yet: it goes on asking", endpoint=self.settings.endpoint,
+                reason=self.core.attachment.last_reason, waits_s=timeout_s - _SAYS_SO_AFTER_S,
+            )  # fmt: skip
+            timeout_s -= _SAYS_SO_AFTER_S
+        return self.wait_for(answer, timeout_s=timeout_s)
 
     def ask_state(self) -> DoneSet:
         """In queue mode: what is done, once the coordinator has all that this trainer settled so far on disk."""

@@ -15,12 +15,13 @@ import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from shared.errors import SettingsError
+from shared.extras import pip_install
 from trainer_client.runs.given_batches import GivenBatches
 
 try:
     import torch
 except ImportError as error:
-    raise ImportError(f"trainer_client.torch needs PyTorch ({error}): pip install 'stoker[torch]'") from error
+    raise ImportError(f"trainer_client.torch needs PyTorch ({error}): {pip_install('torch')}") from error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -13,11 +13,11 @@ from shared.bad_limit import counted_reasons
 from shared.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from loader_server.sources.index.draft import Draft
     from loader_server.sources.index.request import IndexRequest
-    from loader_server.sources.source import Inventory, Source
+    from loader_server.sources.source import BadRow, Inventory, Source
 
 __all__ = ["is_refused", "process_died", "refuse_bad", "refuse_measuring", "refuse_too_many"]
 
@@ -56,7 +56,7 @@ def _too_bad(request: IndexRequest, inventory: Inventory, draft: Draft, expected
     among = f"{inventory.total}" if rows == inventory.total else f"the first {rows} rows of {inventory.total}"
     counts = counted_reasons(bad) if bad else "no rows at all"
     first = first_bad_rows(draft.folder, _SHOWN_BAD_ROWS)
-    shown = "; ".join(f"{row.where}, line {row.line}: {row.reason}: {row.detail}" for row in first)
+    shown = "; ".join(_once_each(first))
     listed = f"All are in {keep_refused(request.folder, draft.folder)}: {remedy}" if bad else "Name other data"
     return DataError(
         expected=expected,
@@ -64,6 +64,22 @@ def _too_bad(request: IndexRequest, inventory: Inventory, draft: Draft, expected
         where=", ".join(str(facts.get("path")) for facts in inventory.origin) or f'source = "{request.spec.name}"',
         remedy=f"The first: {shown}. {listed}." if bad else f"{listed}.",
     )
+
+
+def _once_each(rows: Iterable[BadRow]) -> Iterator[str]:
+    """Yield each detail once, with the first row that has it, and how many more of these rows have it as well."""
+    alike: dict[tuple[str, str], list[BadRow]] = {}
+    for row in rows:
+        alike.setdefault((row.reason, _without_place(row)), []).append(row)
+    for first, *others in alike.values():
+        more = f" (and {len(others)} more of the first {sum(map(len, alike.values()))})" if others else ""
+        yield f"{first.where}, line {first.line}: {first.reason}: {first.detail}{more}"
+
+
+def _without_place(row: BadRow) -> str:
+    """Return a row's detail without paths and numbers, in which rows differ that have one and the same fault."""
+    words = row.detail.split()
+    return " ".join(word for word in words if "/" not in word and not any(letter.isdigit() for letter in word))
 
 
 def refuse_measuring(request: IndexRequest, source: Source) -> None:

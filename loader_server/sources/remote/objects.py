@@ -32,6 +32,8 @@ _VERSION_KEYS = (
     "Last-Modified",
     "mtime",
 )
+#: Stores whose URLs begin with a bucket, or what they call one.
+_WITH_BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
 #: Objects that are remembered.
 _MOST_KNOWN = 4096
 #: Seconds to connect, and seconds without any byte.
@@ -56,8 +58,24 @@ class Objects:
     def found(self, url: str) -> list[str]:
         """The objects that a pattern or a folder stands for, sorted."""
         store = _store(url)
-        names = self._failures.attempt(url, lambda: store.find(url) if url.endswith("/") else store.glob(url))
+        names = self._failures.attempt(url, lambda: _find(store, url))
+        if not names:
+            self._refuse_missing_bucket(store, url)
         return sorted(store.unstrip_protocol(name) for name in names if not name.endswith("/"))
+
+    def _refuse_missing_bucket(self, store: Any, url: str) -> None:  # noqa: ANN401 - fsspec has no types
+        """Raise if there is no such bucket: fsspec finds nothing in it, as it does for an empty folder."""
+        scheme, _, path = url.partition("://")
+        bucket = path.partition("/")[0]
+        if scheme.lower() not in _WITH_BUCKETS or any(letter in bucket for letter in "*?["):
+            return
+        if not self._failures.attempt(url, lambda: _has_bucket(store, bucket)):
+            raise DataError(
+                expected=f"the bucket {bucket} to be there",
+                got="no such bucket",
+                where=without_credentials(url),
+                remedy="Mend `paths` of the stream, or the end point that the environment names (AWS_ENDPOINT_URL).",
+            )
 
     def facts(self, url: str) -> FileFacts:
         """Size and version as they are now; a DataError if there is no such file."""
@@ -116,6 +134,28 @@ class Objects:
         """Check that what was fetched is this version, unless the store was told which one we want."""
         if not getattr(self._open(url, facts).file, "read_kw", {}).get("IfMatch"):
             _refuse(url, facts, _facts(url, _ask(_store(url), url)))
+
+
+def _find(store: Any, url: str) -> list[str]:  # noqa: ANN401 - fsspec has no types
+    """Return the names below a folder, or of a pattern; none where some stores find nothing and others raise."""
+    try:
+        return list(store.find(url) if url.endswith("/") else store.glob(url))
+    except FileNotFoundError:
+        if url.partition("://")[0].lower() not in _WITH_BUCKETS:
+            raise
+        return []
+
+
+def _has_bucket(store: Any, bucket: str) -> bool:  # noqa: ANN401 - fsspec has no types
+    """Return whether there is a bucket of this name; one whose list we may not see is there."""
+    ask_s3 = getattr(store, "call_s3", None)  # its `exists` takes a store that does not answer for one without it
+    try:
+        ask_s3("head_bucket", Bucket=bucket) if ask_s3 is not None else store.info(bucket)
+    except FileNotFoundError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _refuse(url: str, facts: FileFacts, now: FileFacts) -> None:

@@ -411,6 +411,16 @@ class TestRefusal:
         assert isinstance(failure(lone), MachineError)
         assert all(f"clip {number} in hand" in failure(lone).got for number in range(5))
 
+    def test_a_reason_that_comes_five_times_is_said_once_with_its_count(self):
+        lone = LoneCore(prefetch=1)
+        (want,) = lone.with_workers(1)
+        for number in range(5):
+            lone.unbuilt(want, "machine", got="no child started")
+            if number < 4:
+                lone.wait_hearing(2, 1)
+                want = lone.wants()[0]
+        assert failure(lone).got == "w1: no child started (5 times)"
+
     @pytest.mark.fault(42)
     def test_a_busy_worker_is_left_alone_for_a_moment(self):
         lone = LoneCore(prefetch=1)

@@ -19,6 +19,8 @@ from tests.support.lone_core import BATCHES, DIGEST
 from tests.support.unheard import expect_unheard_ctrl_c
 from trainer_client.core.settings import CoreSettings
 from trainer_client.core.upcoming import Position, Ranks
+from trainer_client.network import joining as joining_module
+from trainer_client.network import receiver as receiver_module
 from trainer_client.network.outbox import Reader
 from trainer_client.network.receiver import Receiver, ReceiverSettings
 
@@ -82,6 +84,31 @@ def test_a_coordinator_that_does_not_answer(ends):
         f"{ends.endpoint}: expected a coordinator that answers within 0.2 s, got counting batches. Start the loaders "
         "(`loader-server run job.toml`), correct the endpoint, or allow more time with connect_timeout_s."
     )
+
+
+def test_that_no_coordinator_answers_is_said_long_before_patience_ends(ends, caplog, monkeypatch):
+    monkeypatch.setattr(receiver_module, "_SAYS_SO_AFTER_S", 0.05)
+    answers = ends.answers.pop(m.Attach, None)
+    ends.answers[m.Attach] = lambda said: []
+    ours = receiver(ends.endpoint, connect_timeout_s=60.0)
+    thread = threading.Thread(target=lambda: ours.attach(None))
+    thread.start()
+    said = "no coordinator has let this trainer in yet: it goes on asking"
+    wait_until(lambda: said in [record.event for record in caplog.records], "it is said")
+    if answers is None:
+        del ends.answers[m.Attach]
+    else:
+        ends.answers[m.Attach] = answers
+    thread.join(60)
+    assert ours.core.attachment.attached, "it has gone on asking"
+    ours.close(20)
+    (record,) = [record for record in caplog.records if record.event == said]
+    assert (record.fields["endpoint"], record.fields["reason"]) == (ends.endpoint, "no answer")
+    assert record.levelname == "WARNING"
+
+
+def test_five_seconds_are_long_enough_to_wait_in_silence():
+    assert receiver_module._SAYS_SO_AFTER_S == joining_module._SAYS_SO_AFTER_S == 5.0
 
 
 def test_ctrl_c_just_before_it_waits_for_the_coordinator_is_heeded(ends, ours):

@@ -127,3 +127,22 @@ def test_another_version_is_refused_by_the_store(files: Files, store: StoreProxy
     again = Files(tmp_path, CacheSettings(folder=tmp_path / "another", bytes=2**30))
     with pytest.raises(ReadError, match=r"s3://data/x/a\.tar: expected the file that was indexed.*has changed since"):
         again.whole(url, known)
+
+
+@pytest.mark.parametrize("name", ["s3://dada/x/", "s3://dada/x/*.tar"])
+def test_a_missing_bucket_is_no_empty_folder(files: Files, name: str) -> None:
+    with pytest.raises(DataError, match=r"expected the bucket dada to be there, got no such bucket\. Mend `paths`"):
+        files.found([name])
+
+
+@pytest.mark.parametrize("name", ["s3://data/nothing/", "s3://data/nothing/*.tar"])
+def test_an_empty_folder_of_a_bucket_that_is_there_is_said_to_be_empty(files: Files, name: str) -> None:
+    with pytest.raises(DataError) as caught:
+        files.found([name])
+    assert "bucket" not in caught.value.expected
+
+
+def test_a_store_that_does_not_answer_is_not_taken_for_one_without_the_bucket(files: Files, store: StoreProxy) -> None:
+    store.fault = lambda method, path: 503 if method == "HEAD" else None
+    with pytest.raises(ReadError):
+        files.found(["s3://data/nothing/"])
