@@ -106,7 +106,7 @@ def dense():
     return [keras.layers.Reshape((1,)), keras.layers.Dense(1)]
 
 
-def train(served, folder, epochs, *callbacks, layers=dense, workers=1, gathered=(), **more):
+def train(served, folder, epochs, *callbacks, layers=dense, is_chief=True, workers=1, gathered=(), **more):
     """Train for as many epochs as there are, of so many steps each; why it ended, and the last record."""
     feed = FakeFeed(epochs=epochs)
     session = feed.session
@@ -117,14 +117,14 @@ def train(served, folder, epochs, *callbacks, layers=dense, workers=1, gathered=
     model.compile(served.make(), "mse")
     data = TrainingData(feed=feed, elements=Single().data(feed, FORM), for_each_shape=partial(feed.warm_up, **FORM))
     shares = SharesSettings(staleness=4, most=0, memory=None)
-    worker = ServedSettings(is_chief=True, pull_every=1, shares=shares, workers=workers)
+    worker = ServedSettings(is_chief=is_chief, pull_every=1, shares=shares, workers=workers)
     settings = LoopSettings(until=Until(epochs=len(epochs)), checkpoints=folder, **more)
     connections = ServerConnections(served.endpoints, None, 60.0)
     try:
         reason = ServedLoop(model, data, connections, worker, settings, callbacks).run()
     finally:
         connections.close()
-    return reason, CheckpointFolder(folder, 3).read_last()[1]
+    return reason, CheckpointFolder(folder, 3).read_last()[1] if is_chief else session
 
 
 @pytest.mark.parametrize(("monitor", "judged"), [("loss", [0, 2]), ("val_fake_loss", [0, 1, 2])])
@@ -166,6 +166,7 @@ class RateAt(keras.callbacks.Callback):
             self.model.optimizer.learning_rate = self.rates.pop(where)
 
     def on_train_begin(self, logs=None):
+        self.began_at = float(self.model.optimizer.learning_rate.numpy())
         if "begin" in self.rates:
             self.model.optimizer.learning_rate = self.rates.pop("begin")
 
@@ -236,6 +237,53 @@ def test_a_chief_that_goes_on_with_what_servers_have_goes_on_with_their_rate(ser
         watch = RateAt(served)
         train(served, tmp_path, (2, 2), watch)
     assert watch.server_rates == [0.5] * len(watch.server_rates)
+    assert watch.began_at == 0.5
+
+
+class ForgottenAt(RateAt):
+    """The server forgets all trainers just before the rate is set, though it serves on."""
+
+    def _set(self, where):
+        if where in self.rates:
+            self.served.running[0][0].state._heard_s.clear()
+        super()._set(where)
+
+
+def test_a_rate_is_set_again_if_the_server_had_forgotten_the_chief(served, tmp_path):
+    callback = ForgottenAt(served, batch_end=0.5)
+    _, record = train(served, tmp_path, (4,), callback)
+    assert callback.server_rates[-1] == 0.5
+    assert record["step"] == 4
+
+
+def test_the_queue_is_taken_back_while_nothing_is_served(served, tmp_path, monkeypatch):
+    """A chief without a checkpoint meets servers that serve what an earlier one gave them."""
+    seen = []
+
+    def rewind(cursor):
+        seen.append(served.running[0][0].state.generation)
+        cursor.restore({"epochs": [[0, 0, []]]})
+
+    monkeypatch.setattr(QueueCursor, "rewind", rewind)
+    with served.trainer(dense_model()) as other:
+        other.serve(DoneSet((EpochDone(0, 0, ()),)), 0)
+        train(served, tmp_path, (2,))
+    assert seen == [0]
+
+
+def test_a_worker_reads_where_the_queue_is_once_the_chief_has_given_shares(served, tmp_path, monkeypatch):
+    """It attached when the queue was at its end."""
+
+    def follow(cursor):
+        cursor.restore({"epochs": [[1, 0, []]]})
+        return True
+
+    monkeypatch.setattr(QueueCursor, "follow", follow, raising=False)
+    with served.trainer(dense_model()) as other:
+        other.serve(DoneSet((EpochDone(0, 0, ()),)), 0)
+        reason, session = train(served, tmp_path, (2, 3), is_chief=False)
+    assert reason == "2 epochs are reached"
+    assert session.yielded == [(1, 0), (1, 1), (1, 2)]
 
 
 def dense_model():

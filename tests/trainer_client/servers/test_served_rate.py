@@ -62,7 +62,10 @@ def test_what_the_chief_sets_holds_for_every_later_push_of_any_worker():
         chief.pull()
         chief.set_rate(0.25)
         assert push(worker, 1) == 0.25
+        worker.pull()
         chief.set_rate(0.0)
+        worker.pull()
+        assert worker._state.common[1].numpy() == 0.0, "before anything else is pushed"
         assert push(worker, 2) == 0.0
         assert worker._state.common[1].numpy() == 0.0, "a copy that goes on between pulls goes by it as well"
         chief.pull()
