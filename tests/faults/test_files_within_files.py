@@ -18,7 +18,7 @@ import trainer_client
 from shared.errors import DataError
 from tests.end_to_end.test_several_jobs import command
 from tests.support.corpora import utterances
-from tests.support.loaders import running, wait_until, write_job
+from tests.support.loaders import ask, running, wait_until, write_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,15 +126,13 @@ def test_a_part_of_a_virtual_dataset_that_changes_under_a_job_is_refused_and_nev
         for change in (rewritten, cut, gone):
             change(part)
             refused(loaders, part)
-            [worker] = loaders.workers()
-            worker.kill()
-            wait_until(
-                lambda old=worker.pid: [one.pid for one in loaders.workers()] not in ([], [old]), "another worker"
-            )
-            refused(loaders, part)
+            kill_the_worker(loaders)
+            wait_until(lambda: ask(loaders.endpoint)["failing"], "the worker says why it does not come back")
+            refused(loaders, part, lost_timeout_s=1.0)
             part.write_bytes(content)
             os.utime(part, ns=(times.st_atime_ns, times.st_mtime_ns))
             assert values_of(loaders) == before
+            wait_until(lambda: not ask(loaders.endpoint)["failing"], "the worker is back")
     rewritten(part)
     code, out, said = command("run", tmp_path / "job.toml", "--workers", "1")
     assert (code, "is served" in out + said) == (1, False)
@@ -147,9 +145,9 @@ def kill_the_worker(loaders: Loaders) -> None:
     wait_until(lambda: [one.pid for one in loaders.workers()] not in ([], [worker.pid]), "there is another worker")
 
 
-def refused(loaders: Loaders, part: Path) -> None:
+def refused(loaders: Loaders, part: Path, lost_timeout_s: float = 60.0) -> None:
     with pytest.raises(DataError) as caught:
-        values_of(loaders, lost_timeout_s=1.0)
+        values_of(loaders, lost_timeout_s)
     assert str(part) in caught.value.where
 
 

@@ -159,6 +159,24 @@ def test_an_ogg_file_that_ends_with_a_page_but_not_the_last_one_is_cut():
         header_of_bytes(raw[:last], "here")
 
 
+@pytest.mark.parametrize("nbytes", [1, 2, 7])
+def test_chunks_before_the_audio_are_followed_by_their_size_and_padding(nbytes):
+    raw = recording("16 bits")
+    chunk = b"LIST" + struct.pack("<I", nbytes) + bytes(nbytes + nbytes % 2)
+    raw = raw[:36] + chunk + raw[36:]
+    assert header_of_bytes(raw, "here") == (FRAMES, RATE, 1)
+    with pytest.raises(SampleError, match=f"expected {2 * FRAMES} bytes of audio"):
+        header_of_bytes(raw[:-600], "here")
+
+
+def test_the_size_in_64_bits_counts_only_where_the_other_says_so():
+    raw = recording("RF64")
+    size_at = raw.index(b"data") + 4
+    raw = raw[:28] + bytes(8) + raw[36:size_at] + struct.pack("<I", 2 * FRAMES) + raw[size_at + 4 :]
+    with pytest.raises(SampleError, match=f"expected {2 * FRAMES} bytes of audio"):
+        header_of_bytes(raw[:-600], "here")
+
+
 @pytest.mark.parametrize("nbytes", [0, 3, 4, 8, 12, 16, 30, 39, 43])
 def test_a_header_that_is_cut_itself_promises_nothing(nbytes):
     for name in CONTAINERS:

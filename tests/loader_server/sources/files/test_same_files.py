@@ -143,3 +143,14 @@ def test_a_status_is_never_enough_to_refuse(tmp_path: Path) -> None:
         change()
         assert has_content(str(tmp_path / "a"), (tmp_path / "a").stat(), known, memory)
     assert not has_content(str(tmp_path / "a"), (tmp_path / "a").stat(), digest(b"two"), memory)
+
+
+def test_a_second_write_within_a_tick_is_noticed(files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves the status as it is, so that of a file that was written just now is not relied on."""
+    in_use = FilesInUse(files, indexed(files))
+    in_use.refuse_changed("b")
+    status = (tmp_path / "b").stat()
+    (tmp_path / "b").write_bytes(b"owt")
+    monkeypatch.setattr(os, "stat", lambda _path: status)
+    with pytest.raises(ReadError, match="got another one of 3 bytes"):
+        in_use.refuse_changed("b")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 
@@ -206,6 +207,40 @@ def test_a_part_that_goes_while_it_is_read_is_an_error_and_not_zeros(folder, mon
     monkeypatch.setattr(virtual_rows.VirtualRows, "read", read_without)
     with pytest.raises(ReadError, match=r'a\.h5: expected the values of "audio" from row 6 on, got .*No such file'):
         raw_of(source, ROWS)
+
+
+def test_a_part_that_is_written_over_while_it_is_read_is_refused(folder, monkeypatch):
+    spec, _ = indexed(folder)
+    source, read = open_source(spec), virtual_rows.VirtualRows.read
+
+    def read_and_write(*how):
+        found = read(*how)
+        rewritten(folder / "parts/1.h5")
+        return found
+
+    monkeypatch.setattr(virtual_rows.VirtualRows, "read", read_and_write)
+    with pytest.raises(ReadError, match=r"parts/1\.h5: expected the file that was indexed, got another one of"):
+        raw_of(source, ROWS)
+
+
+def test_a_part_that_is_gone_before_it_is_read_is_told_as_such(folder):
+    spec, _ = indexed(folder)
+    source = open_source(spec)
+    raw_of(source, ROWS)
+    for virtual in source._files[0]._virtual.values():
+        virtual._close_parts()
+    (folder / "parts/1.h5").unlink()
+    with pytest.raises(ReadError, match=r"parts/1\.h5: expected the file that was indexed, got No such file"):
+        raw_of(source, ROWS)
+
+
+def test_a_part_that_the_index_does_not_know_is_refused(folder):
+    spec, _ = indexed(folder)
+    known = open_source(spec).indexed
+    source = spec.make()
+    source.open(dataclasses.replace(known, origin=known.origin[:-1]))
+    with pytest.raises(ReadError, match=r"a\.h5: expected a file with the parts .*, got one with parts/1\.h5"):
+        raw_of(source, 0)
 
 
 def test_indexing_again_sees_a_part_that_changed_and_samples_get_other_identities(folder):

@@ -97,6 +97,17 @@ def test_a_file_that_others_write_into_is_refused_although_it_is_mapped(tmp_path
     assert mapped["a"][:] == content
 
 
+def test_a_second_write_within_a_tick_is_noticed(
+    tmp_path: Path, mapped: MappedFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapped.close()
+    content, status = mapped["a"][:], (tmp_path / "a").stat()
+    (tmp_path / "a").write_bytes(content[::-1])
+    monkeypatch.setattr(os, "stat", lambda _path: status)
+    with pytest.raises(ReadError, match="another one of"):
+        mapped.refuse_changed("a")
+
+
 def test_a_file_that_is_gone_stays_mapped(tmp_path: Path, mapped: MappedFiles) -> None:
     content = mapped["a"][:]
     (tmp_path / "a").unlink()

@@ -297,6 +297,20 @@ def test_ranges_that_are_not_in_their_matrix_are_bad_rows(tmp_path):
     assert report.bad[2].detail == "expected a range of rows, as [0:99] is of a hundred, got [3:2]"
 
 
+def test_an_archive_that_is_written_into_while_it_is_read_is_refused(tmp_path, monkeypatch):
+    write_features(tmp_path / "data", features(4, 5))
+    source, _, _ = indexed(tmp_path, values="features")
+    ark, read = tmp_path / "data/feats.ark", source.files.read
+
+    def write_into(*how):
+        ark.write_bytes(ark.read_bytes()[:-4] + b"nine")
+        return read(*how)
+
+    monkeypatch.setattr(source.files, "read", write_into)
+    with pytest.raises(ReadError, match=r"feats\.ark: expected the archive that was indexed"):
+        raw_of(source, 0)
+
+
 def test_an_archive_of_other_bytes_whose_time_was_put_back_is_refused(tmp_path):
     write_features(tmp_path / "data", features(4, 5))
     source, _, _ = indexed(tmp_path, values="features")
