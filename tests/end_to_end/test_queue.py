@@ -188,6 +188,22 @@ def test_an_evaluation_that_was_left_is_no_part_of_the_next(loaders):
     assert sorted(numbers) == list(range(status.ask(loaders.endpoint)["streams"]["dev"]["batches"]))
 
 
+def test_whoever_read_only_a_share_of_an_evaluation_is_told_so(loaders, caplog):
+    def warnings():
+        return [one.fields for one in caplog.records if "only a share of the evaluation" in one.getMessage()]
+
+    batches = status.ask(loaders.endpoint)["streams"]["dev"]["batches"]
+    with trainer_client.connect(loaders.endpoint, stream="dev") as feed:
+        assert sum(1 for _ in feed) == batches
+        assert warnings() == []
+        with trainer_client.connect(loaders.endpoint, stream="dev", prefetch=1) as other:
+            next(iter(other)).done()
+            other.state()  # it is on the coordinator's disk
+        assert sum(1 for _ in feed) == batches - 1
+    (told,) = warnings()
+    assert (told["batches"], told["of"]) == (batches - 1, batches)
+
+
 def test_what_only_lockstep_has_is_refused_by_name(loaders):
     with trainer_client.connect(loaders.endpoint) as feed:
         with pytest.raises(SettingsError, match="queue mode"):

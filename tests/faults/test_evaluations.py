@@ -87,6 +87,10 @@ class Largest(keras.metrics.Metric):
 
 def largest():
     return [Largest()]
+
+
+def fine():
+    return [keras.metrics.AUC(num_thresholds=20_000, name="auc")]
 """
 SAMPLES = 100
 METRICS = ("loss", "rmse", "auc", "f1")
@@ -233,6 +237,18 @@ def test_a_metric_that_is_no_sum_is_refused_by_name_where_it_is_shared_and_count
     assert "largest (Largest)" in complained
     with start(folder, loaders, "first", "--eval-metrics", "largest", "--stream", "alone") as process:
         assert 0.5 < values(process)["largest"] < 1
+
+
+@pytest.mark.slow
+@pytest.mark.fault(69)
+def test_states_of_640_kb_a_batch_come_in_pieces(folder: Path, loaders: Loaders) -> None:
+    fine = ("--eval-metrics", "fine")
+    with start(folder, loaders, "first", *fine) as one, start(folder, loaders, "first", *fine) as other:
+        found = [values(one), values(other)]
+    with start(folder, loaders, "first", *fine, "--stream", "alone") as process:
+        alone = values(process)
+    assert [one["auc"] for one in found] == [pytest.approx(alone["auc"], rel=1e-6)] * 2
+    assert [one["rows"] for one in found] == [SAMPLES] * 2
 
 
 @pytest.mark.slow

@@ -123,6 +123,19 @@ def test_what_all_ranks_came_to_is_shown():
     assert "train 3 90 640 loss 0.1235, bad not a number" in shown(state)
 
 
+def test_evaluations_of_two_models_have_a_line_each():
+    state = told(attach(stream="dev", incarnation=1), attach(stream="dev", incarnation=2))
+    for who, loss in ((1, 641.1), (2, 135.6)):
+        values = {"epoch": 1, "step": 11, "rows": 100, "serial": 1, "values": (("loss", loss),), "ended": ""}
+        told(
+            m.Results(stream="dev", incarnation=who, evaluation=f"levels:model {who}", aside=False, **values),
+            state=state,
+        )
+    lines = shown(state)
+    assert "dev, levels:model 1 1 11 100 loss 641.1" in lines
+    assert "dev, levels:model 2 1 11 100 loss 135.6" in lines
+
+
 def test_a_run_that_came_to_its_end_is_told_from_one_that_is_gone():
     state = told(attach())
     left = m.Detach(stream="train", rank=0, incarnation=1000)
