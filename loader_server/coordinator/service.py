@@ -260,7 +260,7 @@ class Coordinator:
         if is_behind:
             self._aftermath.note()
         self.doors.brakes.turn(now_s, is_behind=is_behind)
-        return self._answer_status(asked, now_s) + instructions
+        return instructions + self._answer_status(asked, now_s)
 
     def _hear(
         self, identity: zmq.Frame, frames: list[zmq.Frame], asked: dict[bytes, None], now_s: float

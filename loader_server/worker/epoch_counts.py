@@ -1,7 +1,8 @@
 """How many batches an epoch has, for trainers that ask: counted in a thread, because planning may take seconds.
 
 Rules: `ask` and `take_answers` are for the poll loop, which never waits here. What is being counted is not begun a
-second time. A trainer has a few open questions at most: further ones are dropped, and it asks again.
+second time. A trainer has a few open questions at most, and so have all together, because anybody may call itself by
+ever new names: further ones are dropped, and who asked asks again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ __all__ = ["EpochCounts", "EpochQuestion"]
 
 #: Open questions of one trainer; it may ask about the next epoch in two groupings, for two streams.
 _MOST_OPEN = 4
+#: Open questions of all trainers, and how many of them may wait for one answer.
+_MOST_QUESTIONS, _MOST_ASKERS = 64, 4096
 
 #: Answers that are remembered.
 _KEPT = 256
@@ -55,11 +58,17 @@ class EpochCounts:
         if question in self._known:
             return self._known[question]
         if sum(trainer in askers for askers in self._askers.values()) < _MOST_OPEN:
-            if question not in self._askers:
-                self._askers[question] = set()
-                self._asked.put(question)
-            self._askers[question].add(trainer)
+            self._note(trainer, question)
         return None
+
+    def _note(self, trainer: int, question: EpochQuestion) -> None:
+        if question not in self._askers:
+            if len(self._askers) >= _MOST_QUESTIONS:
+                return
+            self._askers[question] = set()
+            self._asked.put(question)
+        if len(self._askers[question]) < _MOST_ASKERS:
+            self._askers[question].add(trainer)
 
     def take_answers(self) -> list[tuple[int, EpochQuestion, int]]:
         """The answers found since the last call: whom to tell, what was asked, how many batches."""

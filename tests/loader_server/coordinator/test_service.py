@@ -171,7 +171,7 @@ def test_an_answer_that_cannot_be_sent_ends_nothing(serve, monkeypatch, caplog):
     peer = served.peer()
     peer.send(m.StatusQuery())
     assert isinstance(peer.ask(attach()), m.Attached)
-    assert served.coordinator.unsendable == 1
+    wait_until(lambda: served.coordinator.unsendable == 1, "the status could not be sent")
     (record,) = [one for one in caplog.records if one.event == "message cannot be sent"]
     assert record.fields["kind"] == "Status"
 

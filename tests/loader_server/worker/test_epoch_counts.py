@@ -103,3 +103,14 @@ def test_only_so_many_answers_are_kept(planner):
         planner.found()
     assert planner.counts.ask(7, epoch(15)) == 1501
     assert planner.counts.ask(7, epoch(14)) is None
+
+
+@pytest.mark.fault(58)
+def test_trainers_of_ever_new_names_have_few_questions_open_together(planner):
+    for trainer in range(200):
+        assert planner.counts.ask(trainer, EpochQuestion("train", trainer, 1)) is None
+    assert len(planner.counts._askers) == 64
+    assert [asked.epoch for _, asked, _ in planner.found()] == [0]
+    assert planner.counts.ask(500, EpochQuestion("train", 100, 1)) is None
+    assert len(planner.counts._askers) == 64
+    planner.go.release(100)
