@@ -210,7 +210,6 @@ FAULTS_LATER = {
     67: "later: fleet",
     68: "later: fleet",
     69: "later: faults",
-    70: "later: faults",
     71: "later: faults",
 }
 
