@@ -137,6 +137,8 @@ def _built(worker: Worker) -> Iterator[MetricSamples]:
     yield MetricSamples(names.BUILT_BATCHES, {(name,): one.batches for name, one in streams.items()})
     yield MetricSamples(names.TAKEN_BATCHES, {(name,): one.taken for name, one in streams.items()})
     yield MetricSamples(names.BUILT_BYTES, {(name,): one.nbytes for name, one in streams.items()})
+    unfit: Values = {(name, key): count for name, one in streams.items() for key, count in list(one.not_finite.items())}
+    yield MetricSamples(names.NOT_FINITE_SAMPLES, unfit)
     seconds: Values = {}
     cells: Values = {}
     samples: Values = {}

@@ -79,6 +79,8 @@ class Stream:
         self.settings = recipe.settings
         self.seed = job.settings.seed
         self.float32 = job.settings.float32
+        #: Whether samples with values that are not finite are masked.
+        self.masks_not_finite = job.settings.not_finite == "mask"
         self._joined = joined = open_sources(job, recipe)
         self.samples = joined.samples
         self.bad_rows = joined.bad
@@ -129,7 +131,9 @@ class Stream:
     @cached_property
     def builder(self) -> str:
         """The fingerprint of all that shapes the bytes; equal on all workers of a job."""
-        return fingerprint(self.digest, self.chain.fingerprint, self.float32, processor_features(), *self._decoding)
+        masked = ("not_finite masked",) if self.masks_not_finite else ()
+        words = (self.digest, self.chain.fingerprint, self.float32, processor_features(), *self._decoding)
+        return fingerprint(*words, *masked)
 
     @property
     def steady(self) -> str:

@@ -199,7 +199,6 @@ FAULTS_LATER = {
     66: "later: fleet",
     67: "later: fleet",
     68: "later: fleet",
-    70: "later: faults",
 }
 
 #: Tests that lie here run real processes.

@@ -6,7 +6,8 @@ Rules: pure; only the poll loop adds to them, so no number is lost between threa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 __all__ = ["BuildCounts", "Built"]
 
@@ -36,6 +37,8 @@ class Built:
     decoded: int = 0
     #: Whether another worker had built it.
     taken: bool = False
+    #: Samples with values that are NaN or infinite, by key, masked ones included.
+    not_finite: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -53,6 +56,8 @@ class BuildCounts:
     kept_samples: int = 0
     decoded_samples: int = 0
     taken: int = 0
+    #: Samples by key.
+    not_finite: Counter[str] = field(default_factory=Counter)
 
     def add(self, built: Built, nbytes: int) -> None:
         """Count one more batch."""
@@ -67,3 +72,5 @@ class BuildCounts:
         self.kept_samples += built.kept
         self.decoded_samples += built.decoded
         self.taken += built.taken
+        if built.not_finite:
+            self.not_finite.update(dict(built.not_finite))

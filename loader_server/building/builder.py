@@ -20,7 +20,9 @@ from loader_server.building.build_counts import Built
 from loader_server.building.culprits import KnownCulprits, kills
 from loader_server.building.exhaustion import exhausted
 from loader_server.building.fallbacks import Fallbacks
+from loader_server.building.finite_check import FiniteCheck
 from loader_server.building.look_ahead import LookAhead
+from loader_server.building.not_finite import mask_row
 from loader_server.building.packed_rows import PackedPlaces, places_in_rows, write_marks
 from loader_server.building.prepared import Prepared, unwatched
 from loader_server.sources.decoding import decoded
@@ -86,6 +88,7 @@ class Builder:
         self._gathering: Source | None = stream.source if gathers else None
         #: Whether samples that were read may be decoded and transformed all at once.
         self._together = features is None and stream.chain.takes_columns
+        self._finite_check = FiniteCheck(stream)
         #: What it writes.
         self._gathered = [key for field in stream.chain.fields for key in (field.key, f"{field.key}_length")]
 
@@ -205,6 +208,9 @@ class Builder:
         for gap in prepared.gaps:
             payload[gap] = 0
         round_in_place(payload, prepared.layout, self.stream.float32)
+        unfit = self._finite_check.look(prepared, arrays, lambda sample, error: self._note_masked(sample, error, batch))
+        if unfit and self.stream.masks_not_finite:
+            rows = int(arrays["weight"].sum())
         key = self.stream.settings.length
         space, length = arrays[key].shape[:2]
         return Built(
@@ -221,6 +227,7 @@ class Builder:
             masked_cells=(space - rows) * length,
             kept=len(prepared.kept),
             decoded=batch.decoded,
+            not_finite=unfit,
         )
 
     def _write_rows(
@@ -294,7 +301,7 @@ class Builder:
             for row in prepared.culprits:
                 sample = int(samples[row])
                 self._note_masked(sample, kills(self.stream.source.name(sample)), batch)
-                self._mask(arrays, row, sample)
+                mask_row(arrays, row, sample)
         elif end:
             source.gather(samples, own)
         self._leave_empty(arrays, end)
@@ -331,7 +338,7 @@ class Builder:
         for row, (sample, raw) in enumerate(zip(samples, prepared.raw, strict=True)):
             values = self._decode_or_mask(sample, raw, room, batch)
             if values is None:
-                self._mask(arrays, row, sample)
+                mask_row(arrays, row, sample)
             else:
                 self._write(arrays, row, sample, values)
         self._leave_empty(arrays, len(samples))
@@ -440,10 +447,4 @@ class Builder:
             else:
                 arrays[field.key][row] = value
         arrays["weight"][row] = 1
-        arrays["tag"][row] = sample
-
-    @staticmethod
-    def _mask(arrays: Mapping[str, NDArray[Any]], row: int, sample: int) -> None:
-        for array in arrays.values():
-            array[row] = 0
         arrays["tag"][row] = sample

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server.building.build_counts import Built
 from loader_server.building.builder import Builder
+from loader_server.building.not_finite import float_keys, rows_not_finite
 from loader_server.building.prepared import Prepared, unwatched
 from loader_server.sharing.sharing_builder import SharingBuilder
 from loader_server.sources.whole_source import WholeSource
@@ -64,6 +65,7 @@ class WholeBuilder(Builder):
     def __init__(self, stream: Stream, quarantine: Quarantine, deadline: Deadline, source: WholeSource) -> None:
         super().__init__(stream, quarantine, deadline)
         self._source = source
+        self._floats = float_keys(stream.chain.fields)
         source.begin_making()
 
     def reads(self, want: Want) -> bool:  # noqa: ARG002 - always
@@ -109,12 +111,14 @@ class WholeBuilder(Builder):
             self._write_element(arrays, want.number, prepared.values)
         round_in_place(payload, prepared.layout, self.stream.float32)
         rows = int(prepared.values is not None)
+        unfit = [key for key in self._floats if len(rows_not_finite(arrays[key]))]
         return Built(
             rows=rows,
             masked=0,
             digest=digest64(payload.data) if digest else 0,
             build_us=(time.perf_counter_ns() - began_ns) // 1000,
             read_us=prepared.read_us,
+            not_finite=tuple((key, 1) for key in unfit),
         )
 
     def _write_element(

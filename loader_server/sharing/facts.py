@@ -31,7 +31,7 @@ def as_facts(built: Built, masked: Sequence[MaskedSample]) -> bytes:
     """The facts of a batch that was built."""
     said = [
         [built.rows, built.masked, built.reason, list(built.reasons)],
-        [built.cells, built.sample_cells, built.masked_cells],
+        [built.cells, built.sample_cells, built.masked_cells, list(built.not_finite)],
         [[one.sample, one.error.reason, one.error.words()] for one in masked],
     ]
     facts: bytes = msgpack.packb(said, unicode_errors="surrogatepass")
@@ -41,7 +41,7 @@ def as_facts(built: Built, masked: Sequence[MaskedSample]) -> bytes:
 def from_facts(facts: bytes, *, digest: int, build_us: int) -> tuple[Built, list[MaskedSample]]:
     """The facts again, with the time that taking the batch took."""
     said = msgpack.unpackb(facts, unicode_errors="surrogatepass")
-    (rows, masked, reason, reasons), (cells, sample_cells, masked_cells), noted = said
+    (rows, masked, reason, reasons), (cells, sample_cells, masked_cells, not_finite), noted = said
     built = Built(
         rows=rows,
         masked=masked,
@@ -53,5 +53,6 @@ def from_facts(facts: bytes, *, digest: int, build_us: int) -> tuple[Built, list
         sample_cells=sample_cells,
         masked_cells=masked_cells,
         taken=True,
+        not_finite=tuple((key, count) for key, count in not_finite),
     )
     return built, [MaskedSample(sample, SampleError(reason=why, **words)) for sample, why, words in noted]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from loader_server.building.build_thread import BuildThread
 from loader_server.building.crash_trial import CrashTrial
 from loader_server.building.fallbacks import FALLBACK_REASONS
 from loader_server.building.fingerprint import builder_fingerprint
+from loader_server.building.not_finite import float_keys
 from loader_server.building.quarantine import Quarantine
 from loader_server.building.read_ahead import ReadAhead
 from loader_server.building.send_buffers import SendBuffers
@@ -90,7 +92,7 @@ class Worker:
         self._streams = {name: Stream(self._job, name) for name in self._job.recipes if self._job.is_there(name)}
         #: Its counts of remote files.
         self.remote_counts = self._job.cache.counts
-        self.build_counts = {name: BuildCounts() for name in self._streams}
+        self.build_counts = {name: _counts_of(stream) for name, stream in self._streams.items()}
         self._quarantine = Quarantine(self._job.state / "quarantine.jsonl")
         #: Rows masked so far, by reason.
         self.masked_by_reason = self._quarantine.counts
@@ -305,7 +307,7 @@ class Worker:
         name = stream.name
         self.log.info("stream is open", stream=name)
         self._streams[name], self._builders[name], self._features[name] = stream, builder, None
-        self.build_counts = {**self.build_counts, name: BuildCounts()}
+        self.build_counts = {**self.build_counts, name: _counts_of(stream)}
         self._reception.serve(stream)
 
     def _make_beat(self) -> m.Beat:
@@ -376,3 +378,8 @@ class Worker:
         self._registration.membership.convict(
             m.Culprit(worker=self.settings.name, stream=stream, identity=one.identity, ends=one.ends)
         )
+
+
+def _counts_of(stream: Stream) -> BuildCounts:
+    """Counts from zero, also for each key that may have values that are not finite."""
+    return BuildCounts(not_finite=Counter(dict.fromkeys(float_keys(stream.chain.fields), 0)))

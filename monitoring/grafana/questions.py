@@ -283,6 +283,10 @@ _DATA = Row(
             queries=(
                 Query('sum by (reason) (stoker_masked_samples_total{job="$job"})', "{{reason}}"),
                 Query('sum by (stream) (stoker_culprit_samples{job="$job"})', "{{stream}}: kill their decoder"),
+                Query(
+                    'sum by (stream, key) (stoker_not_finite_samples_total{job="$job"})',
+                    "{{stream}}: {{key}} is NaN or infinite",
+                ),
             ),
         ),
         Panel(

@@ -302,6 +302,14 @@ MASKED_SAMPLES = _worker.counter(
     "The quarantine log in the state folder names each with its error: mend or remove them.",
     ("reason",),
 )
+NOT_FINITE_SAMPLES = _worker.counter(
+    "stoker_not_finite_samples_total",
+    "Samples of built batches in which a float value is NaN or infinite, by key, counted each time; not_finite in "
+    "[job] says whether they are masked.",
+    "A loss that becomes NaN may come from them. The worker's log names the first of each key: mend it, or the "
+    'transform that makes it, or write not_finite = "mask".',
+    ("stream", "key"),
+)
 FALLBACKS = _worker.counter(
     "stoker_fallbacks_total",
     "Batches whose samples could not be decoded and transformed at once, so that each was taken on its own, by reason: "

@@ -114,6 +114,12 @@ class JobSettings:
         "most bytes of such batches, the newest ones, in memory: how far jobs may be apart; the first job decides",
         default=2**30,
     )
+    not_finite: str = setting(
+        choice("keep", "mask"),
+        "what becomes of samples that have NaN or infinite values as floats: they are kept, or their rows are masked; "
+        "they are counted in any case",
+        default="keep",
+    )
     float32: str = setting(
         choice(*FLOAT32_FORMS),
         "precision that float32 values have, by whatever way they come; bfloat16 and float16 halve what goes by TCP",

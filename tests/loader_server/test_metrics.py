@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
-from loader_server.building.build_counts import BuildCounts
+from loader_server.building.build_counts import BuildCounts, Built
+from loader_server.building.fallbacks import FALLBACK_REASONS
 from loader_server.metrics import worker_metrics
-from shared.metrics.names import BUILD_SECONDS, REMOTE_BLOCKS, REMOTE_BYTES, REMOTE_RETRIES
+from shared.metrics.names import (
+    BUILD_SECONDS,
+    FALLBACKS,
+    NOT_FINITE_SAMPLES,
+    REMOTE_BLOCKS,
+    REMOTE_BYTES,
+    REMOTE_RETRIES,
+)
 from tests.support.askers import a_worker, write_synthetic
 from tests.support.loaders import Loaders, running, wait_until, write_job
 from tests.support.scraping import Scrape, fetch_metrics, metrics_of, read_targets
@@ -124,6 +132,18 @@ def test_remote_files_are_counted_for_the_job(tmp_path: Path) -> None:
     assert served[REMOTE_BYTES] == {(): 70}
     assert served[REMOTE_BLOCKS] == {("found",): 5, ("waited",): 2}
     assert served[REMOTE_RETRIES] == {(): 1}
+
+
+def test_fallbacks_and_values_that_are_not_finite_are_counted_from_zero(tmp_path: Path) -> None:
+    with a_worker(write_synthetic(tmp_path, samples=8, length=20)) as worker:
+        zeros = {one.metric: dict(one.values) for one in worker_metrics(worker)}
+        worker._builders["train"].fallbacks.count("bad_sample")
+        worker.build_counts["train"].add(Built(rows=1, masked=0, digest=0, build_us=1, not_finite=(("x", 3),)), 8)
+        served = {one.metric: one.values for one in worker_metrics(worker)}
+    assert zeros[FALLBACKS] == {(reason,): 0 for reason in FALLBACK_REASONS}
+    assert served[FALLBACKS] == {**zeros[FALLBACKS], ("bad_sample",): 1}
+    assert list(zeros[NOT_FINITE_SAMPLES].values()) == [0]
+    assert served[NOT_FINITE_SAMPLES]["train", "x"] == 3
 
 
 def test_the_phases_of_building_are_said_in_seconds(tmp_path: Path) -> None:

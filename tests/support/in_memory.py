@@ -128,6 +128,7 @@ class MemoryStream:
     name = "train"
     seed = 7
     float32 = "float32"
+    masks_not_finite = False
     values = Stream.values
 
     def __init__(

@@ -260,3 +260,10 @@ def notes_its_score(sample: dict[str, Any], rng: np.random.Generator) -> None:
         Path(os.environ["STOKER_TEST_SCORE"]).write_text(Path("/proc/self/oom_score_adj").read_text())
     elif _is_first("STOKER_TEST_KILLED"):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@transform()
+def spoils(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """Makes one value of the audio NaN or infinite on the texts that name it."""
+    if sample["text"] in ("nan", "inf", "-inf"):
+        sample["audio"][len(sample["audio"]) // 2] = float(sample["text"])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.sources.index.columns import file_of, mapped, open_strings
-from loader_server.sources.largest import LARGEST_SAMPLE
+from loader_server.sources.largest import LARGEST_SAMPLE, OVER_LARGEST
 from loader_server.sources.source import Indexed
 from shared.errors import DataError
 from shared.hashing import fingerprint
@@ -122,8 +122,13 @@ class Index:
             )
 
     def refuse_other_limit(self, largest: int) -> None:
-        """Refuse an index that was made when samples might be of another size, decoded."""
-        if largest != self.meta.largest_sample:
+        """Refuse an index that was made when samples might be of another size, decoded.
+
+        Cutting recordings, for which there is no limit (0), leaves their index alone, unless that lacks some for their
+        size. Without a limit none is missing, and what is too large is refused when it is decoded.
+        """
+        made = self.meta.largest_sample
+        if made and largest != made and (largest or OVER_LARGEST in self.meta.bad):
             raise DataError(
                 expected=f"an index made with largest_sample = {_limit(largest)}",
                 got=f"one made with {_limit(self.meta.largest_sample)}",
@@ -152,7 +157,7 @@ class Index:
 
 
 def _limit(largest: int) -> str:
-    return f'"{largest} B"' if largest else "no limit, as recordings were cut"
+    return f'"{largest} B"' if largest else "no limit, as recordings are cut"
 
 
 def _listed(settings: Mapping[str, Any]) -> str:
