@@ -201,8 +201,6 @@ FAULTS_LATER = {
     56: "later: faults",
     57: "later: faults",
     58: "later: faults",
-    59: "later: faults",
-    61: "later: faults",
     62: "later: faults",
     63: "later: fleet",
     64: "later: fleet",
