@@ -193,8 +193,6 @@ FAULTS = {
 
 #: Faults that no test with real processes shows yet, and what will.
 FAULTS_LATER = {
-    59: "later: faults",
-    61: "later: faults",
     64: "later: fleet",
     66: "later: fleet",
     67: "later: fleet",

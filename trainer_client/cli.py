@@ -174,7 +174,7 @@ Read batches with many thin trainers, without TensorFlow, and measure what they 
 drain reads as fast as it goes. train simulates the accelerator: each trainer sleeps --step-ms for each batch, and
 utilisation is that compute time over all time, the first step excluded. Without --feed the test starts loaders of its
 own, on a synthetic job (about 64 rows of 50 tokens a batch). With --feed it takes the places of ranks 0 to N-1 of that
-job's stream: never name a job that is training."""
+job's stream, and is refused while anybody trains on it."""
 
 _LOAD_TEST_EXAMPLES = """\
 examples:

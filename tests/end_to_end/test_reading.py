@@ -195,3 +195,24 @@ def test_waiting_is_measured_in_next(loaders: Loaders) -> None:
         began_s = time.perf_counter()
         list(feed)
         assert 0 < feed._session.accounts.counts.wait_s < time.perf_counter() - began_s
+
+
+@pytest.mark.fault(59)
+def test_what_is_out_of_bounds_is_refused_at_once(loaders: Loaders) -> None:
+    began_s = time.monotonic()
+    with trainer_client.connect(loaders.endpoint) as feed:
+        for call in (
+            lambda: feed.tag(-1),
+            lambda: feed.tag(10**6),
+            lambda: feed.aggregate({"loss": 1.0}, rows=-1),
+            lambda: feed.restore({**feed.state(), "number": -1}),
+            lambda: feed.restore(None),
+            lambda: feed.trained(100),
+            lambda: feed.trained(10**12),
+            lambda: trainer_client.connect(loaders.endpoint, world=5000),
+            lambda: trainer_client.connect(loaders.endpoint, work="zzz"),
+        ):
+            with pytest.raises(trainer_client.SettingsError):
+                call()
+        assert [batch.number for batch in feed][:2] == [0, 1], "the feed is as it was"
+    assert time.monotonic() - began_s < 60, "nothing waited for a deadline"

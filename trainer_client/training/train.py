@@ -1,7 +1,8 @@
 """`trainer-client train`: trains the model of a user's module on a running job's stream, to a target.
 
 Rules: the loaders have let us in before TensorFlow is imported, and whatever the module lacks is said before a step is
-taken. One process of all writes.
+taken. Streams to judge by come first, so that a wrong one is refused before anybody's rank is taken. One process of all
+writes.
 """
 
 from __future__ import annotations
@@ -61,10 +62,11 @@ def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the 
         placement = None if order.strategy.name == "single" else _placement(order)  # which says the ranks
         ranks = {} if placement is None else placement.ranks
         metrics = {"metrics_port": order.metrics_port, "metrics_targets": order.metrics_targets}
+        judging = {"rank": 0} if placement is None else placement.judging
+        judges = [stack.enter_context(_connect_judge(order, name, **judging)) for name in order.judges]
         feed = stack.enter_context(_connect(order, order.stream, **ranks, **metrics))
         _refuse_evaluation(feed)
         placement = placement or _placement(order)
-        judges = [stack.enter_context(_connect(order, name, **placement.judging)) for name in order.judges]
         from trainer_client.training.loop import LoopSettings, TrainingLoop  # noqa: PLC0415 - it needs TensorFlow
 
         model = _model(order, placement)
@@ -95,9 +97,10 @@ def _train_with_servers(order: TrainOrder, settings: dict[str, Any]) -> None:
     until = settings["until"]
     with ExitStack() as stack:
         metrics = {"metrics_port": order.metrics_port, "metrics_targets": order.metrics_targets}
+        names = order.judges if place.is_master else ()
+        judges = [stack.enter_context(_connect_judge(order, name, rank=0)) for name in names]
         feed = stack.enter_context(_connect(order, order.stream, rank=0, epochs=servers.epochs_of(until), **metrics))
         _refuse_evaluation(feed)
-        judges = [stack.enter_context(_connect(order, name, rank=0)) for name in order.judges if place.is_master]
         with quick_import():  # TensorFlow takes seconds
             from trainer_client.servers.served_loop import ServedLoop  # noqa: PLC0415 - as said
             from trainer_client.strategies.single import Single  # noqa: PLC0415 - as said
@@ -116,6 +119,18 @@ def _train_with_servers(order: TrainOrder, settings: dict[str, Any]) -> None:
 
 def _connect(order: TrainOrder, stream: str, **how: Any) -> Feed:  # noqa: ANN401 - of `connect`
     return connect(order.endpoint, stream=stream, keys=order.keys, connect_timeout_s=order.connect_timeout_s, **how)
+
+
+def _connect_judge(order: TrainOrder, stream: str, **how: Any) -> Feed:  # noqa: ANN401 - of `connect`
+    """Connect to judge the model, and refuse a stream for training; before a rank is taken from anybody who trains."""
+    feed = _connect(order, stream, work="evaluate", **how)
+    if not feed._session.evaluation:  # noqa: SLF001 - both are halves of one face
+        feed.close()
+        raise SettingsError(
+            expected="a stream with evaluation = true", got="one for training", where=f"--validate {stream}",
+            remedy="Name a stream that is like the one for training, or write evaluation = true in it.",
+        )  # fmt: skip
+    return feed
 
 
 def _placement(order: TrainOrder) -> Placement:

@@ -16,6 +16,7 @@ from loader_server.coordinator.events import (
 from shared.wire import messages as m
 from shared.wire.parts import Cursor
 from tests.support.coordinator import (
+    TIMEOUT_S,
     View,
     address,
     attach,
@@ -362,3 +363,45 @@ class TestCounting:
     def test_the_report_does_not_wait_either(self):
         state = coordinator(View(counting=True), group=2)
         assert state.report(0.0)["streams"]["train"]["batches"] is None
+
+
+@pytest.mark.fault(61)
+class TestLoadTests:
+    def test_ranks_of_a_stream_that_somebody_trains_on_are_not_taken(self):
+        state = coordinator()
+        said(state, attach(0, 2))
+        for rank in (0, 1):
+            code, expected, got, remedy = refused(state, attach(rank, 2, incarnation=9, work="measure"))
+            assert (code, got) == ("training", "one that is trained on by rank 0 (host:0)")
+            assert "nobody trains on" in expected
+            assert "another stream" in remedy
+        assert state.counts.superseded == 0
+        assert isinstance(said(state, progress(0, 0, 5))[0], m.Members)
+
+    def test_one_that_nobody_trains_on_is_measured_by_a_world_and_by_the_next(self):
+        state = coordinator()
+        for first in (10, 20):
+            for rank in (0, 1):
+                asked = attach(rank, 2, incarnation=first + rank, work="measure")
+                assert isinstance(said(state, asked)[0], m.Attached)
+
+    def test_whoever_trains_takes_the_rank_of_a_load_test(self):
+        state = coordinator()
+        said(state, attach(incarnation=9, work="measure"))
+        assert isinstance(said(state, attach())[0], m.Attached)
+        assert refused(state, progress(0, 0, 5, incarnation=9))[0] == "superseded"
+
+    def test_trainers_may_come_back_to_a_coordinator_that_was_restarted(self):
+        before, state = coordinator(), coordinator()
+        for fact in kept(before, attach()):
+            state.recover(fact)
+        asked = attach(incarnation=9, work="measure")
+        (wait,) = said(state, asked, 100.0)
+        assert (type(wait), wait.reason) == (m.Wait, "trainers from before the coordinator's restart may come back")
+        assert isinstance(said(state, asked, 100.0 + 5 * TIMEOUT_S - 0.1)[0], m.Wait)
+        assert isinstance(said(state, asked, 100.0 + 5 * TIMEOUT_S)[0], m.Attached)
+
+    def test_readers_of_a_stream_for_evaluation_are_in_nobodys_way(self):
+        state = coordinator()
+        said(state, attach(stream="dev"))
+        assert isinstance(said(state, attach(stream="dev", incarnation=9, work="measure"))[0], m.Attached)
