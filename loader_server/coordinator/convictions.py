@@ -8,8 +8,14 @@ is sent again.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from loader_server.building.culprits import culprit_key
+from loader_server.coordinator.events import CulpritFound, Forgot, Keep, Warn
 from shared.wire import messages as m
+
+if TYPE_CHECKING:
+    from loader_server.coordinator.events import Instruction
 
 __all__ = ["Convictions"]
 
@@ -25,6 +31,8 @@ class Convictions:
         #: Never the same for two lists, even if different runs of the coordinator made them.
         self._version = first_version
         self._message: m.Culprits | None = None
+        #: Whether it was said that there is no room for more.
+        self._is_full_said = False
 
     def __contains__(self, key: tuple[str, str]) -> bool:
         return key in self._ends
@@ -33,6 +41,26 @@ class Convictions:
     def full(self) -> bool:
         """Whether there is no room for more."""
         return len(self._ends) >= _MOST
+
+    def convict(self, found: m.Culprit) -> list[Instruction]:
+        """Note a new conviction, and return what it comes to: nothing if it is known, or if there is no room."""
+        what = {"stream": found.stream, "identity": found.identity, "ends": found.ends, "worker": found.worker}
+        if (found.stream, found.identity) in self:
+            return []
+        if self.full:
+            is_said, self._is_full_said = self._is_full_said, True  # workers repeat it with each heartbeat
+            return [] if is_said else [Warn("too many samples kill decoders: from here on they are not kept", what)]
+        self.add(found.stream, found.identity, found.ends)
+        kept = Keep(CulpritFound(found.stream, found.identity, found.ends))
+        return [kept, Warn("sample kills decoders: it is masked from now on", what)]
+
+    def forgive(self, forgive: m.Forgive) -> list[Instruction]:
+        """Forget what a request covers, and return a fact to be kept for each."""
+        forgotten = self.matching(forgive)
+        for stream, identity in forgotten:
+            self.forget(stream, identity)
+        self._is_full_said = self._is_full_said and not forgotten
+        return [Keep(Forgot(stream, identity)) for stream, identity in forgotten]
 
     def add(self, stream: str, identity: str, ends: str) -> None:
         """Note a conviction."""

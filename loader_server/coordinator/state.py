@@ -89,7 +89,6 @@ class CoordinatorState:
         #: Whether the list of workers was cut when it was last sent.
         self._is_cut = False
         #: Whether the log says already that there is no room for more culprits.
-        self._is_full = False
         self._convictions = Convictions(first_version)
         self._journal: dict[str, Any] = {"lost": "", "waiting": 0}
         self._out: list[Instruction] = []
@@ -416,25 +415,17 @@ class CoordinatorState:
         if not self._workers.speaks(peer):
             self._out.append(Send(peer, refusals.unknown_worker()))
             return
-        if found.stream not in self._streams or (found.stream, found.identity) in self._convictions:
+        if found.stream not in self._streams:
             return
-        what = {"stream": found.stream, "identity": found.identity, "ends": found.ends, "worker": found.worker}
-        if self._convictions.full:
-            if not self._is_full:  # workers repeat it with each heartbeat
-                self._warn("too many samples kill decoders: from here on they are not kept", **what)
-            self._is_full = True
-            return
-        self._keep(CulpritFound(found.stream, found.identity, found.ends))
-        self._warn("sample kills decoders: it is masked from now on", **what)
-        self._tell_culprits()
+        before = self._convictions.message
+        self._out += self._convictions.convict(found)
+        if self._convictions.message != before:
+            self._tell_culprits()
 
     def _forgive(self, peer: bytes, forgive: m.Forgive, _now_s: float) -> None:
-        forgotten = self._convictions.matching(forgive)
-        for stream, identity in forgotten:
-            self._keep(Forgot(stream, identity))
-        self._out.append(Send(peer, m.Forgiven(count=len(forgotten))))
-        if forgotten:
-            self._is_full = False
+        kept = self._convictions.forgive(forgive)
+        self._out += [*kept, Send(peer, m.Forgiven(count=len(kept)))]
+        if kept:
             self._tell_culprits()
 
     def _tell_culprits(self) -> None:
