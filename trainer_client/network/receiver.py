@@ -37,6 +37,7 @@ from trainer_client.network.awaited_answers import AwaitedAnswers
 from trainer_client.network.forks import used_after_fork, watch_forks
 from trainer_client.network.outbox import NOTHING_READ, Outbox
 from trainer_client.network.receive_thread import ReceiverSettings, Wires, run_turns
+from trainer_client.network.silent_wait import SilentWait
 from trainer_client.network.worker_connections import WorkerConnections
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ class Receiver:
         coordinator stays silent.
         """
         until_s = time.monotonic() + timeout_s
-        silence = _SilentWait(self.settings.core.lost_timeout_s)
+        silence = SilentWait(self.settings.core.lost_timeout_s)
         if not answer.done():
             self.outbox.raise_if_over()
         while True:
@@ -254,7 +255,7 @@ class Receiver:
                 raise self.outbox.ended
             if of_all:
                 self.refuse_lost()
-                silence.look(self.core.attachment.heard_s, self.settings.endpoint)
+                silence.look(self.core.attachment.heard_s, _LOOK_S, self.settings.endpoint)
 
     def wait_for_failure(self, timeout_s: float) -> BaseException | None:
         """What stopped the feed, if anything did or does within this time."""
@@ -486,29 +487,6 @@ class Receiver:
             remedy="Start the loaders (`loader-server run job.toml`), correct the endpoint, or allow more time with "
             "connect_timeout_s.",
         )
-
-
-class _SilentWait:
-    """How long a consumer has waited for others while the coordinator said nothing; counted by looks and not by the
-    clock, so that a process that stands still meanwhile blames nobody.
-    """
-
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
-        self._heard_s = -1.0
-        self._waited_s = 0.0
-
-    def look(self, heard_s: float, endpoint: str) -> None:
-        """Raise an error if nothing was heard for too long."""
-        self._waited_s = self._waited_s + _LOOK_S if heard_s == self._heard_s else 0.0
-        self._heard_s = heard_s
-        if self._waited_s > self._patience_s:
-            raise LostError(
-                expected=f"a word of the coordinator within {self._patience_s:g} s, while all ranks are waited for",
-                got="none",
-                where=endpoint,
-                remedy="Start the loaders again, or allow more time with lost_timeout_s.",
-            )
 
 
 def _wake(wires: Wires, _dead: object) -> None:
