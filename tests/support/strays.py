@@ -22,14 +22,16 @@ from shared.wire.codec import decode, encode
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from shared.keys import ClientKeys
+
 __all__ = ["Greeter", "Registrar"]
 
 
 class Registrar:
     """Registers workers with a coordinator; they would build the job's own bytes."""
 
-    def __init__(self, context: zmq.Context, coordinator: str, job: Path) -> None:
-        self._socket = connect_dealer(context, coordinator, None, secrets.token_bytes(16))
+    def __init__(self, context: zmq.Context, coordinator: str, job: Path, keys: ClientKeys | None = None) -> None:
+        self._socket = connect_dealer(context, coordinator, keys, secrets.token_bytes(16))
         streams = {name: Stream(JobFile(job), name) for name in JobFile(job).recipes}
         self._builder = builder_fingerprint(streams, {})
 
@@ -52,6 +54,10 @@ class Registrar:
             message = decode(self._socket.recv())
             if isinstance(message, m.Registered | m.Refused):
                 return message
+
+    def convict(self, culprit: m.Culprit) -> None:
+        """Say that a sample kills decoders."""
+        self._socket.send(encode(culprit))
 
     def leave(self, incarnation: int) -> None:
         """One leaves."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,10 +14,9 @@ from loader_server.coordinator.events import Advanced, CulpritFound
 from loader_server.coordinator.journal import Journal
 from loader_server.job_file import JobFile
 from shared.keys import ClientKeys, make_keys
-from shared.sockets import connect_dealer
-from shared.wire.codec import encode
 from tests.support.coordinator import culprit
 from tests.support.loaders import Loaders, running, wait_until, write_job
+from tests.support.strays import Registrar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,11 +136,11 @@ class TestWithACoordinator:
         keys = job.parent / "keys"
         own = ClientKeys.read(keys, "worker", to="coordinator") if keys.exists() else None
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        dealer = connect_dealer(context, loaders.endpoint, own, secrets.token_bytes(16))
-        assert dealer.poll(60_000, zmq.POLLOUT)
-        dealer.send(encode(culprit("/e.flac 2 2")))
+        registrar = Registrar(context, loaders.endpoint, job, own)
+        registrar.register(1, "tcp://127.0.0.1:9")
+        registrar.convict(culprit("/e.flac 2 2"))
         wait_until(lambda: len(listed(capsys, job)) == 4, "a fourth one is convicted")
-        dealer.close()
+        registrar.close()
         context.term()
         assert run(capsys, job, "/c.flac 9 9") == (0, "Forgotten: 2. They are used again.\n", "")
         assert listed(capsys, job) == [("train", "/a b.flac 8123 17"), ("train", "/e.flac 2 2")]

@@ -28,7 +28,7 @@ def shown(state: CoordinatorState, **more: object) -> list[str]:
 def told(*messages: m.Message, state: CoordinatorState | None = None) -> CoordinatorState:
     state = state or coordinator()
     for message in messages:
-        state.handle(Received(b"", message), 0.0)
+        state.handle(Received(b"%d" % getattr(message, "incarnation", 0), message), 0.0)
     return state
 
 

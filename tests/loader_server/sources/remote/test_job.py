@@ -12,7 +12,7 @@ from loader_server.commands.index import index_streams
 from loader_server.job_file import JobFile
 from loader_server.sources.remote import failures
 from loader_server.stream import Stream
-from shared.errors import ReadError, SettingsError
+from shared.errors import DataError, ReadError
 from tests.conformance.test_documented import example
 from tests.support.in_memory import Steps, memory_want
 from tests.support.stores import StoreProxy, plain_server
@@ -69,7 +69,7 @@ def test_a_job_reads_remote_files_through_its_cache_and_stops_when_the_store_ref
 
 def test_credentials_never_reach_an_index(tmp_path: Path, store: StoreProxy) -> None:
     made = job(tmp_path, store, store.url.replace("http://", "http://me:s3cret@"))
-    with pytest.raises(SettingsError, match="expected a URL without credentials") as caught:
+    with pytest.raises(DataError, match="expected a URL without credentials") as caught:
         index_streams(made, ["train"])
     assert "s3cret" not in str(caught.value)
     kept = [path for path in (tmp_path / ".stoker").rglob("*") if path.is_file()]
