@@ -117,7 +117,7 @@ def test_what_failed_comes_again_and_is_given_up_visibly_after_its_tries(fresh, 
             if batch.number in (1, 2) and (batch.number == 2 or seen[1] == 1):
                 batch.failed()
     assert {number: count for number, count in seen.items() if count > 1} == {1: 2, 2: 2}
-    assert table(fresh)["dead_letters"] == [{"epoch": 0, "number": 2, "failures": 2}]
+    assert table(fresh)["dead_letters"] == [{"epoch": 0, "number": 2, "failures": 2, "reason": "no reason given"}]
     status.show(fresh.endpoint, keys="", timeout_s=60.0, as_json=False, once=True)
     assert "2 of epoch 0" in " ".join(capsys.readouterr().out.split())
 

@@ -35,7 +35,7 @@ class TestEach:
 
     def test_has_labels_of_few_values(self, metric: Metric) -> None:
         # Job, role and rank come with the target; a sample or a batch number would make a series each.
-        labels = {"stream", "phase", "kind", "part", "port", "state", "reason", "worker", "work", "result"}
+        labels = {"stream", "key", "phase", "kind", "part", "port", "state", "reason", "worker", "work", "result"}
         assert set(metric.labels) <= labels
 
     def test_explains_each_value_of_its_label(self, metric: Metric) -> None:
