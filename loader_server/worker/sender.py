@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Sender"]
 
-_LINGER_MS = 200
+_LINGER_MS = 1000
 
 
 @dataclass(slots=True)

@@ -235,7 +235,7 @@ def test_a_job_that_no_longer_opens_is_the_machines_failure(tmp_path: Path, monk
     stream = Stream(JobFile(path), "train")
     write_texts(tmp_path, {1: "another text"})
     with pytest.raises(
-        MachineError, match=r"clips/00000.wav in hand: a child that could not open the job: DataError: .*csv\.csv"
+        MachineError, match=r"clips/00000.wav in hand: a child that could not open the job: DataError: .*another one"
     ):
         convicted(CrashTrial(TrialNursery(), path, 1.0, NEEDED), stream, 0)
 
