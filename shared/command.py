@@ -16,6 +16,7 @@ import signal
 import sys
 import traceback
 from contextlib import contextmanager
+from dataclasses import make_dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from shared.errors import MachineError, StokerError
@@ -83,6 +84,7 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
             what_is_left = f": {error}" if str(error) else ""  # what was saved, say
             print(f"{parser.prog}: {'terminated' if terminated else 'interrupted'}{what_is_left}", file=sys.stderr)
             code = getattr(options, "term_exit", _TERMINATED) if terminated else _INTERRUPTED
+            _make_python_forget()
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 0
@@ -93,6 +95,16 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
             print(f"{parser.prog}: {system_error(error)}", file=sys.stderr)
             code = MachineError.exit_code
     sys.exit(code)
+
+
+def _make_python_forget() -> None:
+    """Have Python forget a KeyboardInterrupt that was handled, so that our exit code counts.
+
+    One that passes through code which is compiled from text, as that of every dataclass is while modules are imported,
+    is remembered as unhandled, and `python -m` then ends by SIGINT whatever the code is. Compiling other text makes it
+    forgotten.
+    """
+    make_dataclass("Nothing", [])
 
 
 @contextmanager

@@ -40,7 +40,7 @@ __all__ = [
 
 
 #: Characters of a part of a message; what came instead may be the traceback of a user's code.
-_MOST = {"expected": 400, "got": 300, "where": 500, "remedy": 1000}
+_MOST = {"expected": 400, "got": 375, "where": 500, "remedy": 1000}
 _MOST_OF_LINES = 4000
 
 

@@ -115,10 +115,10 @@ def weights(folder: Path) -> list[Any]:
     return [found[0][str(at)] for at in range(len(found[0]))]
 
 
-def steps_of(lines: list[str]) -> int:
-    """What a worker says that it took."""
+def samples_of(lines: list[str]) -> int:
+    """What a worker says that it trained on itself."""
     (last,) = (line for line in lines if line.startswith("FINISHED: "))
-    return int(last.split(" steps")[0].rpartition(" ")[2])
+    return int(last.split(" samples")[0].rpartition(" ")[2])
 
 
 @pytest.mark.slow
@@ -174,6 +174,6 @@ def test_a_worker_that_comes_before_the_chief_waits_until_that_has_taken_the_que
         processes.start("worker", 0)
         said = processes.ended()
     shown = status.ask(endpoint)["streams"]["rewind"]
-    assert sum(steps_of(said[f"worker {at}"]) for at in range(2)) == epochs * shown["batches"]
-    assert steps_of(said["worker 1"]) > 0, early
+    assert sum(samples_of(said[f"worker {at}"]) for at in range(2)) == epochs * SAMPLES
+    assert samples_of(said["worker 1"]) > 0, early
     assert shown["results"]["rows"] <= SAMPLES, "nobody books several epochs as one"

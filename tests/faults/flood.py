@@ -137,7 +137,7 @@ class Row:
 
 
 def _words(random: Random) -> str:
-    return "x" * random.choice((4, 30, 250))
+    return "x" * random.choice((4, 30, 200))
 
 
 def _to_coordinator(random: Random, plan: str, *, asks: bool) -> m.Message:
@@ -147,7 +147,7 @@ def _to_coordinator(random: Random, plan: str, *, asks: bool) -> m.Message:
     cursor = Cursor(0, 0, 1, plan)
     attach = m.Attach(
         serial=few, job="flooded", stream="dev", rank=0, replicas=1, world=1, incarnation=some, name=_words(random),
-        cursor=cursor if few % 2 else None, work=None, done=None, world_version=None,
+        cursor=cursor if few % 2 else None, work=None, done=None, world_version=None, tenure=None,
     )  # fmt: skip
     if asks:
         return random.choice((m.StatusQuery(), attach))
@@ -164,8 +164,8 @@ def _to_coordinator(random: Random, plan: str, *, asks: bool) -> m.Message:
         stream="dev", **place, epoch=0, number=few, read_epoch=0, read_number=few, waited_permille=1, members=few
     )
     outcomes = m.Outcomes(
-        stream="dev", work="evaluate", incarnation=some, serial=few, generation=1, done=leases, failed=(), returned=(),
-        in_hand=None, wanted=few % 16, before=0, snapshot=True,
+        stream="dev", work="evaluate", incarnation=some, serial=few, book=None, generation=1,
+        done=leases, failed=(), returned=(), in_hand=None, wanted=few % 16, before=0, snapshot=True,
     )  # fmt: skip
     results = m.Results(
         stream="dev", incarnation=some, serial=few, epoch=0, step=few, rows=few, values=((_words(random), 1.0),),
@@ -209,9 +209,17 @@ def _to_server(random: Random, _plan: str, *, asks: bool) -> m.Message:
     if asks:
         return random.choice((look, pull))
     save = servers.Save(serial=few, generation=some, cut=few, settled=0)
-    order = servers.Order(generation=some, what="apply", version=few, trainer=some, lease=None, cut=few)
+    order = servers.Order(generation=some, what="apply", version=few, trainer=some, lease=None, cut=few, rate=None)
     push = servers.Push(
-        serial=few, trainer=some, generation=some, lease=Lease(0, few, 1), based_on=0, refused=None, parts=(), nbytes=0
+        serial=few,
+        trainer=some,
+        generation=some,
+        lease=Lease(0, few, 1),
+        based_on=0,
+        refused=None,
+        parts=(),
+        nbytes=0,
+        is_step=True,
     )
     return random.choice((look, pull, save, order, push, servers.Quit(trainer=some)))
 
@@ -388,7 +396,7 @@ def _loaders(flood: Flood, folder: Path) -> Iterator[_Target]:
     job.write_text(_JOB.format(job=f'keys = "{flood.keys}"' if flood.keys else ""))
     with (
         running(job, workers=1) as loaders,
-        trainer_client.connect(loaders.endpoint, keys=flood.keys or None, shared_memory=False) as feed,
+        trainer_client.connect(loaders.endpoint, keys=flood.keys, shared_memory=False) as feed,
         feed.open() as reading,
     ):
         report = status.ask(loaders.endpoint, keys=flood.keys)

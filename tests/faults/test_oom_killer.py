@@ -23,7 +23,7 @@ def score(pid: int) -> int:
 
 def others(loaders: Loaders) -> list[psutil.Process]:
     """Supervisor, nursery and coordinator."""
-    (nursery,) = loaders._children("nursery")
+    nursery = next(child for child in loaders._children("nursery") if child.ppid() == loaders.process.pid)
     return [psutil.Process(loaders.process.pid), nursery, loaders.coordinator()]
 
 

@@ -6,11 +6,14 @@ import argparse
 import os
 import resource
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from shared.command import EXIT_CODES, Terminated, allow_many_files, describe_exit_codes, run_command
 from shared.errors import LostError, RefusedError, SettingsError
+from tests.support.forked import ROOT
 
 
 def ends(run, *arguments):
@@ -51,6 +54,23 @@ def test_an_expected_error_is_a_paragraph(capsys):
 def test_nobody_and_no_are_told_apart(error, code, capsys):
     assert ends(raising(error)) == code
     assert capsys.readouterr().err == f"stoker-command: {error}\n"
+
+
+def test_an_interruption_that_came_while_python_compiled_text_has_the_code_of_every_other(tmp_path):
+    """As dataclasses do while modules are imported; Python remembers it, and `python -m` would end by SIGINT."""
+    (tmp_path / "command.py").write_text(
+        "import argparse\n"
+        "from shared.command import run_command\n"
+        "def run(options):\n"
+        "    exec('raise KeyboardInterrupt')\n"
+        "parser = argparse.ArgumentParser(prog='command')\n"
+        "parser.set_defaults(run=run, log_level='warning', term_exit=143)\n"
+        "run_command(parser, [])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    done = subprocess.run([sys.executable, "-m", "command"], env=environment, capture_output=True, check=False)
+    assert done.returncode == 130, "the code of Ctrl-C, and not the end by a signal"
+    assert b"command: interrupted" in done.stderr
 
 
 def kill_us(options):
