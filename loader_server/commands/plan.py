@@ -48,8 +48,6 @@ def show(job: JobFile, asked: PlanQuestion) -> None:
     stream = open_stream(job, asked.stream)
     answer: dict[str, Any]
     tables: tuple[Table, ...]
-    if asked.plot is not None:
-        plan_report.plot(stream.plan, asked.plot)
     if asked.find:
         answer = found(stream, asked.find, asked.group, asked.epoch)
         tables = (places_table(answer),)
@@ -65,6 +63,8 @@ def show(job: JobFile, asked: PlanQuestion) -> None:
         print(json.dumps(answer))
     else:
         Console().print(*tables, sep="\n")
+    if asked.plot is not None:  # last, because it takes a library that is not always there
+        plan_report.plot(stream.plan, asked.plot)
 
 
 def open_stream(job: JobFile, name: str) -> Stream:

@@ -1,7 +1,8 @@
 """A batch as a picture: a column a padded key and a strip a row, spectrograms, waves or tokens, with their padding.
 
 Rules: what is drawn are the numbers of the batch. Padding is hatched, so that it is not taken for zeros of the data; a
-masked row is named in red with the reason. matplotlib is imported only to draw.
+masked row is named in red with the reason; samples that share a row are parted by lines, and numbered. What has no
+steps, or too many axes, is left out, and the picture says so. matplotlib is imported only to draw.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from loader_server.commands.showing.shown_batch import ShownBatch, ShownSample
     from shared.wire.layout import Field
 
-__all__ = ["draw"]
+__all__ = ["draw", "segment_starts"]
 
 #: Rows that a picture has room for.
 _MOST_ROWS = 24
@@ -29,10 +30,12 @@ _MOST_TOKENS = 40
 _WIDTH_INCHES = 7.0
 _STRIP_INCHES = 0.75
 _MOST_NAME = 34
+#: The colour that tells packed samples apart: in none of the colour maps.
+_PARTING = "deepskyblue"
 
 
-def draw(batch: ShownBatch, path: Path) -> None:
-    """Write a PNG file."""
+def draw(batch: ShownBatch, path: Path) -> list[str]:
+    """Write a PNG file, and return the keys that it leaves out, each with the reason."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
     except ImportError:
@@ -53,12 +56,19 @@ def draw(batch: ShownBatch, path: Path) -> None:
             _draw_row(axes[row, column], batch, field, row)
     for row in range(rows):
         _label(axes[row, 0], [one for one in batch.samples if one.row == row], row)
-    figure.suptitle(_headline(batch, rows), fontsize=11)
+    left_out = [f"{field.key} ({_why_not(field)})" for field in batch.stream.fields if not _is_drawn(field)]
+    without = f"\nwithout {', '.join(left_out)}" if left_out else ""
+    figure.suptitle(_headline(batch, rows) + without, fontsize=11)
     figure.savefig(path, format="png", dpi=110)
+    return left_out
 
 
 def _is_drawn(field: Field) -> bool:
     return field.padded and len(field.shape) <= 2
+
+
+def _why_not(field: Field) -> str:
+    return "one value a row" if not field.padded else f"{len(field.shape)} axes a step"
 
 
 def _headline(batch: ShownBatch, rows: int) -> str:
@@ -89,9 +99,29 @@ def _draw_row(axes: Any, batch: ShownBatch, field: Field, row: int) -> None:  # 
         axes.set_ylim(*_span(array))
     elif own.size:
         _draw_tokens(axes, own, array)
+    if f"{field.key}_segment" in batch.arrays:
+        _part_segments(axes, batch.arrays[f"{field.key}_segment"][row, :length])
     if length < array.shape[1]:
         axes.axvspan(length - 0.5, array.shape[1] - 0.5, facecolor="0.93", edgecolor="0.75", hatch="////", linewidth=0)
     axes.set_xlim(-0.5, array.shape[1] - 0.5)
+
+
+def _part_segments(axes: Any, segments: NDArray[Any]) -> None:  # noqa: ANN401 - matplotlib's
+    """Draw a line where a packed sample ends and the next one begins, and the number of each where it begins."""
+    for step in segment_starts(segments):
+        if step:
+            axes.axvline(step - 0.5, color=_PARTING, linewidth=1.5)
+        place = axes.get_xaxis_transform()  # steps across, and shares of the strip's height upward
+        words = {"fontsize": 6, "color": "white", "ha": "left", "va": "top", "transform": place}
+        axes.text(
+            step - 0.3, 0.95, str(segments[step]), bbox={"facecolor": _PARTING, "pad": 1, "linewidth": 0}, **words
+        )
+
+
+def segment_starts(segments: NDArray[Any]) -> list[int]:
+    """Return at which steps of a row a packed sample begins; gaps, which have the number 0, begin none."""
+    before = np.concatenate([[0], segments[:-1]]) if len(segments) else segments
+    return [int(step) for step in np.flatnonzero((segments != before) & (segments != 0))]
 
 
 def _draw_image(axes: Any, values: NDArray[Any], batch: NDArray[Any]) -> None:  # noqa: ANN401 - matplotlib's

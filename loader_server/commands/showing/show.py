@@ -69,12 +69,24 @@ def show(job: JobFile, asked: ShowQuestion) -> None:
     finally:
         stream.close()
     facts = _facts(batch)
-    if asked.png is not None:
-        draw(batch, asked.png)
-        facts["png"] = str(asked.png)
+    not_drawn = _picture(batch, asked.png, facts) if asked.png is not None else None
     if asked.wav >= 0:
         facts["wav"] = _write_sound(batch, asked.wav)
     _print(facts, _tables(facts), as_json=asked.as_json)
+    if not_drawn is not None:
+        raise not_drawn
+
+
+def _picture(batch: ShownBatch, path: Path, facts: dict[str, Any]) -> SettingsError | None:
+    """Draw a batch, and add to its facts where, and what the picture leaves out; return why that was not possible."""
+    try:
+        left_out = draw(batch, path)
+    except SettingsError as error:
+        return error
+    facts["png"] = str(path)
+    if left_out:
+        facts["png_leaves_out"] = left_out
+    return None
 
 
 def _print(facts: dict[str, Any], tables: list[Any], *, as_json: bool) -> None:
@@ -159,7 +171,10 @@ def _tables(facts: dict[str, Any]) -> list[Any]:
             *cells, "\n".join(map(_drawn_text, one["drawn"])), one["masked"]["reason"] if one["masked"] else ""
         )
     lines = [f"masked, row {one['row']}: {one['masked']['error']}" for one in facts["samples"] if one["masked"]]
-    lines += [f"{what}: {facts[what]}" for what in ("png", "wav") if what in facts]
+    if "png" in facts:
+        without = facts.get("png_leaves_out", [])
+        lines.append(f"png: {facts['png']}" + (f", without {', '.join(without)}" if without else ""))
+    lines += [f"wav: {facts['wav']}"] if "wav" in facts else []
     return [table, *lines]
 
 

@@ -15,7 +15,7 @@ from loader_server.building.builder import Builder
 from loader_server.building.quarantine import Quarantine
 from loader_server.cli import main
 from loader_server.commands.index import index_missing, index_streams
-from loader_server.commands.showing.batch_picture import draw
+from loader_server.commands.showing.batch_picture import draw, segment_starts
 from loader_server.commands.showing.shown_batch import BatchNumber, ShownBatch, build_batch
 from loader_server.coordinator.events import CulpritFound, Forgot, GroupFixed
 from loader_server.coordinator.journal import Journal
@@ -206,6 +206,10 @@ def test_packed_rows_and_batches_that_are_written_at_once(tmp_path: Path, capsys
     picture = tmp_path / "packed.png"
     draw(build_batch(Stream(job, "packed"), BatchNumber(epoch=0, number=0, group=1), ()), picture)
     assert picture.read_bytes()[:4] == b"\x89PNG"
+    from matplotlib.image import imread  # noqa: PLC0415 - slow to load
+
+    parting = np.abs(imread(picture)[..., :3] - (0.0, 191 / 255, 1.0)).max(axis=-1) < 0.02
+    assert parting.sum() > 100, "packed samples are told apart"
     code, _, err = _said(capsys, path, "--wav", 0)
     assert code == 1
     assert "a sample without a value that has a rate" in err
@@ -237,6 +241,27 @@ def test_without_matplotlib_it_says_what_to_install(job: JobFile, monkeypatch: p
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(SettingsError, match=r"show --png: expected matplotlib.* pip install"):
         draw(_shown(job), Path("x.png"))
+
+
+def test_without_matplotlib_show_and_plan_print_all_but_the_picture(
+    job: JobFile, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    for words in (("show", "--png"), ("plan", "--plot")):
+        with pytest.raises(SystemExit) as ended:
+            main([words[0], str(job.path), words[1], str(tmp_path / "x.png"), "--json"])
+        printed = capsys.readouterr()
+        assert ended.value.code == 1
+        assert "expected matplotlib" in printed.err
+        facts = json.loads(printed.out)
+        assert Stream(job, "train").digest in (facts.get("plan"), facts.get("digest"))
+        assert "png" not in facts
+
+
+def test_where_packed_samples_begin():
+    assert segment_starts(np.array([1, 1, 2, 2, 2, 3])) == [0, 2, 5]
+    assert segment_starts(np.array([1, 1, 0, 0, 2])) == [0, 4]
+    assert segment_starts(np.array([], int)) == []
 
 
 def test_a_batch_of_chunks_says_which_stretch_each_row_is_and_where_a_recording_begins(tmp_path, monkeypatch, capsys):
