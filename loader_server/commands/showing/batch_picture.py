@@ -56,7 +56,7 @@ def draw(batch: ShownBatch, path: Path) -> list[str]:
             _draw_row(axes[row, column], batch, field, row)
     for row in range(rows):
         _label(axes[row, 0], [one for one in batch.samples if one.row == row], row)
-    left_out = [f"{field.key} ({_why_not(field)})" for field in batch.stream.fields if not _is_drawn(field)]
+    left_out = [f"{field.key} ({_why_not(field)})" for field in batch.stream.chain.fields if not _is_drawn(field)]
     without = f"\nwithout {', '.join(left_out)}" if left_out else ""
     figure.suptitle(_headline(batch, rows) + without, fontsize=11)
     figure.savefig(path, format="png", dpi=110)
