@@ -23,6 +23,8 @@ def import_named(name: str, what: str, where: str) -> Callable[..., Any]:
     place, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(place)
+    except SettingsError:
+        raise  # the module is there, and what it declares says itself what is wrong
     except Exception as error:
         raise SettingsError(
             expected=f'the module "{place}" to be importable{_nearest_module(place, error)}',

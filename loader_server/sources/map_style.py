@@ -282,9 +282,13 @@ class MapStyleSource(Source):
     def _value(self, key: str, value: Any, item: int) -> Any:  # noqa: ANN401 - the user's
         if isinstance(value, _NO_ARRAYS):
             return value
-        array = np.array(value)  # a copy, so that a transform's changes in place do not reach the class
-        if str(array.dtype) not in DTYPES:
-            raise self._bad("dtype", f'"{key}" of a dtype of {", ".join(sorted(DTYPES))}', str(array.dtype), item)
+        try:
+            array = np.array(value)  # a copy, so that a transform's changes in place do not reach the class
+            dtype = str(array.dtype)
+        except ValueError:  # of lists that are not equally long
+            dtype = "values of unequal lengths"
+        if dtype not in DTYPES:
+            raise self._bad("dtype", f'"{key}" of a dtype of {", ".join(sorted(DTYPES))}', dtype, item)
         return array
 
     def _bad(self, reason: str, expected: str, got: str, item: int) -> SampleError:

@@ -347,8 +347,11 @@ def _measured_field(key: str, value: object, assumed: Field | None, where: str) 
         with contextlib.suppress(SampleError):
             _checked(assumed, {key: value}, where)
             return replace(assumed, per_second=None)
-    array = np.asarray(value)
-    dtype = _dtype_name(array.dtype)
+    try:
+        array = np.asarray(value)
+        dtype = _dtype_name(array.dtype)
+    except ValueError:  # of lists that are not equally long
+        array, dtype = np.empty(0), "values of unequal lengths"
     if dtype not in DTYPES:
         raise SampleError(
             reason="dtype",

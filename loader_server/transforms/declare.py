@@ -145,7 +145,8 @@ def _refuse_both(given: object) -> None:
             expected="either outputs or measured=True",
             got="both",
             where="",
-            remedy="What is declared need not be measured: leave one of them out.",
+            remedy="What is declared need not be measured: leave one of them out. With measured=True, a key that the "
+            "transform deletes is gone without removes.",
         )
 
 

@@ -73,6 +73,9 @@ def undeclared(sample, rng):
     sample["audio"] = np.repeat(sample["audio"], 2)
     sample["extra"] = np.zeros((3, 4), np.int16)
 
+def ragged(sample, rng):
+    sample["audio"] = [[1], [1, 2]]
+
 not_a_function = 3
 """
 
@@ -342,3 +345,8 @@ def test_a_transcript_that_the_source_does_not_have_is_named(users):
 def test_fractional_lengths_are_refused(users):
     with pytest.raises(SettingsError, match=r"expected lengths that are whole numbers, got float64\. Divide with //"):
         made(users, "fractional").lengths(lengths())
+
+
+def test_lists_of_unequal_lengths_are_refused_where_lengths_are_measured(users):
+    with pytest.raises(SampleError, match=r'a\.wav: expected "audio" of a dtype .*got values of unequal lengths'):
+        made(users, "undeclared", "ragged").measure(sample(), 0, "a.wav")

@@ -121,7 +121,11 @@ def test_who_asks_for_one_answer_at_a_time_may_leave_few_unread_however_large(se
     for _ in range(16):
         assert answers.reads(identity)
         assert answers.send(identity, [b"header", bytes(2**20)])
-    answers.take_back()
+    for _ in range(64):  # the kernel takes in some of them
+        answers.take_back()
+        if not answers.reads(identity):
+            break
+        assert answers.send(identity, [b"header", bytes(2**20)])
     assert not answers.reads(identity)
     assert answers.reads(other)
 
