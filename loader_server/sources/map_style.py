@@ -105,6 +105,8 @@ class MapStyleSource(Source):
         if hasattr(self, "indexed"):
             return tuple(Field(**{**field, "shape": tuple(field["shape"])}) for field in self.indexed.about["fields"])
         first = self._first_sample()
+        if not first and len(self._data):
+            raise self._none_usable()
         return tuple(_fields(first, set(self._known_lengths() if self._tells_lengths else first)))
 
     # --- while an index is made ---
@@ -191,6 +193,16 @@ class MapStyleSource(Source):
             samples = (self._sample_or_bad(item) for item in range(len(self._data)))
             self._first = next((sample for sample in samples if not isinstance(sample, BadRow)), {})
         return self._first
+
+    def _none_usable(self) -> DataError:
+        """Return the error of a class none of whose samples can be used: what is wrong with the first one."""
+        bad = self._sample_or_bad(0)
+        return self._error(
+            "a sample that can be used",
+            f"none of {len(self._data)}; of the first one: {bad.detail if isinstance(bad, BadRow) else 'no value'}",
+            "Mend the class: a sample is a dict of arrays, numbers and strings, or a tuple, whose values are named by "
+            'keys = ["…", "…"] in the job file.',
+        )
 
     def _refuse_other_kinds(self, item: int, sample: _Values) -> None:
         expected, got = _kinds(self._first_sample()), _kinds(sample)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from loader_server.cli import main
 from loader_server.commands.index import index_streams
 from loader_server.job_file import JobFile
 from loader_server.machine.room import Room
@@ -185,6 +186,31 @@ def test_tuples_are_named_by_keys(tmp_path: Path) -> None:
     for keys, said in (([], "a dict, or keys = "), (["sound"], "a tuple of 1 values, got a tuple of 2")):
         with pytest.raises(DataError, match=f"at least one good row, got 3 bad of 3 .*{said}"):
             index_source(named("Pairs", tmp_path, keys=keys))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("(np.arange(3), 1.0)", "a dict, or keys = "),
+        ('{"x": np.array([None, "a"], dtype=object)}', '"x" of a dtype of '),
+        ('{"x": [[1], [1, 2]]}', "values of unequal lengths"),
+    ],
+)
+def test_a_class_none_of_whose_samples_can_be_used_says_what_is_wrong_with_the_first(tmp_path, capsys, value, said):
+    module = f"unusable_{abs(hash(value))}"
+    (tmp_path / f"{module}.py").write_text(
+        f"import numpy as np\n\nclass Data:\n    def __len__(self):\n        return 3\n"
+        f"    def __getitem__(self, item):\n        return {value}\n"
+    )
+    job = tmp_path / "job.toml"
+    job.write_text(f'[job]\nname = "x"\n[streams.train]\nsource = "{module}:Data"\nlength = "x"\nbudget = "9 steps"\n')
+    with pytest.raises(SystemExit) as ended:
+        main(["index", str(job)])
+    complained = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert "expected a sample that can be used, got none of 3; of the first one: expected " in complained
+    assert said in complained
+    assert 'keys = ["…", "…"]' in complained
 
 
 def test_a_sample_that_raises_is_a_bad_row_and_the_others_keep_their_numbers(tmp_path: Path) -> None:
