@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from loader_server.worker.membership import Membership
+from shared.endpoints import is_connectable
 from shared.errors import LostError, ProtocolError
 from shared.logs import Log
 from shared.sockets import connect_dealer, read_waiting, send_if_up
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from shared.keys import ClientKeys
 
-__all__ = ["Registration", "find_reachable_endpoint"]
+__all__ = ["Registration", "find_reachable_endpoint", "look_up"]
 
 _EVERYWHERE = ("0.0.0.0", "*", "[::]")  # noqa: S104 - recognised here, bound only with keys or --insecure
 
@@ -37,9 +38,11 @@ _EVERYWHERE = ("0.0.0.0", "*", "[::]")  # noqa: S104 - recognised here, bound on
 _SOME_OTHER_HOST = "192.0.2.1"
 
 
-def find_reachable_endpoint(endpoint: str, coordinator: str) -> str:
-    """The endpoint that trainers can reach: a worker that listens on all addresses names the one that it has on the
-    route to the coordinator, or, if that is on this host, on the route to the world.
+def find_reachable_endpoint(endpoint: str, coordinator: str) -> str | None:
+    """Return the endpoint at which trainers reach a worker, or None if there is no route to the coordinator now.
+
+    A worker that listens on all addresses names the one that it has on the route to the coordinator, or, if that is on
+    this host, on the route to the world.
     """
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")
@@ -47,18 +50,31 @@ def find_reachable_endpoint(endpoint: str, coordinator: str) -> str:
         return endpoint
     target = coordinator.partition("://")[2].rpartition(":")[0]
     local = target in _EVERYWHERE or target == "localhost" or target.startswith("127.")
-    return f"{scheme}://{_find_address_towards(_SOME_OTHER_HOST if local else target)}:{port}"
+    address = _find_address_towards(_SOME_OTHER_HOST if local else target)
+    if address is None and local:  # no way out of this host, and none is needed
+        address = "127.0.0.1"
+    return address and f"{scheme}://{address}:{port}"
 
 
-def _find_address_towards(host: str) -> str:
-    """Our address on the route there; connecting a datagram socket sends nothing."""
+def _find_address_towards(host: str) -> str | None:
+    """Return our address on the route there, if there is one; connecting a datagram socket sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, 9))
             address: str = probe.getsockname()[0]
-        except OSError:  # no way out of this host
-            return "127.0.0.1"
+        except OSError:
+            return None
         return address
+
+
+def look_up(endpoint: str) -> str | None:
+    """Return an endpoint with its host's address in place of its name, or None if the name cannot be looked up now."""
+    scheme, _, rest = endpoint.partition("://")
+    host, _, port = rest.rpartition(":")
+    try:
+        return f"{scheme}://{socket.gethostbyname(host)}:{port}" if host not in _EVERYWHERE else endpoint
+    except OSError:
+        return None
 
 
 class Registration:
@@ -74,6 +90,8 @@ class Registration:
         #: With the endpoint that we are bound to, which may be that of all addresses.
         self._bound = register
         self._register = register
+        #: The coordinator's endpoint by address, once its name was looked up: that may take long, so it is done once.
+        self._looked_up: str | None = None
         self.socket = self._connect()
         self._log = Log("worker", worker=register.worker)
         self._pieces: list[m.GraphPiece] = []
@@ -103,15 +121,18 @@ class Registration:
             self._renew()
         if self.membership.is_due(now_s):
             self._look_where_we_are(now_s)
-            sent = self._send(load() if self.membership.registered else self._register)
+            message = load() if self.membership.registered else self._register
+            sent = is_connectable(self._register.endpoint) and self._send(message)
             for culprit in self.membership.unlisted() if sent else ():
                 self._send(culprit)
             self.membership.say(now_s, sent=sent)
         return culprits
 
     def _look_where_we_are(self, now_s: float) -> None:
-        endpoint = find_reachable_endpoint(self._bound.endpoint, self._coordinator)
-        if endpoint != self._register.endpoint:
+        """Work out our address; while there is no route we keep the one we had, because it may come back."""
+        self._looked_up = self._looked_up or look_up(self._coordinator)
+        endpoint = find_reachable_endpoint(self._bound.endpoint, self._looked_up or self._coordinator)
+        if endpoint is not None and endpoint != self._register.endpoint:
             if self.membership.registered:
                 self._log.info("worker has another address", before=self._register.endpoint, now=endpoint)
             self._register = dataclasses.replace(self._bound, endpoint=endpoint)

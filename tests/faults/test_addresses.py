@@ -31,6 +31,12 @@ def _endpoints(host: Host) -> list[str]:
     return [worker["endpoint"] for worker in _workers(host)]
 
 
+def _silent_s(host: Host) -> float:
+    """Return for how long the one worker has been silent; for ever if it is not listed."""
+    workers = _workers(host)
+    return float(workers[0]["silent_s"]) if workers else float("inf")
+
+
 def _listens(process: subprocess.Popen[str], port: int) -> bool:
     """Return whether the process's host has a server at this port."""
     return f":{port:04X} 00000000:0000 0A" in Path(f"/proc/{process.pid}/net/tcp").read_text()
@@ -53,6 +59,11 @@ def test_a_worker_that_starts_before_its_network_is_found_where_it_is_and_where_
         wait_until(lambda: _endpoints(one) == ["tcp://10.77.0.2:7411"], "it is found where it is")
         other.change_address("10.77.0.99")
         wait_until(lambda: _endpoints(one) == ["tcp://10.77.0.99:7411"], "it is found where it moved")
+        other.unplug()
+        wait_until(lambda: _silent_s(one) > 3.0, "the coordinator misses it")
+        other.plug_in()
+        wait_until(lambda: _silent_s(one) < 1.0, "it is back, where it was")
+        assert early.poll() is None
         hidden = other.start(*worker, "tcp://127.0.0.1:7412", folder=tmp_path, log=log)
         assert hidden.wait(60) == 4
         assert "the loopback endpoint tcp://127.0.0.1:7412" in log.read_text()

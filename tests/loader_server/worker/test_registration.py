@@ -10,7 +10,7 @@ import zmq
 
 from loader_server.building.culprits import culprit_key
 from loader_server.worker import registration
-from loader_server.worker.registration import Registration
+from loader_server.worker.registration import Registration, find_reachable_endpoint
 from shared.errors import RefusedError
 from shared.wire import messages as m
 from tests.shared.wire.examples import EXAMPLES
@@ -29,10 +29,10 @@ class Worker:
     way.
     """
 
-    def __init__(self, context):
+    def __init__(self, context, register=REGISTER):
         self.context = context
         self.desk = Desk(context)
-        self.registration = Registration(context, self.desk.endpoint, None, REGISTER)
+        self.registration = Registration(context, self.desk.endpoint, None, register)
         self.now_s = 100.0
         self.arrived = []
         self._underway = 0
@@ -96,11 +96,16 @@ class Worker:
 
 
 @pytest.fixture
-def worker():
-    with zmq.Context() as context:
-        one = Worker(context)
-        yield one
-        one.close()
+def context():
+    with zmq.Context() as opened:
+        yield opened
+
+
+@pytest.fixture
+def worker(context):
+    made = Worker(context)
+    yield made
+    made.close()
 
 
 def test_it_registers_and_then_says_how_it_is_every_quarter_of_the_timeout(worker):
@@ -132,12 +137,49 @@ def test_a_machine_whose_address_changes_registers_anew_and_one_whose_address_st
     assert worker.hear() == (who, replace(REGISTER, endpoint="tcp://10.0.0.9:7411"))
 
 
-def test_before_there_is_a_network_it_says_so_and_then_where_it_is(worker, monkeypatch):
-    now = {"endpoint": "tcp://127.0.0.1:7411"}
-    monkeypatch.setattr(registration, "find_reachable_endpoint", lambda _bound, _coordinator: now["endpoint"])
-    assert worker.hear()[1].endpoint == "tcp://127.0.0.1:7411"
-    now["endpoint"] = "tcp://10.0.0.7:7411"
-    assert worker.hear()[1].endpoint == "tcp://10.0.0.7:7411"
+def test_before_there_is_a_route_it_does_not_register_and_without_one_it_keeps_its_address(context, monkeypatch):
+    routes = {"address": None}
+    monkeypatch.setattr(registration, "_find_address_towards", lambda _host: routes["address"])
+    monkeypatch.setattr(registration, "look_up", lambda _endpoint: "tcp://10.0.0.1:7400")
+    worker = Worker(context, replace(REGISTER, endpoint="tcp://0.0.0.0:7411"))
+    assert worker.registration.socket.poll(60_000, zmq.POLLOUT)
+    worker.turn()
+    assert worker.quiet(1.0), "nobody could reach it"
+    routes["address"] = "10.0.0.7"
+    who, heard = worker.hear()
+    assert heard.endpoint == "tcp://10.0.0.7:7411"
+    worker.tell(who, m.Registered(heartbeat_timeout_ms=2000))
+    worker.turn()
+    routes["address"] = None
+    worker.now_s += 1.0
+    worker.turn()
+    assert worker.hear() == (who, BEAT)
+    assert worker.registration.membership.registered
+    worker.close()
+
+
+def test_the_coordinators_name_is_looked_up_once_it_can_be_and_then_no_more(worker, monkeypatch):
+    answers = [None, "tcp://10.0.0.1:7400"]
+    asked = []
+    monkeypatch.setattr(registration, "look_up", lambda endpoint: asked.append(endpoint) or answers.pop(0))
+    for _ in range(5):
+        worker.hear()
+    assert asked == [worker.desk.endpoint] * 2
+
+
+@pytest.mark.parametrize(
+    ("bound", "coordinator", "route", "endpoint"),
+    [
+        ("tcp://10.0.0.7:7411", "tcp://10.0.0.1:7400", None, "tcp://10.0.0.7:7411"),
+        ("tcp://0.0.0.0:7411", "tcp://10.0.0.1:7400", "10.0.0.7", "tcp://10.0.0.7:7411"),
+        ("tcp://0.0.0.0:7411", "tcp://10.0.0.1:7400", None, None),
+        ("tcp://*:7411", "tcp://127.0.0.1:7400", "10.0.0.7", "tcp://10.0.0.7:7411"),
+        ("tcp://0.0.0.0:7411", "tcp://localhost:7400", None, "tcp://127.0.0.1:7411"),
+    ],
+)
+def test_who_listens_everywhere_names_the_address_on_the_route(bound, coordinator, route, endpoint, monkeypatch):
+    monkeypatch.setattr(registration, "_find_address_towards", lambda _host: route)
+    assert find_reachable_endpoint(bound, coordinator) == endpoint
 
 
 def test_a_coordinator_that_forgot_it_is_told_who_it_is(worker):
