@@ -253,7 +253,7 @@ class Coordinator:
             if not self._patience.hears(identity.bytes, now_s):
                 self.unheard += 1
                 self._aftermath.note()
-                self.doors.brakes.suspect(identity)
+                self.doors.brakes.note_useless(identity)
                 continue
             instructions += self._hear(identity, frames, asked, now_s)
         is_behind = count == _MOST_MESSAGES
@@ -270,23 +270,28 @@ class Coordinator:
         try:
             message = decode(frames[0].buffer if frames else b"")
         except VersionError as error:
-            self._patience.bear(peer)
+            self._bear(identity)
             self._send_frame(peer, encode_refusal(error))
             return []
         except ProtocolError:
-            self._patience.bear(peer)
+            self._bear(identity)
             self.garbage += 1
             return []
         refusal = self._objection(identity, message)
         if isinstance(message, StatusQuery) and refusal is None:
-            self._patience.bear(peer)
+            self._bear(identity)
             asked[peer] = None
             return []
         instructions = self._decide(identity, message, now_s) if refusal is None else refusal
         # Of a graph each piece is asked for on its own, so there are as many messages as it takes.
         if refusal is not None or not (isinstance(message, (GraphPiece, GraphWanted)) and instructions):
-            self._patience.bear(peer)
+            self._bear(identity)
         return instructions
+
+    def _bear(self, identity: zmq.Frame) -> None:
+        """Note a message that brought nothing nearer."""
+        self._patience.bear(identity.bytes)
+        self.doors.brakes.note_useless(identity)
 
     def _answer_status(self, asked: Iterable[bytes], now_s: float) -> list[Instruction]:
         """Answer all who asked in this turn alike."""

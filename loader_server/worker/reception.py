@@ -149,13 +149,14 @@ class Reception:
     # --- what trainers say ---
 
     def receive(self, identity: bytes, key: str, frame: memoryview | bytes, now_s: float) -> bool:
-        """Take in one message; return False if its sender has said enough in vain."""
+        """Take in one message; return whether it brought a batch nearer."""
         if not self._patience.hears(identity, now_s):
             self.unheard += 1
             return False
-        if not self._take_in(identity, key, frame, now_s):
+        is_useful = self._take_in(identity, key, frame, now_s)
+        if not is_useful:
             self._patience.bear(identity)
-        return True
+        return is_useful
 
     def _take_in(self, identity: bytes, key: str, frame: memoryview | bytes, now_s: float) -> bool:
         """Take in one message; whether it brought a batch nearer."""

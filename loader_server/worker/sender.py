@@ -110,14 +110,14 @@ class Sender:
         if self._sealed_router is not None:
             doors.watch("sealed", self._sealed_router)
 
-    def drop_strays(self, ready: set[object], suspect: Callable[[zmq.Frame], None] = lambda _: None) -> int:
+    def drop_strays(self, ready: set[object], note_useless: Callable[[zmq.Frame], None] = lambda _: None) -> int:
         """Read and drop what came to the ROUTER for sealed payloads, where nobody may say anything; how much it was."""
         if self._sealed_router is None or self._sealed_router not in ready:
             return 0
         count = 0
         for identity, *_frames in read_waiting(self._sealed_router):
             count += 1
-            suspect(identity)
+            note_useless(identity)
         return count
 
     def say(self, identity: bytes, message: Message) -> None:

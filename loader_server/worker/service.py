@@ -279,8 +279,8 @@ class Worker:
             key = self.guard.key_of(identity)
             for frame in frames:
                 if not self._reception.receive(identity.bytes, key, frame.buffer, now_s):
-                    self.doors.brakes.suspect(identity)
-        strays = self._sender.drop_strays(ready, self.doors.brakes.suspect)
+                    self.doors.brakes.note_useless(identity)
+        strays = self._sender.drop_strays(ready, self.doors.brakes.note_useless)
         self.counts.garbage += strays
         is_behind = max(count, strays) == MOST_WAITING
         if is_behind or self._reception.unheard != unheard:

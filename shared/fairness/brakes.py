@@ -7,7 +7,9 @@ its packets dropped by a filter in the kernel: its sender is not told, sends the
 rarely, as TCP does. Hanging up would not help, because it would come back at once.
 
 Rules: used in the thread that serves the ports. Nobody is stopped while all that came is taken in, nor whose messages
-were all heard, nor who sent little. Each time that a connection has to be stopped again it is stopped twice as long.
+brought something nearer, nor who sent little. Useless messages are counted for as long as some are left over, and not
+by the second: the slower a server takes them in, the fewer of each peer it sees in a second, and the sooner they pile
+up. Each time that a connection has to be stopped again it is stopped twice as long.
 Connections go on one by one, and only once nothing is left over, because each has some hundred kilobytes in the kernel
 that come at once.
 """
@@ -19,6 +21,7 @@ import ctypes
 import socket
 import struct
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import zmq
@@ -40,6 +43,10 @@ _FREE_BYTES, _FREE_BYTES_A_SECOND = 64 * 1024, 64 * 1024
 #: tenth of the time.
 _LOOK_S = 0.01
 _LOOK_SHARE = 0.1
+
+#: How many useless messages a connection may send while messages are left over. Others' floods may hold up a trainer
+#: for seconds, in which it says fewer.
+_MOST_USELESS = 32
 
 _FIRST_STOP_S, _LONGEST_STOP_S = 0.25, 8.0
 #: Whoever has not been stopped for so long is like new.
@@ -84,16 +91,17 @@ class Brakes:
         self._before: dict[int, float] = {}
         self._received: dict[int, float] = {}
         self._is_behind = False
-        self._suspects: set[int] = set()
+        #: Useless messages of each since all was taken in last.
+        self._useless: Counter[int] = Counter()
         self._looked_s = self._due_s = 0.0
         #: Until when each is stopped, and when it was stopped last and for how long.
         self._stopped: dict[int, float] = {}
         self._last: dict[int, tuple[float, float]] = {}
 
-    def suspect(self, frame: zmq.Frame) -> None:
-        """Note that this frame came on a connection that says too much: only such a one may be stopped."""
-        with contextlib.suppress(zmq.ZMQError, ValueError):  # libzmq does not say on which
-            self._suspects.add(int(frame.get("__fd")))
+    def note_useless(self, frame: zmq.Frame) -> None:
+        """Note that this frame brought nothing nearer: only a connection with many of them may be stopped."""
+        with contextlib.suppress(zmq.ZMQError, ValueError):  # libzmq does not say on which it came
+            self._useless[int(frame.get("__fd"))] += 1
 
     def are_on(self) -> bool:
         """Return whether a connection is stopped: turns have to come soon, to let it go on."""
@@ -104,7 +112,7 @@ class Brakes:
         self._let_go(now_s, is_behind=is_behind)
         if not is_behind:
             self._is_behind = False
-            self._suspects.clear()
+            self._useless.clear()
         elif not self._is_behind or now_s >= self._due_s:
             began_s = time.monotonic()
             self._look(now_s)
@@ -119,7 +127,7 @@ class Brakes:
         self._looked_s, self._received = now_s, received
         self._before = {fd: min(nbytes, self._before.get(fd, 0.0) + allowed) for fd, nbytes in received.items()}
         for fd in too_fast({fd: nbytes - self._before[fd] for fd, nbytes in received.items()}):
-            if fd in self._suspects:
+            if self._useless[fd] > _MOST_USELESS:
                 self._stop(fd, now_s)
                 self._before[fd] = received[fd]
 

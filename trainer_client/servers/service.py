@@ -120,9 +120,10 @@ class ParameterServer:
     def _hear(self, frames: list[zmq.Frame], now_s: float) -> None:
         asker = frames[0].bytes
         if not self._patience.hears(asker, now_s):
-            self._brakes.suspect(frames[0])
+            self._brakes.note_useless(frames[0])
             self._aftermath.note()
         elif not self._take_in(asker, frames, now_s):
+            self._brakes.note_useless(frames[0])
             self._patience.bear(asker)
 
     def _take_in(self, asker: bytes, frames: list[zmq.Frame], now_s: float) -> bool:

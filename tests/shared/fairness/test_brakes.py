@@ -10,6 +10,7 @@ import pytest
 
 from shared.fairness import brakes
 from shared.fairness.brakes import Brakes, too_fast
+from shared.fairness.patience import Patience
 from tests.support.loaders import wait_until
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ class Port:
 
     def turn(self, now_s: float, *suspects: int, is_behind: bool = True) -> None:
         for number in suspects:
-            self.brakes.suspect(Frame(self.accepted[number].fileno()))  # type: ignore[arg-type]
+            for _ in range(brakes._MOST_USELESS + 1):
+                self.brakes.note_useless(Frame(self.accepted[number].fileno()))  # type: ignore[arg-type]
         self.brakes.turn(now_s, is_behind=is_behind)
 
 
@@ -85,15 +87,33 @@ def test_one_that_floods_is_stopped_and_goes_on_later(port: Port) -> None:
     wait_until(lambda: port.received(0) == before + 10 * _KB, "the rest comes")
 
 
-@pytest.mark.parametrize("why", ["all was taken in", "it was heard", "it sent little", "it sends slowly"])
+@pytest.mark.parametrize("why", ["all was taken in", "its messages were useful", "it sent little", "it sends slowly"])
 def test_nobody_is_stopped_who_does_no_harm(port: Port, why: str) -> None:
-    client, suspects = port.connect(), [] if why == "it was heard" else [0]
+    client, suspects = port.connect(), [] if why == "its messages were useful" else [0]
     port.turn(0.0, *suspects)
     port.send(client, 0, (60 if why == "it sent little" else 700) * _KB)
     if why == "all was taken in":
         port.turn(0.1, 0, is_behind=False)
     port.turn(20.0 if why == "it sends slowly" else 0.2, *suspects)
     assert port.brakes.stops == 0
+
+
+@pytest.mark.fault(58)
+def test_a_slow_server_stops_those_of_whom_it_sees_few_messages_at_a_time(port: Port) -> None:
+    """Patience, which counts by the tenth of a second, would bear with each of them for ever."""
+    clients = [port.connect() for _ in range(30)]
+    patience: Patience[int] = Patience()
+    for turn in range(brakes._MOST_USELESS + 1):
+        for number in range(30):
+            assert patience.hears(number, float(turn))
+            patience.bear(number)
+            port.brakes.note_useless(Frame(port.accepted[number].fileno()))  # type: ignore[arg-type]
+        port.turn(0.1 * turn)
+    assert port.brakes.stops == 0, "nobody has sent much"
+    for number, client in enumerate(clients):
+        port.send(client, number, 500 * _KB)
+    port.turn(0.1 * turn + 0.1)
+    assert port.brakes.stops == 30
 
 
 @pytest.mark.fault(58)
