@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import traceback
 from contextlib import contextmanager
 from dataclasses import make_dataclass
@@ -38,6 +39,9 @@ _TERMINATED = 128 + signal.SIGTERM
 
 #: How late a command may heed a signal.
 LONGEST_WAIT_S = 0.5
+
+#: How soon to try again where a signal came during an import.
+_AGAIN_S = 0.02
 
 #: What the codes of all commands mean; those of errors stand in `shared.errors`.
 EXIT_CODES = {
@@ -112,12 +116,17 @@ def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
     """While the block lasts, SIGTERM does what Ctrl-C does in this process; the yielded list has those that came."""
     ours, came = os.getpid(), list[int]()
 
-    def handle(number: int, _frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         if os.getpid() != ours:  # a child that was forked from us
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
             return
         came.append(number)
+        if _is_importing(frame):
+            again = threading.Timer(_AGAIN_S, os.kill, (ours, signal.SIGTERM))
+            again.daemon = True
+            again.start()
+            return
         if not callable(signal.getsignal(signal.SIGINT)):  # ignored, as shells do for background jobs
             raise Terminated
         signal.raise_signal(signal.SIGINT)
@@ -129,6 +138,17 @@ def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
     finally:
         _handlers.remove(handle)
         signal.signal(signal.SIGTERM, before)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether a module is being imported in this frame.
+
+    An exception that is raised there may be lost: importlib drops what is raised in its callbacks, and the creation of
+    a class turns it into another. So a signal is heeded once the import is over.
+    """
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
 
 _handlers: list[object] = []

@@ -126,7 +126,11 @@ class Supervisor:
         """Start these jobs; they are served when this returns, unless it was stopped."""
         self._starting = True
         for folder in folders:
-            self._take_in(folder, listen)
+            try:
+                self._take_in(folder, listen)
+            except MachineError:
+                if not self._stopping:  # which breaks off what is asked of the nursery
+                    raise
         while not self._stopping and any(job.stage is not Stage.SERVED for job in self.jobs.values()):
             self._turn()
             if self._failure is not None and not self._stopping:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import resource
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -71,6 +73,29 @@ def test_an_interruption_that_came_while_python_compiled_text_has_the_code_of_ev
     done = subprocess.run([sys.executable, "-m", "command"], env=environment, capture_output=True, check=False)
     assert done.returncode == 130, "the code of Ctrl-C, and not the end by a signal"
     assert b"command: interrupted" in done.stderr
+
+
+def test_sigterm_during_an_import_is_heeded_once_that_is_over(tmp_path, monkeypatch, capsys):
+    """In a callback, as importlib has them, an exception would be lost."""
+    (tmp_path / "told_to_end.py").write_text(
+        "import signal, weakref\n"
+        "class Held: pass\n"
+        "held = Held()\n"
+        "callback = weakref.ref(held, lambda _: signal.raise_signal(signal.SIGTERM))\n"
+        "del held\n"
+        "IS_WHOLE = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    whole = []
+
+    def run(options):
+        whole.append(importlib.import_module("told_to_end").IS_WHOLE)
+        threading.Event().wait(60)
+        raise AssertionError("gone on after SIGTERM")
+
+    assert ends(run) == 143
+    assert whole == [True]
+    assert "terminated" in capsys.readouterr().err
 
 
 def kill_us(options):
