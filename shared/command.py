@@ -14,7 +14,6 @@ import os
 import resource
 import signal
 import sys
-import threading
 import traceback
 from contextlib import contextmanager
 from dataclasses import make_dataclass
@@ -26,7 +25,7 @@ from shared.system.system_errors import is_refusal, system_error
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
 __all__ = [
@@ -39,9 +38,6 @@ _TERMINATED = 128 + signal.SIGTERM
 
 #: How late a command may heed a signal.
 LONGEST_WAIT_S = 0.5
-
-#: How soon to try again where a signal came during an import.
-_AGAIN_S = 0.02
 
 #: What the codes of all commands mean; those of errors stand in `shared.errors`.
 EXIT_CODES = {
@@ -122,11 +118,13 @@ def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
             os.kill(os.getpid(), signal.SIGTERM)
             return
         came.append(number)
-        if _is_importing(frame):
-            again = threading.Timer(_AGAIN_S, os.kill, (ours, signal.SIGTERM))
-            again.daemon = True
-            again.start()
-            return
+        importer = _importer(frame)
+        if importer is not None:
+            _call_after_import(importer, interrupt)
+        else:
+            interrupt()
+
+    def interrupt() -> None:
         if not callable(signal.getsignal(signal.SIGINT)):  # ignored, as shells do for background jobs
             raise Terminated
         signal.raise_signal(signal.SIGINT)
@@ -140,15 +138,31 @@ def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _is_importing(frame: FrameType | None) -> bool:
-    """Return whether a module is being imported in this frame.
-
-    An exception that is raised there may be lost: importlib drops what is raised in its callbacks, and the creation of
-    a class turns it into another. So a signal is heeded once the import is over.
-    """
-    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+def _importer(frame: FrameType | None) -> FrameType | None:
+    """Return the frame that waits for the outermost import that is under way in this one; None if none is."""
+    importer = None
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            importer = frame.f_back
         frame = frame.f_back
-    return frame is not None
+    return importer
+
+
+def _call_after_import(importer: FrameType, interrupt: Callable[[], None]) -> None:
+    """Call `interrupt`, which raises an exception, once the import is over that this frame waits for.
+
+    What is raised during an import may be lost: importlib drops what is raised in its callbacks, and the creation of a
+    class turns it into another exception. Tracing is how a debugger gets control back there; neither a timer nor a
+    thread would do, because workers have their own use for the one, and a nursery must not have the other.
+    """
+
+    def trace(_frame: FrameType, _event: str, _arg: object) -> None:
+        sys.settrace(None)
+        importer.f_trace = None
+        interrupt()
+
+    importer.f_trace = trace
+    sys.settrace(lambda *_event: None)
 
 
 _handlers: list[object] = []
