@@ -81,9 +81,8 @@ class _Forked:
 
 def _serve(owner: socket.socket, run: Callable[[Sequence[str]], object], owner_pid: int) -> None:
     """Fork what is asked for until the owner hangs up."""
-    for number in FOR_THE_OWNER:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_THE_OWNER)
+    # Blocked, not ignored: so one for a child that is just being forked waits until the child heeds it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_OWNER)
     end_with_parent(owner_pid, signal.SIGKILL)
     _setproctitle(_title(["nursery"]))
     _Forker(owner, run).serve()
@@ -215,6 +214,7 @@ def _live(run: Callable[[Sequence[str]], object], arguments: Sequence[str], keep
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_THE_OWNER)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     asking = fcntl.fcntl(asking, fcntl.F_DUPFD, ASKING_FD + 1)  # out of the way

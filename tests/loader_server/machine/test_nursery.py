@@ -256,6 +256,20 @@ def test_signals_that_reach_the_whole_group_end_no_nursery() -> None:
         assert made.ask("sys.exit(3)")["ended"] == 3
 
 
+def test_a_child_heeds_sigterm_from_its_first_instant_on() -> None:
+    """Whoever asked for it knows it before it has run anything of its own."""
+    code = (
+        "import os, signal, time\n"
+        "from loader_server.machine.nursery import Nursery\n"
+        "os.register_at_fork(after_in_child=lambda: time.sleep(0.3))\n"
+        "nursery = Nursery(lambda _: time.sleep(60))\n"
+        "one = nursery.start(['child'], keep=os.open(os.devnull, os.O_WRONLY))\n"
+        "one.send_signal(signal.SIGTERM)\n"
+        "raise SystemExit(one.wait(30) != -signal.SIGTERM)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
 def test_it_ends_with_its_owner() -> None:
     """Even if that is killed."""
     with owner() as made:
