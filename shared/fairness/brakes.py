@@ -10,8 +10,8 @@ Rules: used in the thread that serves the ports. Nobody is stopped while all tha
 brought something nearer, nor who sent little. Useless messages are counted for as long as some are left over, and not
 by the second: the slower a server takes them in, the fewer of each peer it sees in a second, and the sooner they pile
 up. Each time that a connection has to be stopped again it is stopped twice as long.
-Connections go on one by one, and only once nothing is left over, because each has some hundred kilobytes in the kernel
-that come at once.
+Connections go on one by one, each only once the one before has been heard of again (which takes seconds, because its
+kernel tries ever more rarely) and nothing is left over, because some hundred kilobytes of each come at once.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ _LOOK_SHARE = 0.1
 _MOST_USELESS = 32
 
 _FIRST_STOP_S, _LONGEST_STOP_S = 0.25, 8.0
+#: How long to wait at most to hear of one that goes on before the next may.
+_SILENCE_S = 1.0
+
 #: Whoever has not been stopped for so long is like new.
 _FORGET_S = 30.0
 
@@ -97,6 +100,8 @@ class Brakes:
         #: Until when each is stopped, and when it was stopped last and for how long.
         self._stopped: dict[int, float] = {}
         self._last: dict[int, tuple[float, float]] = {}
+        #: Who was let go on last, how much it had received then, and until when the others wait for it.
+        self._freed, self._had, self._wait_until_s = -1, 0.0, 0.0
 
     def note_useless(self, frame: zmq.Frame) -> None:
         """Note that this frame brought nothing nearer: only a connection with many of them may be stopped."""
@@ -149,9 +154,13 @@ class Brakes:
     def _let_go(self, now_s: float, *, is_behind: bool) -> None:
         """Let the one go on that has been stopped longest; while messages are left over only after a long time."""
         fd = min(self._stopped, key=self._stopped.__getitem__, default=-1)
-        if fd >= 0 and now_s >= self._stopped[fd] + (_LONGEST_STOP_S if is_behind else 0.0):
-            del self._stopped[fd]
-            _with_socket(fd, let_packets_in)
+        if fd < 0 or now_s < self._stopped[fd] + (_LONGEST_STOP_S if is_behind else 0.0):
+            return
+        if now_s < self._wait_until_s and _received(self._freed) == self._had:
+            return
+        del self._stopped[fd]
+        self._freed, self._had, self._wait_until_s = fd, _received(fd) or 0.0, now_s + _SILENCE_S
+        _with_socket(fd, let_packets_in)
 
 
 def _with_socket(fd: int, do: Callable[[socket.socket], object]) -> None:

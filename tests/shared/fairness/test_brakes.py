@@ -136,9 +136,26 @@ def test_stopped_ones_go_on_one_by_one_and_not_while_messages_are_left_over(port
     assert len(port.brakes._stopped) == 3
     port.turn(1.0)
     assert len(port.brakes._stopped) == 3
-    for left in (2, 1, 0):
-        port.turn(1.1, is_behind=False)
+    for now_s, left in ((1.1, 2), (2.0, 2), (2.1, 1), (3.0, 1), (3.1, 0)):  # of the one that goes on nothing is heard
+        port.turn(now_s, is_behind=False)
         assert len(port.brakes._stopped) == left
+
+
+def test_the_next_goes_on_once_the_one_before_has_been_heard_of(port: Port) -> None:
+    """All of them at once would bring as much as a whole flood, because they try again at the same moments."""
+    clients = [port.connect() for _ in range(2)]
+    port.turn(0.0, 0, 1)
+    for number, client in enumerate(clients):
+        port.send(client, number, 700 * _KB)
+    port.turn(0.1, 0, 1)
+    port.turn(1.1, is_behind=False)
+    (left,) = port.brakes._stopped
+    port.turn(1.2, is_behind=False)
+    assert list(port.brakes._stopped) == [left]
+    goes_on = next(number for number in range(2) if port.accepted[number].fileno() != left)
+    port.send(clients[goes_on], goes_on, 1)
+    port.turn(1.3, is_behind=False)
+    assert not port.brakes.are_on()
 
 
 def test_not_even_an_endless_backlog_stops_anybody_for_ever(port: Port) -> None:
