@@ -7,7 +7,6 @@ from elsewhere is checked completely before anything is done with it: names lead
 from __future__ import annotations
 
 import hashlib
-import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,18 +21,19 @@ from shared.wire.parts import BUNDLE_PIECE_BYTES, MOST_MANIFEST_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["JOB_FILE", "BundleFile", "Manifest", "Place", "is_safe_name", "sha256"]
+__all__ = ["INDEX", "JOB_FILE", "BundleFile", "Manifest", "Place", "is_safe_name", "sha256"]
 
 _FORMAT = 1
 _DIGEST_BYTES = 32
 
-#: What the job file is called in a bundle.
+#: What the job file is called in a bundle, and the folder of the indexes.
 JOB_FILE = "job.toml"
+INDEX = "index"
 
 _MOST_FILES = 65_536
 _MOST_PARTS = 8
 _MOST_BYTES = 2**40
-_PART = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,199}")
+_LONGEST_PART = 255
 
 
 def sha256(content: bytes | memoryview) -> bytes:
@@ -44,7 +44,13 @@ def sha256(content: bytes | memoryview) -> bytes:
 def is_safe_name(name: str) -> bool:
     """Return whether a file of this name lies below the bundle's folder, whatever else is there."""
     parts = name.split("/")
-    return len(parts) <= _MOST_PARTS and all(_PART.fullmatch(part) is not None for part in parts)
+    return len(parts) <= _MOST_PARTS and all(map(_is_safe_part, parts))
+
+
+def _is_safe_part(part: str) -> bool:
+    """Return whether it names something in a folder that is not hidden; columns have whatever names users gave."""
+    is_named = bool(part) and not part.startswith(".") and part.isprintable() and "\\" not in part
+    return is_named and len(part.encode("utf-8", "replace")) <= _LONGEST_PART
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +147,11 @@ class Manifest:
         file, start = self.files[number], offset - self.offsets[number]
         return Place(file, start, min(BUNDLE_PIECE_BYTES, file.nbytes - start))
 
-    def beyond_limit(self, without: Iterable[str] = ()) -> tuple[str, ...]:
-        """Return the files that the coordinator does not give, because the bundle is larger than the job allows."""
-        own, left_out = len(self.encoded), set(without)
+    @cached_property
+    def refused(self) -> frozenset[str]:
+        """The files that the coordinator does not give, because the bundle is larger than the job allows."""
         ends = zip(self.files, self.offsets[1:], strict=True)
-        return tuple(file.name for file, end in ends if end - own > self.limit and file.name not in left_out)
+        return frozenset(file.name for file, end in ends if end - len(self.encoded) > self.limit)
 
     @staticmethod
     def decode(content: bytes) -> Manifest:
@@ -212,7 +218,8 @@ def _file(entry: Any) -> BundleFile:  # noqa: ANN401 - whatever came
 def refuse_clashes(names: Iterable[str]) -> None:
     """Raise ValueError if two files have one name, or if one stands where another needs a folder."""
     seen: set[str] = set()
-    folders = {folder for name in (known := list(names)) for folder in _folders_above(name)}
+    known = list(names)
+    folders = {folder for name in known for folder in _folders_above(name)}
     for name in known:
         if name in seen or name in folders:
             raise ValueError(f"two things called {name}")

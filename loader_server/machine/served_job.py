@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from loader_server.machine import deadline
 from loader_server.machine.child import Child
 from loader_server.machine.processes import how_it_ended
-from shared.endpoints import at_any_port
+from shared.endpoints import at_any_port, at_port
 from shared.errors import SettingsError, StokerError
 from shared.silence import GONE_AFTER
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from loader_server.machine.job_socket import Caller, JobSocket
 
 __all__ = [
-    "DRAIN_SIGNAL", "END_SIGNAL", "PrintedError", "ServedJob", "Stage", "StartError", "cause_of", "failure_of",
-    "refuse_conflicts",
+    "DRAIN_SIGNAL", "END_SIGNAL", "JoinedJob", "PrintedError", "ServedJob", "Stage", "StartError", "cause_of",
+    "failure_of", "refuse_conflicts",
 ]  # fmt: skip
 
 #: They tell a coordinator that its job ends: once trainers have finished what they have, or now.
@@ -118,6 +118,28 @@ class ServedJob:
 
         anywhere = at_any_port(self.endpoint)
         return Child(f"worker-{number}", command, anywhere, anywhere)
+
+
+class JoinedJob(ServedJob):
+    """A job that is served elsewhere: this machine has workers of it, which listen at `listen` and ports after it."""
+
+    def __init__(
+        self, folder: JobFolder, listen: str, base_command: Callable[[str, JobFolder, str], list[str]]
+    ) -> None:
+        super().__init__(folder, folder.settings.listen, base_command)
+        self._worker_listen = listen
+        self.stage = Stage.COORDINATING
+        self.coordinator.served = True  # as far as this machine can know
+
+    def worker(self, number: int, host: str) -> Child:
+        """Its worker in a place of this machine; ports count up from the first one, if one was asked for."""
+        child = super().worker(number, host)
+        port = self._worker_listen.rpartition(":")[2]
+        if port not in ("*", "0"):  # a firewall may let these ports through alone, so there is no spare one
+            child.listen, child.spare_listen = at_port(self._worker_listen, int(port) + number), ""
+        else:
+            child.listen = child.spare_listen = at_any_port(self._worker_listen)
+        return child
 
 
 def refuse_conflicts(jobs: Iterable[ServedJob], folder: JobFolder, listen: str, workers: int) -> None:

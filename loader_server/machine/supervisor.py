@@ -1,4 +1,5 @@
-"""The parent of one machine's loader side: for each job a coordinator, and workers that are shared among the jobs.
+"""The parent of one machine's loader side: for each job a coordinator, unless it is served elsewhere, and workers that
+are shared among the jobs.
 
 Rules: a worker serves one job, in one of so many places as the machine has workers; `shares` says how many places each
 job has, and a place changes jobs by the end of one process and the start of another. Whatever ends is started again
@@ -25,6 +26,7 @@ from loader_server.machine.nursery import ASKING_FD
 from loader_server.machine.nursery_keeper import NurseryKeeper
 from loader_server.machine.served_job import (
     END_SIGNAL,
+    JoinedJob,
     ServedJob,
     Stage,
     StartError,
@@ -35,7 +37,7 @@ from loader_server.machine.served_job import (
 from loader_server.machine.shares import Demand, Shares, divide
 from loader_server.sharing.shelf import make_shelf
 from shared.command import LONGEST_WAIT_S
-from shared.endpoints import check_endpoint
+from shared.endpoints import check_endpoint, is_loopback
 from shared.errors import MachineError, StokerError
 from shared.logs import Log
 from shared.metrics.scrape_targets import remove_dead_targets
@@ -55,6 +57,11 @@ _READY_TIMEOUT_S = 60.0
 
 #: Jobs whose coordinator serves.
 _RUNNING = (Stage.JOINING, Stage.SERVED)
+
+
+def _listen_of_workers(folder: JobFolder) -> str:
+    """Return where workers of a job listen that is served elsewhere: on loopback only if it is served there."""
+    return f"tcp://{'127.0.0.1' if is_loopback(folder.settings.listen) else '0.0.0.0'}:*"  # noqa: S104 - checked next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,17 +184,21 @@ class Supervisor:
     # --- jobs ---
 
     def _take_in(self, folder: JobFolder, listen: str = "") -> ServedJob:
-        """Take on a job."""
-        listen = listen or folder.settings.listen
-        where = f"{folder.path}, listen"
+        """Take on a job; of one that is served elsewhere there is nothing to start but workers."""
+        is_joined = folder.joined is not None
+        listen = listen or (_listen_of_workers(folder) if is_joined else folder.settings.listen)
+        where = "--listen" if is_joined else f"{folder.path}, listen"
         check_endpoint(listen, where=where, encrypted=folder.keys is not None, insecure=self.settings.insecure)
-        refuse_conflicts(self.jobs.values(), folder, listen, max(self.settings.workers, len(self.jobs) + 1))
-        job = ServedJob(folder, listen, self._command)
+        served_at = folder.settings.listen if is_joined else listen
+        refuse_conflicts(self.jobs.values(), folder, served_at, max(self.settings.workers, len(self.jobs) + 1))
+        job = (JoinedJob if is_joined else ServedJob)(folder, listen, self._command)
         try:
             remove_dead_targets(folder.targets_folder)
             if folder.settings.share and self._shelf < 0:
                 self._shelf = make_shelf(folder.settings.share_bytes)
-            if self._keeper.is_ready:
+            if is_joined:
+                pass
+            elif self._keeper.is_ready:
                 job.indexer.start(self._keeper.nursery)
             else:
                 job.indexer.start_when_possible(time.monotonic())
