@@ -1,8 +1,8 @@
 """The bundle of a job, made where its coordinator runs: which files belong to it, and any piece of them.
 
 Rules: a file stays open from the moment it is summed until the coordinator ends, so an index that is made anew
-meanwhile changes nothing. Pieces are read by offset and not from memory maps: a file that somebody truncates under a map would
-kill the coordinator, and a piece from the page cache costs the same.
+meanwhile changes nothing. Pieces are read by offset and not from memory maps: a file that somebody truncates under a
+map would kill the coordinator, and a piece from the page cache costs the same.
 """
 
 from __future__ import annotations

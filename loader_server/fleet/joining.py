@@ -71,7 +71,7 @@ def join(settings: JoinSettings) -> JobFolder:
     state = settings.state.resolve()
     bundles = state / "bundles"
     with locked(bundles):
-        with _Connection(settings) as connection:
+        with _FetchConnection(settings) as connection:
             manifest, bundle = _fetched(connection, settings, bundles)
         index = settings.index.resolve() if settings.index is not None else bundle.path / INDEX
         folder = state / "hosts" / os.uname().nodename / manifest.job
@@ -89,7 +89,7 @@ def join(settings: JoinSettings) -> JobFolder:
         return JobFolder(folder / JOB_FILE)
 
 
-def _fetched(connection: _Connection, settings: JoinSettings, bundles: Path) -> tuple[Manifest, BundleFolder]:
+def _fetched(connection: _FetchConnection, settings: JoinSettings, bundles: Path) -> tuple[Manifest, BundleFolder]:
     """Return the manifest, and the bundle's folder, which is whole."""
     fetching = Fetching()
     while True:
@@ -104,7 +104,7 @@ def _fetched(connection: _Connection, settings: JoinSettings, bundles: Path) -> 
         return manifest, folder
 
 
-def _fetch_files(connection: _Connection, fetching: Fetching, folder: BundleFolder) -> bool:
+def _fetch_files(connection: _FetchConnection, fetching: Fetching, folder: BundleFolder) -> bool:
     """Fetch all files that are lacking; return False if the coordinator has another bundle now."""
     manifest = fetching.manifest
     fetching.need(folder.begin())
@@ -156,7 +156,7 @@ def _refuse_too_large(manifest: Manifest, skipped: frozenset[str], endpoint: str
         )
 
 
-class _Connection:
+class _FetchConnection:
     """The way to the coordinator: one request, one answer."""
 
     def __init__(self, settings: JoinSettings) -> None:

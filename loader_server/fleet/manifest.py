@@ -21,7 +21,7 @@ from shared.wire.parts import BUNDLE_PIECE_BYTES, MOST_MANIFEST_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["INDEX", "JOB_FILE", "BundleFile", "Manifest", "Place", "is_safe_name", "sha256"]
+__all__ = ["INDEX", "JOB_FILE", "BundleFile", "BundlePlace", "Manifest", "is_safe_name", "sha256"]
 
 _FORMAT = 1
 _DIGEST_BYTES = 32
@@ -78,7 +78,7 @@ class BundleFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BundlePlace:
     """Where an offset lies: in which file, or the manifest (None), where there, and how many bytes one piece has."""
 
     file: BundleFile | None
@@ -136,16 +136,16 @@ class Manifest:
     def _begins(self) -> dict[str, int]:
         return {file.name: offset for file, offset in zip(self.files, self.offsets, strict=False)}
 
-    def place_of(self, offset: int) -> Place | None:
+    def place_of(self, offset: int) -> BundlePlace | None:
         """Return what lies at an offset; None beyond the end."""
         own = len(self.encoded)
         if offset < own:
-            return Place(None, offset, min(BUNDLE_PIECE_BYTES, own - offset))
+            return BundlePlace(None, offset, min(BUNDLE_PIECE_BYTES, own - offset))
         if offset >= self.offsets[-1]:
             return None
         number = bisect_right(self.offsets, offset) - 1  # of empty files and the next one, the last that begins there
         file, start = self.files[number], offset - self.offsets[number]
-        return Place(file, start, min(BUNDLE_PIECE_BYTES, file.nbytes - start))
+        return BundlePlace(file, start, min(BUNDLE_PIECE_BYTES, file.nbytes - start))
 
     @cached_property
     def refused(self) -> frozenset[str]:

@@ -76,10 +76,6 @@ def read(endpoint: str, after: int = -1, then=lambda: None) -> list[tuple[int, s
     return found
 
 
-def built_by(endpoint: str) -> dict[str, int]:
-    return {worker["worker"]: worker["built"] for worker in ask(endpoint)["workers"]}
-
-
 @pytest.mark.slow
 def test_a_host_without_the_jobs_files_joins_and_its_kill_costs_nothing(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
@@ -90,9 +86,8 @@ def test_a_host_without_the_jobs_files_joins_and_its_kill_costs_nothing(tmp_path
             wait_until(lambda: len(ask(loaders.endpoint)["workers"]) == 3, "all three are there")
             assert read(loaders.endpoint) == expected
             built = sorted(worker["built"] for worker in ask(loaders.endpoint)["workers"])
-            assert built[-1] > 0
+            assert built[-2] > 0  # at least one beside the job's own, which has read an epoch before
             assert read(loaders.endpoint, 5, host.kill) == expected
         assert not (tmp_path / "other" / "job.toml").exists()
         with joined(tmp_path / "other", loaders.endpoint, "--workers", "1") as again:
-            assert "fetches what the job needs" not in again.text().rsplit("ready", 1)[-1]
             assert again.text().count("fetches what the job needs") == 1  # by the first host, in the same log
