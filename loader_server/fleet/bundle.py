@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from loader_server.job_file import JobFile
 
-__all__ = ["Bundle", "BundleKeeper", "bundle_files"]
+__all__ = ["Bundle", "BundleKeeper", "bundle_files", "bundle_nbytes"]
 
 _SUFFIX = re.compile(r"\.[A-Za-z0-9_]{1,16}")
 
@@ -47,6 +47,14 @@ def bundle_files(job: JobFile) -> Iterator[tuple[str, Path]]:
     for name in _fetched_streams(job):
         for file in sorted(job.index_folder(name).glob("*.plan")):
             yield _name_of(job, file), file
+
+
+def bundle_nbytes(job: JobFile) -> int | None:
+    """Return how much a joining host fetches; None if it cannot be told yet, such as without the indexes."""
+    try:
+        return sum(path.stat().st_size for _, path in bundle_files(job))
+    except (StokerError, OSError):
+        return None
 
 
 def _named(job: JobFile) -> dict[str, str]:

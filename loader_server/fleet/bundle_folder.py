@@ -86,7 +86,7 @@ class BundleFolder:
         """Return how many pieces of a file are here and right; what follows them is cut off."""
         with self._opened(file) as descriptor:
             number = 0
-            while number < file.count and file.has_piece(number, _read(descriptor, number)):
+            while number < file.count and file.has_piece(number, _read(descriptor, file, number)):
                 number += 1
             os.ftruncate(descriptor, min(file.nbytes, number * BUNDLE_PIECE_BYTES))
         return number
@@ -124,7 +124,7 @@ class BundleFolder:
         with self._opened(file) as descriptor:
             whole = hashlib.sha256()
             for number in range(file.count):
-                whole.update(_read(descriptor, number))
+                whole.update(_read(descriptor, file, number))
             is_right = whole.digest() == file.digest and os.fstat(descriptor).st_size == file.nbytes
             os.fsync(descriptor)
         if not is_right:
@@ -137,8 +137,8 @@ class BundleFolder:
             )
 
 
-def _read(descriptor: int, number: int) -> bytes:
-    return os.pread(descriptor, BUNDLE_PIECE_BYTES, number * BUNDLE_PIECE_BYTES)
+def _read(descriptor: int, file: BundleFile, number: int) -> bytes:
+    return os.pread(descriptor, file.piece_nbytes(number), number * BUNDLE_PIECE_BYTES)
 
 
 def _in_the_way(path: Path) -> DataError:

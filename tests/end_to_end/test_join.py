@@ -1,9 +1,8 @@
-"""A second host joins a job by its endpoint, from a folder that has none of the job's files, and builds the same bytes."""
+"""A second host joins a job by its endpoint, from a folder without the job's files, and builds the same bytes."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgpack
 import pytest
 from hypothesis import given
@@ -119,10 +121,8 @@ def test_any_bytes_are_survived(content):
 def test_any_cut_or_changed_manifest_is_survived(data):
     content = bytearray(made().encoded)
     content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    try:
+    with contextlib.suppress(DataError):
         assert all(is_safe_name(file.name) for file in Manifest.decode(bytes(content)).files)
-    except DataError:
-        pass
 
 
 def test_files_beyond_the_limit_are_refused_the_later_ones_first():
