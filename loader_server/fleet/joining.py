@@ -156,6 +156,15 @@ def _refuse_too_large(manifest: Manifest, skipped: frozenset[str], endpoint: str
         )
 
 
+def _no_endpoint(got: str) -> SettingsError:
+    return SettingsError(
+        expected="the endpoint of a coordinator, such as tcp://loader-1:7400",
+        got=got,
+        where="loader-server run",
+        remedy="Name host and port at which the job is served.",
+    )
+
+
 class _FetchConnection:
     """The way to the coordinator: one request, one answer."""
 
@@ -165,14 +174,11 @@ class _FetchConnection:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._dealer = connect_dealer(self._context, settings.endpoint, keys, secrets.token_bytes(16))
-        except zmq.ZMQError as error:
+        except BaseException as error:
             self._context.term()
-            raise SettingsError(
-                expected="the endpoint of a coordinator, such as tcp://loader-1:7400",
-                got=f"{settings.endpoint}: {error}",
-                where="loader-server run",
-                remedy="Name host and port at which the job is served.",
-            ) from None
+            if isinstance(error, zmq.ZMQError):
+                raise _no_endpoint(f"{settings.endpoint}: {error}") from None
+            raise
         self._heard_s = time.monotonic()
         self._has_answered = False
 
