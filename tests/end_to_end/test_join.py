@@ -105,6 +105,7 @@ def test_a_host_without_the_jobs_files_joins_and_its_kill_costs_nothing(tmp_path
 
 _READER = """
 import sys
+import time
 import trainer_client
 
 endpoint, keys, epochs = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -112,6 +113,7 @@ with trainer_client.connect(endpoint, stream="train", epochs=epochs, prefetch=4,
     for _ in range(epochs):
         for batch in feed:
             print("batch", batch.epoch, batch.number, batch.digest, flush=True)
+            time.sleep(0.03)
 print("read", flush=True)
 """
 
@@ -146,6 +148,7 @@ def test_across_hosts_with_keys_alone_from_a_coordinator_without_workers(tmp_pat
         wait_until(lambda: read_log.read_text().count("batch") >= len(expected) + 5, "the second epoch has begun")
         for process in [*psutil.Process(host.pid).children(recursive=True), psutil.Process(host.pid)]:
             process.kill()
+        assert reader.poll() is None
         second.start(*joining, folder=other, log=tmp_path / "again.log")
         wait_until(lambda: reader.poll() is not None, "both epochs are read", 120)
         lines = read_log.read_text().splitlines()
