@@ -14,7 +14,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loader_server.arguments import add_index, add_plan, add_show, command_named, read_job, tells_its_error
+from loader_server.arguments import (
+    add_fetch,
+    add_index,
+    add_joining,
+    add_plan,
+    add_show,
+    command_named,
+    read_job,
+    tells_its_error,
+)
 from shared.command import add_common_arguments, allow_many_files, run_command
 from shared.errors import StokerError
 from shared.quick_import import quick_import
@@ -55,6 +64,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
         "plan": add_plan,
         "show": add_show,
         "run": _add_run,
+        "fetch": add_fetch,
         "add": _add_add,
         "end": _add_end,
         "status": _add_status,
@@ -160,11 +170,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> a
         "--workers", type=int, default=0, help="worker processes; 0: as the job file says, or one per core"
     )
     _add_listen(command)
-    joining = command.add_argument_group("to join a job by its endpoint")
-    joining.add_argument("--keys", type=Path, metavar="FOLDER", help="this host's keys; without them only on loopback")
-    joining.add_argument("--state", type=Path, metavar="FOLDER", help="where what is fetched is kept (.stoker)")
-    joining.add_argument("--data", type=Path, metavar="FOLDER", help="stands for the job's folder in paths of data")
-    joining.add_argument("--index", type=Path, metavar="FOLDER", help="an equal index of this host's, not to fetch one")
+    add_joining(command)
     return command
 
 

@@ -13,13 +13,13 @@ from shared.errors import SettingsError
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["announce", "announce_joined", "jobs_of"]
+__all__ = ["announce", "announce_joined", "jobs_of", "joined_jobs"]
 
 
 def jobs_of(options: argparse.Namespace) -> list[JobFolder]:
     """Return the jobs that the arguments name; those to join are fetched first, unless they are here."""
     if any("://" in word for word in options.job):
-        return _joined_jobs(options)
+        return joined_jobs(options)
     if options.listen and len(options.job) > 1:
         raise SettingsError(
             expected="one job",
@@ -42,7 +42,7 @@ def _own_jobs(options: argparse.Namespace) -> list[JobFolder]:
     return [JobFolder(path) for path in options.job]
 
 
-def _joined_jobs(options: argparse.Namespace) -> list[JobFolder]:
+def joined_jobs(options: argparse.Namespace) -> list[JobFolder]:
     """Fetch what the jobs at these endpoints need, unless it is here."""
     jobs = []
     for endpoint in options.job:

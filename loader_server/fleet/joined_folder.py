@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from shared.settings.job import Job
@@ -39,6 +39,8 @@ class JoinedFolder:
     index: str
     #: The host's folder of keys; empty: none.
     keys: str = ""
+    #: The options of `loader-server fetch` that fetch it again.
+    again: Sequence[str] = ()
     #: Where each file is that transforms name.
     named: Mapping[str, str] = field(default_factory=dict)
 

@@ -58,6 +58,12 @@ class JoinSettings:
     data: Path | None = None
     index: Path | None = None
 
+    def options(self) -> tuple[str, ...]:
+        """Return the options of a command that say the same."""
+        folders = {"--state": self.state, "--keys": self.keys, "--data": self.data, "--index": self.index}
+        given = ((name, str(folder.resolve())) for name, folder in folders.items() if folder is not None)
+        return tuple(word for option in given for word in option)
+
 
 def join(settings: JoinSettings) -> JobFolder:
     """Fetch what is lacking, and return the job as this host serves it.
@@ -83,6 +89,7 @@ def join(settings: JoinSettings) -> JobFolder:
             state=str(folder.parent),
             index=str(index),
             keys=str(settings.keys.resolve()) if settings.keys is not None else "",
+            again=settings.options(),
             named={said: str(bundle.path / name) for said, name in manifest.named.items()},
         )
         joined.write(folder / JOB_FILE)

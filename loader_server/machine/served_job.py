@@ -96,6 +96,9 @@ class ServedJob:
         if isinstance(ends, dict) and not ends.get("trainers") and now_s >= self._known_s:
             self.end_s = now_s
 
+    def note_refusal(self, now_s: float) -> None:
+        """Note that its coordinator turned a worker away; where the job file is our own, only the user mends that."""
+
     def shut(self) -> None:
         """Let no more commands in: the job ends, and another process may serve it next."""
         if self.socket is not None:
@@ -130,6 +133,12 @@ class JoinedJob(ServedJob):
         self._worker_listen = listen
         self.stage = Stage.COORDINATING
         self.coordinator.served = True  # as far as this machine can know
+        self.indexer = Child("fetch", lambda _: base_command("fetch", folder, ""))
+
+    def note_refusal(self, now_s: float) -> None:
+        """Fetch what the job needs again: the coordinator may have been started anew, with another index."""
+        if self.indexer.process is None:
+            self.indexer.start_when_possible(now_s)
 
     def worker(self, number: int, host: str) -> Child:
         """Its worker in a place of this machine; ports count up from the first one, if one was asked for."""

@@ -38,7 +38,7 @@ from loader_server.machine.shares import Demand, Shares, divide
 from loader_server.sharing.shelf import make_shelf
 from shared.command import LONGEST_WAIT_S
 from shared.endpoints import check_endpoint, is_loopback
-from shared.errors import MachineError, StokerError
+from shared.errors import MachineError, RefusedError, StokerError
 from shared.logs import Log
 from shared.metrics.scrape_targets import remove_dead_targets
 from shared.sockets import Waker
@@ -122,6 +122,9 @@ class Supervisor:
         if role == "index":
             return [role, str(folder.path), "--missing", *common]
         insecure = ["--insecure"] if self.settings.insecure else []
+        if role == "fetch":
+            again = folder.joined.again if folder.joined is not None else ()
+            return [role, folder.settings.listen, *again, *common, *insecure]
         shares = role == "worker" and folder.settings.share
         shelf = ["--shelf", f"/proc/{os.getpid()}/fd/{self._shelf}"] if shares else []
         asks = ["--nursery-fd", str(ASKING_FD)] if role == "worker" else []
@@ -413,6 +416,8 @@ class Supervisor:
             self._give_up(job, failure_of(job, child, code))
         else:
             child.begin_pause(now_s)
+            if code == RefusedError.exit_code:
+                job.note_refusal(now_s)
             self._log_death(job, child, code)
 
     def _log_death(self, job: ServedJob, child: Child, code: int) -> None:

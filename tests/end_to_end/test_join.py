@@ -82,9 +82,9 @@ def read(
     return found
 
 
-def _built(endpoint: str) -> list[int]:
-    """How many batches each worker has built, as its heartbeats say."""
-    return [worker["built"] for worker in ask(endpoint)["workers"]]
+def _builders(endpoint: str) -> int:
+    """How many workers have built a batch, as their heartbeats say."""
+    return sum(worker["built"] > 0 for worker in ask(endpoint)["workers"])
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_a_host_without_the_jobs_files_joins_and_its_kill_costs_nothing(tmp_path
         with joined(tmp_path / "other", loaders.endpoint, "--workers", "2") as host:
             wait_until(lambda: len(ask(loaders.endpoint)["workers"]) == 3, "all three are there")
             assert read(loaders.endpoint) == expected
-            wait_until(lambda: sum(count > 0 for count in _built(loaders.endpoint)) > 1, "a worker beside the job's own has built")
+            wait_until(lambda: _builders(loaders.endpoint) > 1, "a worker beside the job's own has built")
             assert read(loaders.endpoint, 5, host.kill) == expected
         assert not (tmp_path / "other" / "job.toml").exists()
         with joined(tmp_path / "other", loaders.endpoint, "--workers", "1") as again:
@@ -157,3 +157,21 @@ def test_across_hosts_with_keys_alone_from_a_coordinator_without_workers(tmp_pat
         assert digests == expected
         assert len([line for line in lines if line.startswith("batch 1")]) == len(expected)
         assert "fetches what the job needs" not in (tmp_path / "again.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_host_stays_joined_though_the_coordinator_comes_back_with_another_index(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    job = write_job(tmp_path / "own", samples=120, budget="3 s")
+    with running(job, workers=1) as first, joined(tmp_path / "other", first.endpoint, "--workers", "1") as host:
+        endpoint = first.endpoint
+        wait_until(lambda: len(ask(endpoint)["workers"]) == 2, "it has joined")
+        first.close()
+        (manifest,) = (tmp_path / "own").glob("*.csv")
+        lines = manifest.read_text().splitlines(keepends=True)
+        manifest.write_text("".join(lines[:-20]))
+        shutil.rmtree(tmp_path / "own" / ".stoker")
+        with running(job, workers=1, arguments=("--listen", endpoint)):
+            wait_until(lambda: len(ask(endpoint)["workers"]) == 2, "its worker has come back")
+            assert host.text().count("has fetched it") == 2
+            assert read(endpoint)
