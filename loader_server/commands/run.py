@@ -44,27 +44,31 @@ def _own_jobs(options: argparse.Namespace) -> list[JobFolder]:
 
 def joined_jobs(options: argparse.Namespace) -> list[JobFolder]:
     """Fetch what the jobs at these endpoints need, unless it is here."""
-    jobs = []
-    for endpoint in options.job:
-        if "://" not in endpoint:
-            raise SettingsError(
-                expected="endpoints alone, or job files alone",
-                got=f"{endpoint} beside an endpoint",
-                where="loader-server run",
-                remedy="Serve the job file by a `loader-server run` of its own.",
+    for endpoint in options.job:  # all of them, before anything is fetched
+        _check(endpoint, options)
+    return [
+        join(
+            JoinSettings(
+                endpoint=endpoint,
+                state=options.state or Path(".stoker"),
+                keys=options.keys,
+                data=options.data,
+                index=options.index,
             )
-        check_endpoint(
-            endpoint, where="loader-server run", encrypted=options.keys is not None, insecure=options.insecure
         )
-        settings = JoinSettings(
-            endpoint=endpoint,
-            state=options.state or Path(".stoker"),
-            keys=options.keys,
-            data=options.data,
-            index=options.index,
+        for endpoint in options.job
+    ]
+
+
+def _check(endpoint: str, options: argparse.Namespace) -> None:
+    if "://" not in endpoint:
+        raise SettingsError(
+            expected="endpoints alone, or job files alone",
+            got=f"{endpoint} beside an endpoint",
+            where="loader-server run",
+            remedy="Serve the job file by a `loader-server run` of its own.",
         )
-        jobs.append(join(settings))
-    return jobs
+    check_endpoint(endpoint, where="loader-server run", encrypted=options.keys is not None, insecure=options.insecure)
 
 
 def announce_joined(name: str, endpoint: str, workers: int) -> None:
