@@ -120,8 +120,8 @@ class LetterCounter:
         self._own = np.array(sorted(map(ord, alphabet.characters)), np.uint32)
         #: Of each code point, looked up when it is met.
         self._fates = np.full(_CODE_POINTS, _NOT_LOOKED_UP, np.uint8)
-        self._totals = np.zeros(_NOT_LOOKED_UP, np.int64)
         self._dropped: Counter[int] = Counter()
+        self._letters = self._folded = self._others_dropped = 0
         self._samples = self._samples_dropped = self._samples_folded = self._samples_unknown = 0
 
     def add(self, texts: Sequence[str]) -> None:
@@ -129,25 +129,27 @@ class LetterCounter:
         points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
         ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
         fates = self._fates_of(points)
-        self._totals += np.bincount(fates, minlength=_NOT_LOOKED_UP)
-        dropped = fates == _DROPPED
-        letters, counts = np.unique(points[dropped], return_counts=True)
+        places = {fate: np.flatnonzero(fates == fate) for fate in (_FOLDED, _DROPPED, _OTHER_DROPPED)}
+        samples = {fate: _texts_with(found, ends) for fate, found in places.items()}
+        self._letters += int(np.count_nonzero(fates <= _DROPPED))
+        self._folded += len(places[_FOLDED])
+        self._others_dropped += len(places[_OTHER_DROPPED])
+        letters, counts = np.unique(points[places[_DROPPED]], return_counts=True)
         self._dropped.update(dict(zip(letters.tolist(), counts.tolist(), strict=True)))
         self._samples += len(texts)
-        self._samples_dropped += _having(dropped, ends)
-        self._samples_folded += _having(fates == _FOLDED, ends)
-        self._samples_unknown += _having(dropped | (fates == _OTHER_DROPPED), ends)
+        self._samples_dropped += len(samples[_DROPPED])
+        self._samples_folded += len(samples[_FOLDED])
+        self._samples_unknown += len(np.union1d(samples[_DROPPED], samples[_OTHER_DROPPED]))
 
     def counts(self) -> LetterCounts:
         """Return what was counted so far."""
-        kept, folded, dropped, _, others_dropped = self._totals.tolist()
         commonest = sorted(self._dropped.items(), key=lambda item: (-item[1], item[0]))[:_NAMED]
         return LetterCounts(
             samples=self._samples,
-            letters=kept + folded + dropped,
-            dropped=dropped,
-            folded=folded,
-            others_dropped=others_dropped,
+            letters=self._letters,
+            dropped=self._dropped.total(),
+            folded=self._folded,
+            others_dropped=self._others_dropped,
             samples_dropped=self._samples_dropped,
             samples_folded=self._samples_folded,
             samples_unknown=self._samples_unknown,
@@ -155,15 +157,18 @@ class LetterCounter:
         )
 
     def _fates_of(self, points: NDArray[np.uint32]) -> NDArray[np.uint8]:
-        new = np.unique(points[self._fates[points] == _NOT_LOOKED_UP])
-        if len(new):
+        fates = np.take(self._fates, points)
+        if fates.max(initial=_KEPT) == _NOT_LOOKED_UP:
+            new = np.unique(points[fates == _NOT_LOOKED_UP])
             unknown, own = self._alphabet.numbers_of(new) == 0, np.isin(new, self._own)
             letters = np.array([unicodedata.category(chr(point))[0] not in _NO_LETTERS for point in new.tolist()])
             of_letters = np.where(unknown, _DROPPED, np.where(own, _KEPT, _FOLDED))
             self._fates[new] = np.where(letters, of_letters, np.where(unknown, _OTHER_DROPPED, _OTHER_KEPT))
-        return self._fates[points]
+            fates = np.take(self._fates, points)
+        return fates
 
 
-def _having(characters: NDArray[np.bool_], ends: NDArray[np.int64]) -> int:
-    """How many texts have any of these characters; `ends` says where each text ends."""
-    return len(np.unique(np.searchsorted(ends, np.flatnonzero(characters), side="right")))
+def _texts_with(characters: NDArray[np.intp], ends: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Which texts have any of the characters at these places, which rise; `ends` says where each text ends."""
+    of_texts = np.searchsorted(ends, characters, side="right")
+    return of_texts[np.flatnonzero(np.diff(of_texts, prepend=-1))]
