@@ -6,17 +6,18 @@ Rules: facts are plain numbers and strings, ready for JSON; the lines for people
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.index.letters import NOT_AT_HAND, LettersReport, letters_report
+from loader_server.sources.index.letters import NOT_AT_HAND, letters_report
 from loader_server.transforms.audio.low_rates import low_rates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from loader_server.sources.index.letters import LettersReport
     from loader_server.sources.joined import OpenedSource
     from loader_server.transforms.audio.low_rates import LowRate
     from loader_server.transforms.chain import Chain
@@ -40,9 +41,11 @@ def notes_of(chain: Chain, opened: OpenedSource) -> Facts:
     """
     quick = opened.index.samples <= _COUNTED_AT_ONCE
     columns = opened.index.folder / opened.index.meta.folder
-    letters = letters_report(chain, columns, opened.where, opened.source if quick else None)
-    if not quick and letters is not None and letters.not_counted == NOT_AT_HAND:
-        letters = LettersReport(not_counted=_INDEX_COUNTS)
+    letters = letters_report(chain, columns, (lambda: opened.source) if quick else None)
+    if letters is not None:
+        letters.refuse_dropping(opened.where)
+        if not quick and letters.not_counted == NOT_AT_HAND:
+            letters = replace(letters, not_counted=_INDEX_COUNTS)
     return facts_of(letters, low_rates_of(chain, opened))
 
 
@@ -60,7 +63,7 @@ def facts_of(letters: LettersReport | None, rates: tuple[LowRate, ...]) -> Facts
     if letters.counts is None:
         return facts | {"letters": {"not_counted": letters.not_counted}}
     counts = asdict(letters.counts) | {"commonest": dict(letters.counts.commonest)}
-    return facts | {"letters": counts | {"unknown": "mask" if letters.masks else "drop"}}
+    return facts | {"letters": counts | {"unknown": "mask" if letters.step.masks else "drop"}}
 
 
 def lines_of(notes: Facts) -> Iterator[str]:

@@ -7,6 +7,7 @@ only be had by decoding samples, the report says why there are no counts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,76 +20,62 @@ if TYPE_CHECKING:
 
     from loader_server.sources.source import Source
     from loader_server.transforms.chain import Chain
-    from loader_server.transforms.letters import Alphabet
+    from loader_server.transforms.letters import Alphabet, CountsLetters
 
-__all__ = ["NOT_AT_HAND", "LettersReport", "count_letters", "kept_counts", "letters_report"]
+__all__ = ["NOT_AT_HAND", "LettersReport", "kept_counts", "letters_report"]
 
 _FILE = "letters.json"
 
-NOT_AT_HAND = "the texts of this source are only at hand once its samples are decoded"
+NOT_AT_HAND = "the texts of this source are at hand only when its samples are read"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LettersReport:
-    """What becomes of letters, or why they are not counted; `masks`: samples with an unknown character are masked."""
+    """What a transform does to the letters of an index's samples: its counts, or why there are none."""
 
+    step: CountsLetters
     counts: LetterCounts | None = None
-    masks: bool = False
     not_counted: str = ""
+    #: Whether they were counted just now.
+    is_new: bool = False
+
+    def keep(self, columns: Path) -> None:
+        """Keep new counts beside an index's columns; if they cannot be written, they are made anew when needed."""
+        if self.counts is None or not self.is_new:
+            return
+        kept: dict[str, Any] = {"alphabet": self.step.alphabet.characters, **asdict(self.counts)}
+        draft = columns / f"{_FILE}.new"
+        with contextlib.suppress(OSError):
+            draft.write_text(json.dumps(kept), "utf-8")
+            draft.replace(columns / _FILE)
+
+    def refuse_dropping(self, where: str) -> None:
+        """Raise a DataError if more letters are dropped than anybody may want."""
+        if self.counts is not None:
+            self.step.refuse_dropping(self.counts, where)
 
 
-def count_letters(chain: Chain | None, opened: Callable[[], Source], columns: Path, where: str) -> None:
-    """Count the letters that a chain drops and folds, unless that was done for its alphabet, and keep the counts beside
-    the columns of an index; `opened` opens its source.
-
-    Raises:
-        DataError: The chain drops more letters than anybody may want.
-
-    """
-    found = counting_step(chain) if chain is not None else None
-    if found is None or found[1]:
-        return
-    step, _ = found
-    counts = kept_counts(columns, step.alphabet) or _counted(opened(), step.key, step.alphabet)
-    if counts is not None:
-        _keep(columns, step.alphabet, counts)
-        step.refuse_dropping(counts, where)
-
-
-def letters_report(
-    chain: Chain | None, columns: Path, where: str, source: Source | None = None
-) -> LettersReport | None:
+def letters_report(chain: Chain, columns: Path, opened: Callable[[], Source] | None) -> LettersReport | None:
     """Return what becomes of the letters of an index's samples; None if the chain drops none.
 
-    Letters that were not counted for this alphabet while indexing are counted now, if the open `source` is given.
-
-    Raises:
-        DataError: The chain drops more letters than anybody may want.
-
+    Letters that were not counted for this alphabet before are counted now, in the source that `opened` gives.
     """
-    found = counting_step(chain) if chain is not None else None
+    found = counting_step(chain)
     if found is None:
         return None
     step, own = found
     if own:
-        return LettersReport(not_counted=f"{own} comes before it and may change the texts")
-    counts = kept_counts(columns, step.alphabet)
-    if counts is None and source is not None:
-        counts = _counted(source, step.key, step.alphabet)
-    if counts is None:
-        return LettersReport(not_counted=NOT_AT_HAND)
-    step.refuse_dropping(counts, where)
-    return LettersReport(counts=counts, masks=step.masks)
-
-
-def _counted(source: Source, key: str, alphabet: Alphabet) -> LetterCounts | None:
-    blocks = source.uncut.texts(key)
+        return LettersReport(step=step, not_counted=f"{own} comes before it and may change the texts")
+    kept = kept_counts(columns, step.alphabet)
+    if kept is not None:
+        return LettersReport(step=step, counts=kept)
+    blocks = opened().uncut.texts(step.key) if opened is not None else None
     if blocks is None:
-        return None
-    counter = LetterCounter(alphabet)
+        return LettersReport(step=step, not_counted=NOT_AT_HAND)
+    counter = LetterCounter(step.alphabet)
     for block in blocks:
         counter.add(block)
-    return counter.counts()
+    return LettersReport(step=step, counts=counter.counts(), is_new=True)
 
 
 def kept_counts(columns: Path, alphabet: Alphabet) -> LetterCounts | None:
@@ -101,10 +88,3 @@ def kept_counts(columns: Path, alphabet: Alphabet) -> LetterCounts | None:
         return LetterCounts(commonest=commonest, **kept)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _keep(columns: Path, alphabet: Alphabet, counts: LetterCounts) -> None:
-    kept: dict[str, Any] = {"alphabet": alphabet.characters, **asdict(counts)}
-    draft = columns / f"{_FILE}.new"
-    draft.write_text(json.dumps(kept), "utf-8")
-    draft.replace(columns / _FILE)

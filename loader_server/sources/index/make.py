@@ -23,7 +23,7 @@ from loader_server.installed import version_of
 from loader_server.sources.index.commit import commit, forget_refused, locked, sweep
 from loader_server.sources.index.draft import Draft, new_draft, resumed_draft
 from loader_server.sources.index.folder import FORMAT, Index, Meta, columns_fingerprint, open_index
-from loader_server.sources.index.letters import count_letters, letters_report
+from loader_server.sources.index.letters import LettersReport, letters_report
 from loader_server.sources.index.pool import probe_in_order
 from loader_server.sources.index.probe import ProbeOrder
 from loader_server.sources.index.refusals import (
@@ -69,11 +69,11 @@ def make_index(request: IndexRequest) -> IndexReport:
         with _draft(request, source, made_from) as draft:
             _write_all(request, source, inventory, draft)
             refuse_bad(request, inventory, draft)
-            _count_letters(request, source, lambda: _indexed(source, inventory, draft), draft.folder)
+            letters = _count_letters(request, source, lambda: _indexed(source, inventory, draft), draft.folder)
             meta = _meta(request, source, inventory, draft)
             draft.remove_journal()
             commit(request.folder, draft.folder, meta)
-    return _report(request, meta)
+    return replace(report_of(request.folder, meta), letters=letters)
 
 
 @contextlib.contextmanager
@@ -99,24 +99,28 @@ def unchanged_index(request: IndexRequest) -> IndexReport | None:
     if index is None:
         return None
     with contextlib.closing(source):
-        _count_letters(request, source, lambda: index.indexed, index.folder / index.meta.folder)
-    return replace(_report(request, index.meta), unchanged=True)
+        letters = _count_letters(request, source, lambda: index.indexed, index.folder / index.meta.folder)
+    return replace(report_of(request.folder, index.meta), unchanged=True, letters=letters)
 
 
-def _count_letters(request: IndexRequest, source: Source, indexed: Callable[[], Indexed], columns: Path) -> None:
-    """Count what the chain does to letters; the source is opened only if it has texts that are not counted yet."""
+def _count_letters(
+    request: IndexRequest, source: Source, indexed: Callable[[], Indexed], columns: Path
+) -> LettersReport | None:
+    """Count what the chain does to letters, and refuse data that lose too many; the source is opened only if it has
+    texts that were not counted before.
+    """
 
     def opened() -> Source:
         source.open(indexed())
         return source
 
-    if type(source).texts is not Source.texts:
-        count_letters(request.chain, opened, columns, request.spec.where)
-
-
-def _report(request: IndexRequest, meta: Meta) -> IndexReport:
-    letters = letters_report(request.chain, request.folder / meta.folder, request.spec.where)
-    return replace(report_of(request.folder, meta), letters=letters)
+    if request.chain is None:
+        return None
+    report = letters_report(request.chain, columns, None if type(source).texts is Source.texts else opened)
+    if report is not None:
+        report.keep(columns)
+        report.refuse_dropping(request.spec.where)
+    return report
 
 
 def _made_from(request: IndexRequest, source: Source) -> str:

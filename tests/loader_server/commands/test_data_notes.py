@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from shared.errors import DataError
 from tests.loader_server.sources.speech.kaldi_data import table, write_recordings
 from tests.support.corpora import tone
 from tests.support.shards import write_shard
+from tests.support.stores import plain_server
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -238,6 +240,19 @@ def test_an_index_without_counts_serves_and_plan_counts_what_is_soon_counted(
     assert notes_of(capsys, "plan", path)["letters"] == COUNTS
 
 
+def test_an_index_where_counts_cannot_be_kept_serves_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = job_with(tmp_path, write_lines(tmp_path))
+    index(path)
+    (kept,) = folder_of(path).rglob("letters.json")
+    kept.unlink()
+    (kept.parent / "letters.json.new").mkdir()
+    assert notes_of(capsys, "index", path)["letters"] == COUNTS
+    assert not kept.exists()
+    assert notes_of(capsys, "plan", path)["letters"] == COUNTS
+
+
 def test_counts_are_no_part_of_an_index(tmp_path: Path) -> None:
     index(job_with(tmp_path, write_csv(tmp_path), transforms='"logmel", "characters"'))
     path = job_with(
@@ -256,11 +271,23 @@ def test_letters_that_cannot_be_counted_are_said_to_be_uncounted(
     write_shard(tmp_path / "a.tar", [("1.txt", GERMAN.encode())])
     path = job_with(tmp_path, 'source = "webdataset"\npaths = ["a.tar"]')
     for command in ("index", "plan"):
-        assert "once its samples are decoded" in notes_of(capsys, command, path)["letters"]["not_counted"]
+        assert "only when its samples are read" in notes_of(capsys, command, path)["letters"]["not_counted"]
     own = "tests.support.transforms:noise"
     path = job_with(tmp_path, write_csv(tmp_path), transforms=f'"{own}", "characters"')
     said = f"characters: letters not counted: {own} comes before it and may change the texts"
     assert said in printed(capsys, "index", path)
+
+
+@pytest.mark.parametrize("kind", ["lines", "jsonl", "parallel", "parquet"])
+def test_remote_texts_are_not_fetched_again_to_be_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    (tmp_path / "far").mkdir()
+    stream = SOURCES[kind](tmp_path / "far")
+    with plain_server(tmp_path / "far", ranges=True) as address:
+        path = job_with(tmp_path, re.sub(r'"([ab]\.)', rf'"http://{address}/\1', stream))
+        for command in ("index", "plan"):
+            assert list(notes_of(capsys, command, path)["letters"]) == ["not_counted"]
 
 
 def test_each_source_of_a_mixture_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
