@@ -76,17 +76,21 @@ def lines_of(notes: Facts) -> Iterator[str]:
 def _letters_line(of: Facts) -> str:
     if "not_counted" in of:
         return f"letters not counted: {of['not_counted']}"
-    share = of["dropped"] / of["letters"] if of["letters"] else 0.0
-    named = ", ".join(f"{letter!r} {count:,}" for letter, count in of["commonest"].items())
     masks = of["unknown"] == "mask"
     outside = "outside the alphabet" if masks else "dropped"
-    parts = [
-        f"{of['dropped']:,} of {of['letters']:,} letters {outside} ({100 * share:.1f} %), in "
-        f"{of['samples_dropped']:,} of {of['samples']:,} samples{': ' if named else ''}{named}",
-        f"{of['folded']:,} folded to the other case, in {of['samples_folded']:,} samples",
-        f"{of['others_dropped']:,} blanks and punctuation {outside}",
-    ]
-    return "; ".join([*parts, f"{of['samples_unknown']:,} samples are masked"] if masks else parts)
+    parts = [f"none of {of['letters']:,} letters {outside}"]
+    if of["dropped"]:
+        named = ", ".join(f"{letter!r} {count:,}" for letter, count in of["commonest"].items())
+        share = f"{100 * of['dropped'] / of['letters']:.1f} %"
+        samples = f"in {of['samples_dropped']:,} of {of['samples']:,} samples"
+        parts = [f"{of['dropped']:,} of {of['letters']:,} letters {outside} ({share}), {samples}: {named}"]
+    if of["folded"]:
+        parts.append(f"{of['folded']:,} folded to the other case, in {of['samples_folded']:,} samples")
+    if of["others_dropped"]:
+        parts.append(f"{of['others_dropped']:,} blanks and punctuation {outside}")
+    if masks:
+        parts.append(f"{of['samples_unknown']:,} samples are masked")
+    return "; ".join(parts)
 
 
 def _rate_line(of: Facts) -> str:

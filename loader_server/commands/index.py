@@ -55,8 +55,12 @@ def index_missing(job: JobFile) -> None:
 
 
 def _refuse_dropping(job: JobFile, recipe: StreamRecipe) -> None:
-    """Refuse data whose letters were counted and found to be dropped, if the job file no longer asks for that."""
-    if _CHARACTERS not in recipe.settings.transforms:
+    """Refuse data whose letters were counted and found to be dropped, if the job file no longer asks for that.
+
+    Counts do not hold where a user's own transform comes first: it may change the texts.
+    """
+    names = recipe.settings.transforms
+    if _CHARACTERS not in names or any(":" in name for name in names[: names.index(_CHARACTERS)]):
         return
     where = f"{recipe.where}, {_CHARACTERS}"
     step = Characters(read_table(CharactersSettings, recipe.tables.get(_CHARACTERS, {}), where))

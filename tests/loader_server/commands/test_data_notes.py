@@ -163,6 +163,12 @@ def test_people_read_the_counts_in_one_line(tmp_path: Path, capsys: pytest.Captu
     assert f"train: {line}" in printed(capsys, "plan", path)
 
 
+def test_texts_that_lose_nothing_are_told_shortly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("nothing but letters\n", "utf-8")
+    printed_lines = printed(capsys, "index", job_with(tmp_path, LINES)).splitlines()
+    assert printed_lines[1:] == ["  characters: none of 17 letters dropped"]
+
+
 def test_masked_samples_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = job_with(tmp_path, write_lines(tmp_path), '[streams.train.characters]\nunknown = "mask"\nalphabet = "abc"')
     assert "letters outside the alphabet" in (out := printed(capsys, "index", path))
@@ -206,6 +212,7 @@ def test_the_index_that_was_there_stays_but_serves_no_job_that_drops_unasked(
         with pytest.raises(DataError, match="expected at most 5 %"):
             refused()
     assert "expected at most 5 %" in printed(capsys, "plan", path)
+    index_missing(JobFile(job_with(tmp_path, LINES, transforms='"tests.support.transforms:noise", "characters"')))
     assert (folder_of(path) / "meta.json").read_bytes() == before
 
 
