@@ -85,11 +85,15 @@ def setting(
     *,
     default: Any = dataclasses.MISSING,  # noqa: ANN401 - of any type
     later: bool = False,
+    means: object = None,
 ) -> Any:  # noqa: ANN401 - a dataclass field
-    """Declare one setting of a dataclass: its parser, its help text, its default (none: it is required). One that came
-    `later` than others counts only where it is said, so what was made before stays what it was.
+    """Declare one setting of a dataclass: its parser, its help text, its default (none: it is required).
+
+    One that came `later` than others counts only where it is said, so what was made before stays what it was. With the
+    default None, `means` is the value that fingerprints of a transform have for it: bytes are the same with either.
     """
-    return dataclasses.field(default=default, metadata={"parse": parse, "help": help_text, "later": later})
+    facts = {"parse": parse, "help": help_text, "later": later, "means": means}
+    return dataclasses.field(default=default, metadata=facts)
 
 
 def settings_that_count(settings: Any) -> dict[str, Any]:  # noqa: ANN401 - a dataclass of settings
