@@ -98,7 +98,7 @@ def test_nothing_is_leased_once_the_journal_is_lost_and_its_trainers_end(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.fault(56)
-def test_a_trainer_waits_for_leases_no_longer_than_it_was_told_to(tmp_path, capfd):
+def test_a_trainer_waits_for_leases_no_longer_than_it_was_told_to(tmp_path, caplog):
     job = write_job(tmp_path, samples=60, budget="2 s", job=JOB, stream=STREAM)
     state = tmp_path / ".stoker" / "tones"
     got = Counter()
@@ -115,9 +115,9 @@ def test_a_trainer_waits_for_leases_no_longer_than_it_was_told_to(tmp_path, capf
                     _unlink(state)
                     wait_until(lambda: ask(loaders.endpoint)["journal"]["lost"], "the coordinator has noticed")
 
-        with pytest.raises(LostError, match="within 8 s.*StokerJournalLost"):
+        with pytest.raises(LostError, match=r"within 8 s.*StokerJournalLost"):
             train()
-    assert capfd.readouterr().err.count("waiting for leases that the coordinator withholds") == 1
+    assert caplog.text.count("waiting for leases that the coordinator withholds") == 1
     assert set(got.values()) == {1}, "nothing is trained on twice"
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from trainer_client.core.upcoming import Entry, UpcomingBatch
 
 __all__ = [
-    "book_lost", "failing_machines", "job_ended", "leases_withheld", "nobody_left", "other_plan", "refused_by_all", "world_over",
-    "wrong_bytes",
+    "book_lost", "failing_machines", "job_ended", "leases_withheld", "nobody_left", "other_plan", "refused_by_all",
+    "world_over", "wrong_bytes",
 ]  # fmt: skip
 
 

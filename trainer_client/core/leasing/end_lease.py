@@ -38,7 +38,7 @@ class EndLease:
         self._book = book
         self._out = out
         self._serial = _FIRST_SERIAL
-        self._wait = LeaseWait(settings, out)
+        self._wait = LeaseWait(attached, settings.lost_timeout_s, out)
         self._generation = 0
         self._open: m.Outcomes | None = None
         #: The caller that waits; None: nobody.

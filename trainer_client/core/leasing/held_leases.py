@@ -134,7 +134,7 @@ class HeldLeases:
         self._failed: dict[Lease, str] = {}
         self._returned: dict[Lease, None] = {}
         self._serial = 0
-        self._wait = LeaseWait(settings, out)
+        self._wait = LeaseWait(attached, settings.lost_timeout_s, out)
         self._open: m.Outcomes | None = None
         self._again_s = self._poll_s = float("inf")
         self._pause_s = _FIRST_PAUSE_S

@@ -15,7 +15,7 @@ from trainer_client.core import instructions as i
 from trainer_client.core.failures import leases_withheld
 
 if TYPE_CHECKING:
-    from trainer_client.core.settings import CoreSettings
+    from shared.wire import messages as m
 
 __all__ = ["LeaseWait"]
 
@@ -24,10 +24,11 @@ _SAYS_SO_AFTER_S = 5.0
 
 
 class LeaseWait:
-    """One trainer's wait for the answer to its open message."""
+    """One trainer's wait for the answer to its open message; it bears `patience_s`."""
 
-    def __init__(self, settings: CoreSettings, out: list[i.Instruction]) -> None:
-        self._settings = settings
+    def __init__(self, attached: m.Attached, patience_s: float, out: list[i.Instruction]) -> None:
+        self._stream, self._job = attached.stream, attached.job
+        self._patience_s = patience_s
         self._out = out
         #: Since when nothing has been answered; None: nobody waits.
         self._since_s: float | None = None
@@ -46,16 +47,15 @@ class LeaseWait:
         """Note that an answer is waited for now; say so after a while, and end the feed after `lost_timeout_s`."""
         if self._since_s is None:
             self._since_s = now_s
-        waited_s, patience_s = now_s - self._since_s, self._settings.lost_timeout_s
-        if waited_s > patience_s and not self._has_failed:
+        waited_s = now_s - self._since_s
+        if waited_s > self._patience_s and not self._has_failed:
             self._has_failed = True
-            self._out.append(i.Fail(leases_withheld(self._settings.stream, self._settings.job, patience_s)))
+            self._out.append(i.Fail(leases_withheld(self._stream, self._job, self._patience_s)))
         elif waited_s > _SAYS_SO_AFTER_S and not self._is_said:
             self._is_said = True
             fields = {
-                "stream": self._settings.stream,
-                "ends_in_s": round(patience_s - waited_s, 1),
-                "look_at": f"`loader-server status`, the alerts StokerJournalLost and StokerJournalNotWritten, and the "
-                f"state folder of job {self._settings.job}",
+                "ends_in_s": round(self._patience_s - waited_s, 1),
+                "look_at": "`loader-server status`, the alerts StokerJournalLost and StokerJournalNotWritten, and the "
+                f"state folder of job {self._job}",
             }
             self._out.append(i.WriteLog("warning", "waiting for leases that the coordinator withholds", fields))
