@@ -1,8 +1,8 @@
 """`trainer-client train`: trains the model of a user's module on a running job's stream, to a target.
 
-Rules: whatever can fail without a rank fails before one is taken, because a rank is taken from whoever trains on it: the
-user's module, the model and its optimizer, and streams to judge by. These are connected to first, before TensorFlow is
-imported, which takes seconds. One process of all writes.
+Rules: whatever can fail without a rank fails before one is taken, because a rank is taken from whoever trains on it:
+the user's module, the model and its optimizer, and streams to judge by. These are connected to first, before TensorFlow
+is imported, which takes seconds. One process of all writes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the 
         feed = stack.enter_context(_connect(order, order.stream, **ranks, **metrics))
         _refuse_evaluation(feed)
         for judge in judges:
-            judge._session.watch_others(feed._session.receiver.refuse_lost)  # noqa: SLF001 - as below
+            judge._session.evaluate_for(feed._session)  # noqa: SLF001 - as below
         data = _data(order, feed, placement)
         TrainingLoop(model, data, placement, loop_settings, callbacks).run()
         if order.export is not None and placement.writes:
