@@ -379,8 +379,8 @@ def _states_of(run, rank, value):
     """What a rank of a run adds to the metrics' variables."""
     states = np.asarray([value], "<f8").tobytes()
     return m.Results(
-        stream="train", incarnation=rank + (1000 if run == "a" else 2000), serial=1, epoch=1, step=10, rows=1, values=(), ended="", aside=True, evaluation=f"run {run}", part=1,
-        states=states,
+        stream="train", incarnation=rank + (1000 if run == "a" else 2000), serial=1, epoch=1, step=10, rows=1,
+        values=(), ended="", aside=True, evaluation=f"run {run}", part=1, states=states,
     )  # fmt: skip
 
 
