@@ -197,6 +197,8 @@ def show(
             print(f"  left out: {bad.where}, line {bad.line}: {bad.reason}: {bad.detail}", file=sys.stderr)
         if report.bad:
             print(f"  left out in all: {_counted(report)}; each is in {report.bad_path}", file=sys.stderr)
+        for reason, remedy in dict.fromkeys((bad.reason, bad.remedy) for bad in report.bad if bad.remedy):
+            print(f"  {report.bad_counts[reason]:,} {reason}: {remedy}", file=sys.stderr)
 
 
 def _counted(report: IndexReport) -> str:

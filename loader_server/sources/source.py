@@ -57,13 +57,15 @@ _MOST_DETAIL = 500
 class BadRow:
     """A row that is not indexed: its file and line, and why, in one word and in full.
 
-    The detail may quote the row, so it is cut where nobody reads on.
+    The detail may quote the row, so it is cut where nobody reads on. The remedy is there if it says more than that the
+    row is to be mended.
     """
 
     where: str
     line: int
     reason: str
     detail: str
+    remedy: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "detail", shortened(self.detail, _MOST_DETAIL))
