@@ -4,7 +4,6 @@ cannot use before anything is served, and tells trainers of data that change und
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING
 
