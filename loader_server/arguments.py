@@ -1,4 +1,4 @@
-"""Arguments of commands: what all have in common, and those of the commands that look at data: index, plan and show.
+"""Arguments of commands: what several have in common, and those of commands that look at data: index, plan and show.
 
 Rules: what a command does is imported when it runs, so that `--help` and the others start without it.
 """
@@ -17,7 +17,17 @@ if TYPE_CHECKING:
 
     from loader_server.job_file import JobFile
 
-__all__ = ["add_index", "add_plan", "add_show", "command_named", "read_job", "tells_its_error"]
+__all__ = [
+    "add_advertise",
+    "add_index",
+    "add_listen",
+    "add_parent",
+    "add_plan",
+    "add_show",
+    "command_named",
+    "read_job",
+    "tells_its_error",
+]
 
 
 def command_named(
@@ -60,6 +70,40 @@ def read_job(path: Path) -> JobFile:
     job = JobFile(path)
     job.make_importable()
     return job
+
+
+# --- what serves ---
+
+
+def add_listen(command: argparse.ArgumentParser) -> None:
+    """Add where a command serves, and whether it may without keys."""
+    command.add_argument(
+        "--listen", default="", help="endpoint to serve instead of the job file's, such as tcp://127.0.0.1:7400"
+    )
+    command.add_argument("--insecure", action="store_true", help="serve beyond loopback without keys")
+
+
+def add_advertise(command: argparse.ArgumentParser) -> None:
+    """Add what a server tells others to connect to."""
+    command.add_argument(
+        "--advertise",
+        default="",
+        metavar="HOST[:PORT]",
+        help="what others are told to connect to, if they cannot reach this address: behind NAT, or a published port",
+    )
+
+
+def add_parent(command: argparse.ArgumentParser) -> None:
+    """Add what a process of a job is told by the one that starts it."""
+    command.add_argument(
+        "--metrics-port",
+        type=int,
+        default=0,
+        help="loopback port to serve metrics on; 0: any free one, named in the state folder",
+    )
+    command.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
+    command.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    command.add_argument("--said", default="", help=argparse.SUPPRESS)
 
 
 # --- index ---

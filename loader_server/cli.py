@@ -14,7 +14,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loader_server.arguments import add_index, add_plan, add_show, command_named, read_job, tells_its_error
+from loader_server.arguments import (
+    add_advertise,
+    add_index,
+    add_listen,
+    add_parent,
+    add_plan,
+    add_show,
+    command_named,
+    read_job,
+    tells_its_error,
+)
 from shared.command import add_common_arguments, allow_many_files, run_command
 from shared.errors import SettingsError, StokerError
 from shared.quick_import import quick_import
@@ -154,15 +164,8 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> a
     command.add_argument(
         "--workers", type=int, default=0, help="worker processes; 0: as the job file says, or one per core"
     )
-    _add_listen(command)
+    add_listen(command)
     return command
-
-
-def _add_listen(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--listen", default="", help="endpoint to serve instead of the job file's, such as tcp://127.0.0.1:7400"
-    )
-    command.add_argument("--insecure", action="store_true", help="serve beyond loopback without keys")
 
 
 def _run_machine(options: argparse.Namespace) -> int:
@@ -263,8 +266,9 @@ def _add_coordinator(commands: argparse._SubParsersAction[argparse.ArgumentParse
         "loader-server coordinator job.toml --listen tcp://0.0.0.0:7400",
     )
     command.add_argument("job", type=Path, help="the job file")
-    _add_listen(command)
-    _add_parent(command)
+    add_listen(command)
+    add_advertise(command)
+    add_parent(command)
     return command
 
 
@@ -279,27 +283,18 @@ def _add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     command.add_argument("job", type=Path, help="the job file")
     command.add_argument("--name", default="", help="the worker's name; default: host and process")
-    command.add_argument("--coordinator", default="", help="the coordinator's endpoint; default: the job file's")
+    command.add_argument(
+        "--coordinator", default="", help="the coordinator's endpoint, or its file (file:///…); default: the job file's"
+    )
     command.add_argument(
         "--drain-seconds", type=float, default=5.0, help="how long SIGTERM waits for what is being built"
     )
     command.add_argument("--shelf", default="", help=argparse.SUPPRESS)
     command.add_argument("--nursery-fd", type=int, default=-1, help=argparse.SUPPRESS)
-    _add_listen(command)
-    _add_parent(command)
+    add_listen(command)
+    add_advertise(command)
+    add_parent(command)
     return command
-
-
-def _add_parent(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--metrics-port",
-        type=int,
-        default=0,
-        help="loopback port to serve metrics on; 0: any free one, named in the state folder",
-    )
-    command.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
-    command.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
-    command.add_argument("--said", default="", help=argparse.SUPPRESS)
 
 
 def _run_coordinator(options: argparse.Namespace) -> int:
@@ -320,7 +315,8 @@ def _run_coordinator(options: argparse.Namespace) -> int:
     job = read_job(options.job)
     listen = options.listen or job.settings.listen
     check_endpoint(listen, where=f"{options.job}, listen", encrypted=job.keys is not None, insecure=options.insecure)
-    coordinator = open_coordinator(job, listen, ServerKeys.read(job.keys, "coordinator") if job.keys else None)
+    keys = ServerKeys.read(job.keys, "coordinator") if job.keys else None
+    coordinator = open_coordinator(job, listen, keys, advertise=options.advertise)
     _on_stop(coordinator.stop)
     signal.signal(DRAIN_SIGNAL, lambda _number, _frame: coordinator.end_job(drains=True))
     signal.signal(END_SIGNAL, lambda _number, _frame: coordinator.end_job(drains=False))
@@ -377,6 +373,7 @@ def _serve_batches(options: argparse.Namespace, nursery: Asker) -> int:
         coordinator=options.coordinator or job.settings.listen,
         server_keys=ServerKeys.read(job.keys, "worker") if job.keys else None,
         client_keys=ClientKeys.read(job.keys, "worker", to="coordinator") if job.keys else None,
+        advertise=options.advertise,
         shelf=options.shelf,
     )
     try:

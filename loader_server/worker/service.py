@@ -37,6 +37,7 @@ from loader_server.worker.late_streams import LateStreams
 from loader_server.worker.reception import Reception, ReceptionParts
 from loader_server.worker.registration import Registration
 from loader_server.worker.sender import Sender
+from shared.endpoints import advertised
 from shared.fairness.aftermath import Aftermath
 from shared.fairness.budget import Budget
 from shared.guard import Guard
@@ -75,6 +76,8 @@ class WorkerSettings:
     coordinator: str
     server_keys: ServerKeys | None = None
     client_keys: ClientKeys | None = None
+    #: The host that trainers are told to reach it at, perhaps with a port; empty: the one that it finds out.
+    advertise: str = ""
     #: The file of the machine's shelf of built batches; empty if it has none.
     shelf: str = ""
 
@@ -161,7 +164,7 @@ class Worker:
             m.Register(
                 worker=settings.name,
                 incarnation=self.incarnation,
-                endpoint=self.endpoint,
+                endpoint=advertised(self.endpoint, settings.advertise),
                 boot_id=boot_id(),
                 uid=os.getuid(),
                 builder=builder_fingerprint(self._streams, self._job.versions_of_sent()),
