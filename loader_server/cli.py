@@ -18,10 +18,13 @@ from loader_server.arguments import (
     add_advertise,
     add_index,
     add_listen,
+    add_metrics,
     add_parent,
     add_plan,
     add_show,
     command_named,
+    metrics_arguments,
+    metrics_listening,
     read_job,
     tells_its_error,
 )
@@ -165,6 +168,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> a
         "--workers", type=int, default=0, help="worker processes; 0: as the job file says, or one per core"
     )
     add_listen(command)
+    add_metrics(command)
     return command
 
 
@@ -176,6 +180,7 @@ def _run_machine(options: argparse.Namespace) -> int:
 
 def _run_loaders(options: argparse.Namespace, nursery: Nursery) -> int:
     from loader_server.job_folder import JobFolder
+    from loader_server.machine.machine_probes import serve_probes
     from loader_server.machine.served_job import PrintedError
     from loader_server.machine.supervisor import Supervisor, SupervisorSettings
 
@@ -188,13 +193,18 @@ def _run_loaders(options: argparse.Namespace, nursery: Nursery) -> int:
         workers=options.workers or max(job.settings.workers for job in jobs) or os.cpu_count() or 1,
         insecure=options.insecure,
         log_level=options.log_level,
+        metrics=metrics_arguments(options),
         announce=_announce,
     )
     supervisor = Supervisor(settings, nursery)
     _on_stop(supervisor.stop)
+    probed = (
+        serve_probes(supervisor, metrics_listening(options)) if options.metrics_listen else contextlib.nullcontext()
+    )
     try:
-        supervisor.start(jobs, options.listen)
-        supervisor.run()
+        with probed:
+            supervisor.start(jobs, options.listen)
+            supervisor.run()
     except PrintedError as error:
         return error.exit_code
     finally:
@@ -322,14 +332,15 @@ def _run_coordinator(options: argparse.Namespace) -> int:
     signal.signal(END_SIGNAL, lambda _number, _frame: coordinator.end_job(drains=False))
     labels = {"job": job.settings.name, "role": "coordinator"}
     samples = partial(metrics.coordinator_metrics, coordinator)
+    listening = metrics_listening(options)
     with MetricsServer(
         samples,
-        port=options.metrics_port,
+        listening=listening,
         labels=labels,
         targets_folder=job.targets_folder,
-        probes=coordinator.probes(),
-    ):
-        say_more(options.ready_fd, endpoint=coordinator.endpoint)
+        probes=coordinator.probes(job.settings.build_timeout_s),
+    ) as served:
+        say_more(options.ready_fd, endpoint=coordinator.endpoint, metrics=served.address)
         coordinator.run(lambda report: say_more(options.ready_fd, **asdict(demand_of(report)), ends=report["ends"]))
     return 0
 
@@ -386,15 +397,17 @@ def _serve_batches(options: argparse.Namespace, nursery: Asker) -> int:
     _on_stop(lambda: worker.drain(options.drain_seconds))
     labels = {"job": job.settings.name, "role": "worker", "worker": worker.settings.name}
     samples = partial(metrics.worker_metrics, worker)
+    listening = metrics_listening(options)
     with MetricsServer(
         samples,
-        port=options.metrics_port,
+        listening=listening,
         labels=labels,
         targets_folder=job.targets_folder,
         probes=worker.probes(),
     ) as served:
+        worker.tell_metrics(served.bound)
         keep_ports_from_children([*worker.ports, port_of(served.address)])
-        say_ready(options.ready_fd, endpoint=worker.endpoint)
+        say_ready(options.ready_fd, endpoint=worker.endpoint, metrics=served.address)
         options.ready_fd = -1
         worker.run()
     return 0

@@ -21,6 +21,7 @@ __all__ = [
     "is_loopback",
     "leads_elsewhere",
     "port_of",
+    "scrape_address",
 ]
 
 #: What the endpoint file of a coordinator begins with, where an endpoint is asked for.
@@ -119,6 +120,31 @@ def leads_elsewhere(endpoint: str, peer_host: str) -> bool:
     `peer_host` is the address that the peer's connection comes from, or empty if it is not known.
     """
     return bool(peer_host) and is_loopback(endpoint) and not _is_loopback_host(peer_host)
+
+
+def scrape_address(bound: str, peer_host: str) -> str:
+    """Return where others read the metrics that a peer serves at `bound`; nothing if they cannot, or if it is unknown.
+
+    The host is always the one that the peer's connection comes from: a peer cannot send those who ask to another. For a
+    peer on this host that serves on all addresses it is left open: `:9101`.
+    """
+    host, _, port = bound.rpartition(":")
+    if not _is_port(port, lowest=1):
+        return ""
+    try:
+        peer, served = _plain_address(peer_host), _plain_address(host.strip("[]"))
+    except ValueError:
+        return ""
+    if not served.is_unspecified and served != peer:
+        return ""
+    if peer.is_loopback and served.is_unspecified:
+        return f":{port}"
+    return f"[{peer}]:{port}" if peer.version == 6 else f"{peer}:{port}"
+
+
+def _plain_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    address = ipaddress.ip_address(host)
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def port_of(endpoint: str) -> int:

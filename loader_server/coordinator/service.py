@@ -49,7 +49,8 @@ from shared.fairness.patience import Patience
 from shared.fairness.unread import UnreadAnswers
 from shared.guard import Guard
 from shared.logs import Log
-from shared.metrics.probes import CoordinatorView, Probes, dead, unready_coordinator
+from shared.metrics.job_targets import job_targets
+from shared.metrics.probes import LOOP_S, CoordinatorView, Probes, dead, unready_coordinator
 from shared.sockets import Waker, bind_router, read_waiting
 from shared.wire.codec import VersionError, decode, encode, encode_refusal
 from shared.wire.messages import (
@@ -222,14 +223,20 @@ class Coordinator:
         finally:
             self._close()
 
-    def probes(self) -> Probes:
-        """Return what this coordinator answers to probes."""
+    def probes(self, build_timeout_s: float) -> Probes:
+        """Return what this coordinator answers to probes; it is dead after longer than anything of the job may take."""
         return Probes(
-            lambda now_s: dead(self._turned_s, _DEAD_S, now_s),
+            lambda now_s: dead(self._turned_s, max(_DEAD_S, build_timeout_s + LOOP_S), now_s),
             lambda now_s: unready_coordinator(
-                CoordinatorView(turned_s=self._turned_s, is_stopping=self._stopping, facts_waiting=self.writer.waiting),
+                CoordinatorView(
+                    turned_s=self._turned_s,
+                    is_stopping=self._stopping,
+                    facts_waiting=self.writer.waiting,
+                    is_journal_lost=bool(self.writer.lost),
+                ),
                 now_s,
             ),
+            lambda host, port: job_targets(self.report, host, port),
         )
 
     def _pause_ms(self) -> int:

@@ -62,6 +62,11 @@ class Registration:
             self._connected, self._looked_up = address, None
         return dealer
 
+    def tell_metrics(self, bound: str) -> None:
+        """Name the place where our metrics are served in what we register with from now on."""
+        self._bound = dataclasses.replace(self._bound, metrics=bound)
+        self._register = dataclasses.replace(self._register, metrics=bound)
+
     @property
     def heartbeat_timeout_s(self) -> float:
         """The job's, once we are registered."""

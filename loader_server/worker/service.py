@@ -168,6 +168,7 @@ class Worker:
                 boot_id=boot_id(),
                 uid=os.getuid(),
                 builder=builder_fingerprint(self._streams, self._job.versions_of_sent()),
+                metrics="",
             ),
         )
 
@@ -214,6 +215,10 @@ class Worker:
             self._registration.leave()  # which no turn has said if there was nothing to finish
         finally:
             self._close()
+
+    def tell_metrics(self, bound: str) -> None:
+        """Tell the coordinator with the next registration where our metrics are served; before `run`."""
+        self._registration.tell_metrics(bound)
 
     def drain(self, timeout_s: float) -> None:
         """Finish what is being built, refuse the rest, then end; may be called from a signal handler."""
