@@ -382,8 +382,8 @@ class Coordinator:
         try:
             return encode(message)
         except (ValueError, OverflowError, TypeError) as error:
-            self.unsendable += 1
             self._log.error("message cannot be sent", kind=message.kind, error=str(error))
+            self.unsendable += 1  # after the log line, which those who read the count look for
             return b""
 
     def _send_frame(self, peer: bytes, frame: bytes) -> None:
