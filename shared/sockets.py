@@ -138,11 +138,15 @@ def _make_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.
 def connect_dealer(
     context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ClientKeys | None, identity: bytes
 ) -> zmq.Socket[bytes]:
-    """A DEALER to one peer, under an identity that only this incarnation has."""
+    """A DEALER to one peer, under an identity that only this incarnation has.
+
+    Without an endpoint it connects to nobody, so nothing can be sent on it: the peer's address is not known yet.
+    """
     dealer = context.socket(zmq.DEALER)
     with _close_on_failure(dealer):
         _set_up(dealer, endpoint, keys, identity)
-        dealer.connect(endpoint)
+        if endpoint:
+            dealer.connect(endpoint)
     return dealer
 
 
@@ -207,7 +211,7 @@ def _set_common(socket: zmq.Socket[bytes], endpoint: str) -> None:
     # libzmq 4.3.5 stops reading from a connection that has reached a limit. If that connection is then reset, a PING
     # that was read with the last messages fails an assertion once reading resumes: any client could end our process.
     socket.setsockopt(zmq.RCVHWM, 0)
-    if is_loopback(endpoint):
+    if endpoint and is_loopback(endpoint):
         socket.setsockopt(zmq.SNDBUF, _LOOPBACK_SEND_BUFFER)
 
 

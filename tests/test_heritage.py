@@ -195,7 +195,6 @@ FAULTS = {
 FAULTS_LATER = {
     64: "later: fleet",
     66: "later: fleet",
-    67: "later: fleet",
     68: "later: fleet",
 }
 

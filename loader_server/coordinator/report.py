@@ -78,6 +78,7 @@ def worker_report(worker: RegisteredWorker, now_s: float) -> dict[str, Any]:
     return {
         "name": worker.address.worker,
         "endpoint": worker.address.endpoint,
+        "metrics": worker.metrics,
         "silent_s": round(now_s - worker.heard_s, 1),
         "waiting": beat.waiting if beat else 0,
         "building": beat.building if beat else 0,

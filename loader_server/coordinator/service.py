@@ -21,6 +21,7 @@ import zmq
 
 from loader_server.building.fingerprint import builder_fingerprint
 from loader_server.coordinator import refusals
+from loader_server.coordinator.endpoint_writer import EndpointWriter
 from loader_server.coordinator.events import (
     EndOrdered,
     Excused,
@@ -48,7 +49,8 @@ from shared.fairness.patience import Patience
 from shared.fairness.unread import UnreadAnswers
 from shared.guard import Guard
 from shared.logs import Log
-from shared.metrics.probes import CoordinatorView, Probes, dead, unready_coordinator
+from shared.metrics.job_targets import job_targets
+from shared.metrics.probes import LOOP_S, CoordinatorView, Probes, dead, unready_coordinator
 from shared.sockets import Waker, bind_router, read_waiting
 from shared.wire.codec import VersionError, decode, encode, encode_refusal
 from shared.wire.messages import (
@@ -66,6 +68,7 @@ from shared.wire.permissions import TO_COORDINATOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
     from typing import Any
 
     from loader_server.job_file import JobFile
@@ -91,8 +94,8 @@ _MOST_MESSAGES = 1024
 _SOON_MS = 20
 
 
-def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None) -> Coordinator:
-    """The coordinator of a job file, with the journal in its state folder."""
+def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None, *, advertise: str = "") -> Coordinator:
+    """The coordinator of a job file, with the journal and the endpoint file in its state folder."""
     journal = Journal(job.state / "journal.sqlite")
     try:
         streams = {name: Stream(job, name) for name in job.recipes if job.is_there(name)}
@@ -107,6 +110,7 @@ def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None) -> Co
         counting = CountingThread()
         views = {name: View(stream, counting) for name, stream in streams.items()}
         coordinator = Coordinator(settings, views, journal, endpoint, keys)
+        coordinator.write_endpoint_to(job.endpoint_file, advertise)
         coordinator.keep_graphs(lambda tell: GraphKeeper(job, lambda stream: View(stream, counting), tell))
         return coordinator
     except BaseException:
@@ -129,6 +133,7 @@ class Coordinator:
         #: The streams that trainers are attached to, by name; replaced as a whole, for other threads to read.
         self.streams = streams
         self._graphs: GraphKeeper | None = None
+        self._endpoint_writer: EndpointWriter | None = None
         self._of_graphs: SimpleQueue[GraphRuns | GraphFailed] = SimpleQueue()
         self._journal = journal
         self._state = CoordinatorState(settings, streams, first_version=secrets.randbits(62) + 1)
@@ -169,6 +174,11 @@ class Coordinator:
         """What has happened so far."""
         return self._state.counts
 
+    def write_endpoint_to(self, file: Path, advertise: str = "") -> None:
+        """Keep in this file where others reach us, at the host `advertise` if one is given; to be called once."""
+        self._endpoint_writer = EndpointWriter(file, self.endpoint, advertise, self._log)
+        self._endpoint_writer.write()
+
     def keep_graphs(self, make: Callable[[Callable[[GraphRuns | GraphFailed], None]], GraphKeeper]) -> None:
         """Let this keeper keep and run graphs, and report back here; to be called once."""
         self._graphs = make(self._hear_of_graph)
@@ -205,20 +215,28 @@ class Coordinator:
                     instructions += self._state.handle(Ticked(), now_s)
                     self.report = self._state.report(now_s)
                     tell(self.report)
+                    if self._endpoint_writer is not None:
+                        self._endpoint_writer.write()
                     self._answers.forget_all()
                     self._aftermath.look()
                 self._carry_out(instructions)
         finally:
             self._close()
 
-    def probes(self) -> Probes:
-        """Return what this coordinator answers to probes."""
+    def probes(self, build_timeout_s: float) -> Probes:
+        """Return what this coordinator answers to probes; it is dead after longer than anything of the job may take."""
         return Probes(
-            lambda now_s: dead(self._turned_s, _DEAD_S, now_s),
+            lambda now_s: dead(self._turned_s, max(_DEAD_S, build_timeout_s + LOOP_S), now_s),
             lambda now_s: unready_coordinator(
-                CoordinatorView(turned_s=self._turned_s, is_stopping=self._stopping, facts_waiting=self.writer.waiting),
+                CoordinatorView(
+                    turned_s=self._turned_s,
+                    is_stopping=self._stopping,
+                    facts_waiting=self.writer.waiting,
+                    is_journal_lost=bool(self.writer.lost),
+                ),
                 now_s,
             ),
+            lambda host, port: job_targets(self.report, host, port),
         )
 
     def _pause_ms(self) -> int:
@@ -364,8 +382,8 @@ class Coordinator:
         try:
             return encode(message)
         except (ValueError, OverflowError, TypeError) as error:
-            self.unsendable += 1
             self._log.error("message cannot be sent", kind=message.kind, error=str(error))
+            self.unsendable += 1  # after the log line, which those who read the count look for
             return b""
 
     def _send_frame(self, peer: bytes, frame: bytes) -> None:
@@ -381,6 +399,8 @@ class Coordinator:
         self._context.term()
         self._waker.close()
         self.writer.write(())
+        if self._endpoint_writer is not None:
+            self._endpoint_writer.close()
         self._journal.close()
 
 

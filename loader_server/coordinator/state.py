@@ -370,7 +370,7 @@ class CoordinatorState:
             both = {"expected": self._settings.builder, "got": register.builder}
             self._warn("worker builds other bytes", worker=register.worker, endpoint=register.endpoint, **both)
             return
-        is_news = self._workers.register(peer, register, now_s)
+        is_news = self._workers.register(peer, register, now_s, host)
         self._out.append(Send(peer, m.Registered(heartbeat_timeout_ms=int(1000 * self._timeout_s))))
         self._out.append(Send(peer, self._convictions.message))
         if is_news:

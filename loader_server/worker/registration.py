@@ -11,16 +11,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import secrets
-import socket
 from typing import TYPE_CHECKING
 
 import zmq
 
+from loader_server.machine.reachable import find_reachable_endpoint, look_up
 from loader_server.worker.membership import Membership
 from shared.endpoints import is_connectable
 from shared.errors import LostError, ProtocolError
 from shared.logs import Log
 from shared.sockets import connect_dealer, read_waiting, send_if_up
+from shared.system.endpoint_file import FollowedEndpoint
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from shared.wire.refusals import error_of
@@ -30,51 +31,7 @@ if TYPE_CHECKING:
 
     from shared.keys import ClientKeys
 
-__all__ = ["Registration", "find_reachable_endpoint", "look_up"]
-
-_EVERYWHERE = ("0.0.0.0", "*", "[::]")  # noqa: S104 - recognised here, bound only with keys or --insecure
-
-#: An address that is reserved for documentation: the route to it is the route to the world.
-_SOME_OTHER_HOST = "192.0.2.1"
-
-
-def find_reachable_endpoint(endpoint: str, coordinator: str) -> str | None:
-    """Return the endpoint at which trainers reach a worker, or None if there is no route to the coordinator now.
-
-    A worker that listens on all addresses names the one that it has on the route to the coordinator, or, if that is on
-    this host, on the route to the world.
-    """
-    scheme, _, rest = endpoint.partition("://")
-    host, _, port = rest.rpartition(":")
-    if host not in _EVERYWHERE:
-        return endpoint
-    target = coordinator.partition("://")[2].rpartition(":")[0]
-    local = target in _EVERYWHERE or target == "localhost" or target.startswith("127.")
-    address = _find_address_towards(_SOME_OTHER_HOST if local else target)
-    if address is None and local:  # no way out of this host, and none is needed
-        address = "127.0.0.1"
-    return address and f"{scheme}://{address}:{port}"
-
-
-def _find_address_towards(host: str) -> str | None:
-    """Return our address on the route there, if there is one; connecting a datagram socket sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 9))
-            address: str = probe.getsockname()[0]
-        except OSError:
-            return None
-        return address
-
-
-def look_up(endpoint: str) -> str | None:
-    """Return an endpoint with its host's address in place of its name, or None if the name cannot be looked up now."""
-    scheme, _, rest = endpoint.partition("://")
-    host, _, port = rest.rpartition(":")
-    try:
-        return f"{scheme}://{socket.gethostbyname(host)}:{port}" if host not in _EVERYWHERE else endpoint
-    except OSError:
-        return None
+__all__ = ["Registration"]
 
 
 class Registration:
@@ -85,7 +42,9 @@ class Registration:
     ) -> None:
         self.membership = Membership()
         self._context = context
-        self._coordinator = coordinator
+        self._followed = FollowedEndpoint(coordinator, encrypted=keys is not None)
+        #: The coordinator's address that we are connected to.
+        self._connected = ""
         self._keys = keys
         #: With the endpoint that we are bound to, which may be that of all addresses.
         self._bound = register
@@ -97,7 +56,16 @@ class Registration:
         self._pieces: list[m.GraphPiece] = []
 
     def _connect(self) -> zmq.Socket[bytes]:
-        return connect_dealer(self._context, self._coordinator, self._keys, secrets.token_bytes(16))
+        address = self._followed.address
+        dealer = connect_dealer(self._context, address, self._keys, secrets.token_bytes(16))
+        if address != self._connected:
+            self._connected, self._looked_up = address, None
+        return dealer
+
+    def tell_metrics(self, bound: str) -> None:
+        """Name the place where our metrics are served in what we register with from now on."""
+        self._bound = dataclasses.replace(self._bound, metrics=bound)
+        self._register = dataclasses.replace(self._register, metrics=bound)
 
     @property
     def heartbeat_timeout_s(self) -> float:
@@ -120,6 +88,7 @@ class Registration:
         if self.membership.lose_patience(now_s):
             self._renew()
         if self.membership.is_due(now_s):
+            self._follow(now_s)
             self._look_where_we_are(now_s)
             message = load() if self.membership.registered else self._register
             sent = is_connectable(self._register.endpoint) and self._send(message)
@@ -128,10 +97,19 @@ class Registration:
             self.membership.say(now_s, sent=sent)
         return culprits
 
+    def _follow(self, now_s: float) -> None:
+        """Connect to where the coordinator is now, if it is quiet and its file says another place; register there."""
+        if self._followed.has_moved(self._connected, now_s - self.membership.heard_s, now_s):
+            self._log.info("coordinator is elsewhere", before=self._connected, now=self._followed.address)
+            self.membership.move(now_s)
+            self._renew()
+
     def _look_where_we_are(self, now_s: float) -> None:
         """Work out our address; while there is no route we keep the one we had, because it may come back."""
-        self._looked_up = self._looked_up or look_up(self._coordinator)
-        endpoint = find_reachable_endpoint(self._bound.endpoint, self._looked_up or self._coordinator)
+        if not self._connected:
+            return
+        self._looked_up = self._looked_up or look_up(self._connected)
+        endpoint = find_reachable_endpoint(self._bound.endpoint, self._looked_up or self._connected)
         if endpoint is not None and endpoint != self._register.endpoint:
             if self.membership.registered:
                 self._log.info("worker has another address", before=self._register.endpoint, now=endpoint)
@@ -140,11 +118,13 @@ class Registration:
 
     def _nobody(self) -> LostError:
         return LostError(
-            expected="a coordinator that takes this worker in", got="no answer for a minute", where=self._coordinator,
+            expected="a coordinator that takes this worker in",
+            got=self._followed.problem or "no answer for a minute", where=self._followed.given,
             remedy="Start it with `loader-server coordinator job.toml`, or correct --coordinator.",
         )  # fmt: skip
 
     def _renew(self) -> None:
+        self._followed.look()
         try:
             former, self.socket = self.socket, self._connect()
         except zmq.ZMQError as error:  # no descriptor, say
@@ -159,7 +139,7 @@ class Registration:
         if isinstance(message, m.GraphPiece):
             self._pieces.append(message)
         if isinstance(message, m.Refused) and message.code != "unknown":
-            raise error_of(message, f"coordinator at {self._coordinator}")
+            raise error_of(message, f"coordinator at {self._connected}")
         return []
 
     def take_pieces(self) -> list[m.GraphPiece]:

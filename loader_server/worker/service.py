@@ -37,6 +37,7 @@ from loader_server.worker.late_streams import LateStreams
 from loader_server.worker.reception import Reception, ReceptionParts
 from loader_server.worker.registration import Registration
 from loader_server.worker.sender import Sender
+from shared.endpoints import advertised
 from shared.fairness.aftermath import Aftermath
 from shared.fairness.budget import Budget
 from shared.guard import Guard
@@ -75,6 +76,8 @@ class WorkerSettings:
     coordinator: str
     server_keys: ServerKeys | None = None
     client_keys: ClientKeys | None = None
+    #: The host that trainers are told to reach it at, perhaps with a port; empty: the one that it finds out.
+    advertise: str = ""
     #: The file of the machine's shelf of built batches; empty if it has none.
     shelf: str = ""
 
@@ -161,10 +164,11 @@ class Worker:
             m.Register(
                 worker=settings.name,
                 incarnation=self.incarnation,
-                endpoint=self.endpoint,
+                endpoint=advertised(self.endpoint, settings.advertise),
                 boot_id=boot_id(),
                 uid=os.getuid(),
                 builder=builder_fingerprint(self._streams, self._job.versions_of_sent()),
+                metrics="",
             ),
         )
 
@@ -211,6 +215,10 @@ class Worker:
             self._registration.leave()  # which no turn has said if there was nothing to finish
         finally:
             self._close()
+
+    def tell_metrics(self, bound: str) -> None:
+        """Tell the coordinator with the next registration where our metrics are served; before `run`."""
+        self._registration.tell_metrics(bound)
 
     def drain(self, timeout_s: float) -> None:
         """Finish what is being built, refuse the rest, then end; may be called from a signal handler."""

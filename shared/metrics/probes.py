@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 __all__ = [
     "LOOP_S",
@@ -47,6 +48,9 @@ class Probes:
 
     is_dead: Callable[[float], str]
     is_unready: Callable[[float], str]
+    #: Where the metrics of a job are, if this process knows: for Prometheus' service discovery by HTTP. Takes the host
+    #: that it was asked at and its own port.
+    targets: Callable[[str, int], list[dict[str, Any]]] | None = None
 
 
 def dead(turned_s: float, most_s: float, now_s: float) -> str:
@@ -89,6 +93,8 @@ class CoordinatorView:
     is_stopping: bool
     #: How many facts wait to be written because the journal could not be.
     facts_waiting: int
+    #: Whether the journal's files are gone.
+    is_journal_lost: bool
 
 
 def unready_coordinator(coordinator: CoordinatorView, now_s: float) -> str:
@@ -97,4 +103,4 @@ def unready_coordinator(coordinator: CoordinatorView, now_s: float) -> str:
         return "draining"
     if now_s - coordinator.turned_s > LOOP_S:
         return "loop"
-    return "journal" if coordinator.facts_waiting else ""
+    return "journal" if coordinator.facts_waiting or coordinator.is_journal_lost else ""

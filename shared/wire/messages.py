@@ -240,6 +240,7 @@ class Register(Message):
     boot_id: str = wire(NAME)
     uid: int = wire(UID)
     builder: str = wire(NAME)
+    metrics: str = wire(NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

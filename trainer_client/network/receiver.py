@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import zmq
 
-from shared.endpoints import check_endpoint
+from shared.endpoints import check_coordinator
 from shared.errors import LostError, SettingsError, StokerError, WorldChangedError
 from shared.logs import Log
+from shared.system.endpoint_file import FollowedEndpoint
 from shared.system.limits import refuse_small_limits_of_client
 from shared.wire import messages as m
 from shared.wire.codec import refuse_unsendable
@@ -88,7 +89,8 @@ class Receiver:
     """
 
     def __init__(self, settings: ReceiverSettings) -> None:
-        check_endpoint(settings.endpoint, where="connect", encrypted=True, insecure=True)
+        check_coordinator(settings.endpoint, where="connect")
+        FollowedEndpoint(settings.endpoint, encrypted=settings.coordinator_keys is not None)  # refuses an unsafe file
         refuse_small_limits_of_client()
         self.settings = settings
         self.standing = Standing()
@@ -357,7 +359,7 @@ class Receiver:
     def _renew_coordinator(self, _order: i.RenewCoordinator) -> None:
         self.log.info("connection to a silent coordinator is made anew")
         try:
-            self._wires.renew_coordinator()
+            self._wires.coordinator.renew()
         except zmq.ZMQError as error:  # no descriptor left, say; the core will order it again
             self.log.warning("connection to the coordinator cannot be made anew", error=str(error))
 
@@ -482,7 +484,7 @@ class Receiver:
     def _no_coordinator(self) -> StokerError:
         return LostError(
             expected=f"a coordinator that answers within {self.settings.connect_timeout_s:g} s",
-            got=self.core.attachment.last_reason,
+            got=self._wires.coordinator.problem or self.core.attachment.last_reason,
             where=self.settings.endpoint,
             remedy="Start the loaders (`loader-server run job.toml`), correct the endpoint, or allow more time with "
             "connect_timeout_s.",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.metrics import names
+from shared.metrics.listening import Listening
 from shared.metrics.server import MetricSamples, MetricsServer, Spread
 from trainer_client.core.slot_states import SlotState
 
@@ -36,7 +37,7 @@ def serve(receiver: Receiver, maker: BatchMaker, accounts: Accounts, *, port: in
     labels = {"job": spec.job, "role": "trainer", "rank": str(core.ranks.rank), "trainer": process}
     samples = partial(_samples_while_used, weakref.ref(receiver), weakref.ref(maker), accounts)
     folder = Path(targets) if targets is not None else None
-    receiver.at_end(MetricsServer(samples, port=port, labels=labels, targets_folder=folder).close)
+    receiver.at_end(MetricsServer(samples, listening=Listening(port=port), labels=labels, targets_folder=folder).close)
 
 
 def _samples_while_used(

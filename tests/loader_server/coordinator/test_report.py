@@ -71,7 +71,7 @@ def test_a_worker_is_told_of_by_its_last_heartbeat():
     worker = RegisteredWorker(peer=b"", address=address(), heard_s=5.0)
     silent = {"waiting": 0, "building": 0, "built": 0, "masked": 0, "kept": 0, "decoded": 0, "taken": 0}
     silent |= {"remote_bytes": 0, "remote_found": 0, "remote_waited": 0}
-    about = {"name": worker.address.worker, "endpoint": worker.address.endpoint}
+    about = {"name": worker.address.worker, "endpoint": worker.address.endpoint, "metrics": ""}
     assert worker_report(worker, 5.26) == about | silent | {"silent_s": 0.3}
     worker.beat = beat()
     heard = {"waiting": 1, "building": 2, "built": 3, "masked": 4, "kept": 5, "decoded": 6, "taken": 2}

@@ -9,8 +9,10 @@ import pytest
 import zmq
 
 from loader_server.building.culprits import culprit_key
+from loader_server.machine import reachable
+from loader_server.machine.reachable import find_reachable_endpoint
 from loader_server.worker import registration
-from loader_server.worker.registration import Registration, find_reachable_endpoint
+from loader_server.worker.registration import Registration
 from shared.errors import RefusedError
 from shared.wire import messages as m
 from tests.shared.wire.examples import EXAMPLES
@@ -139,7 +141,7 @@ def test_a_machine_whose_address_changes_registers_anew_and_one_whose_address_st
 
 def test_before_there_is_a_route_it_does_not_register_and_without_one_it_keeps_its_address(context, monkeypatch):
     routes = {"address": None}
-    monkeypatch.setattr(registration, "_find_address_towards", lambda _host: routes["address"])
+    monkeypatch.setattr(reachable, "_find_address_towards", lambda _host: routes["address"])
     monkeypatch.setattr(registration, "look_up", lambda _endpoint: "tcp://10.0.0.1:7400")
     worker = Worker(context, replace(REGISTER, endpoint="tcp://0.0.0.0:7411"))
     assert worker.registration.socket.poll(60_000, zmq.POLLOUT)
@@ -178,7 +180,7 @@ def test_the_coordinators_name_is_looked_up_once_it_can_be_and_then_no_more(work
     ],
 )
 def test_who_listens_everywhere_names_the_address_on_the_route(bound, coordinator, route, endpoint, monkeypatch):
-    monkeypatch.setattr(registration, "_find_address_towards", lambda _host: route)
+    monkeypatch.setattr(reachable, "_find_address_towards", lambda _host: route)
     assert find_reachable_endpoint(bound, coordinator) == endpoint
 
 

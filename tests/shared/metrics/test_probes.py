@@ -21,7 +21,7 @@ NOW_S = 1000.0
 SERVING = WorkerView(
     turned_s=NOW_S, is_draining=False, was_registered=True, is_registered=True, heard_s=NOW_S, heartbeat_timeout_s=2.0
 )
-RUNNING = CoordinatorView(turned_s=NOW_S, is_stopping=False, facts_waiting=0)
+RUNNING = CoordinatorView(turned_s=NOW_S, is_stopping=False, facts_waiting=0, is_journal_lost=False)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,7 @@ def test_a_worker_is_ready_if_it_turns_and_the_coordinator_answers(change, reaso
     [
         ({}, ""),
         ({"facts_waiting": 1}, "journal"),
+        ({"is_journal_lost": True}, "journal"),
         ({"turned_s": NOW_S - LOOP_S}, ""),
         ({"turned_s": NOW_S - LOOP_S - 0.01, "facts_waiting": 1}, "loop"),
         ({"is_stopping": True}, "draining"),

@@ -186,6 +186,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         boot_id="6f3c-boot",
         uid=1000,
         builder="fedcba9876543210",
+        metrics="0.0.0.0:9101",
     ),
     m.Registered(heartbeat_timeout_ms=2000),
     m.Beat(

@@ -162,6 +162,7 @@ class Worker(Process):
             boot_id=self.world.network.host_of[self.name],
             uid=0,
             builder="builder" if self.job == "job" else "another",
+            metrics="",
         )
 
     def _load(self) -> m.Beat:
