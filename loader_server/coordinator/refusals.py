@@ -27,6 +27,7 @@ __all__ = [
     "another_world",
     "endpoint_elsewhere",
     "fixed_rank",
+    "gives_way",
     "graph_of_another_job",
     "group_misfit",
     "join_misfit",
@@ -46,6 +47,7 @@ __all__ = [
     "objection",
     "other_limits",
     "run_ended",
+    "shards_in_use",
     "superseded",
     "superseded_attach",
     "too_large_a_graph",
@@ -172,6 +174,18 @@ def trained_on(attach: m.Attach, trainers: Sequence[m.Attach]) -> m.NotAttached:
     expected = f"a stream that nobody trains on: a load test takes the ranks of {attach.stream}"
     remedy = "Wait until they are done, or test another stream, or a job of its own."
     return _not_attached(attach, "training", expected, f"one that is trained on by {who}", remedy)
+
+
+def shards_in_use(attach: m.Attach) -> m.NotAttached:
+    """It is a verifier, for which workers would begin shards anew that they are making for a trainer."""
+    return not_attached(attach.serial, gives_way(attach))
+
+
+def gives_way(attach: m.Attach) -> m.Refused:
+    """A trainer reads the stream, whose batches are made whole, shard by shard."""
+    expected = f"a stream that nobody trains on: batches of {attach.stream} are made whole, shard by shard"
+    got = "one that is trained on, whose workers would begin their shards anew for a verifier"
+    return refused("training", expected, got, "Verify it when the training is over, or on a fleet of its own.")
 
 
 def another_cursor(attach: m.Attach, cursor: Cursor, other: m.Attach, theirs: Cursor) -> m.NotAttached:

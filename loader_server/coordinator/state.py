@@ -54,6 +54,7 @@ from loader_server.coordinator.settings import CoordinatorSettings, Counts
 from loader_server.coordinator.streams.grant import grant
 from loader_server.coordinator.streams.queues import Queues, needs_leases
 from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
+from loader_server.coordinator.streams.verifiers import AttachedVerifier, Verifiers
 from loader_server.coordinator.streams.world_rules import COUNTING_MS, WorldRules
 from loader_server.coordinator.streams.worlds import Worlds
 from loader_server.coordinator.workers import Workers
@@ -61,6 +62,7 @@ from loader_server.leases.facts import BookAdvanced, LeaseFact
 from shared.endpoints import is_connectable, leads_elsewhere
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
+from shared.wire.lease_work import VERIFY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -100,6 +102,7 @@ class CoordinatorState:
             draw=partial(next, count(first_version)),
         )
         self.ending = Ending(self._streams, self._queues, timeout_s=self._timeout_s)
+        self._verifiers = Verifiers(settings.job, self._streams, group=settings.group)
         self._worlds = Worlds(settings.job, self._streams, group=settings.group, timeout_s=self._timeout_s)
         self.counts = Counts()
 
@@ -115,6 +118,7 @@ class CoordinatorState:
             self._journal = {"lost": event.lost, "waiting": event.waiting}
         elif isinstance(event, EndOrdered):
             self._out.extend(self.ending.order(now_s, drains=event.drains))
+            self._out.extend(self._verifiers.tell(self.ending.news))
         elif isinstance(event, GraphRuns):
             self._streams[event.stream] = StreamTrainers(event.view)
             self._out += self._graphs.run(event.stream)
@@ -176,6 +180,9 @@ class CoordinatorState:
         if self._graphs.awaits(attach.stream):
             self._out.append(Send(peer, m.Wait(serial=attach.serial, reason=NO_GRAPH, retry_ms=COUNTING_MS)))
             return
+        if attach.work == VERIFY:
+            self._attach_verifier(peer, attach, now_s)
+            return
         problem = self._check_belongs(attach, stream, now_s)
         if problem is not None:
             self._refuse(peer, problem)
@@ -188,6 +195,18 @@ class CoordinatorState:
             self._attach_to_queue(peer, attach, stream, now_s)
         else:
             self._attach_in_lockstep(peer, attach, stream, now_s)
+
+    def _attach_verifier(self, peer: bytes, attach: m.Attach, now_s: float) -> None:
+        answer = self._verifiers.attach(peer, attach, now_s)
+        if isinstance(answer, m.NotAttached):
+            self._refuse(peer, answer)
+        elif isinstance(answer, AttachedVerifier):
+            self._out += [Send(peer, self._grant(answer)), *self.ending.greet(peer, attach.stream)]
+            self._out.extend(Send(peer, failing) for failing in self._workers.failing[-1:])
+        elif answer is not None:
+            self._out.append(Send(peer, answer))
+        else:
+            self.counts.stale += 1
 
     def _attach_in_lockstep(self, peer: bytes, attach: m.Attach, stream: StreamTrainers, now_s: float) -> None:
         rules = self._rules
@@ -265,6 +284,7 @@ class CoordinatorState:
             tenure=stream.succession.tenure(attach.incarnation, attach.rank),
         )
         stream.add(trainer)
+        self._out += self._verifiers.give_way(attach.stream)
         self.counts.attaches += 1
         self._out += [Send(peer, self._grant(trainer)), *self.ending.greet(peer, attach.stream)]
         self._out.extend(Send(peer, failing) for failing in self._workers.failing[-1:])
@@ -281,7 +301,7 @@ class CoordinatorState:
         for rank, order, tenure in list(stream.succession.after(attach.incarnation, ranks, attach.tenure)):
             self._keep(RankTaken(attach.stream, rank, order, tenure))
 
-    def _grant(self, trainer: AttachedTrainer) -> m.Attached:
+    def _grant(self, trainer: AttachedTrainer | AttachedVerifier) -> m.Attached:
         stream = self._streams[trainer.attach.stream]
         mark = self._queues.mark() if stream.view.leases is not None else None
         return grant(self._settings, stream, trainer, self._workers.members, mark)
@@ -289,6 +309,9 @@ class CoordinatorState:
     def _take_progress(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
         stream = self._streams.get(progress.stream)
         trainer = stream.trainers.get(progress.incarnation) if stream is not None else None
+        if trainer is None and self._verifiers.hear(peer, progress, now_s):
+            self._answer_heartbeat(peer, progress)
+            return
         if stream is None or trainer is None:
             self._out.append(Send(peer, self._answer_unknown(progress, stream)))
             return
@@ -299,9 +322,12 @@ class CoordinatorState:
                 self._out.append(Send(peer, m.Recalled()))
         elif not stream.view.evaluation and stream.last() != stream.trained:
             self._keep(Advanced(progress.stream, *stream.last()))
+        self._answer_heartbeat(peer, progress)
+        self._out += self._worlds.hear(trainer, now_s)
+
+    def _answer_heartbeat(self, peer: bytes, progress: m.Progress) -> None:
         members, news = self._workers.members, self.ending.news(progress.stream)
         self._out.append(Send(peer, members if progress.members != members.version else news))
-        self._out += self._worlds.hear(trainer, now_s)
 
     def _answer_unknown(self, progress: m.Progress, stream: StreamTrainers | None) -> m.Refused:
         if stream is None or stream.view.evaluation or stream.view.leases is not None:
@@ -312,6 +338,7 @@ class CoordinatorState:
         return refusals.superseded(progress.rank, _attach_of(stream.holder(progress.rank)))
 
     def _detach(self, _peer: bytes, detach: m.Detach, now_s: float) -> None:
+        self._verifiers.leave(detach.stream, detach.incarnation)
         if detach.stream in self._streams:
             self._let_leave(detach.stream, detach.incarnation, now_s)
 
@@ -408,6 +435,7 @@ class CoordinatorState:
     def _tell_trainers(self, message: m.Message) -> None:
         for stream in self._streams.values():
             self._out.extend(Send(trainer.peer, message) for trainer in stream.trainers.values())
+        self._out.extend(self._verifiers.tell(lambda _stream: message))
 
     # --- culprits ---
 
@@ -446,6 +474,7 @@ class CoordinatorState:
         self._workers.forget_failing(now_s - _FAILING_S)
         for stream in self._streams.values():
             stream.remove_silent(since_s)
+        self._verifiers.remove_silent(since_s)
         self._out += self.ending.agree(now_s)
         self._queues.tick(now_s)
         self._out += self._worlds.tick(now_s)
@@ -461,6 +490,7 @@ class CoordinatorState:
                 name: stream_report(stream, self._settings.group or stream.group, now_s)
                 | {"queue": self._queues.report_of(name) if stream.view.leases is not None else None}
                 | {"evaluating": self._queues.evaluations_of(name)}
+                | {"verifiers": self._verifiers.report_of(name, now_s)}
                 | {"elastic": self._worlds.report_of(name, now_s)}
                 for name, stream in self._streams.items()
             },

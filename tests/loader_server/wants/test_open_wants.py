@@ -23,6 +23,7 @@ HELLO = next(one for one in EXAMPLES if isinstance(one, m.Hello))
 class Session:
     address: bytes
     incarnation: int
+    yields: bool = False
     gone: bool = False
     closed: bool = False
     tickets: Tickets = field(default_factory=Tickets)
@@ -46,13 +47,14 @@ class Desk:
     """Open wants, their sessions, and who does not read."""
 
     def __init__(self):
-        self.sessions = Sessions(lambda address, hello: Session(address, hello.incarnation))
+        self.sessions = Sessions(lambda address, hello: Session(address, hello.incarnation, hello.yields))
         self.deaf = set()
         self.batches = Budget(400)
         self.wants = OpenWants(self.sessions, self.batches, {"train": 100}, lambda one: one not in self.deaf)
 
-    def welcome(self, number):
-        return self.sessions.welcome(f"{number}".encode(), dataclasses.replace(HELLO, incarnation=number))
+    def welcome(self, number, *, yields=False):
+        hello = dataclasses.replace(HELLO, incarnation=number, yields=yields)
+        return self.sessions.welcome(f"{number}".encode(), hello)
 
     def put(self, session, slot, *, in_slot=True, urgent=False):
         ticket = Ticket(slot, 1)
