@@ -102,7 +102,7 @@ class CoordinatorState:
             draw=partial(next, count(first_version)),
         )
         self.ending = Ending(self._streams, self._queues, timeout_s=self._timeout_s)
-        self._verifiers = Verifiers(settings.job, self._streams, group=settings.group)
+        self.verifiers = Verifiers(settings.job, self._streams, group=settings.group)
         self._worlds = Worlds(settings.job, self._streams, group=settings.group, timeout_s=self._timeout_s)
         self.counts = Counts()
 
@@ -118,7 +118,7 @@ class CoordinatorState:
             self._journal = {"lost": event.lost, "waiting": event.waiting}
         elif isinstance(event, EndOrdered):
             self._out.extend(self.ending.order(now_s, drains=event.drains))
-            self._out.extend(self._verifiers.tell(self.ending.news))
+            self._out.extend(self.verifiers.tell(self.ending.news))
         elif isinstance(event, GraphRuns):
             self._streams[event.stream] = StreamTrainers(event.view)
             self._out += self._graphs.run(event.stream)
@@ -197,7 +197,7 @@ class CoordinatorState:
             self._attach_in_lockstep(peer, attach, stream, now_s)
 
     def _attach_verifier(self, peer: bytes, attach: m.Attach, now_s: float) -> None:
-        answer = self._verifiers.attach(peer, attach, now_s)
+        answer = self.verifiers.attach(peer, attach, now_s)
         if isinstance(answer, m.NotAttached):
             self._refuse(peer, answer)
         elif isinstance(answer, AttachedVerifier):
@@ -284,7 +284,7 @@ class CoordinatorState:
             tenure=stream.succession.tenure(attach.incarnation, attach.rank),
         )
         stream.add(trainer)
-        self._out += self._verifiers.give_way(attach.stream)
+        self._out += self.verifiers.give_way(attach.stream)
         self.counts.attaches += 1
         self._out += [Send(peer, self._grant(trainer)), *self.ending.greet(peer, attach.stream)]
         self._out.extend(Send(peer, failing) for failing in self._workers.failing[-1:])
@@ -309,7 +309,7 @@ class CoordinatorState:
     def _take_progress(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
         stream = self._streams.get(progress.stream)
         trainer = stream.trainers.get(progress.incarnation) if stream is not None else None
-        if trainer is None and self._verifiers.hear(peer, progress, now_s):
+        if trainer is None and self.verifiers.hear(peer, progress, now_s):
             self._answer_heartbeat(peer, progress)
             return
         if stream is None or trainer is None:
@@ -338,7 +338,7 @@ class CoordinatorState:
         return refusals.superseded(progress.rank, _attach_of(stream.holder(progress.rank)))
 
     def _detach(self, _peer: bytes, detach: m.Detach, now_s: float) -> None:
-        self._verifiers.leave(detach.stream, detach.incarnation)
+        self.verifiers.leave(detach.stream, detach.incarnation)
         if detach.stream in self._streams:
             self._let_leave(detach.stream, detach.incarnation, now_s)
 
@@ -435,7 +435,7 @@ class CoordinatorState:
     def _tell_trainers(self, message: m.Message) -> None:
         for stream in self._streams.values():
             self._out.extend(Send(trainer.peer, message) for trainer in stream.trainers.values())
-        self._out.extend(self._verifiers.tell(lambda _stream: message))
+        self._out.extend(self.verifiers.tell(lambda _stream: message))
 
     # --- culprits ---
 
@@ -474,7 +474,7 @@ class CoordinatorState:
         self._workers.forget_failing(now_s - _FAILING_S)
         for stream in self._streams.values():
             stream.remove_silent(since_s)
-        self._verifiers.remove_silent(since_s)
+        self.verifiers.remove_silent(since_s)
         self._out += self.ending.agree(now_s)
         self._queues.tick(now_s)
         self._out += self._worlds.tick(now_s)
@@ -490,7 +490,7 @@ class CoordinatorState:
                 name: stream_report(stream, self._settings.group or stream.group, now_s)
                 | {"queue": self._queues.report_of(name) if stream.view.leases is not None else None}
                 | {"evaluating": self._queues.evaluations_of(name)}
-                | {"verifiers": self._verifiers.report_of(name, now_s)}
+                | {"verifiers": self.verifiers.report_of(name, now_s)}
                 | {"elastic": self._worlds.report_of(name, now_s)}
                 for name, stream in self._streams.items()
             },

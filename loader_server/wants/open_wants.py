@@ -63,6 +63,11 @@ class OpenWants(Generic[S, B]):
         """How many wants nobody has begun to build."""
         return len(self._queue) + len(self._spare)
 
+    @property
+    def of_trainers(self) -> int:
+        """How many of these are not of sessions that yield: only they say that more workers would help."""
+        return len(self._queue)
+
     def waiting(self) -> int:
         """How many of these delay a newcomer; wants that wait for their own trainer do not."""
         return self._queue.waiting(self._may_build)

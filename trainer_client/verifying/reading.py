@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shared.errors import ProtocolError, SettingsError
@@ -86,10 +86,13 @@ class _Connection:
         """Whether each epoch of the stream is the same."""
         return self._receiver.spec.evaluation
 
-    def resume(self, cursor: Cursor) -> tuple[Cursor, int]:
-        """Go to a cursor; return it as the job has it, and how many batches its epoch has."""
-        answer = self._receiver.attach(cursor)
-        return answer.cursor, answer.batches
+    def resume(self, cursor: Cursor) -> Cursor:
+        """Go to a cursor; return it as the job has it."""
+        return self._receiver.attach(cursor).cursor
+
+    def count_batches(self, cursor: Cursor) -> int:
+        """Return how many batches the cursor's epoch has."""
+        return self._receiver.ask_batches(cursor.epoch, cursor.group)
 
     def read(self, cursor: Cursor, stop: int) -> Iterator[tuple[int, int]]:
         """Yield number and digest of each batch from the cursor on, before `stop`; empty places have none."""
@@ -131,17 +134,18 @@ def read_epochs(source: Source, note: Callable[[int, int], None] = lambda _done,
         start = connection.learn_cursor()
         if connection.is_evaluation and source.epochs != range(1):
             raise _no_such_epochs(source)
-        return [_read_epoch(connection, source, start, epoch, note) for epoch in source.epochs]
+        asked = Cursor(source.epochs.start, 0, source.group or start.group, start.plan_digest)
+        cursor = connection.resume(asked)
+        if cursor.group != asked.group:
+            raise _another_group(source, asked.group, cursor.group)
+        return [_read_epoch(connection, source, replace(cursor, epoch=epoch), note) for epoch in source.epochs]
 
 
 def _read_epoch(
-    connection: _Connection, source: Source, start: Cursor, epoch: int, note: Callable[[int, int], None]
+    connection: _Connection, source: Source, cursor: Cursor, note: Callable[[int, int], None]
 ) -> EpochDigests:
-    asked = Cursor(epoch, 0, source.group or start.group, start.plan_digest)
-    cursor, batches = connection.resume(asked)
-    if cursor.group != asked.group:
-        raise _another_group(source, asked.group, cursor.group)
-    digests = EpochDigests(epoch, cursor.group, cursor.plan_digest)
+    digests = EpochDigests(cursor.epoch, cursor.group, cursor.plan_digest)
+    batches = connection.count_batches(cursor)
     stop = min(batches, source.most or batches)
     for number, digest in connection.read(cursor, stop):
         if number != len(digests.batches):
@@ -158,7 +162,7 @@ def read_part(source: Source, whole: EpochDigests, part: Part) -> Iterator[tuple
     """
     cursor = Cursor(whole.epoch, part.start, whole.group, whole.plan_digest)
     with _connected(source, part.world) as connection:
-        at, _ = connection.resume(cursor)
+        at = connection.resume(cursor)
         if at.group != whole.group:
             raise _another_group(source, whole.group, at.group)
         yield from connection.read(cursor, part.stop)

@@ -49,6 +49,9 @@ class Verifiers:
         self._group = group
         self._attached: dict[int, AttachedVerifier] = {}
 
+    def __len__(self) -> int:
+        return len(self._attached)
+
     def attach(self, peer: bytes, attach: m.Attach, now_s: float) -> AttachedVerifier | m.NotAttached | m.Wait | None:
         """Take a verifier in, or return why not, or why not yet; None if the request is older than the last one."""
         known = self._attached.get(attach.incarnation)
