@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shared.endpoints import is_connectable, leads_elsewhere
 from shared.wire.refusals import not_attached, refused
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ __all__ = [
     "not_kept",
     "objection",
     "other_limits",
+    "register_misfit",
     "run_ended",
     "shards_in_use",
     "superseded",
@@ -282,6 +284,15 @@ def unknown_worker() -> m.Refused:
 
 
 # --- workers, and people ---
+
+
+def register_misfit(register: m.Register, host: str, builder: str) -> m.Refused | None:
+    """Return why a worker cannot serve this job, which has workers of this builder fingerprint; None if it can."""
+    if not is_connectable(register.endpoint):
+        return no_endpoint(register)
+    if leads_elsewhere(register.endpoint, host):
+        return endpoint_elsewhere(register, host)
+    return another_builder(register) if register.builder != builder else None
 
 
 def no_endpoint(register: m.Register) -> m.Refused:

@@ -59,7 +59,6 @@ from loader_server.coordinator.streams.world_rules import COUNTING_MS, WorldRule
 from loader_server.coordinator.streams.worlds import Worlds
 from loader_server.coordinator.workers import Workers
 from loader_server.leases.facts import BookAdvanced, LeaseFact
-from shared.endpoints import is_connectable, leads_elsewhere
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
 from shared.wire.lease_work import VERIFY
@@ -68,7 +67,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shared.wire.parts import Cursor
-
 
 __all__ = ["CoordinatorState"]
 
@@ -90,19 +88,15 @@ class CoordinatorState:
         self._workers = Workers(first_version)
         #: Whether the list of workers was cut when it was last sent.
         self._is_cut = False
-        #: Whether the log says already that there is no room for more culprits.
         self._convictions = Convictions(first_version)
         self._journal: dict[str, Any] = {"lost": "", "waiting": 0}
         self._out: list[Instruction] = []
         self._queues = Queues(
-            self._streams,
-            group=settings.group,
-            timeout_s=self._timeout_s,
-            keep=lambda fact: self._out.append(Keep(fact)),
-            draw=partial(next, count(first_version)),
-        )
+            self._streams, group=settings.group, timeout_s=self._timeout_s,
+            keep=lambda fact: self._out.append(Keep(fact)), draw=partial(next, count(first_version)),
+        )  # fmt: skip
         self.ending = Ending(self._streams, self._queues, timeout_s=self._timeout_s)
-        self.verifiers = Verifiers(settings.job, self._streams, group=settings.group)
+        self.verifiers = Verifiers(settings.job, self._streams, self._grant, group=settings.group)
         self._worlds = Worlds(settings.job, self._streams, group=settings.group, timeout_s=self._timeout_s)
         self.counts = Counts()
 
@@ -198,15 +192,10 @@ class CoordinatorState:
 
     def _attach_verifier(self, peer: bytes, attach: m.Attach, now_s: float) -> None:
         answer = self.verifiers.attach(peer, attach, now_s)
-        if isinstance(answer, m.NotAttached):
-            self._refuse(peer, answer)
-        elif isinstance(answer, AttachedVerifier):
-            self._out += [Send(peer, self._grant(answer)), *self.ending.greet(peer, attach.stream)]
-            self._out.extend(Send(peer, failing) for failing in self._workers.failing[-1:])
-        elif answer is not None:
-            self._out.append(Send(peer, answer))
-        else:
-            self.counts.stale += 1
+        self.counts.refusals += isinstance(answer, m.NotAttached)
+        self.counts.stale += answer is None
+        self._out += [Send(peer, answer)] if answer is not None else []
+        self._out += self._greet(peer, attach.stream) if isinstance(answer, m.Attached) else []
 
     def _attach_in_lockstep(self, peer: bytes, attach: m.Attach, stream: StreamTrainers, now_s: float) -> None:
         rules = self._rules
@@ -255,7 +244,7 @@ class CoordinatorState:
             return refusals.not_a_queue(attach)
         if stream.is_superseded(attach):
             self.counts.stale += 1
-            return refusals.superseded_attach(attach, _attach_of(stream.holder(attach.rank)))
+            return refusals.superseded_attach(attach, stream.attach_of(attach.rank))
         return self._worlds.check(attach, now_s)
 
     def _admit(self, peer: bytes, attach: m.Attach, cursor: Cursor, batches: int, now_s: float) -> None:
@@ -286,8 +275,11 @@ class CoordinatorState:
         stream.add(trainer)
         self._out += self.verifiers.give_way(attach.stream)
         self.counts.attaches += 1
-        self._out += [Send(peer, self._grant(trainer)), *self.ending.greet(peer, attach.stream)]
-        self._out.extend(Send(peer, failing) for failing in self._workers.failing[-1:])
+        self._out += [Send(peer, self._grant(trainer)), *self._greet(peer, attach.stream)]
+
+    def _greet(self, peer: bytes, stream: str) -> list[Send]:
+        failing = [Send(peer, failing) for failing in self._workers.failing[-1:]]
+        return [*self.ending.greet(peer, stream), *failing]
 
     def _take_over(self, stream: StreamTrainers, attach: m.Attach) -> None:
         """Tell whoever else has one of its ranks to stop; that one may not come back."""
@@ -335,7 +327,7 @@ class CoordinatorState:
         if not stream.succession.is_superseded(progress.incarnation):
             return refusals.unknown_trainer()  # when it attaches again, its tenure will tell
         self.counts.stale += 1
-        return refusals.superseded(progress.rank, _attach_of(stream.holder(progress.rank)))
+        return refusals.superseded(progress.rank, stream.attach_of(progress.rank))
 
     def _detach(self, _peer: bytes, detach: m.Detach, now_s: float) -> None:
         self.verifiers.leave(detach.stream, detach.incarnation)
@@ -385,17 +377,13 @@ class CoordinatorState:
     # --- workers ---
 
     def _register(self, peer: bytes, register: m.Register, host: str, now_s: float) -> None:
-        if not is_connectable(register.endpoint):
-            self._refuse(peer, refusals.no_endpoint(register))
-            return
-        if leads_elsewhere(register.endpoint, host):
-            self._refuse(peer, refusals.endpoint_elsewhere(register, host))
-            return
-        if register.builder != self._settings.builder:
-            self._refuse(peer, refusals.another_builder(register))
-            # The fingerprint proves that a worker belongs here, so a worker with another one is not told it.
-            both = {"expected": self._settings.builder, "got": register.builder}
-            self._warn("worker builds other bytes", worker=register.worker, endpoint=register.endpoint, **both)
+        refusal = refusals.register_misfit(register, host, self._settings.builder)
+        if refusal is not None:
+            self._refuse(peer, refusal)
+            if refusal.code == "builder":
+                # The fingerprint proves that a worker belongs here, so a worker with another one is not told it.
+                both = {"expected": self._settings.builder, "got": register.builder}
+                self._warn("worker builds other bytes", worker=register.worker, endpoint=register.endpoint, **both)
             return
         is_news = self._workers.register(peer, register, now_s)
         self._out.append(Send(peer, m.Registered(heartbeat_timeout_ms=int(1000 * self._timeout_s))))
@@ -503,23 +491,8 @@ class CoordinatorState:
         }
 
     _doors: ClassVar[dict[type[m.Message], Callable[..., None]]] = {
-        m.Attach: _attach,
-        m.Join: _join,
-        m.Progress: _take_progress,
-        m.Detach: _detach,
-        m.Outcomes: _take_outcomes,
-        m.Results: _take_results,
-        m.StandsStill: _take_place,
-        m.GraphOffer: _take_graph,
-        m.GraphPiece: _take_graph,
-        m.Beat: _take_beat,
-        m.Leave: _leave,
-        m.Failing: _take_failing,
-        m.Culprit: _take_culprit,
-        m.Forgive: _forgive,
+        m.Attach: _attach, m.Join: _join, m.Progress: _take_progress, m.Detach: _detach, m.Outcomes: _take_outcomes,
+        m.Results: _take_results, m.StandsStill: _take_place, m.GraphOffer: _take_graph, m.GraphPiece: _take_graph,
+        m.Beat: _take_beat, m.Leave: _leave, m.Failing: _take_failing, m.Culprit: _take_culprit, m.Forgive: _forgive,
         m.StatusQuery: _answer_status,
-    }
-
-
-def _attach_of(holder: AttachedTrainer | None) -> m.Attach | None:
-    return holder.attach if holder is not None else None
+    }  # fmt: skip

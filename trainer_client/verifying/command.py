@@ -77,12 +77,12 @@ def _against(of_endpoint: Callable[[str], str]) -> Callable[[str], str]:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from trainer_client.verifying.reading import Source  # noqa: PLC0415 - so that --help is quick
+    from trainer_client.verifying.reading import EpochsOfJob  # noqa: PLC0415 - so that --help is quick
     from trainer_client.verifying.verify import VerifyOrder, verify  # noqa: PLC0415
 
     return verify(
         VerifyOrder(
-            source=Source(
+            source=EpochsOfJob(
                 endpoint=options.endpoint,
                 stream=options.stream,
                 epochs=range(options.epoch, options.epoch + options.epochs),

@@ -14,7 +14,7 @@ from shared.rounds import rounds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Part", "cut_plan"]
+__all__ = ["CutPart", "cut_plan"]
 
 
 class Draws(Protocol):
@@ -28,7 +28,7 @@ class Draws(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CutPart:
     """The batches `start` to `stop` (excluded), read in rounds by a world of so many ranks."""
 
     start: int
@@ -36,11 +36,11 @@ class Part:
     world: int
 
 
-def cut_plan(batches: int, group: int, cuts: int, draws: Draws) -> list[Part]:
+def cut_plan(batches: int, group: int, cuts: int, draws: Draws) -> list[CutPart]:
     """Return parts of the first so many batches, with as many cuts, or fewer where rounds leave no room for them."""
     inner = range(1, batches)
     stops = [*sorted(draws.sample(inner, min(cuts, len(inner)))), batches]
-    parts: list[Part] = []
+    parts: list[CutPart] = []
     start = 0
     for wanted in stops:
         if wanted <= start:
@@ -49,7 +49,7 @@ def cut_plan(batches: int, group: int, cuts: int, draws: Draws) -> list[Part]:
         # The last batches of a limited reading may end within a group, and rounds go by whole groups.
         end = -(-batches // group) * group
         stop = next(one.stop for one in rounds(start, end, group, world) if one.stop >= wanted)
-        parts.append(Part(start, min(stop, batches), world))
+        parts.append(CutPart(start, min(stop, batches), world))
         start = stop
         if start >= batches:
             break

@@ -26,9 +26,9 @@ from trainer_client.verifying.digests import EpochDigests
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from trainer_client.verifying.cuts import Part
+    from trainer_client.verifying.cuts import CutPart
 
-__all__ = ["NotComparableError", "Source", "read_epochs", "read_part"]
+__all__ = ["EpochsOfJob", "NotComparableError", "read_epochs", "read_part"]
 
 
 class NotComparableError(SettingsError):
@@ -38,7 +38,7 @@ class NotComparableError(SettingsError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class EpochsOfJob:
     """Which batches of which job are read."""
 
     endpoint: str
@@ -52,10 +52,10 @@ class Source:
     connect_timeout_s: float
 
 
-class _Connection:
+class _NumberedFeed:
     """One attached verifier; `world` ranks are read together, in rounds."""
 
-    def __init__(self, source: Source, world: int) -> None:
+    def __init__(self, source: EpochsOfJob, world: int) -> None:
         keys = source.keys
         self._receiver = Receiver(
             ReceiverSettings(
@@ -117,15 +117,15 @@ class _Connection:
 
 
 @contextmanager
-def _connected(source: Source, world: int = 1) -> Iterator[_Connection]:
-    connection = _Connection(source, world)
+def _connected(source: EpochsOfJob, world: int = 1) -> Iterator[_NumberedFeed]:
+    connection = _NumberedFeed(source, world)
     try:
         yield connection
     finally:
         connection.close()
 
 
-def read_epochs(source: Source, note: Callable[[int, int], None] = lambda _done, _of: None) -> list[EpochDigests]:
+def read_epochs(source: EpochsOfJob, note: Callable[[int, int], None] = lambda _done, _of: None) -> list[EpochDigests]:
     """Return the digests of all batches, read in order by one reader; `note` is told how far it is in each epoch.
 
     Raises NotComparableError if the job reads in another group, or has no such epochs.
@@ -142,7 +142,7 @@ def read_epochs(source: Source, note: Callable[[int, int], None] = lambda _done,
 
 
 def _read_epoch(
-    connection: _Connection, source: Source, cursor: Cursor, note: Callable[[int, int], None]
+    connection: _NumberedFeed, source: EpochsOfJob, cursor: Cursor, note: Callable[[int, int], None]
 ) -> EpochDigests:
     digests = EpochDigests(cursor.epoch, cursor.group, cursor.plan_digest)
     batches = connection.count_batches(cursor)
@@ -155,7 +155,7 @@ def _read_epoch(
     return digests
 
 
-def read_part(source: Source, whole: EpochDigests, part: Part) -> Iterator[tuple[int, int]]:
+def read_part(source: EpochsOfJob, whole: EpochDigests, part: CutPart) -> Iterator[tuple[int, int]]:
     """Yield number and digest of each batch of a part of an epoch that was read as a whole before.
 
     A reader of its own resumes at the part's beginning, and reads in rounds of the part's world.
@@ -168,7 +168,7 @@ def read_part(source: Source, whole: EpochDigests, part: Part) -> Iterator[tuple
         yield from connection.read(cursor, part.stop)
 
 
-def _another_group(source: Source, expected: int, got: int) -> NotComparableError:
+def _another_group(source: EpochsOfJob, expected: int, got: int) -> NotComparableError:
     return NotComparableError(
         expected=f"a stream that is read in groups of {expected}",
         got=f"one that is read in groups of {got}: that is another order of batches, which is not comparable",
@@ -177,7 +177,7 @@ def _another_group(source: Source, expected: int, got: int) -> NotComparableErro
     )
 
 
-def _no_such_epochs(source: Source) -> NotComparableError:
+def _no_such_epochs(source: EpochsOfJob) -> NotComparableError:
     return NotComparableError(
         expected=f"epoch 0 alone, as each epoch of {source.stream} is the same: it is for evaluation",
         got=f"epochs {source.epochs.start} to {source.epochs.stop - 1}",
@@ -186,7 +186,7 @@ def _no_such_epochs(source: Source) -> NotComparableError:
     )
 
 
-def _out_of_order(source: Source, expected: int, got: int) -> ProtocolError:
+def _out_of_order(source: EpochsOfJob, expected: int, got: int) -> ProtocolError:
     return ProtocolError(
         expected=f"batch {expected}", got=f"batch {got}", where=source.endpoint, remedy="Report this: it is a defect."
     )

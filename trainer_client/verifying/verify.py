@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from trainer_client.verifying.cuts import Part, cut_plan
+from trainer_client.verifying.cuts import CutPart, cut_plan
 from trainer_client.verifying.digests import Difference, EpochDigests, differences, digest_of
-from trainer_client.verifying.reading import NotComparableError, Source, read_epochs, read_part
+from trainer_client.verifying.reading import EpochsOfJob, NotComparableError, read_epochs, read_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ DIFFERS = 5
 class VerifyOrder:
     """What the command line says."""
 
-    source: Source
+    source: EpochsOfJob
     #: A digest, the endpoint of another job, or nothing.
     against: str
     #: In how many places each epoch is cut when it is read again; 0: it is not.
@@ -42,10 +42,10 @@ class VerifyOrder:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Outcome:
+class _Comparison:
     epochs: list[EpochDigests]
     #: The parts of each epoch that was read again.
-    parts: dict[int, list[Part]]
+    parts: dict[int, list[CutPart]]
     #: What came otherwise when it was read again, and from the other job.
     of_cuts: list[Difference]
     of_other: list[Difference]
@@ -74,9 +74,9 @@ def verify(order: VerifyOrder) -> int:
     return 0 if outcome.is_equal else DIFFERS
 
 
-def _compare(order: VerifyOrder, progress: Progress) -> _Outcome:
+def _compare(order: VerifyOrder, progress: Progress) -> _Comparison:
     epochs = read_epochs(order.source, _noter(progress, "reading"))
-    outcome = _Outcome(epochs=epochs, parts={}, of_cuts=[], of_other=[], other_digest=None, other_plan=None)
+    outcome = _Comparison(epochs=epochs, parts={}, of_cuts=[], of_other=[], other_digest=None, other_plan=None)
     if order.cuts:
         _read_again(order, outcome, _noter(progress, "reading again"))
     if "://" in order.against:
@@ -89,7 +89,7 @@ def _compare(order: VerifyOrder, progress: Progress) -> _Outcome:
     return outcome
 
 
-def _read_again(order: VerifyOrder, outcome: _Outcome, note: Callable[[int, int], None]) -> None:
+def _read_again(order: VerifyOrder, outcome: _Comparison, note: Callable[[int, int], None]) -> None:
     draws = random.Random(secrets.randbits(64))  # noqa: S311 - no secret depends on where an epoch is cut
     for whole in outcome.epochs:
         again = EpochDigests(whole.epoch, whole.group, whole.plan_digest)
@@ -115,7 +115,7 @@ def _refuse_other_group(order: VerifyOrder, here: Sequence[EpochDigests], there:
 # --- what came out ---
 
 
-def _document(order: VerifyOrder, outcome: _Outcome) -> dict[str, Any]:
+def _document(order: VerifyOrder, outcome: _Comparison) -> dict[str, Any]:
     found = [*outcome.of_cuts, *outcome.of_other]
     differ = len({(one.epoch, one.number) for one in found})
     return {
@@ -138,7 +138,7 @@ def _document(order: VerifyOrder, outcome: _Outcome) -> dict[str, Any]:
     }
 
 
-def _print_table(order: VerifyOrder, outcome: _Outcome) -> None:
+def _print_table(order: VerifyOrder, outcome: _Comparison) -> None:
     table = Table("epoch", "batches", "group", Column("plan", overflow="fold"), Column("digest", overflow="fold"))
     for epoch in outcome.epochs:
         table.add_row(str(epoch.epoch), str(len(epoch.batches)), str(epoch.group), epoch.plan_digest, epoch.digest)
@@ -148,7 +148,7 @@ def _print_table(order: VerifyOrder, outcome: _Outcome) -> None:
         print(line)
 
 
-def _lines(order: VerifyOrder, outcome: _Outcome) -> list[str]:
+def _lines(order: VerifyOrder, outcome: _Comparison) -> list[str]:
     lines = []
     for epoch, parts in outcome.parts.items():
         told = ", ".join(f"{part.start} to {part.stop - 1} in a world of {part.world}" for part in parts)

@@ -41,18 +41,26 @@ class AttachedVerifier:
 
 
 class Verifiers:
-    """All verifiers; `group` is the job's, 0 if it says none."""
+    """All verifiers; `grant` makes the answer to one that is let in, and `group` is the job's, 0 if it says none."""
 
-    def __init__(self, job: str, streams: Mapping[str, StreamTrainers], *, group: int) -> None:
+    def __init__(
+        self,
+        job: str,
+        streams: Mapping[str, StreamTrainers],
+        grant: Callable[[AttachedVerifier], m.Attached],
+        *,
+        group: int,
+    ) -> None:
         self._job = job
         self._streams = streams
+        self._grant = grant
         self._group = group
         self._attached: dict[int, AttachedVerifier] = {}
 
     def __len__(self) -> int:
         return len(self._attached)
 
-    def attach(self, peer: bytes, attach: m.Attach, now_s: float) -> AttachedVerifier | m.NotAttached | m.Wait | None:
+    def attach(self, peer: bytes, attach: m.Attach, now_s: float) -> m.Attached | m.NotAttached | m.Wait | None:
         """Take a verifier in, or return why not, or why not yet; None if the request is older than the last one."""
         known = self._attached.get(attach.incarnation)
         if known is not None and attach.serial < known.attach.serial:
@@ -67,7 +75,7 @@ class Verifiers:
 
     def _admit(
         self, peer: bytes, attach: m.Attach, cursor: Cursor, now_s: float
-    ) -> AttachedVerifier | m.NotAttached | m.Wait:
+    ) -> m.Attached | m.NotAttached | m.Wait:
         batches = self._streams[attach.stream].view.batches(cursor.epoch, cursor.group)
         if batches is None:
             reason = f"counting the batches of epoch {cursor.epoch}"
@@ -84,7 +92,7 @@ class Verifiers:
             read=(cursor.epoch, cursor.number),
         )
         self._attached[attach.incarnation] = verifier
-        return verifier
+        return self._grant(verifier)
 
     def _cursor(self, attach: m.Attach, stream: StreamTrainers) -> Cursor:
         """Return where it reads from: in the group that trainers get, or in its own where that is not known yet."""

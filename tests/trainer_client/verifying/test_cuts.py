@@ -7,7 +7,7 @@ import random
 import pytest
 
 from shared.rounds import rounds
-from trainer_client.verifying.cuts import Part, cut_plan
+from trainer_client.verifying.cuts import CutPart, cut_plan
 
 EPOCHS = [(batches, group) for group in range(1, 6) for batches in range(1, 4 * group + 2)]
 
@@ -42,7 +42,7 @@ def test_where_batches_come_one_by_one_there_are_exactly_as_many_cuts_as_asked()
 
 
 def test_one_batch_cannot_be_cut():
-    assert cut_plan(1, 1, 4, random.Random(0)) == [Part(0, 1, 1)]
+    assert cut_plan(1, 1, 4, random.Random(0)) == [CutPart(0, 1, 1)]
 
 
 def test_the_same_draws_give_the_same_parts():
