@@ -14,6 +14,7 @@ import pytest
 import xxhash
 
 import trainer_client
+from shared.keys import make_keys
 from tests.support.forked import ROOT, run_module, start_module
 from tests.support.loaders import ask, running, wait_until, write_job
 
@@ -103,6 +104,19 @@ class TestEqual:
                 document = verify(started.endpoint, "--cut", "2")
                 digests.append(document["digest"])
                 assert (document["group"], document["equal"]) == (1, True)
+        assert digests[0] == digests[1]
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("sent", ["", 'compression = "zstd"'])
+    def test_under_keys_it_is_the_same(self, tmp_path, sent):
+        make_keys(tmp_path / "keys")
+        keys = ("--keys", str(tmp_path / "keys"))
+        digests = []
+        for name, own, words in (("open", "", ()), ("closed", f'keys = "{tmp_path / "keys"}"', keys)):
+            folder = tmp_path / name
+            folder.mkdir()
+            with running(write_job(folder, samples=40, job=f"{own}\n{sent}"), workers=1) as started:
+                digests.append(verify(started.endpoint, "--cut", "2", *words)["digest"])
         assert digests[0] == digests[1]
 
 
