@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -214,15 +215,18 @@ def _refuse_gaps(training: _Training, batches: int) -> None:
 @pytest.mark.slow
 class TestBesideATraining:
     def test_nothing_is_lost_or_repeated_and_it_is_shown_as_what_it_is(self, loaders, training):
-        before = training.epochs
-        process = start_verify(loaders, "--epochs", "3", "--cut", "4")
+        before, alone_s = training.epochs, statistics.median(training.waits_s)
+        first = len(training.waits_s)
+        process = start_verify(loaders, "--epochs", "20", "--cut", "4")
         shown = []
         while process.poll() is None:
             stream = ask(loaders.endpoint)["streams"]["train"]
             shown += stream["verifiers"]
             assert stream["attached"] == len(stream["trainers"]) == 1
         assert process.wait(60) == 0
-        assert {verifier["batches"] for verifier in shown}
+        beside_s = statistics.median(training.waits_s[first:])
+        assert beside_s < 10 * alone_s + 0.1, "a trainer waits as it does alone"
+        assert {verifier["batches"] for verifier in shown} == {stream["batches"]}
         wait_until(lambda: training.epochs > before + 1 or training.error, "the training goes on")
         _refuse_gaps(training, ask(loaders.endpoint)["streams"]["train"]["batches"])
 
