@@ -79,6 +79,9 @@ class TestLettingIn:
         assert refused(state, wide)[0] == "world"
         assert stream_of(state)["verifiers"] == []
 
+    def test_the_end_of_an_epoch_is_a_place(self):
+        assert said(coordinator(group=3), verify(at=(0, 100), group=3))[0].cursor.number == 100
+
     def test_it_waits_while_batches_are_counted(self):
         (answer,) = said(coordinator(View(counting=True)), verify(at=(3, 0)))
         assert answer == m.Wait(serial=1, reason="counting the batches of epoch 3", retry_ms=250)
@@ -169,6 +172,8 @@ class TestHearing:
         said(state, heartbeat(read_epoch=2, read_number=9))
         (verifier,) = stream_of(state)["verifiers"]
         assert (verifier["read_epoch"], verifier["read_number"]) == (2, 9)
+        assert said(state, heartbeat(stream="dev", read_number=11))[0].code == "unknown"
+        assert stream_of(state)["verifiers"] == [verifier]
 
     def test_one_that_is_silent_is_forgotten_and_comes_back(self):
         state = coordinator()
