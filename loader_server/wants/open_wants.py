@@ -2,7 +2,8 @@
 
 Rules: pure. Every accepted ticket ends exactly once. Open tickets, and the bytes of batches that go by TCP, are counted
 for each trainer, so one that asks for too much, or does not read, holds up only itself. Wants of a session that yields
-are built only while no other trainer's want may be.
+are begun only while no other trainer's want may be, and none is under way: the building thread takes many at a time, so
+a share of its queue would be a share of its time.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class OpenWants(Generic[S, B]):
         self._queue: WantQueue[int, B] = WantQueue()
         #: Those of sessions that yield.
         self._spare: WantQueue[int, B] = WantQueue()
+        #: The builds, by `id`, that were taken for others and are not finished.
+        self._under_way: set[int] = set()
         self._open: Budget[int] = Budget(_MOST_OPEN)
 
     def __len__(self) -> int:
@@ -93,7 +96,11 @@ class OpenWants(Generic[S, B]):
 
     def take(self) -> B | None:
         """Take out what is to be built next."""
-        build = self._queue.take(self._may_build) or self._spare.take(self._may_build)
+        build = self._queue.take(self._may_build)
+        if build is not None:
+            self._under_way.add(id(build))
+        elif not self._under_way:
+            build = self._spare.take(self._may_build)
         if build is not None and not build.want.in_slot:
             self._batches.take(build.trainer, self._largest[build.want.stream])
         return build
@@ -116,6 +123,7 @@ class OpenWants(Generic[S, B]):
 
     def finish(self, build: B) -> S | None:
         """End a want that was taken, whatever became of it; returns its trainer, or None if that trainer is gone."""
+        self._under_way.discard(id(build))
         if not build.want.in_slot:
             self._batches.give_back(build.trainer, self._largest[build.want.stream])
         session = self._sessions.of(build.trainer)

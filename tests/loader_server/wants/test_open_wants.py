@@ -177,10 +177,15 @@ def test_wants_that_yield_are_built_only_while_no_others_may_be(desk):
     first, second = desk.put(verifier, 0), desk.put(verifier, 1, urgent=True)
     theirs = [desk.put(trainer, slot) for slot in range(3)]
     assert (len(desk.wants), desk.wants.of_trainers, desk.wants.waiting()) == (5, 3, 3)
-    assert [desk.wants.take() for _ in range(3)] == theirs
+    assert [desk.wants.take() for _ in range(4)] == [*theirs, None]
+    for build in theirs:
+        assert desk.wants.take() is None, "a trainer's is under way"
+        desk.wants.finish(build)
     assert desk.wants.take() is first, "none of them is urgent"
     late = desk.put(trainer, 3)
-    assert desk.wants.take() is late
+    assert [desk.wants.take(), desk.wants.take()] == [late, None]
+    desk.wants.forget(trainer)
+    desk.wants.finish(late)
     assert desk.wants.take() is second
 
 

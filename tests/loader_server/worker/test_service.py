@@ -120,9 +120,9 @@ def test_a_verifier_comes_after_all_trainers_and_is_not_told_as_work_that_waits(
     trainer.say(*(trainer.want(slot) for slot in range(4, 6)))
     trainer.ping()
     assert (worker._reception.waiting, worker._make_beat().waiting) == (3, 2)
-    taken = [build.trainer for build in iter(worker._reception._wants.take, None)]
-    assert taken == [trainer.incarnation, trainer.incarnation, verifier.incarnation]
     closed.set()
+    assert [trainer.hear(m.Pushed).ticket.slot for _ in range(6)] == list(range(6))
+    assert verifier.hear(m.Pushed).ticket == Ticket(0, 1)
 
 
 @pytest.mark.fault(30)
