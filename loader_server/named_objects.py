@@ -10,6 +10,7 @@ import pkgutil
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import SettingsError
+from shared.settings.placing import placing
 from shared.settings.values import nearest
 
 if TYPE_CHECKING:
@@ -19,12 +20,18 @@ __all__ = ["import_named"]
 
 
 def import_named(name: str, what: str, where: str) -> Callable[..., Any]:
-    """The function or class of a name with a colon; `what` says what it has to be."""
+    """Return the function or class of a name with a colon; `what` says what it has to be.
+
+    Raises:
+        SettingsError: It is not there, or its module refuses what it declares; `where` names the setting.
+
+    """
     place, _, attribute = name.partition(":")
     try:
-        module = importlib.import_module(place)
+        with placing(where):
+            module = importlib.import_module(place)
     except SettingsError:
-        raise  # the module is there, and what it declares says itself what is wrong
+        raise  # the module is there, and what it declares says what is wrong
     except Exception as error:
         raise SettingsError(
             expected=f'the module "{place}" to be importable{_nearest_module(place, error)}',

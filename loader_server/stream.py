@@ -103,6 +103,11 @@ class Stream:
         #: Names the plan and the element spec: batches of equal digest and number are the same batch.
         self.digest = fingerprint(self.plan.digest, repr(self.fields), repr(self.shapes))
 
+    @property
+    def sources(self) -> tuple[OpenedSource, ...]:
+        """Its sources, in order."""
+        return self._joined.opened
+
     def _make_plan(self, job: JobFile, recipe: StreamRecipe, progress: Callable[[int, int], None] | None) -> Plan:
         joined, fields = self._joined, self.chain.fields
         joined.refuse_lacking(recipe.settings.length, self.chain)

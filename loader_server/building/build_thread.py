@@ -256,8 +256,8 @@ class BuildThread:
                 return Outcome(build)
             builder = self._builders[build.want.stream]
             prepared = builder.prepare(build.want) if build.pending is None else self._readers.wait_for(build.pending)
-            for one in self._try_samples(build, builder, prepared) if build.want.attempt > 0 else ():
-                convictions.append(one)  # noqa: PERF402 - those before an error count
+            for conviction in self._try_samples(build, builder, prepared) if build.want.attempt > 0 else ():
+                convictions.append(conviction)  # noqa: PERF402 - those before an error count
             try:
                 if self._is_elsewhere(build, builder, prepared):
                     return None
@@ -296,7 +296,7 @@ class BuildThread:
         if build.cancelled:
             return Outcome(build, convictions=convictions)
         payload = build.buffer(prepared.layout.nbytes)
-        convicted = frozenset(one.sample for one in convictions)
+        convicted = frozenset(conviction.sample for conviction in convictions)
         try:
             built = builder.build(build.want, prepared, payload, digest=build.digest, convicted=convicted)
             self._deadline.begin(time.perf_counter_ns())

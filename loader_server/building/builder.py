@@ -129,7 +129,9 @@ class Builder:
         shape, layout, gaps = self._laid_out(planned.shape)
         samples = planned.samples[:0] if want.empty else planned.samples
         kept = self._find_kept(samples, want)
-        self.stream.source.expect(np.array([one for one in samples if one not in kept], np.int64) if kept else samples)
+        self.stream.source.expect(
+            np.array([sample for sample in samples if sample not in kept], np.int64) if kept else samples
+        )
         raw, culprits = None, list[int]()
         if self._gathering is None or want.attempt > 0:  # a suspect has to be tried alone
             raw = self._read(samples.tolist(), begin, kept)
@@ -173,7 +175,7 @@ class Builder:
         raw = iter(read_patiently(self.stream.source.read, wanted, begin))
         if not absent:
             return list(raw)
-        return [(None if one in culprits else b"") if one in absent else next(raw) for one in samples]
+        return [(None if sample in culprits else b"") if sample in absent else next(raw) for sample in samples]
 
     def is_culprit(self, sample: int) -> bool:
         """Whether the sample is known to kill decoders."""

@@ -59,7 +59,7 @@ class SendBuffers:
             return np.empty(nbytes, np.uint8)
         size = -(-nbytes // HUGE_PAGE) * HUGE_PAGE
         with self._lock:
-            fit = [at for at, one in enumerate(self._free) if one.nbytes == size]
+            fit = [at for at, buffer in enumerate(self._free) if buffer.nbytes == size]
             buffer = self._free.pop(fit[-1]) if fit else None  # the last one may still be in the processor's cache
             return (buffer if buffer is not None else self._make(size))[:nbytes]
 

@@ -85,22 +85,22 @@ def judge(tries: Sequence[Try], needed: Room) -> TrialVerdict:
 
 def convicting_ends(tries: Sequence[Try], needed: Room) -> list[str]:
     """Return the ends of those tries that speak against the sample."""
-    return [one.end for one in tries if not isinstance(one, Passed) and _speaks_against_it(one, needed)]
+    return [attempt.end for attempt in tries if not isinstance(attempt, Passed) and _convicts(attempt, needed)]
 
 
-def _speaks_against_it(one: ChildEnded | RanOut, needed: Room) -> bool:
-    return one.by_itself if isinstance(one, ChildEnded) else one.is_fresh and one.room.holds(needed)
+def _convicts(attempt: ChildEnded | RanOut, needed: Room) -> bool:
+    return attempt.by_itself if isinstance(attempt, ChildEnded) else attempt.is_fresh and attempt.room.holds(needed)
 
 
 def why_unjudged(tries: Sequence[Try], needed: Room) -> str:
     """Return how the tries of a sample that could not be judged ended: each end once, with what was free at last."""
-    ways = {one.end: _way(one, needed) for one in tries if not isinstance(one, Passed)}
+    ways = {attempt.end: _way(attempt, needed) for attempt in tries if not isinstance(attempt, Passed)}
     return ", ".join(ways.values())
 
 
-def _way(one: ChildEnded | RanOut, needed: Room) -> str:
-    if isinstance(one, ChildEnded):
-        return one.end if one.by_itself else f"{one.end}, which came from outside"
-    if not one.is_fresh:
-        return f"{one.end}, in a child that had tried others before"
-    return f"{one.end}, with {shown_room(one.room)} free, of which {shown_room(needed)} are needed"
+def _way(attempt: ChildEnded | RanOut, needed: Room) -> str:
+    if isinstance(attempt, ChildEnded):
+        return attempt.end if attempt.by_itself else f"{attempt.end}, which came from outside"
+    if not attempt.is_fresh:
+        return f"{attempt.end}, in a child that had tried others before"
+    return f"{attempt.end}, with {shown_room(attempt.room)} free, of which {shown_room(needed)} are needed"

@@ -6,14 +6,19 @@ import contextlib
 import json
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, TextIO
 
+from loader_server.commands.data_notes import facts_of, lines_of, low_rates_of
 from loader_server.commands.progress import progress_bar, said_if_slow
+from loader_server.sources.index.folder import read_meta
+from loader_server.sources.index.letters import kept_counts
 from loader_server.sources.index.make import IndexReport, IndexRequest, make_index, unchanged_index
 from loader_server.sources.source import Source
 from loader_server.stream import open_source, open_sources, refuse_wrong_keys
+from loader_server.transforms.characters import Characters, CharactersSettings
 from shared.errors import StokerError
+from shared.settings.tables import read_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,12 +27,15 @@ if TYPE_CHECKING:
     from loader_server.commands.statistics import StatisticsReport
     from loader_server.job_file import JobFile, StreamRecipe
     from loader_server.sources.table import SourceSpec
+    from loader_server.transforms.audio.low_rates import LowRate
     from loader_server.transforms.chain import Chain
 
 __all__ = ["index_missing", "index_streams", "show"]
 
 #: How long to look at files of all data of a job that are indexed: at all of 100 000 on a local disk.
 _LOOK_S = 1.0
+
+_CHARACTERS = "characters"
 
 #: Bad rows that are printed; a file beside the index has all of them.
 _SHOWN = 20
@@ -39,9 +47,27 @@ def index_missing(job: JobFile) -> None:
     """
     there = [name for name in job.recipes if job.is_indexed(name)]
     missing = [name for name in job.recipes if name not in there and not job.is_awaited(name)]
+    for name in there:
+        _refuse_dropping(job, job.recipes[name])
     _look_for_changes([source for name in there for source in job.sources(job.recipes[name])])
     if missing:
         show(index_streams(job, missing), as_json=False)
+
+
+def _refuse_dropping(job: JobFile, recipe: StreamRecipe) -> None:
+    """Refuse data whose letters were counted and found to be dropped, if the job file no longer asks for that.
+
+    Counts do not hold where a user's own transform comes first: it may change the texts.
+    """
+    names = recipe.settings.transforms
+    if _CHARACTERS not in names or any(":" in name for name in names[: names.index(_CHARACTERS)]):
+        return
+    where = f"{recipe.where}, {_CHARACTERS}"
+    step = Characters(read_table(CharactersSettings, recipe.tables.get(_CHARACTERS, {}), where))
+    for spec, folder in job.sources(recipe):
+        counts = kept_counts(folder / read_meta(folder).folder, step.alphabet)
+        if counts is not None:
+            step.refuse_dropping(counts, spec.where)
 
 
 def _look_for_changes(sources: Sequence[tuple[SourceSpec, Path]]) -> None:
@@ -111,8 +137,8 @@ def _index_stream(job: JobFile, name: str, *, strict: bool, processes: int, forc
                 progress=progress,
             )
             reports[title] = (None if force else unchanged_index(request)) or make_index(request)
-    _try_keys(job, recipe)
-    return reports
+    rates = _try_keys(job, recipe)
+    return {title: replace(report, low_rates=low) for (title, report), low in zip(reports.items(), rates, strict=True)}
 
 
 def _chain(recipe: StreamRecipe, source: Source) -> Chain:
@@ -124,15 +150,21 @@ def _chain(recipe: StreamRecipe, source: Source) -> Chain:
     return chain
 
 
-def _try_keys(job: JobFile, recipe: StreamRecipe) -> None:
-    """Refuse now any key that would stop the job when it starts, or mask every sample of one source of a mixture."""
+def _try_keys(job: JobFile, recipe: StreamRecipe) -> list[tuple[LowRate, ...]]:
+    """Refuse now any key that would stop the job when it starts, or mask every sample of one source of a mixture.
+
+    Returns:
+        Of each source, which recordings have a lower rate than the transforms make of it.
+
+    """
     if recipe.whole:
-        return
+        return [() for _ in recipe.sources]
     with contextlib.closing(open_sources(job, recipe)) as joined:
         chain = joined.bound(recipe.chain(joined.source.fields))
         joined.try_each(chain)
         joined.refuse_lacking(recipe.settings.length, chain)
         refuse_wrong_keys(recipe, chain.fields)
+        return [low_rates_of(chain, opened) for opened in joined.opened]
 
 
 def show(
@@ -159,10 +191,14 @@ def show(
             f"in {report.folder}",
             file=out,
         )
+        for line in lines_of(facts_of(report.letters, report.low_rates)):
+            print(f"  {line}", file=out)
         for bad in report.bad[: 0 if report.unchanged else _SHOWN]:
             print(f"  left out: {bad.where}, line {bad.line}: {bad.reason}: {bad.detail}", file=sys.stderr)
         if report.bad:
             print(f"  left out in all: {_counted(report)}; each is in {report.bad_path}", file=sys.stderr)
+        for reason, remedy in dict.fromkeys((bad.reason, bad.remedy) for bad in report.bad if bad.remedy):
+            print(f"  {report.bad_counts[reason]:,} {reason}: {remedy}", file=sys.stderr)
 
 
 def _counted(report: IndexReport) -> str:
@@ -179,4 +215,4 @@ def _plain(report: IndexReport) -> dict[str, object]:
         "bad": dict(report.bad_counts),
         "bad_rows": [asdict(bad) for bad in report.bad[:_SHOWN]],
         "bad_file": str(report.bad_path) if report.bad_path else None,
-    }
+    } | facts_of(report.letters, report.low_rates)

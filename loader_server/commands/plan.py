@@ -14,15 +14,18 @@ from rich.console import Console
 from rich.table import Table
 
 from loader_server.commands import plan_report
+from loader_server.commands.data_notes import lines_of, notes_of
 from loader_server.commands.progress import progress_bar
 from loader_server.stream import Stream
 from shared.errors import SettingsError
 from shared.settings.values import nearest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from loader_server.job_file import JobFile
+    from loader_server.sources.joined import OpenedSource
 
 __all__ = ["PlanQuestion", "found", "open_stream", "places_table", "show"]
 
@@ -48,21 +51,26 @@ def show(job: JobFile, asked: PlanQuestion) -> None:
     stream = open_stream(job, asked.stream)
     answer: dict[str, Any]
     tables: tuple[Table, ...]
+    lines: list[str] = []
     if asked.find:
         answer = found(stream, asked.find, asked.group, asked.epoch)
         tables = (places_table(answer),)
     else:
         answer = _facts(stream, asked)
         tables = plan_report.tables(answer)
+        notes = answer.get("notes", {})
+        lines = [f"{title}: {line}" for title, of_source in notes.items() for line in lines_of(of_source)]
     if asked.other is not None:
         other = _facts(open_stream(asked.other, asked.stream), asked)
         changed = plan_report.diff(answer, other)
         answer = {path: list(values) for path, values in changed.items()}
-        tables = (plan_report.diff_table(changed),)
+        tables, lines = (plan_report.diff_table(changed),), []
     if asked.as_json:
         print(json.dumps(answer))
     else:
         Console().print(*tables, sep="\n")
+        for line in lines:
+            print(line)
     if asked.plot is not None:  # last, because it takes a library that is not always there
         plan_report.plot(stream.plan, asked.plot)
 
@@ -89,7 +97,15 @@ def open_stream(job: JobFile, name: str) -> Stream:
 
 def _facts(stream: Stream, asked: PlanQuestion) -> dict[str, Any]:
     """What the plan amounts to, with the digest by which cursors and `status` name it."""
-    return {"digest": stream.digest} | plan_report.facts(stream.plan, asked.group, asked.epoch)
+    notes = {title: found for title, opened in _titled(stream) if (found := notes_of(stream.chain, opened))}
+    facts = {"digest": stream.digest} | plan_report.facts(stream.plan, asked.group, asked.epoch)
+    return facts | ({"notes": notes} if notes else {})
+
+
+def _titled(stream: Stream) -> Iterator[tuple[str, OpenedSource]]:
+    """Yield each source with the title that `index` gives it, which two job files have in common."""
+    for opened in stream.sources:
+        yield stream.name if len(stream.sources) == 1 else f"{stream.name}, {opened.index.folder.name}", opened
 
 
 def found(stream: Stream, name: str, group: int, epoch: int) -> dict[str, Any]:

@@ -196,7 +196,7 @@ class ResultsKept:
     parts: tuple[tuple[int, int, int, tuple[tuple[str, float | None], ...]], ...] = ()
     #: Training went back to a checkpoint since.
     is_left: bool = False
-    #: The evaluation that they are of; empty: of none.
+    #: The evaluation that they are of, or the run whose ranks agreed; empty: of none.
     evaluation: str = ""
     #: The sums of a piece of all ranks' metric states, in base64, and which piece it is.
     part: int = 0
@@ -226,10 +226,11 @@ class ResultsPartLeft:
 
 @dataclass(frozen=True, slots=True)
 class ResultsLeft:
-    """An older evaluation is forgotten: undoes `ResultsKept`."""
+    """An older evaluation, or what ranks of a run agreed on, is forgotten: undoes `ResultsKept`."""
 
     stream: str
     evaluation: str
+    aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -317,10 +317,9 @@ def _key_of_leases(fact: LeaseFact) -> str:
 
 
 def _key_of_results(fact: ResultsFact) -> str:
-    if isinstance(fact, ResultsKept) and fact.aside:
-        return f"{ResultsKept.__name__}/{fact.stream}/aside"
     if isinstance(fact, ResultsKept | ResultsLeft):
-        return f"{ResultsKept.__name__}/{fact.stream}{f'/of {fact.evaluation}' if fact.evaluation else ''}"
+        aside, of = "/aside" if fact.aside else "", f"/of {fact.evaluation}" if fact.evaluation else ""
+        return f"{ResultsKept.__name__}/{fact.stream}{aside}{of}"
     return f"{ResultsPart.__name__}/{fact.stream}/{fact.incarnation}"
 
 

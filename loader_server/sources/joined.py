@@ -60,6 +60,11 @@ class SourceSet:
         """How many samples there are."""
         return self._starts[-1]
 
+    @property
+    def opened(self) -> tuple[OpenedSource, ...]:
+        """Its sources, in order."""
+        return self._opened
+
     def raw_lengths(self, sample: int) -> dict[str, int]:
         """What the index says about one raw sample."""
         place = bisect_right(self._starts, sample) - 1

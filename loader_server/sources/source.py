@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from loader_server.sources.files.opening import Files
+from loader_server.sources.files.patience import read_patiently
 from loader_server.sources.largest import LARGEST_SAMPLE
 from shared.shortened import shortened
 
@@ -41,10 +42,14 @@ __all__ = [
     "OfJob",
     "Source",
     "gather_rows",
+    "texts_of_column",
+    "texts_read",
 ]
 
 #: Samples of a segment, unless the format suggests something else.
 SEGMENT_SAMPLES = 4096
+#: Texts that are looked at together.
+_TEXTS = 4096
 _MOST_DETAIL = 500
 
 
@@ -52,13 +57,15 @@ _MOST_DETAIL = 500
 class BadRow:
     """A row that is not indexed: its file and line, and why, in one word and in full.
 
-    The detail may quote the row, so it is cut where nobody reads on.
+    The detail may quote the row, so it is cut where nobody reads on. The remedy is there if it says more than that the
+    row is to be mended.
     """
 
     where: str
     line: int
     reason: str
     detail: str
+    remedy: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "detail", shortened(self.detail, _MOST_DETAIL))
@@ -262,6 +269,17 @@ class Source:
         columns = self.indexed.numbers
         return {name.removeprefix("length_"): columns[name] for name in columns if name.startswith("length_")}
 
+    def texts(self, key: str) -> Iterator[Sequence[str]] | None:  # noqa: ARG002 - for those who have some
+        """Return the texts of all samples under a key, block by block; None if they can only be had by decoding samples
+        that hold more than texts.
+        """
+        return None
+
+    @property
+    def uncut(self) -> Source:
+        """The source of whole recordings, if this one cuts them."""
+        return self
+
     @property
     def segments(self) -> NDArray[np.int64]:
         """Where each segment begins, and the number of samples: samples that windows keep together, because they are
@@ -370,6 +388,23 @@ class Source:
     def close(self) -> None:
         """Give back what is open, if anything is."""
         self.files.close()
+
+
+def texts_of_column(column: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield the strings of an index's column, block by block."""
+    for start in range(0, len(column), _TEXTS):
+        yield [column[row] for row in range(start, min(start + _TEXTS, len(column)))]
+
+
+def texts_read(source: Source, key: str) -> Iterator[Sequence[str]]:
+    """Yield the texts of a source that decodes many samples at once, block by block."""
+    for start in range(0, source.samples, _TEXTS):
+        samples = range(start, min(start + _TEXTS, source.samples))
+        columns = source.decode_all(samples, read_patiently(source.read, samples, bool))
+        assert columns is not None, "a source of texts decodes many at once"
+        texts = columns[key]
+        assert isinstance(texts, list), "a column of texts is a list"
+        yield texts
 
 
 class Gathers(Protocol):

@@ -1,26 +1,34 @@
 """`characters`: a transcript to int32 numbers, one for each character; 0 is left free for padding and blanks.
 
 Rules: pure; characters are numbered from 1 in the order of the alphabet; a letter that the alphabet has only in the
-other case counts as that one. The declared length is the transcript's, an upper bound where unknown characters are
-dropped.
+other case counts as that one (`letters`). The declared length is the transcript's, an upper bound where unknown
+characters are dropped. Texts that lose more than 5 % of their letters are refused, unless settings ask for it.
 """
 
 from __future__ import annotations
 
+import json
+import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loader_server.transforms import SampleError, SettingsError, choice, setting, text, transform
-from loader_server.transforms.columns import OfColumns, listed
+from loader_server.transforms.columns import listed
+from loader_server.transforms.letters import Alphabet, CountsLetters
+from shared.errors import DataError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.transforms.columns import Columns
+    from loader_server.transforms.letters import LetterCounts
 
 __all__ = ["Characters", "CharactersSettings"]
+
+#: The share of letters that may be dropped without being asked for: typing errors and foreign names have less.
+_MOST_DROPPED = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +38,12 @@ class CharactersSettings:
     alphabet: str = setting(
         text, "the characters that are numbered from 1", default="abcdefghijklmnopqrstuvwxyz '0123456789"
     )
-    unknown: str = setting(
-        choice("drop", "mask"), "a character outside the alphabet is left out, or masks the sample", default="drop"
+    unknown: str | None = setting(
+        choice("drop", "mask"),
+        'a character outside the alphabet is left out ("drop"), or masks the sample ("mask"); not given: it is left '
+        "out, and data are refused that lose more than 5 % of their letters",
+        default=None,
+        means="drop",
     )
 
 
@@ -41,8 +53,10 @@ class CharactersSettings:
     settings=CharactersSettings,
     draws=False,
 )
-class Characters(OfColumns):
+class Characters(CountsLetters):
     """The transform: `text`, a string, becomes int32 `[characters]`."""
+
+    key = "text"
 
     def __init__(self, settings: CharactersSettings) -> None:
         twice = sorted({c for c in settings.alphabet if settings.alphabet.count(c) > 1})
@@ -53,8 +67,9 @@ class Characters(OfColumns):
                 where="alphabet",
                 remedy="Remove one of them.",
             )
+        self._unknown = settings.unknown
         self._masks = settings.unknown == "mask"
-        self._numbers = _numbers(settings.alphabet)
+        self.alphabet = Alphabet(settings.alphabet)
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
         """Replace the transcript by its numbers."""
@@ -64,9 +79,28 @@ class Characters(OfColumns):
         """Replace the transcripts of all samples."""
         columns["text"] = [self._numbered(words) for words in listed(columns, "text")]
 
+    @property
+    def masks(self) -> bool:
+        """Whether unknown = "mask"."""
+        return self._masks
+
+    def refuse_dropping(self, counts: LetterCounts, where: str) -> None:
+        """Raise a DataError if more than 5 % of all letters are dropped and `unknown` is not given."""
+        if self._unknown is not None or counts.share_dropped <= _MOST_DROPPED:
+            return
+        letters = [letter for letter, _ in counts.commonest]
+        raise DataError(
+            expected=f"at most {100 * _MOST_DROPPED:g} % of the letters outside the alphabet",
+            got=f"{counts.dropped:,} of {counts.letters:,} ({100 * counts.share_dropped:.1f} %), in "
+            f"{counts.samples_dropped:,} of {counts.samples:,} samples, most often {_named(counts)}",
+            where=where,
+            remedy=f"Write alphabet = {_quoted(self.alphabet.characters, letters)}, which has these as well, or "
+            'unknown = "drop", which leaves them out, below [streams.<name>.characters].',
+        )
+
     def _numbered(self, words: str) -> NDArray[np.int32]:
         points = np.frombuffer(words.encode("utf-32-le"), np.uint32)
-        ids = self._numbers[np.minimum(points, len(self._numbers) - 1)]
+        ids = self.alphabet.numbers_of(points)
         known = ids > 0
         if self._masks and not known.all():
             raise SampleError(
@@ -79,13 +113,18 @@ class Characters(OfColumns):
         return ids[known]
 
 
-def _numbers(alphabet: str) -> NDArray[np.int32]:
-    """The number of each code point; the last entry is for all code points beyond, which have none."""
-    numbers = {ord(character): place for place, character in enumerate(alphabet, 1)}
-    for character in alphabet:
-        for other in (character.upper(), character.lower()):
-            if len(other) == 1:
-                numbers.setdefault(ord(other), numbers[ord(character)])
-    table = np.zeros(max(numbers) + 2, np.int32)
-    table[list(numbers)] = list(numbers.values())
-    return table
+def _named(counts: LetterCounts) -> str:
+    """The commonest letters that are dropped, and how often each is."""
+    return ", ".join(f"{_shown(letter)} {count:,}" for letter, count in counts.commonest)
+
+
+def _shown(letter: str) -> str:
+    """A letter as people can read it, even if it joins the one before."""
+    return f"U+{ord(letter):04X}" if unicodedata.category(letter).startswith("M") else repr(letter)
+
+
+def _quoted(alphabet: str, more: list[str]) -> str:
+    """The alphabet with further letters, in the case that it has, as TOML has a string."""
+    upper = any(map(str.isupper, alphabet)) and not any(map(str.islower, alphabet))
+    cased = [other if len(other := letter.upper() if upper else letter.lower()) == 1 else letter for letter in more]
+    return json.dumps(alphabet + "".join(dict.fromkeys(cased)), ensure_ascii=False)

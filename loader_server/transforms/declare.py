@@ -30,10 +30,9 @@ Rules: pure; what is declared is checked when it is declared. This module does n
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
@@ -41,6 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import SettingsError
+from shared.settings.placing import placing
 from shared.wire.layout import DTYPES, Field
 
 __all__ = [
@@ -50,7 +50,6 @@ __all__ = [
     "Outputs",
     "Transform",
     "declaration_of",
-    "placing",
     "transform",
 ]
 
@@ -78,7 +77,7 @@ class Outputs:
     ) -> Outputs:
         """Outputs in the form that `transform` takes; for classes whose outputs depend on their settings."""
         fields = tuple(_field(key, spec, (per_second or {}).get(key)) for key, spec in (outputs or {}).items())
-        return Outputs(fields=fields, lengths=dict(lengths or {}), removes=tuple(removes))
+        return Outputs(fields=fields, lengths=dict(lengths or {}), removes=_names("removes", removes, example="audio"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +110,10 @@ def transform(  # noqa: PLR0913 - what a transform may say of itself, each by na
             _refuse_unread(function, settings)
             made = Outputs.of(outputs, lengths=lengths, per_second=per_second, removes=removes)
             function.declaration = Declaration(  # type: ignore[attr-defined]
-                outputs=None if measured else made, draws=draws, settings=settings, packages=_names(packages)
+                outputs=None if measured else made,
+                draws=draws,
+                settings=settings,
+                packages=_names("packages", packages, example="soxr"),
             )
         return function
 
@@ -122,17 +124,6 @@ def declaration_of(function: object) -> Declaration:
     """What a transform declares; one that declares nothing is measured, and may draw."""
     found = getattr(function, "declaration", None)
     return found if isinstance(found, Declaration) else Declaration()
-
-
-@contextlib.contextmanager
-def placing(where: str) -> Iterator[None]:
-    """Add the place to settings errors that do not know it, or know only its last part."""
-    try:
-        yield
-    except SettingsError as error:
-        known = error.where.startswith(where)
-        place = error.where if known else f"{where}, {error.where}" if error.where else where
-        raise SettingsError(expected=error.expected, got=error.got, where=place, remedy=error.remedy) from None
 
 
 def _name_of(function: object) -> str:
@@ -177,15 +168,16 @@ def _is_of_settings(kind: object) -> bool:
     return frozen and all({"parse", "help"} <= field.metadata.keys() for field in dataclasses.fields(kind))
 
 
-def _names(packages: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(packages, str) or not all(isinstance(name, str) and name for name in packages):
+def _names(what: str, names: Iterable[str], *, example: str) -> tuple[str, ...]:
+    """Return the names as a tuple, and refuse what is none, above all a text, which would be taken letter by letter."""
+    if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
         raise SettingsError(
-            expected="packages that are a tuple of names, as pip knows them",
-            got=repr(packages),
+            expected=f"{what} that are a tuple of names, each a text that is not empty",
+            got=repr(names),
             where="",
-            remedy='Write for instance packages=("soxr",).',
+            remedy=f'Write for instance {what}=("{example}",).',
         )
-    return tuple(packages)
+    return tuple(names)
 
 
 def _field(key: str, spec: tuple[Any, ...], per_second: float | None) -> Field:

@@ -18,13 +18,14 @@ from loader_server.installed import version_of
 from loader_server.named_objects import import_named
 from loader_server.sources.files.facts import FilePlaces
 from loader_server.transforms.blame import told
-from loader_server.transforms.declare import Outputs, declaration_of, placing
+from loader_server.transforms.declare import Outputs, declaration_of
 from loader_server.transforms.generators import RefusingGenerator
 from loader_server.transforms.named_files import content_of_settings, with_paths
 from loader_server.transforms.own_code import own_code
 from shared.errors import SettingsError, StokerError
 from shared.extras import how_to_get
 from shared.hashing import fingerprint
+from shared.settings.placing import placing
 from shared.settings.tables import read_table
 from shared.settings.values import nearest
 

@@ -39,12 +39,14 @@ def content_of_settings(settings: Any, where: str) -> str:  # noqa: ANN401 - eac
     """All that the settings say, with each file's digest in place of its path; a SettingsError if one is missing.
 
     A setting that is left out and then None adds nothing, so that a setting that is introduced later does not change
-    the content of earlier ones.
+    the content of earlier ones; one that `means` a value adds that.
     """
     if settings is None:
         return ""
-    values = [(name, value) for name, value in _said(settings).items() if value is not None]
-    return repr(sorted((name, _each_file(value, lambda file: _digest(file, where))) for name, value in values))
+    means = {one.name: one.metadata.get("means") for one in fields(settings)}
+    values = [(name, means[name] if value is None else value) for name, value in _said(settings).items()]
+    named = [(name, value) for name, value in values if value is not None]
+    return repr(sorted((name, _each_file(value, lambda file: _digest(file, where))) for name, value in named))
 
 
 def _said(settings: Any) -> dict[str, Any]:  # noqa: ANN401 - each transform has its own

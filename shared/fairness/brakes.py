@@ -10,14 +10,16 @@ Rules: used in the thread that serves the ports. Nobody is stopped while all tha
 brought something nearer, nor who sent little. Useless messages are counted for as long as some are left over, and not
 by the second: the slower a server takes them in, the fewer of each peer it sees in a second, and the sooner they pile
 up. Each time that a connection has to be stopped again it is stopped twice as long.
-Connections go on one by one, and only once nothing is left over, because each has some hundred kilobytes in the kernel
-that come at once.
+Connections go on one by one, each only once the one before has been heard of again (which takes seconds, because its
+kernel tries ever more rarely) and nothing is left over, because some hundred kilobytes of each come at once. One that
+has been stopped for longer than clients bear is hung up on: its client has left, of which we hear nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import socket
 import struct
 import time
@@ -49,6 +51,14 @@ _LOOK_SHARE = 0.1
 _MOST_USELESS = 32
 
 _FIRST_STOP_S, _LONGEST_STOP_S = 0.25, 8.0
+#: How long to wait at most to hear of one that goes on before the next may.
+_SILENCE_S = 1.0
+
+#: Clients take a server that does not answer their heartbeats for gone after 5 s, and connect anew. How soon after one
+#: hanging up the next may follow, because clients that are still there come back at once.
+_GIVEN_UP_S = 6.0
+_BETWEEN_S = 0.1
+
 #: Whoever has not been stopped for so long is like new.
 _FORGET_S = 30.0
 
@@ -94,9 +104,14 @@ class Brakes:
         #: Useless messages of each since all was taken in last.
         self._useless: Counter[int] = Counter()
         self._looked_s = self._due_s = 0.0
-        #: Until when each is stopped, and when it was stopped last and for how long.
+        #: Until when each is stopped, which socket it is, and when it was stopped last and for how long.
         self._stopped: dict[int, float] = {}
+        self._inodes: dict[int, int] = {}
         self._last: dict[int, tuple[float, float]] = {}
+        #: Who was let go on last, how much it had received then, and until when the others wait for it.
+        self._freed = -1
+        self._had: float | None = None
+        self._wait_until_s = 0.0
 
     def note_useless(self, frame: zmq.Frame) -> None:
         """Note that this frame brought nothing nearer: only a connection with many of them may be stopped."""
@@ -134,7 +149,7 @@ class Brakes:
     def _forget_ended(self, received: Mapping[int, float]) -> None:
         """Forget connections that ended, also those whose descriptor belongs to a new one, which has received less."""
         for fd in [fd for fd, nbytes in self._received.items() if received.get(fd, -1.0) < nbytes]:
-            for known in (self._before, self._stopped, self._last):
+            for known in (self._before, self._stopped, self._inodes, self._last):
                 known.pop(fd, None)
 
     def _stop(self, fd: int, now_s: float) -> None:
@@ -144,13 +159,24 @@ class Brakes:
         at_s, pause_s = self._last.get(fd, (-_FORGET_S, 0.0))
         pause_s = min(2 * pause_s, _LONGEST_STOP_S) if now_s - at_s < _FORGET_S else _FIRST_STOP_S
         self._last[fd], self._stopped[fd] = (now_s, pause_s), now_s + pause_s
+        self._inodes[fd] = _inode(fd)
         _with_socket(fd, drop_packets)
 
     def _let_go(self, now_s: float, *, is_behind: bool) -> None:
         """Let the one go on that has been stopped longest; while messages are left over only after a long time."""
         fd = min(self._stopped, key=self._stopped.__getitem__, default=-1)
-        if fd >= 0 and now_s >= self._stopped[fd] + (_LONGEST_STOP_S if is_behind else 0.0):
-            del self._stopped[fd]
+        if fd < 0 or now_s < self._stopped[fd] + (_LONGEST_STOP_S if is_behind else 0.0):
+            return
+        if now_s < self._wait_until_s and (self._freed < 0 or _received(self._freed) == self._had):
+            return
+        del self._stopped[fd]
+        if self._inodes.pop(fd) != _inode(fd):  # it has ended, and the descriptor is another's
+            return
+        if now_s >= self._last[fd][0] + _GIVEN_UP_S:
+            self._freed, self._had, self._wait_until_s = -1, None, now_s + _BETWEEN_S
+            _with_socket(fd, _hang_up)
+        else:
+            self._freed, self._had, self._wait_until_s = fd, _received(fd), now_s + _SILENCE_S
             _with_socket(fd, let_packets_in)
 
 
@@ -162,6 +188,19 @@ def _with_socket(fd: int, do: Callable[[socket.socket], object]) -> None:
             do(opened)
         finally:
             opened.detach()
+
+
+def _inode(fd: int) -> int:
+    """Return the number of the socket that a descriptor belongs to; 0 if it is closed."""
+    try:
+        return os.fstat(fd).st_ino
+    except OSError:
+        return 0
+
+
+def _hang_up(opened: socket.socket) -> None:
+    """End a connection, which libzmq then closes; what came before is still taken in."""
+    opened.shutdown(socket.SHUT_RDWR)
 
 
 def _received(fd: int) -> float | None:

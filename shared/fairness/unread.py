@@ -47,8 +47,11 @@ class UnreadAnswers:
         self._unmarked: dict[bytes, int] = {}
 
     def reads(self, identity: bytes) -> bool:
-        """Return whether this connection reads what it is sent."""
-        return self._unread.has_room(identity)
+        """Return whether this connection reads what it is sent; one that has left nothing unread always does.
+
+        Others may have left unread all that they may together, and the last of them a little more.
+        """
+        return not self._unread.held(identity) or self._unread.has_room(identity)
 
     def held(self, identity: bytes) -> int:
         """Return how many bytes this connection has not read, but for those behind the last mark."""

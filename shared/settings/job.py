@@ -217,12 +217,20 @@ def _document(toml: str, where: str) -> dict[str, Any]:
         refuse_beyond_bounds(document)
     except BadValue as bad:
         raise SettingsError(
-            expected=bad.expected, got="more, or others", where=where, remedy="No setting takes them: mend the file."
+            expected=bad.expected, got=bad.got, where=where, remedy="No setting takes that: mend the file."
         ) from None
     except (ValueError, RecursionError) as error:  # also of a number of very many digits, and of very many brackets
-        got = str(error) if isinstance(error, ValueError) else "brackets within brackets, without end"
+        got = _wrong_syntax(error)
         raise SettingsError(expected="a TOML file", got=got, where=where, remedy="Mend the syntax.") from None
     return document
+
+
+def _wrong_syntax(error: ValueError | RecursionError) -> str:
+    """Say what is wrong, of a number with thousands of digits without Python's advice."""
+    if isinstance(error, RecursionError):
+        return "brackets within brackets, without end"
+    is_number = not isinstance(error, tomllib.TOMLDecodeError)
+    return "a number of thousands of digits" if is_number else str(error)
 
 
 def _check_names(streams: Mapping[str, Table], where: str) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -48,35 +49,43 @@ Parser = Callable[[object], Any]
 class BadValue(Exception):  # noqa: N818 - a verdict that never leaves this room
     """A parser refused a value; the reader adds the place and turns this into a SettingsError."""
 
-    def __init__(self, expected: str) -> None:
-        self.expected = expected
+    def __init__(self, expected: str, got: str = "") -> None:
+        self.expected, self.got = expected, got
         super().__init__(expected)
 
 
 #: What TOML promises to hold, and more brackets within brackets than any setting has.
 _INTEGERS = range(-(2**63), 2**63)
 _DEEPEST = 16
+#: How much of a setting's name is shown where that is absurd too.
+_SHOWN_KEY = 60
 
 
 def refuse_beyond_bounds(document: object) -> None:
     """Raise BadValue if what TOML gave holds what no setting takes and no message could show: integers of more than 64
     bits, strings with a NUL, brackets that are nested without end.
     """
-    level = [document]
+    level = [("", document)]
     for _ in range(_DEEPEST):
-        if any(type(value) is int and value not in _INTEGERS for value in level):
-            raise BadValue("integers of at most 64 bits")
-        if any(isinstance(value, str) and "\0" in value for value in level):
-            raise BadValue("strings without the character NUL")
-        level = [part for value in level for part in _parts(value)]
+        for key, value in level:
+            if type(value) is int and value not in _INTEGERS:
+                raise BadValue(f"an integer of at most 64 bits for {key}", f"one of {value.bit_length()} bits")
+            if isinstance(value, str) and "\0" in value:
+                raise BadValue(f"no character NUL in {key}", reprlib.repr(value))
+        level = [part for key, value in level for part in _parts(key, value)]
     if level:
-        raise BadValue(f"at most {_DEEPEST} brackets within each other")
+        key, _ = level[0]
+        raise BadValue(f"at most {_DEEPEST} brackets within each other", f"more, in {key}")
 
 
-def _parts(value: object) -> Iterable[object]:
+def _parts(key: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield what a table or list holds, a table's keys too, each with the setting that it is of."""
     if isinstance(value, dict):
-        return (*value, *value.values())
-    return value if isinstance(value, list) else ()
+        for name, held in value.items():
+            shown = f"{key}.{name}".strip(".").replace("\0", "\\0")[:_SHOWN_KEY]
+            yield from ((shown, name), (shown, held))
+    elif isinstance(value, list):
+        yield from ((key, part) for part in value)
 
 
 def setting(
@@ -85,11 +94,15 @@ def setting(
     *,
     default: Any = dataclasses.MISSING,  # noqa: ANN401 - of any type
     later: bool = False,
+    means: object = None,
 ) -> Any:  # noqa: ANN401 - a dataclass field
-    """Declare one setting of a dataclass: its parser, its help text, its default (none: it is required). One that came
-    `later` than others counts only where it is said, so what was made before stays what it was.
+    """Declare one setting of a dataclass: its parser, its help text, its default (none: it is required).
+
+    One that came `later` than others counts only where it is said, so what was made before stays what it was. With the
+    default None, `means` is the value that fingerprints of a transform have for it: bytes are the same with either.
     """
-    return dataclasses.field(default=default, metadata={"parse": parse, "help": help_text, "later": later})
+    facts = {"parse": parse, "help": help_text, "later": later, "means": means}
+    return dataclasses.field(default=default, metadata=facts)
 
 
 def settings_that_count(settings: Any) -> dict[str, Any]:  # noqa: ANN401 - a dataclass of settings

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import trainer_client
 from loader_server.commands import status
 from tests.support.loaders import running, wait_until, write_job
 from tests.support.programs import Program
@@ -184,6 +185,32 @@ def test_one_module_is_trained_judged_exported_evaluated_and_predicted_with(fold
     assert f'"step": {2 * epoch_steps}' in lines[0]
     ended(predicting)
     assert len((folder / "out.jsonl").read_text().splitlines()) == SAMPLES
+
+
+#: Modules that cannot be trained: what each holds, and what `train` says of it.
+FAULTY = {
+    "unimportable": ("import no_such_module_of_levels", "to be importable"),
+    "modelless": ("loss = 'mse'", "expected model in modelless"),
+    "raising": ("from levels import *\n\ndef model():\n    raise ValueError('three layers')", "three layers"),
+    "keyless": ("from levels import *\n\nfeed_keys = {'input': 'audio'}", "expected feed_keys"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_faulty_module_takes_the_rank_from_nobody(folder: Path, endpoint: str, name: str) -> None:
+    source, complaint = FAULTY[name]
+    (folder / f"{name}.py").write_text(source + "\n")
+    with trainer_client.connect(endpoint) as feed:
+        batches = iter(feed)
+        next(batches)
+        arguments = ("--checkpoint", str(folder / name), "--epochs", "1", "--model", name)
+        with Program(folder, "train", "--feed", endpoint, *arguments) as program:
+            code, _, complained = program.ended(120)
+        assert code != 0
+        assert complaint in " ".join(complained.split())
+        assert sum(1 for _ in batches) > 0, "the live trainer still has its rank"
 
 
 @pytest.mark.timeout(300)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
-from shared.errors import RefusedError
+from shared.errors import LostError, RefusedError
 from tests.support.forked import run_module
 from tests.support.loaders import Loaders, ask, running, wait_until, write_job
 from tests.support.scraping import fetch_metrics, read_targets
@@ -93,6 +93,31 @@ def test_nothing_is_leased_once_the_journal_is_lost_and_its_trainers_end(tmp_pat
         assert "journal is lost" in loaders.text()
     assert caught.value.code == "lost"
     assert "epoch 0" in caught.value.remedy, "the last checkpoint is named"
+    assert set(got.values()) == {1}, "nothing is trained on twice"
+
+
+@pytest.mark.slow
+@pytest.mark.fault(56)
+def test_a_trainer_waits_for_leases_no_longer_than_it_was_told_to(tmp_path, caplog):
+    job = write_job(tmp_path, samples=60, budget="2 s", job=JOB, stream=STREAM)
+    state = tmp_path / ".stoker" / "tones"
+    got = Counter()
+    with (
+        running(job, workers=1) as loaders,
+        trainer_client.connect(loaders.endpoint, epochs=1, prefetch=2, lost_timeout_s=8) as feed,
+    ):
+
+        def train() -> None:
+            for batch in feed:
+                got[batch.number] += 1
+                batch.done()
+                if got.total() == 3:
+                    _unlink(state)
+                    wait_until(lambda: ask(loaders.endpoint)["journal"]["lost"], "the coordinator has noticed")
+
+        with pytest.raises(LostError, match=r"within 8 s.*StokerJournalLost"):
+            train()
+    assert caplog.text.count("waiting for leases that the coordinator withholds") == 1
     assert set(got.values()) == {1}, "nothing is trained on twice"
 
 

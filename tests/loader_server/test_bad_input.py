@@ -50,7 +50,7 @@ NUMPY = 'source = "numpy"\npaths = ["a.npy"]\nlength = "a"'
 TFDS = 'source = "tfds"\nfolder = "tiny"\nsplit = "train"\nlength = "audio"'
 
 ONE = npy(np.ones(3, np.float32))
-TEXT = "one\nzwei Bäume\nthree\n"
+TEXT = "one\nzwei Bäume\nseventeen\n"
 
 
 def job_of(folder: Path, stream: str, more: str = "") -> str:

@@ -227,3 +227,25 @@ def test_nonsense_ends_with_a_short_sentence(name: str, job: Path, capsys: pytes
     assert "Traceback" not in said
     assert code == 0 or said.startswith("loader-server: ")
     assert said.count("\n") == 1 or code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("an integer of 5 000 digits", "a number of thousands of digits"),
+        ("a NUL in a pattern", "no character NUL in streams.train.paths"),
+        ("an integer of 67 bits", "an integer of at most 64 bits for job.seed, got one of 67 bits"),
+    ],
+)
+def test_the_setting_is_named_and_python_gives_no_advice(name, named, tmp_path, capsys):
+    files = {
+        "a NUL in a pattern": instead('"a.txt"', '"a.txt\\u0000"'),
+        "an integer of 67 bits": with_job(f"seed = {NINES}"),
+    }
+    job = tmp_path / "job.toml"
+    job.write_text(files.get(name) or str(FILES[name]))
+    with pytest.raises(SystemExit):
+        main(["plan", str(job)])
+    complained = capsys.readouterr().err
+    assert named in complained
+    assert "set_int_max_str_digits" not in complained

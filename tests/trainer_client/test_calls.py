@@ -247,3 +247,8 @@ def test_a_forked_child_is_told_at_once(feed, call):
     assert "expected a feed that is used by the process that connected it" in words
     assert f"process {child}, which was forked from it" in words
     assert next(feed.open()).number == 0, "the parent's feed goes on"
+
+
+def test_a_count_that_is_too_high_hears_the_highest(feed):
+    with pytest.raises(SettingsError, match=r"a whole number from 0 to \d+, got 10{40}"):
+        feed.aggregate({"loss": 1.0}, rows=10**40)

@@ -133,6 +133,9 @@ class Core:
     def _excuse(self, stream: AttachedStream, now_s: float) -> None:
         stream.tickets.excuse(now_s)
         stream.connections.excuse(now_s)
+        if stream.leases is not None:
+            stream.leases.excuse(now_s)
+            stream.end.excuse(now_s)
         self.attachment.excuse(now_s)
 
     def _decide(self, stream: AttachedStream, now_s: float) -> None:

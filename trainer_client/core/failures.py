@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from trainer_client.core.upcoming import Entry, UpcomingBatch
 
 __all__ = [
-    "book_lost", "failing_machines", "job_ended", "nobody_left", "other_plan", "refused_by_all", "world_over",
-    "wrong_bytes",
+    "book_lost", "failing_machines", "job_ended", "leases_withheld", "nobody_left", "other_plan", "refused_by_all",
+    "world_over", "wrong_bytes",
 ]  # fmt: skip
 
 
@@ -117,6 +117,18 @@ def book_lost(stream: str, work: str, saved: str) -> StokerError:
         got="another one, because the coordinator's journal was deleted, cut or replaced",
         where=f"coordinator, stream {stream}",
         remedy=remedy.format(saved=f"the last checkpoint, {saved}" if saved else "the last checkpoint"),
+    )
+
+
+def leases_withheld(stream: str, job: str, timeout_s: float) -> StokerError:
+    """Return the error if the coordinator has not answered about leases: it is gone, or cannot write its journal."""
+    return LostError(
+        expected=f"the coordinator to lease batches, or to say that there are none, within {timeout_s:g} s",
+        got="no answer",
+        where=f"coordinator, stream {stream}",
+        remedy="Look at `loader-server status`. If the coordinator is there, its journal in the state folder of job "
+        f"{job} is lost or cannot be written (alerts StokerJournalLost, StokerJournalNotWritten): mend that. If it is "
+        "not, start the loaders. Then start this trainer again, or allow more time with lost_timeout_s.",
     )
 
 

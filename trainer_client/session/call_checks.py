@@ -25,7 +25,8 @@ def whole(value: Any, name: str, where: str, *, least: int = 0, most: int = 2**4
     except TypeError:
         number = None
     if number is None or not least <= number <= most:
-        upto = f" to {most}" if most < 2**48 else " on"
+        is_above = number is not None and number > most
+        upto = f" to {most}" if most < 2**48 or is_above else " on"
         raise refused(f"{name}, a whole number from {least}{upto}", value, where)
     return number
 

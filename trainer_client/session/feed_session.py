@@ -68,6 +68,8 @@ class FeedSession:
             self.close()
             raise
         self._results = SharedResults(self.receiver)
+        #: The stream that is trained on by the run that this feed evaluates for; empty: not known.
+        self._run = ""
         self.leases = LeaseAccount(self.receiver, self.accounts, answer) if answer.work else None
         self.cursor = self.leases or TrainedCursor(self.receiver, self.accounts, answer)
 
@@ -217,8 +219,8 @@ class FeedSession:
         return self._results.gather(values, rows=rows, epoch=epoch, patience_s=_GATHERING_S)
 
     def sum_states(self, states: bytes, *, epoch: int, step: int) -> bytes:
-        """The sums over all ranks of what each says at this step; waits for them."""
-        return self._results.sum_states(states, epoch=epoch, step=step)
+        """Return the sums over all ranks of the run of what each says at this step; waits for them."""
+        return self._results.sum_states(states, epoch=epoch, step=step, run=self._run)
 
     def agree(self, value: float, *, epoch: int, step: int) -> float:
         """The mean of the values of all ranks at this step; waits for them."""
@@ -227,6 +229,14 @@ class FeedSession:
     def watch_others(self, refuse_lost: Callable[[], None]) -> None:
         """Call this now and then while all ranks are waited for: it raises an error if one of them is gone."""
         self.receiver.refuse_lost = refuse_lost
+
+    def evaluate_for(self, training: FeedSession) -> None:
+        """Evaluate for the run that trains on this feed, and notice when one of its ranks is gone.
+
+        The name of its stream tells it from other runs: each rank of a stream in lockstep has one trainer.
+        """
+        self.watch_others(training.receiver.refuse_lost)
+        self._run = training.stream
 
     def end_run(self, why: str, *, epoch: int, step: int) -> None:
         """Tell the coordinator that a run ended in good order; an elastic one ends in all ranks, or in none."""

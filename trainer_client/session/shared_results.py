@@ -118,12 +118,12 @@ class SharedResults:
         assert mean is not None
         return mean
 
-    def sum_states(self, states: bytes, *, epoch: int, step: int) -> bytes:
-        """Return the sums of what all ranks say at this step, of which nobody else is told; waits for them."""
+    def sum_states(self, states: bytes, *, epoch: int, step: int, run: str) -> bytes:
+        """Return the sums of what all ranks of a run say at this step, of which nobody else is told; waits for them."""
         summed = b""
         for part, start in enumerate(range(0, len(states), PIECE_BYTES)):
             piece = states[start : start + PIECE_BYTES]
-            told = ResultsTold(0, epoch, step, 1, (), aside=True, part=1 + part, states=piece)
+            told = ResultsTold(0, epoch, step, 1, (), aside=True, evaluation=run, part=1 + part, states=piece)
             answer = self._receiver.wait_for(self._receiver.tell_results(told, whole=True), of_all=True)
             if len(answer.states) != len(piece):
                 raise _other_metrics()

@@ -1,8 +1,8 @@
 """`trainer-client train`: trains the model of a user's module on a running job's stream, to a target.
 
-Rules: the loaders have let us in before TensorFlow is imported, and whatever the module lacks is said before a step is
-taken. Streams to judge by come first, so that a wrong one is refused before anybody's rank is taken. One process of all
-writes.
+Rules: whatever can fail without a rank fails before one is taken, because a rank is taken from whoever trains on it:
+the user's module, the model and its optimizer, and streams to judge by. These are connected to first, before TensorFlow
+is imported, which takes seconds. One process of all writes.
 """
 
 from __future__ import annotations
@@ -64,19 +64,20 @@ def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the 
         metrics = {"metrics_port": order.metrics_port, "metrics_targets": order.metrics_targets}
         judging = {"rank": 0} if placement is None else placement.judging
         judges = [stack.enter_context(_connect_judge(order, name, **judging)) for name in order.judges]
-        feed = stack.enter_context(_connect(order, order.stream, **ranks, **metrics))
-        _refuse_evaluation(feed)
         placement = placement or _placement(order)
         from trainer_client.training.loop import LoopSettings, TrainingLoop  # noqa: PLC0415 - it needs TensorFlow
 
         model = _model(order, placement)
-        data = _data(order, feed, placement)
-        for judge in judges:
-            judge._session.watch_others(feed._session.receiver.refuse_lost)  # noqa: SLF001 - as below
+        _refuse_without_roles(order.module)
         callbacks = _callbacks(order, judges)
         order.module.refuse_unknown_parameters()
-        loop = TrainingLoop(model, data, placement, LoopSettings(**settings), callbacks)
-        loop.run()
+        loop_settings = LoopSettings(**settings)
+        feed = stack.enter_context(_connect(order, order.stream, **ranks, **metrics))
+        _refuse_evaluation(feed)
+        for judge in judges:
+            judge._session.evaluate_for(feed._session)  # noqa: SLF001 - as below
+        data = _data(order, feed, placement)
+        TrainingLoop(model, data, placement, loop_settings, callbacks).run()
         if order.export is not None and placement.writes:
             _export(order.export, model, data)
 
@@ -163,6 +164,12 @@ def _model(order: TrainOrder, placement: Placement) -> Any:  # noqa: ANN401 - Ke
         loss, optimizer = order.module.require("loss"), order.module.make("optimizer")
         model.compile(optimizer, loss, jit_compile=False)
     return model
+
+
+def _refuse_without_roles(module: ModelModule) -> None:
+    """Refuse a module that says nothing of its data; which of the two ways a stream takes is known once it is open."""
+    if module.find("dataset_pipeline") is None:
+        module.feed_keys()
 
 
 def _data(order: TrainOrder, feed: Feed, placement: Placement) -> TrainingData:

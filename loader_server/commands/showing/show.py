@@ -24,6 +24,7 @@ from loader_server.commands.recall import recall
 from loader_server.commands.showing.batch_picture import draw
 from loader_server.commands.showing.shown_batch import BatchNumber, ShownBatch, ShownSample, build_batch
 from shared.errors import SettingsError
+from shared.system.system_errors import system_error
 from shared.wire.layout import RESET
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from loader_server.job_file import JobFile
     from loader_server.transforms.generators import Drawn
+    from shared.errors import StokerError
 
 __all__ = ["ShowQuestion", "show"]
 
@@ -77,12 +79,14 @@ def show(job: JobFile, asked: ShowQuestion) -> None:
         raise not_drawn
 
 
-def _picture(batch: ShownBatch, path: Path, facts: dict[str, Any]) -> SettingsError | None:
+def _picture(batch: ShownBatch, path: Path, facts: dict[str, Any]) -> StokerError | None:
     """Draw a batch, and add to its facts where, and what the picture leaves out; return why that was not possible."""
     try:
         left_out = draw(batch, path)
     except SettingsError as error:
         return error
+    except OSError as error:
+        return system_error(error, str(path))
     facts["png"] = str(path)
     if left_out:
         facts["png_leaves_out"] = left_out

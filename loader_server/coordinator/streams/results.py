@@ -7,7 +7,8 @@ is no world: the aggregate grows with each report, and its parts are kept, each 
 is told anew replaces its older self; in training, a slow trainer's older epoch does not replace a newer one. The end of
 a run is reported with the epoch and step of its last results, and stands beside them. Results of a named evaluation are
 never added to those of another: in queue mode each report is of all its batches, so it replaces the one before.
-Ranks that evaluate together tell metric states, of which the aggregate is the sum.
+Ranks that evaluate together tell metric states, of which the aggregate is the sum; they name the run that they are of,
+because another run may evaluate on the same stream at the same step.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ class _Told:
 
 
 _Means = tuple[tuple[str, float | None], ...]
-#: Epoch, step, the world (None in queue mode), whether it is the end of a run, or what ranks agree on, and which piece
-#: of their metric states.
-_Key = tuple[int, int, int | None, bool, bool, int]
+#: Epoch, step, the world (None in queue mode), whether it is the end of a run, or what ranks agree on, which piece of
+#: their metric states, and of which run.
+_Key = tuple[int, int, int | None, bool, bool, int, str]
 
 
 class StreamResults:
@@ -71,8 +72,8 @@ class StreamResults:
         self.latest: ResultsKept | None = None
         #: How many trainers are attached.
         self.trainers = 0
-        #: What ranks last agreed on.
-        self._agreed: ResultsKept | None = None
+        #: What the ranks of each run last agreed on, the newest last.
+        self._agreed: dict[str, ResultsKept] = {}
         #: The newest results of each named evaluation.
         self._evaluations: dict[str, ResultsKept] = {}
         self._evaluation = evaluation
@@ -99,7 +100,8 @@ class StreamResults:
 
     def _set(self, fact: ResultsKept) -> None:
         if fact.aside:
-            self._agreed = fact
+            self._agreed.pop(fact.evaluation, None)
+            self._agreed[fact.evaluation] = fact
             return
         self.latest = fact
         if fact.evaluation:
@@ -121,14 +123,14 @@ class StreamResults:
 
     def _told_with(self, kept: ResultsKept) -> list[tuple[int, int]]:
         """In queue mode: whose parts are in these results."""
-        parts = self._open.get((kept.epoch, kept.step, None, False, False, 0), {})
+        parts = self._open.get((kept.epoch, kept.step, None, False, False, 0, ""), {})
         return [(one.said.incarnation, one.said.serial) for one in parts.values()]
 
     def take(self, said: m.Results, peer: bytes, ranks: range, world: int | None) -> list[Instruction]:
         """Take in a trainer's part, which may be repeated; returns the answers to it, or to all, and what to keep. In
         queue mode there is no `world`.
         """
-        for kept in (self.latest, self._agreed):
+        for kept in (self.latest, *self._agreed.values()):
             if kept is not None and self._is_in(kept, said):
                 return [Send(peer, self._answer(kept, said.serial, parts=len(kept.told)))]
         key, mine = _key_of(said, world), _Told(peer, ranks, said)
@@ -151,6 +153,7 @@ class StreamResults:
             return True
         before = self._open.get(_key_of(said, None), {}).get(said.incarnation)
         is_same = (said.epoch, said.step, said.aside, said.part) == (kept.epoch, kept.step, kept.aside, kept.part)
+        is_same = is_same and (not said.aside or said.evaluation == kept.evaluation)
         return is_same and before is not None and before.said.serial == said.serial
 
     def _add_in_queue(self, key: _Key, mine: _Told, parts: dict[int, _Told]) -> list[Instruction]:
@@ -184,6 +187,9 @@ class StreamResults:
         left = [ResultsLeft(kept.stream, name) for name in list(self._evaluations)[:-_MOST_EVALUATIONS]]
         for fact in left:
             del self._evaluations[fact.evaluation]
+        for name in list(self._agreed)[:-_MOST_EVALUATIONS]:
+            left.append(ResultsLeft(kept.stream, name, aside=True))
+            del self._agreed[name]
         return [
             *map(Keep, left),
             Keep(kept),
@@ -248,7 +254,7 @@ def _recovered(fact: ResultsPart) -> _Told:
 
 
 def _key_of(said: m.Results, world: int | None) -> _Key:
-    return said.epoch, said.step, world, bool(said.ended), said.aside, said.part
+    return said.epoch, said.step, world, bool(said.ended), said.aside, said.part, said.evaluation if said.aside else ""
 
 
 def _together(parts: Collection[_Told]) -> ResultsKept:

@@ -7,6 +7,7 @@ axis of each sample counts as its length. A format says which groups a file has,
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -188,13 +189,12 @@ class ColumnarSource(Source):
         bad = {row: BadRow(where, before + row, fault.reason, fault.detail) for row, fault in found.items()}
         return lengths, bad
 
-    def _arrays_of(self, group: int) -> tuple[str, list[Any]]:
-        """The file of a group, and its columns."""
+    def _arrays_of(self, group: int, keys: Sequence[str] = ()) -> tuple[str, list[Any]]:
+        """The file of a group, and its columns: those of these keys, or all."""
         about = self._about
         path, place = about["paths"][about["file"][group]], about["place"][group]
-        keys = [kind.key for kind in self._kinds]
         try:
-            return path, self._read_group(path, place, keys)
+            return path, self._read_group(path, place, keys or [kind.key for kind in self._kinds])
         except _BROKEN as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
@@ -231,6 +231,21 @@ class ColumnarSource(Source):
         having = np.flatnonzero(np.diff(starts))
         files = np.array(self._about["file"])[having]
         return tuple(starts[having][np.diff(files, prepend=-1) > 0].tolist())
+
+    def texts(self, key: str) -> Iterator[Sequence[str]] | None:
+        """The texts of this column, of which nothing else is read; None if the files are remote."""
+        kind = next((kind for kind in self._kinds if (kind.key, kind.holds) == (key, "text")), None)
+        return self._texts_of(kind) if kind is not None and not self.files.are_remote else None
+
+    def _texts_of(self, kind: ColumnKind) -> Iterator[Sequence[str]]:
+        bounds = np.searchsorted(self._rows, self._firsts).tolist()
+        for group, (start, stop) in enumerate(itertools.pairwise(bounds)):
+            if start == stop:
+                continue
+            (column,) = self._arrays_of(group, [kind.key])[1]
+            for first in range(start, stop, SEGMENT_SAMPLES):
+                rows = self._rows[first : min(first + SEGMENT_SAMPLES, stop)] - self._firsts[group]
+                yield column.take(rows).to_pylist()
 
     @property
     def _kept(self) -> RowGroups:

@@ -57,6 +57,11 @@ class ChunkedSource(Source):
     # --- what there is ---
 
     @property
+    def uncut(self) -> Source:
+        """The source of the recordings."""
+        return self._recordings
+
+    @property
     def fields(self) -> tuple[Field, ...]:
         """Those of the recordings."""
         return self._recordings.fields

@@ -36,6 +36,7 @@ class BadRowsWriter:
         """Write rows after those that are there."""
         for row in rows:
             facts = {"where": row.where, "line": row.line, "reason": row.reason, "detail": row.detail}
+            facts |= {"remedy": row.remedy} if row.remedy else {}
             line = json.dumps(facts, ensure_ascii=False) + "\n"
             self.size += self._file.write(line.encode("utf-8", "backslashreplace"))
 

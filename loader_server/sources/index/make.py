@@ -15,7 +15,7 @@ import time
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from loader_server.installed import version_of
 from loader_server.sources.index.commit import commit, forget_refused, locked, sweep
 from loader_server.sources.index.draft import Draft, new_draft, resumed_draft
 from loader_server.sources.index.folder import FORMAT, Index, Meta, columns_fingerprint, open_index
+from loader_server.sources.index.letters import LettersReport, letters_report
 from loader_server.sources.index.pool import probe_in_order
 from loader_server.sources.index.probe import ProbeOrder
 from loader_server.sources.index.refusals import (
@@ -34,7 +35,7 @@ from loader_server.sources.index.refusals import (
 )
 from loader_server.sources.index.request import IndexReport, IndexRequest, report_of
 from loader_server.sources.largest import LARGEST_SAMPLE
-from loader_server.sources.source import Indexed
+from loader_server.sources.source import Indexed, Source
 from loader_server.transforms.own_code import own_code
 from shared.errors import DataError, StokerError
 from shared.hashing import fingerprint
@@ -42,10 +43,10 @@ from shared.settings.values import settings_that_count
 from shared.system.system_errors import OUT_OF_ROOM, system_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from loader_server.sources.source import Inventory, Source
+    from loader_server.sources.source import Inventory
     from loader_server.transforms.chain import Chain
     from shared.wire.layout import Field
 
@@ -68,10 +69,11 @@ def make_index(request: IndexRequest) -> IndexReport:
         with _draft(request, source, made_from) as draft:
             _write_all(request, source, inventory, draft)
             refuse_bad(request, inventory, draft)
+            letters = _count_letters(request, source, lambda: _indexed(source, inventory, draft), draft.folder)
             meta = _meta(request, source, inventory, draft)
             draft.remove_journal()
             commit(request.folder, draft.folder, meta)
-    return report_of(request.folder, meta)
+    return replace(report_of(request.folder, meta), letters=letters)
 
 
 @contextlib.contextmanager
@@ -87,15 +89,38 @@ def _noticing_no_room(folder: Path) -> Iterator[None]:
 
 def unchanged_index(request: IndexRequest) -> IndexReport | None:
     """The present index, if making it anew would give the same; None if it would not, or if nobody can tell."""
+    index = None
     with contextlib.suppress(DataError):
-        meta = open_index(request.folder).meta
+        present = open_index(request.folder)
         source = request.source or request.spec.make()
-        same = meta.made_from and meta.made_from == _made_from(request, source)
-        report = replace(report_of(request.folder, meta), unchanged=True)
-        if same and not is_refused(request, meta.bad, report.rows):
-            source.close()
-            return report
-    return None
+        same = present.meta.made_from and present.meta.made_from == _made_from(request, source)
+        if same and not is_refused(request, present.meta.bad, report_of(request.folder, present.meta).rows):
+            index = present
+    if index is None:
+        return None
+    with contextlib.closing(source):
+        letters = _count_letters(request, source, lambda: index.indexed, index.folder / index.meta.folder)
+    return replace(report_of(request.folder, index.meta), unchanged=True, letters=letters)
+
+
+def _count_letters(
+    request: IndexRequest, source: Source, indexed: Callable[[], Indexed], columns: Path
+) -> LettersReport | None:
+    """Count what the chain does to letters, and refuse data that lose too many; the source is opened only if it has
+    texts that were not counted before.
+    """
+
+    def opened() -> Source:
+        source.open(indexed())
+        return source
+
+    if request.chain is None:
+        return None
+    report = letters_report(request.chain, columns, None if type(source).texts is Source.texts else opened)
+    if report is not None:
+        report.keep(columns)
+        report.refuse_dropping(request.spec.where)
+    return report
 
 
 def _made_from(request: IndexRequest, source: Source) -> str:
@@ -193,7 +218,7 @@ def _done(draft: Draft, inventory: Inventory) -> int:
 def _meta(request: IndexRequest, source: Source, inventory: Inventory, draft: Draft) -> Meta:
     draft.close()
     chain = request.measuring
-    about = {**inventory.about, **source.conclude(draft.numbers())}
+    indexed = _indexed(source, inventory, draft)
     journal = draft.journal
     return Meta(
         format=FORMAT,
@@ -205,13 +230,13 @@ def _meta(request: IndexRequest, source: Source, inventory: Inventory, draft: Dr
         numbers=list(journal.numbers),
         strings=list(journal.ends),
         measured=journal.measured,
-        fields=[asdict(field_) for field_ in (_with_time(source, draft, inventory, about, chain) if chain else ())],
+        fields=[asdict(field_) for field_ in (_with_time(source, draft, indexed, chain) if chain else ())],
         recipe=_recipe(request, source),
         bad=dict(journal.bad),
         fingerprint=columns_fingerprint(
             draft.folder, _said(source, request, inventory, draft), source.local_columns | source.content_columns
         ),
-        about=about,
+        about=dict(indexed.about),
         made_from=journal.made_from,
         largest_sample=request.spec.of_job.largest_indexed,
     )
@@ -230,18 +255,21 @@ def _said(source: Source, request: IndexRequest, inventory: Inventory, draft: Dr
     return " ".join([*words, str(draft.journal.measured)] if source.measurable else words)
 
 
-def _with_time(
-    source: Source, draft: Draft, inventory: Inventory, about: Mapping[str, Any], chain: Chain
-) -> tuple[Field, ...]:
-    """Measured fields; those with the lengths that the declared transforms alone would give get steps a second."""
-    indexed = Indexed(
+def _indexed(source: Source, inventory: Inventory, draft: Draft) -> Indexed:
+    """What the index knows, once all is written."""
+    draft.close()
+    return Indexed(
         samples=draft.journal.samples,
         numbers=draft.numbers(),
         strings=draft.strings(),
         origin=inventory.origin,
-        about=about,
+        about={**inventory.about, **source.conclude(draft.numbers())},
         place=draft.folder.parent,
     )
+
+
+def _with_time(source: Source, draft: Draft, indexed: Indexed, chain: Chain) -> tuple[Field, ...]:
+    """Measured fields; those with the lengths that the declared transforms alone would give get steps a second."""
     source.open(indexed)
     time_of = {field_.key: field_.per_second for field_ in chain.fields}
     same = _as_declared(source, draft, chain)

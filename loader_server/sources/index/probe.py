@@ -127,7 +127,7 @@ class Prober:
             return look_twice(lambda: self._measure(place, row, raw, chain), largest, where=lambda: self._where(place))
         except SampleError as error:
             detail = f"expected {error.expected}, got {error.got}"
-            return BadRow(*self._source.place(place), error.reason, detail)
+            return BadRow(*self._source.place(place), error.reason, detail, error.remedy)
 
     def _measure(self, place: int, row: int, raw: bytes, chain: Chain) -> _Measured:
         try:

@@ -73,7 +73,12 @@ def _once_each(rows: Iterable[BadRow]) -> Iterator[str]:
         alike.setdefault((row.reason, _without_place(row)), []).append(row)
     for first, *others in alike.values():
         more = f" (and {len(others)} more of the first {sum(map(len, alike.values()))})" if others else ""
-        yield f"{first.where}, line {first.line}: {first.reason}: {first.detail}{more}"
+        yield f"{first.where}, line {first.line}: {first.reason}: {first.detail}{more}" + _what_to_do(first)
+
+
+def _what_to_do(row: BadRow) -> str:
+    """Return a row's remedy in brackets, if it has one."""
+    return f" ({row.remedy})" if row.remedy else ""
 
 
 def _without_place(row: BadRow) -> str:

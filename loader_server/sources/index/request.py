@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loader_server.sources.index.folder import Meta
+    from loader_server.sources.index.letters import LettersReport
     from loader_server.sources.source import BadRow, Source
     from loader_server.sources.table import SourceSpec
+    from loader_server.transforms.audio.low_rates import LowRate
     from loader_server.transforms.chain import Chain
 
 __all__ = ["IndexReport", "IndexRequest", "report_of"]
@@ -57,6 +59,7 @@ class IndexRequest:
 class IndexReport:
     """The result: `bad` are the first bad rows (at most 1 000), `bad_counts` all of them by reason, `bad_path` the
     file that has all, if there are any. `unchanged`: nothing had to be done.
+    `letters`: what the chain does to them, `low_rates`: what it resamples upwards.
     """
 
     folder: Path
@@ -66,6 +69,8 @@ class IndexReport:
     bad_counts: Mapping[str, int]
     bad_path: Path | None
     unchanged: bool = False
+    letters: LettersReport | None = None
+    low_rates: tuple[LowRate, ...] = ()
 
     @property
     def rows(self) -> int:

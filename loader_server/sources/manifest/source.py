@@ -20,7 +20,7 @@ from loader_server.sources.files.lists import refuse_other_list
 from loader_server.sources.manifest.rows import OFFSET_COLUMN, ManifestRow
 from loader_server.sources.manifest.survey import RowPiece, named_files, survey_manifests
 from loader_server.sources.remote.urls import joined
-from loader_server.sources.source import BadRow, Found, Indexed, Inventory
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory, texts_of_column
 from shared.hashing import fingerprint
 from shared.settings.values import setting, texts
 
@@ -114,6 +114,10 @@ class ManifestSource(RecordedSource):
         """Audio in frames, with its rate in hertz; the transcript in characters."""
         keys = {"audio": "frames", "audio_rate": "rate", "text": "characters"}
         return {key: self._columns[column] for key, column in keys.items() if column in self._columns}
+
+    def texts(self, key: str) -> Iterator[Sequence[str]] | None:
+        """The transcripts, which the index has."""
+        return texts_of_column(self._text) if key == "text" and self._text is not None else None
 
     @property
     def columns(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from loader_server.sources.audio.recordings import Recordings, audio_field, comm
 from loader_server.sources.audio.stretches import AudioStretch, Headers, channel_setting, stretch_columns
 from loader_server.sources.files.lists import list_facts, refuse_other_list
 from loader_server.sources.remote.urls import is_url, joined
-from loader_server.sources.source import BadRow, Found, Indexed, Inventory
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory, texts_of_column
 from loader_server.sources.speech.kaldi_entries import (
     FEATURES,
     TABLES,
@@ -245,6 +245,10 @@ class KaldiSource(RecordedSource):
         """Audio in frames, with its rate in hertz, or features; the text in characters."""
         numbers = self.indexed.numbers
         return super().lengths | ({} if self._features else {"audio": numbers["frames"], "audio_rate": numbers["rate"]})
+
+    def texts(self, key: str) -> Iterator[Sequence[str]] | None:
+        """The texts, which the index has."""
+        return texts_of_column(self._strings[TEXT]) if key == TEXT and TEXT in self._strings else None
 
     @property
     def parts(self) -> tuple[int, ...]:

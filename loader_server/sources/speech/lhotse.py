@@ -22,7 +22,7 @@ from loader_server.sources.audio.recordings import Recordings, audio_field, comm
 from loader_server.sources.audio.stretches import AudioStretch, Headers, channel_setting, stretch_columns
 from loader_server.sources.files.lists import list_facts, refuse_absent_list, refuse_other_list
 from loader_server.sources.remote.urls import is_url, joined
-from loader_server.sources.source import BadRow, Found, Indexed, Inventory
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory, texts_of_column
 from loader_server.sources.speech.lhotse_cuts import WHOLE_CUT, CutSample, UnusableCut, cut_sample, samples_in
 from shared.errors import DataError
 from shared.hashing import fingerprint
@@ -182,6 +182,10 @@ class LhotseSource(RecordedSource):
         """Audio in frames, with its rate in hertz; the text in characters."""
         numbers = self.indexed.numbers
         return {"audio": numbers["frames"], "audio_rate": numbers["rate"], "text": numbers["length_text"]}
+
+    def texts(self, key: str) -> Iterator[Sequence[str]] | None:
+        """The texts, which the index has."""
+        return texts_of_column(self._strings[key]) if key == "text" else None
 
     @property
     def parts(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.source import BadRow, Found, Inventory
+from loader_server.sources.source import BadRow, Found, Inventory, texts_read
 from loader_server.sources.text_files.json_values import (
     KINDS,
     UnusableValueError,
@@ -165,6 +165,10 @@ class JsonLinesSource(LineSource):
     def lengths(self) -> dict[str, NDArray[np.int64]]:
         """Characters of texts, items of lists."""
         return {key: self.indexed.numbers[f"length_{place}"] for place, key in enumerate(self._measured_keys)}
+
+    def texts(self, key: str) -> Iterator[Sequence[str]] | None:
+        """The texts of this key, read again; None if their files are remote."""
+        return texts_read(self, key) if self._kinds.get(key) == "text" and not self.files.are_remote else None
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # noqa: ARG002 - the bytes say all
         """What the object holds."""

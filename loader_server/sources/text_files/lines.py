@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.source import Found
+from loader_server.sources.source import Found, texts_read
 from loader_server.sources.text_files.line_source import LinePiece, LineSource
 from loader_server.sources.text_files.whole_lines import unusable_line
 from shared.settings.values import setting, texts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from loader_server.transforms.columns import Columns
     from shared.wire.layout import Field
@@ -57,6 +57,10 @@ class LinesSource(LineSource):
         }
         columns = self._columns_of(piece, lines, good) | {"length_text": lines.characters[good]}
         return Found(rows=(piece.row + good).tolist(), numbers=columns, bad=bad)
+
+    def texts(self, key: str) -> Iterator[Sequence[str]] | None:
+        """The lines, read again; None if their files are remote."""
+        return texts_read(self, key) if key == "text" and not self.files.are_remote else None
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # noqa: ARG002 - the bytes say all
         """The text."""

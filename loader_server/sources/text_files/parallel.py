@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.sources.files.opening import changed
-from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source, texts_read
 from loader_server.sources.text_files.whole_lines import (
     WholeLines,
     count_lines,
@@ -156,6 +156,10 @@ class ParallelSource(Source):
     def lengths(self) -> dict[str, NDArray[np.int64]]:
         """The characters of each line."""
         return {key: self.indexed.numbers[f"characters_{place}"] for place, key in enumerate(self._keys)}
+
+    def texts(self, key: str) -> Iterator[Sequence[str]] | None:
+        """The lines of this key's file, read again; None if their files are remote."""
+        return texts_read(self, key) if key in self._keys and not self.files.are_remote else None
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """Read the lines of each sample, joined by newlines."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loader_server.transforms import Outputs, transform
+from loader_server.transforms.audio.low_rates import OfOneRate
 from loader_server.transforms.audio.mel_bands import MelBands, logarithms, recordings_of
-from loader_server.transforms.columns import OfColumns
 from shared.audio.conventions import CONVENTIONS, OWN
 from shared.audio.features import LogMelSettings
 
@@ -27,12 +27,13 @@ __all__ = ["LogMelSettings", "LogMelTransform"]
 
 
 @transform(settings=LogMelSettings, draws=False, packages=("soxr",))
-class LogMelTransform(OfColumns):
+class LogMelTransform(OfOneRate):
     """The transform: `audio` becomes float32 `[frames, bands]`."""
 
     def __init__(self, settings: LogMelSettings) -> None:
         self._convention = CONVENTIONS[settings.convention] if settings.convention else OWN
         self._mel = MelBands(settings, settings.bands, self._convention)
+        self.rate = settings.rate
         self.outputs = Outputs.of(
             {"audio": ("float32", None, settings.bands)},
             lengths={"audio": self._mel.length},
@@ -42,6 +43,10 @@ class LogMelTransform(OfColumns):
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
         """Replace the audio by its bands."""
         (sample["audio"],) = self._features([(sample["audio"], sample["audio_rate"])])
+
+    def empty_bands(self, highest_hz: float) -> tuple[int, int]:
+        """How many bands take in no frequency below this one, and how many there are."""
+        return self._mel.empty_bands(highest_hz)
 
     def on_columns(self, columns: Columns) -> None:
         """Replace the audio of all samples."""

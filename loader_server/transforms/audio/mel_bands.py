@@ -57,7 +57,7 @@ class MelBands:
     """Turns recordings into `[frames, bands]` of energy."""
 
     def __init__(self, settings: MelSettings, bands: int, convention: Convention) -> None:
-        self._rate = settings.rate
+        self.rate = settings.rate
         said = mel_frames(settings, convention)
         self._window, self._hop, self._fft, self._margin = said.window, said.hop, said.fft, said.margin
         self._convention = convention
@@ -69,19 +69,26 @@ class MelBands:
         self._taper[:, : self._window] = convention.taper(self._window)
         self._bands = bands
         filters = convention.filters(self._fft, settings.rate, bands, said.edges_hz)
+        #: The lowest frequency that each band takes in; infinite if it takes in none at all.
+        self._lowest_hz = _lowest_hz(filters, settings.rate / self._fft)
         full_scale = np.float32(2**15 if convention.like_kaldi else 1)
         self._strips = _strips(filters * np.float32(self._fft**2) * full_scale**2)  # the scale of _spectrum, and ours
 
     @property
     def per_second(self) -> float:
         """How many frames make a second."""
-        return self._rate / self._hop
+        return self.rate / self._hop
 
     def length(self, lengths: Lengths) -> NDArray[np.int64]:
         """How many frames recordings of this length make."""
-        samples = resampled_length(lengths["audio"], lengths["audio_rate"], self._rate)
+        samples = resampled_length(lengths["audio"], lengths["audio_rate"], self.rate)
         spare = np.maximum(samples + 2 * self._margin - self._window, 0)
         return np.where(samples > 0, 1 + spare // self._hop, 0)
+
+    def empty_bands(self, highest_hz: float) -> tuple[int, int]:
+        """How many bands take in no frequency below this one, and how many there are."""
+        used = np.isfinite(self._lowest_hz)
+        return int((used & (self._lowest_hz >= highest_hz)).sum()), self._bands
 
     def energies(self, recordings: Sequence[Recording]) -> list[NDArray[np.float32]]:
         """The energies of the bands of each recording: the same, whichever others are given with it."""
@@ -98,7 +105,7 @@ class MelBands:
 
     def _padded(self, audio: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
         """The audio at our rate, with what is before the first frame and after the last one."""
-        audio = np.ascontiguousarray(resampled(audio, rate, self._rate))
+        audio = np.ascontiguousarray(resampled(audio, rate, self.rate))
         if self._margin and len(audio):
             audio = np.pad(audio, self._margin, mode=self._convention.padding)  # type: ignore[call-overload]
         if 0 < len(audio) < self._window:
@@ -199,6 +206,11 @@ def _spectrum(frames: NDArray[np.float32]) -> NDArray[np.complexfloating]:
     """The Fourier transforms of frames, divided by their length: where that is a power of two, this rounds nothing."""
     # Unscaled, numpy 2 (2.4 still) transforms float32 in float64 and rounds: 120 µs for 260 frames of 256, not 80.
     return np.fft.rfft(frames, norm="forward")
+
+
+def _lowest_hz(filters: NDArray[np.float32], bin_hz: float) -> NDArray[np.float64]:
+    taken = filters > 0
+    return np.where(taken.any(axis=0), taken.argmax(axis=0) * bin_hz, np.inf)
 
 
 def _strips(filters: NDArray[np.float32]) -> list[tuple[slice, slice, NDArray[np.float32]]]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.transforms import Outputs, SettingsError, choice, setting, transform, whole
+from loader_server.transforms.audio.low_rates import OfOneRate
 from loader_server.transforms.audio.mel_bands import MelBands, logarithms, recordings_of
-from loader_server.transforms.columns import OfColumns
 from shared.audio.conventions import CONVENTIONS, NAMED
 from shared.audio.features import MelSettings
 
@@ -38,7 +38,7 @@ class MfccSettings(MelSettings):
 
 
 @transform(settings=MfccSettings, draws=False, packages=("soxr",))
-class Mfcc(OfColumns):
+class Mfcc(OfOneRate):
     """The transform: `audio` becomes float32 `[frames, coefficients]`."""
 
     def __init__(self, settings: MfccSettings) -> None:
@@ -52,6 +52,7 @@ class Mfcc(OfColumns):
         self._convention = CONVENTIONS[settings.convention]
         self._mel = MelBands(settings, settings.bands, self._convention)
         self._cosines = _cosines(settings.bands, settings.coefficients, self._convention.lifter)
+        self.rate = settings.rate
         self.outputs = Outputs.of(
             {"audio": ("float32", None, settings.coefficients)},
             lengths={"audio": self._mel.length},
@@ -61,6 +62,10 @@ class Mfcc(OfColumns):
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
         """Replace the audio by its coefficients."""
         (sample["audio"],) = self._coefficients([(sample["audio"], sample["audio_rate"])])
+
+    def empty_bands(self, highest_hz: float) -> tuple[int, int]:
+        """How many bands take in no frequency below this one, and how many there are."""
+        return self._mel.empty_bands(highest_hz)
 
     def on_columns(self, columns: Columns) -> None:
         """Replace the audio of all samples."""

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.transforms import Outputs, choice, setting, transform, whole
+from loader_server.transforms.audio.low_rates import OfOneRate
 from loader_server.transforms.audio.resampling import resampled, resampled_length
-from loader_server.transforms.columns import OfColumns, listed
+from loader_server.transforms.columns import listed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,11 +41,11 @@ class WaveformSettings:
 
 
 @transform(settings=WaveformSettings, draws=False, packages=("soxr",))
-class Waveform(OfColumns):
+class Waveform(OfOneRate):
     """The transform: `audio` becomes `[samples]` at this rate."""
 
     def __init__(self, settings: WaveformSettings) -> None:
-        self._rate = settings.rate
+        self.rate = settings.rate
         self._whole = settings.dtype == "int16"
         self.outputs = Outputs.of(
             {"audio": (settings.dtype, None)},
@@ -55,19 +56,23 @@ class Waveform(OfColumns):
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
         """Resample the audio."""
         sample["audio"] = self._made(sample["audio"], sample["audio_rate"])
-        sample["audio_rate"] = self._rate
+        sample["audio_rate"] = self.rate
+
+    def empty_bands(self, highest_hz: float) -> tuple[int, int]:  # noqa: ARG002 - it makes none
+        """None: it makes no bands."""
+        return 0, 0
 
     def on_columns(self, columns: Columns) -> None:
         """Resample the audio of all samples."""
         made = list(map(self._made, listed(columns, "audio"), listed(columns, "audio_rate")))
-        columns |= {"audio": made, "audio_rate": [self._rate] * len(made)}
+        columns |= {"audio": made, "audio_rate": [self.rate] * len(made)}
 
     def _made(self, audio: NDArray[np.float32], rate: int) -> NDArray[np.generic]:
-        audio = resampled(audio, rate, self._rate)
+        audio = resampled(audio, rate, self.rate)
         return _in_16_bits(audio) if self._whole else audio
 
     def _length(self, lengths: Lengths) -> NDArray[np.int64]:
-        return resampled_length(lengths["audio"], lengths["audio_rate"], self._rate)
+        return resampled_length(lengths["audio"], lengths["audio_rate"], self.rate)
 
 
 def _in_16_bits(audio: NDArray[np.float32]) -> NDArray[np.int16]:

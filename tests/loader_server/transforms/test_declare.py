@@ -102,6 +102,7 @@ class Bare:
             {"settings": Level},
             r"a function \(sample, rng, settings\), as it declares settings, got change\(sample, rng\)",
         ),
+        ({"removes": "audio"}, r"expected removes that are a tuple of names, .*got 'audio'"),
         ({"packages": "soxr"}, r"expected packages that are a tuple of names, .*got 'soxr'"),
         ({"packages": (1,)}, r"expected packages that are a tuple of names, .*got \(1,\)"),
         (

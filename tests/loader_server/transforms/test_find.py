@@ -322,3 +322,17 @@ def test_a_transform_that_draws_although_it_said_that_it_does_not_is_named(own):
     chain = made(f"{own}:plain", f"{own}:liar")
     with pytest.raises(SettingsError, match=rf"expected the transform {own}:liar to draw no random numbers, .*rng\.st"):
         audio(chain)
+
+
+def test_a_declaration_that_is_refused_names_the_job_file_and_the_setting(tmp_path, monkeypatch):
+    name = f"declared_{abs(hash(tmp_path.name))}"
+    (tmp_path / f"{name}.py").write_text(
+        "from loader_server.transforms import transform\n"
+        '@transform({"audio": ("float", None)})\n'
+        "def wrong(sample, rng): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SettingsError) as caught:
+        find_transforms((f"{name}:wrong",), {}, "job.toml, [streams.train]")
+    assert caught.value.where == f"job.toml, [streams.train], transforms, the declaration of {name}:wrong"
+    assert "a dtype of" in caught.value.expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from typing import TYPE_CHECKING
 
@@ -136,9 +137,26 @@ def test_stopped_ones_go_on_one_by_one_and_not_while_messages_are_left_over(port
     assert len(port.brakes._stopped) == 3
     port.turn(1.0)
     assert len(port.brakes._stopped) == 3
-    for left in (2, 1, 0):
-        port.turn(1.1, is_behind=False)
+    for now_s, left in ((1.1, 2), (2.0, 2), (2.1, 1), (3.0, 1), (3.1, 0)):  # of the one that goes on nothing is heard
+        port.turn(now_s, is_behind=False)
         assert len(port.brakes._stopped) == left
+
+
+def test_the_next_goes_on_once_the_one_before_has_been_heard_of(port: Port) -> None:
+    """All of them at once would bring as much as a whole flood, because they try again at the same moments."""
+    clients = [port.connect() for _ in range(2)]
+    port.turn(0.0, 0, 1)
+    for number, client in enumerate(clients):
+        port.send(client, number, 700 * _KB)
+    port.turn(0.1, 0, 1)
+    port.turn(1.1, is_behind=False)
+    (left,) = port.brakes._stopped
+    port.turn(1.2, is_behind=False)
+    assert list(port.brakes._stopped) == [left]
+    goes_on = next(number for number in range(2) if port.accepted[number].fileno() != left)
+    port.send(clients[goes_on], goes_on, 1)
+    port.turn(1.3, is_behind=False)
+    assert not port.brakes.are_on()
 
 
 def test_not_even_an_endless_backlog_stops_anybody_for_ever(port: Port) -> None:
@@ -151,6 +169,41 @@ def test_not_even_an_endless_backlog_stops_anybody_for_ever(port: Port) -> None:
         assert port.brakes.are_on()
     port.turn(8.5)
     assert not port.brakes.are_on()
+
+
+def test_who_was_stopped_for_longer_than_clients_bear_is_hung_up_on(port: Port) -> None:
+    """Its client has connected anew, which cannot be heard: each would leave a dead connection behind."""
+    clients = [port.connect() for _ in range(3)]
+    port.turn(0.0, 0, 1)
+    for number, client in enumerate(clients[:2]):
+        port.send(client, number, 700 * _KB)
+    port.turn(0.1, 0, 1)
+    left = {port.accepted[number].fileno(): clients[number] for number in (0, 1)}
+    for now_s in (6.2, 6.25):
+        port.turn(now_s, is_behind=False)
+        (still,) = port.brakes._stopped
+    clients[2].settimeout(0.2)
+    for fd, client in left.items():
+        client.settimeout(10 if fd != still else 0.2)
+        with pytest.raises(OSError, match="timed out") if fd == still else contextlib.nullcontext():
+            assert client.recv(1) == b""
+    port.turn(6.35, is_behind=False)
+    assert not port.brakes.are_on()
+    with pytest.raises(OSError, match="timed out"):
+        clients[2].recv(1)
+
+
+def test_nobody_is_hung_up_on_who_has_a_stopped_ones_descriptor_now(port: Port) -> None:
+    client, other = port.connect(), port.connect()
+    port.turn(0.0, 0)
+    port.send(client, 0, 700 * _KB)
+    port.turn(0.1, 0)
+    os.dup2(port.accepted[1].fileno(), port.accepted[0].fileno())
+    port.turn(9.0, is_behind=False)
+    assert not port.brakes.are_on()
+    other.settimeout(0.2)
+    with pytest.raises(OSError, match="timed out"):
+        other.recv(1)
 
 
 def test_each_time_it_is_stopped_for_longer_until_that_is_forgotten(port: Port) -> None:

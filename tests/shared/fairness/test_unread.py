@@ -77,6 +77,18 @@ def test_who_reads_nothing_is_found_out_and_others_are_not(sent: Sent) -> None:
 
 
 @pytest.mark.fault(58)
+def test_a_newcomer_is_answered_although_others_left_all_unread_that_they_may(sent: Sent) -> None:
+    """The last of them a little more, because an answer is not split."""
+    deaf = [sent.client()[1] for _ in range(3)]
+    sent.fill(deaf[0])
+    sent.answers._unread.take(deaf[1], 4 * 2**20 - 1)
+    assert sent.answers.send(deaf[2], [bytes(MARK_BYTES)])
+    assert not any(map(sent.answers.reads, deaf))
+    assert sent.answers.reads(sent.client()[1])
+    sent.answers._unread.give_back(deaf[1], 4 * 2**20 - 1)
+
+
+@pytest.mark.fault(58)
 def test_who_reads_again_owes_nothing(sent: Sent) -> None:
     dealer, identity = sent.client()
     sent.fill(identity)

@@ -118,10 +118,10 @@ def nested(deep):
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        ({"a": {"b": [1, 2**63]}}, "integers of at most 64 bits"),
-        ({"a": -(2**63) - 1}, "integers of at most 64 bits"),
-        ({"a": {"b": ["x", "a\0b"]}}, "strings without the character NUL"),
-        ({"a\0": 1}, "strings without the character NUL"),
+        ({"a": {"b": [1, 2**63]}}, "an integer of at most 64 bits for a.b"),
+        ({"a": -(2**63) - 1}, "an integer of at most 64 bits for a"),
+        ({"a": {"b": ["x", "a\0b"]}}, "no character NUL in a.b"),
+        ({"a\0": 1}, r"no character NUL in a\\0"),
         ({"a": nested(15)}, "at most 16 brackets within each other"),
     ],
 )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from shared.wire import messages as m
 from shared.wire.parts import Failure
 from trainer_client.core import instructions as i
+from trainer_client.core.leasing.lease_wait import LeaseWait
 
 if TYPE_CHECKING:
     from shared.wire.parts import Lease
@@ -37,6 +38,7 @@ class EndLease:
         self._book = book
         self._out = out
         self._serial = _FIRST_SERIAL
+        self._wait = LeaseWait(attached, settings.lost_timeout_s, out)
         self._generation = 0
         self._open: m.Outcomes | None = None
         #: The caller that waits; None: nobody.
@@ -74,6 +76,7 @@ class EndLease:
         """Take in an answer; False if it answers something else."""
         if self._open is None or said.serial != self._open.serial:
             return False
+        self._wait.end()
         if not self._book.hear(said.book):
             self._open, self.due_s = None, float("inf")
             return True
@@ -97,5 +100,10 @@ class EndLease:
         if self._open is None:
             self._say(now_s)
         assert self._open is not None
+        self._wait.look(now_s)
         self.due_s = now_s + _PAUSE_S
         self._out.append(i.ToCoordinator(self._open))
+
+    def excuse(self, now_s: float) -> None:
+        """Note that this trainer stood still, so that it could hear no answer."""
+        self._wait.excuse(now_s)

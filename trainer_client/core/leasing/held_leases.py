@@ -10,6 +10,7 @@ Rules, each from an interleaving that failed without it:
 - A new reader gets again what was taken and not settled, as in lockstep, where reading moves nothing either.
 - What is settled of an older generation is not told: it is not in the model that was restored.
 - An evaluation that is named has a table of its own, of which nothing is known before its first answer.
+- A reader that has nothing ahead waits for an answer no longer than `lease_wait` allows.
 - Once the coordinator's book is another (`known_book`), nothing more is said: the feed has ended.
 Pure.
 """
@@ -24,6 +25,7 @@ from shared.wire.lease_work import MOST_LEASES, plan_epoch
 from shared.wire.parts import Failure
 from trainer_client.core import instructions as i
 from trainer_client.core.leasing.done_leases import DoneLeases
+from trainer_client.core.leasing.lease_wait import LeaseWait
 from trainer_client.core.leasing.named_evaluation import NamedEvaluation
 from trainer_client.core.upcoming import Entry, Position, Upcoming, UpcomingBatch
 
@@ -132,6 +134,7 @@ class HeldLeases:
         self._failed: dict[Lease, str] = {}
         self._returned: dict[Lease, None] = {}
         self._serial = 0
+        self._wait = LeaseWait(attached, settings.lost_timeout_s, out)
         self._open: m.Outcomes | None = None
         self._again_s = self._poll_s = float("inf")
         self._pause_s = _FIRST_PAUSE_S
@@ -228,6 +231,7 @@ class HeldLeases:
         """Take in an answer; False if it answers something else."""
         if self._open is None or said.serial != self._open.serial:
             return False
+        self._wait.end()
         if not self._book.hear(said.book):
             self._open = None
             return True
@@ -282,6 +286,14 @@ class HeldLeases:
             self._again_s = now_s + self._pause_s
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             self._out.append(i.ToCoordinator(self._open))
+        if self._open is not None and self._reader is not None and not self._has_ended and self._upcoming.is_empty:
+            self._wait.look(now_s)
+        else:
+            self._wait.end()
+
+    def excuse(self, now_s: float) -> None:
+        """Note that this trainer stood still, so that it could hear no answer."""
+        self._wait.excuse(now_s)
 
     def _end_reader(self) -> None:
         if self._reader is None or self._has_ended or not self._upcoming.is_empty:

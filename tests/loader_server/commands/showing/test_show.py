@@ -258,6 +258,22 @@ def test_without_matplotlib_show_and_plan_print_all_but_the_picture(
         assert "png" not in facts
 
 
+@pytest.mark.parametrize("command", [("show", "--png"), ("plan", "--plot")])
+def test_a_picture_that_cannot_be_written_costs_the_picture_alone(
+    job: JobFile, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: tuple[str, str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "no such folder" / "x.png"
+    with pytest.raises(SystemExit) as ended:
+        main([command[0], str(job.path), command[1], str(picture), "--json"])
+    printed = capsys.readouterr()
+    assert ended.value.code == 1
+    assert f"{picture}: expected" in printed.err
+    facts = json.loads(printed.out)
+    assert Stream(job, "train").digest in (facts.get("plan"), facts.get("digest"))
+    assert "png" not in facts
+
+
 def test_where_packed_samples_begin():
     assert segment_starts(np.array([1, 1, 2, 2, 2, 3])) == [0, 2, 5]
     assert segment_starts(np.array([1, 1, 0, 0, 2])) == [0, 4]

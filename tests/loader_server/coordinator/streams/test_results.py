@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -369,3 +370,48 @@ def test_a_sum_that_is_too_large_is_no_number():
     state = of_world(2)
     said(state, results(0, loss=1e308))
     assert answers(state, results(1, loss=1e308)) == [(True, 8, (("loss", None),))]
+
+
+# --- runs that evaluate on one stream at the same step ---
+
+
+def _states_of(run, rank, value):
+    """What a rank of a run adds to the metrics' variables."""
+    states = np.asarray([value], "<f8").tobytes()
+    return m.Results(
+        stream="train", incarnation=rank + (1000 if run == "a" else 2000), serial=1, epoch=1, step=10, rows=1,
+        values=(), ended="", aside=True, evaluation=f"run {run}", part=1, states=states,
+    )  # fmt: skip
+
+
+def _sums(state, message):
+    return [np.frombuffer(one.states, "<f8").tolist() for one in said(state, message) if one.whole]
+
+
+def _two_runs():
+    state = coordinator(View(evaluation=True))
+    for first in (1000, 2000):
+        for rank in range(2):
+            said(state, attach(rank, 2, incarnation=first + rank, work="evaluate"))
+    return state
+
+
+def test_two_runs_that_evaluate_at_one_step_do_not_mix():
+    state = _two_runs()
+    assert _sums(state, _states_of("a", 0, 1.0)) == []
+    assert _sums(state, _states_of("b", 0, 10.0)) == []
+    assert _sums(state, _states_of("a", 1, 2.0))[-1] == [3.0]
+    assert _sums(state, _states_of("b", 1, 20.0))[-1] == [30.0]
+    assert _sums(state, _states_of("a", 0, 1.0)) == [[3.0]], "who asks again is told the same"
+    assert _sums(state, _states_of("b", 0, 10.0)) == [[30.0]]
+
+
+def test_what_each_of_two_runs_came_to_survives_a_restart():
+    state, again = _two_runs(), _two_runs()
+    for run in ("a", "b"):
+        _sums(state, _states_of(run, 0, 1.0))
+        peer = b"1001" if run == "a" else b"2001"
+        kept, *_ = state.handle(Received(peer, _states_of(run, 1, 2.0)), 0.0)
+        again.recover(kept.fact)
+    for run in ("a", "b"):
+        assert _sums(again, _states_of(run, 0, 1.0)) == [[3.0]]

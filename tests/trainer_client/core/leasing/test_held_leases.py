@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shared.errors import LostError
 from shared.wire import messages as m
 from shared.wire.parts import BookMark, DoneSet, EpochDone, Failure, Lease, MetricSums
 from tests.support.lone_core import NBYTES, SHAPE, LoneCore, address, attached
@@ -458,3 +459,56 @@ class TestLostBook:
         assert reports(lone)[0].book == BookMark(78, 0)
         answer(lone, (), book=BookMark(78, 1))
         assert not lone.ordered(i.Fail)
+
+
+# --- a coordinator that leases nothing ---
+
+
+def _warnings(lone):
+    return [log for log in lone.ordered(i.WriteLog) if log.event == "waiting for leases that the coordinator withholds"]
+
+
+def test_a_reader_that_gets_no_answer_says_so_once_and_ends_after_its_patience():
+    lone = queue(lost_timeout_s=20.0)
+    open_reader(lone)
+    warnings, failures = [], []
+    for _ in range(100):
+        lone.orders = lone.wait_hearing(0.25, 1)
+        warnings += _warnings(lone)
+        failures += lone.ordered(i.Fail)
+    (warning,) = warnings
+    assert "StokerJournalLost" in warning.fields["look_at"]
+    assert "state folder" in warning.fields["look_at"]
+    (failure,) = failures
+    assert isinstance(failure.error, LostError)
+    assert "20 s" in failure.error.expected
+
+
+def test_a_reader_whose_batches_others_have_waits_for_as_long_as_it_takes():
+    lone = queue(lost_timeout_s=20.0)
+    open_reader(lone)
+    for _ in range(200):
+        lone.orders = lone.wait_hearing(0.25, 1)
+        if lone.core.stream.leases._open is not None:
+            answer(lone, ())
+        assert not lone.ordered(i.Fail)
+        assert not _warnings(lone)
+
+
+def test_a_reader_with_batches_ahead_waits_for_nobody():
+    lone = queue(lost_timeout_s=20.0)
+    open_reader(lone)
+    answer(lone, leased(0, 1))
+    lone.tell(e.StateAsked(1))
+    for _ in range(200):
+        lone.orders = lone.wait_hearing(0.25, 1)
+        assert not _warnings(lone)
+
+
+def test_time_in_which_the_trainer_stood_still_does_not_count():
+    lone = queue(lost_timeout_s=20.0)
+    open_reader(lone)
+    for _ in range(10):
+        lone.tell(after_s=15.0)
+        assert not lone.ordered(i.Fail)
+        assert not _warnings(lone)

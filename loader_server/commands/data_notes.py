@@ -1,0 +1,105 @@
+"""What `index` and `plan` say of how transforms treat a source's data: letters that are dropped or folded, recordings
+whose rate is below what features are made for.
+
+Rules: facts are plain numbers and strings, ready for JSON; the lines for people are made from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.sources.index.letters import NOT_AT_HAND, letters_report
+from loader_server.transforms.audio.low_rates import low_rates
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from loader_server.sources.index.letters import LettersReport
+    from loader_server.sources.joined import OpenedSource
+    from loader_server.transforms.audio.low_rates import LowRate
+    from loader_server.transforms.chain import Chain
+
+__all__ = ["facts_of", "lines_of", "low_rates_of", "notes_of"]
+
+Facts = dict[str, Any]
+
+#: More samples than this are counted by `index` alone: it takes some seconds.
+_COUNTED_AT_ONCE = 1_000_000
+_INDEX_COUNTS = "the index was made without these counts; loader-server index makes them, if samples need no decoding"
+
+
+def notes_of(chain: Chain, opened: OpenedSource) -> Facts:
+    """Return the notes on an indexed source; letters that were not counted while indexing are counted, if that is
+    quick.
+
+    Raises:
+        DataError: The chain drops more letters than anybody may want.
+
+    """
+    quick = opened.index.samples <= _COUNTED_AT_ONCE
+    columns = opened.index.folder / opened.index.meta.folder
+    letters = letters_report(chain, columns, (lambda: opened.source) if quick else None)
+    if letters is not None:
+        letters.refuse_dropping(opened.where)
+        if not quick and letters.not_counted == NOT_AT_HAND:
+            letters = replace(letters, not_counted=_INDEX_COUNTS)
+    return facts_of(letters, low_rates_of(chain, opened))
+
+
+def low_rates_of(chain: Chain, opened: OpenedSource) -> tuple[LowRate, ...]:
+    """Return which recordings of a source have a lower rate than a transform makes of it."""
+    rates = opened.source.uncut.lengths.get("audio_rate")
+    return () if rates is None else tuple(low_rates(chain, np.asarray(rates)))
+
+
+def facts_of(letters: LettersReport | None, rates: tuple[LowRate, ...]) -> Facts:
+    """Return what becomes of letters, if a transform drops any, and which recordings have a low rate, if any have."""
+    facts: Facts = {"low_rates": [asdict(rate) for rate in rates]} if rates else {}
+    if letters is None:
+        return facts
+    if letters.counts is None:
+        return facts | {"letters": {"not_counted": letters.not_counted}}
+    counts = asdict(letters.counts) | {"commonest": dict(letters.counts.commonest)}
+    return facts | {"letters": counts | {"unknown": "mask" if letters.step.masks else "drop"}}
+
+
+def lines_of(notes: Facts) -> Iterator[str]:
+    """Yield the notes as lines for people."""
+    if "letters" in notes:
+        yield f"characters: {_letters_line(notes['letters'])}"
+    yield from map(_rate_line, notes.get("low_rates", ()))
+
+
+def _letters_line(of: Facts) -> str:
+    if "not_counted" in of:
+        return f"letters not counted: {of['not_counted']}"
+    masks = of["unknown"] == "mask"
+    outside = "outside the alphabet" if masks else "dropped"
+    parts = [f"none of {of['letters']:,} letters {outside}"]
+    if of["dropped"]:
+        named = ", ".join(f"{letter!r} {count:,}" for letter, count in of["commonest"].items())
+        share = f"{100 * of['dropped'] / of['letters']:.1f} %"
+        samples = f"in {of['samples_dropped']:,} of {of['samples']:,} samples"
+        parts = [f"{of['dropped']:,} of {of['letters']:,} letters {outside} ({share}), {samples}: {named}"]
+    if of["folded"]:
+        parts.append(f"{of['folded']:,} folded to the other case, in {of['samples_folded']:,} samples")
+    if of["others_dropped"]:
+        parts.append(f"{of['others_dropped']:,} blanks and punctuation {outside}")
+    if masks:
+        parts.append(f"{of['samples_unknown']:,} samples are masked")
+    return "; ".join(parts)
+
+
+def _rate_line(of: Facts) -> str:
+    empty = (
+        f"{of['empty_bands']} of {of['bands']} bands are above {of['highest_hz']:,g} Hz and get nothing"
+        if of["bands"]
+        else f"there is nothing above {of['highest_hz']:,g} Hz"
+    )
+    return (
+        f"{of['transform']}: {of['samples']:,} samples are recorded at {of['own_rate']:,} Hz and resampled to "
+        f"{of['rate']:,} Hz: {empty}"
+    )

@@ -1,0 +1,90 @@
+"""What a transform does to the letters of an index's samples: counted while the index is made, kept beside its columns.
+
+Rules: the file is no column, so the fingerprint does not depend on it; it names the alphabet, and counts for another
+one are made anew. What reaches the transform is counted, or nothing: after a user's own transform, or where texts can
+only be had by decoding samples, the report says why there are no counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from loader_server.transforms.letters import LetterCounter, LetterCounts, counting_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from loader_server.sources.source import Source
+    from loader_server.transforms.chain import Chain
+    from loader_server.transforms.letters import Alphabet, CountsLetters
+
+__all__ = ["NOT_AT_HAND", "LettersReport", "kept_counts", "letters_report"]
+
+_FILE = "letters.json"
+
+NOT_AT_HAND = "the texts of this source are at hand only when its samples are read"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LettersReport:
+    """What a transform does to the letters of an index's samples: its counts, or why there are none."""
+
+    step: CountsLetters
+    counts: LetterCounts | None = None
+    not_counted: str = ""
+    #: Whether they were counted just now.
+    is_new: bool = False
+
+    def keep(self, columns: Path) -> None:
+        """Keep new counts beside an index's columns; if they cannot be written, they are made anew when needed."""
+        if self.counts is None or not self.is_new:
+            return
+        kept: dict[str, Any] = {"alphabet": self.step.alphabet.characters, **asdict(self.counts)}
+        draft = columns / f"{_FILE}.new"
+        with contextlib.suppress(OSError):
+            draft.write_text(json.dumps(kept), "utf-8")
+            draft.replace(columns / _FILE)
+
+    def refuse_dropping(self, where: str) -> None:
+        """Raise a DataError if more letters are dropped than anybody may want."""
+        if self.counts is not None:
+            self.step.refuse_dropping(self.counts, where)
+
+
+def letters_report(chain: Chain, columns: Path, opened: Callable[[], Source] | None) -> LettersReport | None:
+    """Return what becomes of the letters of an index's samples; None if the chain drops none.
+
+    Letters that were not counted for this alphabet before are counted now, in the source that `opened` gives.
+    """
+    found = counting_step(chain)
+    if found is None:
+        return None
+    step, own = found
+    if own:
+        return LettersReport(step=step, not_counted=f"{own} comes before it and may change the texts")
+    kept = kept_counts(columns, step.alphabet)
+    if kept is not None:
+        return LettersReport(step=step, counts=kept)
+    blocks = opened().uncut.texts(step.key) if opened is not None else None
+    if blocks is None:
+        return LettersReport(step=step, not_counted=NOT_AT_HAND)
+    counter = LetterCounter(step.alphabet)
+    for block in blocks:
+        counter.add(block)
+    return LettersReport(step=step, counts=counter.counts(), is_new=True)
+
+
+def kept_counts(columns: Path, alphabet: Alphabet) -> LetterCounts | None:
+    """Return the counts that are kept beside the columns of an index; None if there are none for this alphabet."""
+    try:
+        kept = json.loads((columns / _FILE).read_text("utf-8"))
+        if kept.pop("alphabet") != alphabet.characters:
+            return None
+        commonest = tuple((str(letter), int(count)) for letter, count in kept.pop("commonest"))
+        return LetterCounts(commonest=commonest, **kept)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,72 @@
+"""Recordings whose rate is below the one that a transform resamples to: what they leave empty.
+
+Resampling adds no frequencies: above half a recording's own rate there is nothing, at whatever rate a transform wants
+it. Rules: pure; bands are counted by the filters that the transform uses.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loader_server.transforms.columns import OfColumns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from loader_server.transforms.chain import Chain
+
+__all__ = ["LowRate", "OfOneRate", "low_rates"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowRate:
+    """Samples of one rate that a transform raises; without `bands`, it makes none."""
+
+    transform: str
+    rate: int
+    own_rate: int
+    samples: int
+    #: The highest frequency that there is after the transforms before it.
+    highest_hz: float
+    empty_bands: int
+    bands: int
+
+
+class OfOneRate(OfColumns):
+    """A transform that resamples audio to `rate`."""
+
+    rate: int
+
+    @abc.abstractmethod
+    def empty_bands(self, highest_hz: float) -> tuple[int, int]:
+        """Return how many bands get nothing from audio without higher frequencies, and how many there are; 0 and 0 if
+        the transform makes no bands.
+        """
+
+
+def low_rates(chain: Chain, rates: NDArray[np.int64]) -> Iterator[LowRate]:
+    """Yield what each transform raises of samples with these rates, the lowest rate first."""
+    own_rates, counts = np.unique(rates[rates > 0], return_counts=True)
+    reached = own_rates.copy()
+    for step in chain.steps:
+        if not isinstance(step.call, OfOneRate):
+            continue
+        for own, samples, rate in zip(own_rates.tolist(), counts.tolist(), reached.tolist(), strict=True):
+            empty, bands = step.call.empty_bands(rate / 2) if rate < step.call.rate else (0, -1)
+            if empty or not bands:
+                yield LowRate(
+                    transform=step.name,
+                    rate=step.call.rate,
+                    own_rate=own,
+                    samples=samples,
+                    highest_hz=rate / 2,
+                    empty_bands=empty,
+                    bands=bands,
+                )
+        reached = np.minimum(reached, step.call.rate)

@@ -1,0 +1,61 @@
+"""How long a trainer waits for an answer about leases that the coordinator withholds.
+
+The coordinator withholds answers that promise a lease while it cannot write its journal, and gives none if it is gone.
+Both may last, so the wait is said once and ends the feed at last. An answer without a lease is an answer: others have
+the batches, and their own deadlines bound that wait.
+
+Rules: pure. Time in which the trainer itself stood still does not count.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainer_client.core import instructions as i
+from trainer_client.core.failures import leases_withheld
+
+if TYPE_CHECKING:
+    from shared.wire import messages as m
+
+__all__ = ["LeaseWait"]
+
+#: So long is nothing said: a coordinator that is started again takes a second or two.
+_SAYS_SO_AFTER_S = 5.0
+
+
+class LeaseWait:
+    """One trainer's wait for the answer to its open message; it bears `patience_s`."""
+
+    def __init__(self, attached: m.Attached, patience_s: float, out: list[i.Instruction]) -> None:
+        self._stream, self._job = attached.stream, attached.job
+        self._patience_s = patience_s
+        self._out = out
+        #: Since when nothing has been answered; None: nobody waits.
+        self._since_s: float | None = None
+        self._is_said = self._has_failed = False
+
+    def end(self) -> None:
+        """Note that an answer came, or that nobody waits for one."""
+        self._since_s, self._is_said = None, False
+
+    def excuse(self, now_s: float) -> None:
+        """Note that the trainer stood still: it could not have heard an answer."""
+        if self._since_s is not None:
+            self._since_s = now_s
+
+    def look(self, now_s: float) -> None:
+        """Note that an answer is waited for now; say so after a while, and end the feed after `lost_timeout_s`."""
+        if self._since_s is None:
+            self._since_s = now_s
+        waited_s = now_s - self._since_s
+        if waited_s > self._patience_s and not self._has_failed:
+            self._has_failed = True
+            self._out.append(i.Fail(leases_withheld(self._stream, self._job, self._patience_s)))
+        elif waited_s > _SAYS_SO_AFTER_S and not self._is_said:
+            self._is_said = True
+            fields = {
+                "ends_in_s": round(self._patience_s - waited_s, 1),
+                "look_at": "`loader-server status`, the alerts StokerJournalLost and StokerJournalNotWritten, and the "
+                f"state folder of job {self._job}",
+            }
+            self._out.append(i.WriteLog("warning", "waiting for leases that the coordinator withholds", fields))
