@@ -79,6 +79,7 @@ def tables(report: dict[str, Any]) -> Group:
         _streams(report),
         *_queues(report),
         *_worlds(report),
+        *_verifiers(report),
         *_results(report),
         _workers(report),
         *_remote(report),
@@ -137,6 +138,17 @@ def _worlds(report: dict[str, Any]) -> Iterator[Table]:
             limits = f"{one['least']} to {one['most']}"
             counted = (str(len(one["members"])), limits, str(len(one["waiting"])), str(one["changes"]))
             table.add_row(name, str(one["version"]), one["stage"], *counted, one["reason"] or "-")
+        yield table
+
+
+def _verifiers(report: dict[str, Any]) -> Iterator[Table]:
+    """Who verifies a stream, if anybody does: these are no trainers."""
+    rows = [(name, verifier) for name, stream in report["streams"].items() for verifier in stream["verifiers"]]
+    if rows:
+        table = Table("verified", "by", "epoch", "read", "of", "silent s")
+        for name, verifier in rows[:_MOST_NAMED]:
+            counted = ("name", "read_epoch", "read_number", "batches", "silent_s")
+            table.add_row(name, *(str(verifier[key]) for key in counted))
         yield table
 
 

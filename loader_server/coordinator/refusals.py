@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shared.endpoints import is_connectable, leads_elsewhere
 from shared.wire.refusals import not_attached, refused
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __all__ = [
     "another_world",
     "endpoint_elsewhere",
     "fixed_rank",
+    "gives_way",
     "graph_of_another_job",
     "group_misfit",
     "join_misfit",
@@ -45,7 +47,9 @@ __all__ = [
     "not_kept",
     "objection",
     "other_limits",
+    "register_misfit",
     "run_ended",
+    "shards_in_use",
     "superseded",
     "superseded_attach",
     "too_large_a_graph",
@@ -174,6 +178,18 @@ def trained_on(attach: m.Attach, trainers: Sequence[m.Attach]) -> m.NotAttached:
     return _not_attached(attach, "training", expected, f"one that is trained on by {who}", remedy)
 
 
+def shards_in_use(attach: m.Attach) -> m.NotAttached:
+    """It is a verifier, for which workers would begin shards anew that they are making for a trainer."""
+    return not_attached(attach.serial, gives_way(attach))
+
+
+def gives_way(attach: m.Attach) -> m.Refused:
+    """A trainer reads the stream, whose batches are made whole, shard by shard."""
+    expected = f"a stream that nobody trains on: batches of {attach.stream} are made whole, shard by shard"
+    got = "one that is trained on, whose workers would begin their shards anew for a verifier"
+    return refused("training", expected, got, "Verify it when the training is over, or on a fleet of its own.")
+
+
 def another_cursor(attach: m.Attach, cursor: Cursor, other: m.Attach, theirs: Cursor) -> m.NotAttached:
     """A rank that is alive is at another position."""
     expected = f"epoch {theirs.epoch}, batch {theirs.number}, where {_who(other)} started"
@@ -268,6 +284,15 @@ def unknown_worker() -> m.Refused:
 
 
 # --- workers, and people ---
+
+
+def register_misfit(register: m.Register, host: str, builder: str) -> m.Refused | None:
+    """Return why a worker cannot serve this job, which has workers of this builder fingerprint; None if it can."""
+    if not is_connectable(register.endpoint):
+        return no_endpoint(register)
+    if leads_elsewhere(register.endpoint, host):
+        return endpoint_elsewhere(register, host)
+    return another_builder(register) if register.builder != builder else None
 
 
 def no_endpoint(register: m.Register) -> m.Refused:

@@ -255,9 +255,9 @@ class Coordinator:
         self._waker.wake()
 
     def _has_last_words(self) -> bool:
-        """Whether trainers that were told of the end are there: what is unread when a connection ends is lost."""
+        """Whether anybody who was told of the end is there: what is unread when a connection ends is lost."""
         ends = self._state.ending.report() if time.monotonic() < self._last_words_s else None
-        return ends is not None and ends["trainers"] > 0
+        return ends is not None and (ends["trainers"] > 0 or len(self._state.verifiers) > 0)
 
     def _take_in(self, now_s: float) -> list[Instruction]:
         self.guard.look(now_s)

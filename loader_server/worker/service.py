@@ -322,7 +322,7 @@ class Worker:
         load = self.load = m.Beat(
             worker=self.settings.name,
             incarnation=self.incarnation,
-            waiting=self._reception.waiting,
+            waiting=self._reception.waiting_of_trainers,
             building=self._thread.load,
             built=self.counts.built,
             masked=self.counts.masked,

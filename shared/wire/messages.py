@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shared.wire.bounds import FixedList, Integer, Many, Maybe, OneOf, Share, Text, record
 from shared.wire.declared import KINDS, Message, declare
-from shared.wire.lease_work import MEASURE, WORK
+from shared.wire.lease_work import MEASURE, VERIFY, WORK
 from shared.wire.parts import (
     COUNT,
     EPOCH,
@@ -116,7 +116,7 @@ class Attach(Message):
     incarnation: int = wire(ID)
     name: str = wire(NAME)
     cursor: Cursor | None = wire(Maybe(record(Cursor)))
-    work: str | None = wire(Maybe(OneOf((*WORK, MEASURE))))
+    work: str | None = wire(Maybe(OneOf((*WORK, MEASURE, VERIFY))))
     done: DoneSet | None = wire(Maybe(record(DoneSet)))
     world_version: int | None = wire(Maybe(COUNT))
     tenure: int | None = wire(Maybe(COUNT))
@@ -289,6 +289,7 @@ class Hello(Message):
     incarnation: int = wire(ID)
     shared: SharedSlots | None = wire(Maybe(record(SharedSlots)))
     verify: bool = wire(FLAG)
+    yields: bool = wire(FLAG, default=False)
     seal: Seal | None = wire(Maybe(record(Seal)))
 
 

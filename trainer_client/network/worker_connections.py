@@ -164,6 +164,7 @@ class WorkerConnections:
             incarnation=settings.incarnation,
             shared=self._memory.offer(order.lock_byte) if settings.shared_memory else None,
             verify=settings.verify,
+            yields=settings.verifies,
             seal=connection.sealed.make_seal() if connection.sealed is not None else None,
         )
         connection.queue(hello)

@@ -17,7 +17,11 @@ def report(*, workers: int = 0, culprits: int = 0, failing: int = 0, **trainers:
     return {
         "job": "digits",
         "streams": {
-            name: {"attached": count, "trainers": [{"name": f"t{number:04d}"} for number in range(count)]}
+            name: {
+                "attached": count,
+                "trainers": [{"name": f"t{number:04d}"} for number in range(count)],
+                "verifiers": [],
+            }
             for name, count in trainers.items()
         },
         "workers": [{"name": f"w{number:04d}"} for number in range(workers)],
@@ -113,3 +117,11 @@ class TestCutting:
         whole = report(workers=300, dev=500)
         text_of(whole, most=500)
         assert whole == report(workers=300, dev=500)
+
+    def test_verifiers_are_cut_as_trainers_are(self):
+        whole = report(workers=3, train=5)
+        whole["streams"]["train"]["verifiers"] = [{"name": f"v{number:04d}"} for number in range(500)]
+        cut = json.loads(text_of(whole, 3000))
+        assert len(cut["streams"]["train"]["trainers"]) == 5
+        assert 0 < len(cut["streams"]["train"]["verifiers"]) == 500 - cut["cut"]["verifiers"]
+        assert len(json.dumps(cut)) <= 3000

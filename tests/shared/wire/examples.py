@@ -222,6 +222,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         incarnation=7,
         shared=SharedSlots("6f3c-boot", 1000, 4242, 12, bytes(range(16)), 23, 10_485_760, 16),
         verify=True,
+        yields=True,
         seal=Seal(bytes(range(32)), bytes(range(16))),
     ),
     m.Welcome(

@@ -75,6 +75,7 @@ class _Session:
 
     def __init__(self, worker: Worker, address: bytes, hello: m.Hello) -> None:
         self.incarnation = hello.incarnation
+        self.yields = hello.yields
         self.heard_s = worker.scheduler.now_s
         self.tickets = Tickets()
         self.builds: dict[Ticket, _Build] = {}
