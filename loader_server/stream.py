@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from loader_server.job_file import JobFile, StreamRecipe
     from loader_server.sources.chunks.settings import ChunkRule
+    from loader_server.sources.files.presence import MissingFiles
     from loader_server.sources.source import Source
     from loader_server.sources.table import SourceSpec
     from loader_server.transforms.chain import Chain
@@ -164,6 +165,10 @@ class Stream:
     def raw_lengths(self, sample: int) -> dict[str, int]:
         """What the index says of a sample before the transforms."""
         return self._joined.raw_lengths(sample)
+
+    def find_missing(self, time_s: float) -> MissingFiles | None:
+        """Look for at most so long, a source, whether its files are on this machine; return what is missing."""
+        return self._joined.find_missing(time_s)
 
     def identity(self, sample: int) -> str:
         """The source's identity of the sample, which convictions name."""

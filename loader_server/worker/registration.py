@@ -34,6 +34,9 @@ __all__ = ["Registration", "find_reachable_endpoint", "look_up"]
 
 _EVERYWHERE = ("0.0.0.0", "*", "[::]")  # noqa: S104 - recognised here, bound only with keys or --insecure
 
+#: How often the coordinator is told why this worker does not serve, or not all.
+_FAILING_PAUSE_S = 2.0
+
 #: An address that is reserved for documentation: the route to it is the route to the world.
 _SOME_OTHER_HOST = "192.0.2.1"
 
@@ -95,6 +98,11 @@ class Registration:
         self.socket = self._connect()
         self._log = Log("worker", worker=register.worker)
         self._pieces: list[m.GraphPiece] = []
+        #: Why this worker serves only in part, or not at all.
+        self._failing: m.Failing | None = None
+        self._failing_s = 0.0
+        #: Whether there is a stream that it can serve: only then does it register.
+        self._may_register = True
 
     def _connect(self) -> zmq.Socket[bytes]:
         return connect_dealer(self._context, self._coordinator, self._keys, secrets.token_bytes(16))
@@ -115,18 +123,36 @@ class Registration:
             self.membership.hear(now_s)
             with contextlib.suppress(ProtocolError):
                 culprits += self._take_in(decode(frames[0].buffer), now_s)
-        if self.membership.gives_up(now_s):
+        if self._may_register and self.membership.gives_up(now_s):
             raise self._nobody()
         if self.membership.lose_patience(now_s):
             self._renew()
         if self.membership.is_due(now_s):
             self._look_where_we_are(now_s)
-            message = load() if self.membership.registered else self._register
-            sent = is_connectable(self._register.endpoint) and self._send(message)
-            for culprit in self.membership.unlisted() if sent else ():
-                self._send(culprit)
-            self.membership.say(now_s, sent=sent)
+            self._say_what_is_due(now_s, load)
         return culprits
+
+    def _say_what_is_due(self, now_s: float, load: Callable[[], m.Beat]) -> None:
+        message = load() if self.membership.registered else self._register
+        sent = True
+        if self._may_register or self.membership.registered:
+            sent = is_connectable(self._register.endpoint) and self._send(message)
+        if sent and self._failing is not None and now_s >= self._failing_s:
+            sent = self._send(self._failing)
+            self._failing_s = now_s + _FAILING_PAUSE_S
+        for culprit in self.membership.unlisted() if sent else ():
+            self._send(culprit)
+        self.membership.say(now_s, sent=sent)
+
+    def note_data(self, failing: m.Failing | None, *, may_register: bool, now_s: float) -> None:
+        """Take in what data are missing here: the coordinator is told, and a worker without any does not register.
+
+        Once there is less missing than before it registers again, because that takes back what was told.
+        """
+        if self._failing is not None and failing != self._failing:
+            self.membership.move(now_s)
+        self._failing, self._may_register = failing, may_register
+        self._failing_s = self.membership.due_s = now_s
 
     def _look_where_we_are(self, now_s: float) -> None:
         """Work out our address; while there is no route we keep the one we had, because it may come back."""
