@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from dataclasses import asdict
 from functools import partial
 from importlib import import_module
@@ -356,9 +357,12 @@ def _serve_batches(options: argparse.Namespace, nursery: Asker) -> int:
         from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_ready
         from loader_server.worker.last_words import say_why
         from loader_server.worker.service import Worker, WorkerSettings
+        from loader_server.worker.waiting import open_once_there
         from shared.endpoints import at_any_port, check_endpoint, port_of
+        from shared.errors import DataError
         from shared.keys import ClientKeys, ServerKeys
         from shared.malloc_tuning import keep_freed_memory
+        from shared.metrics.probes import Probes
         from shared.metrics.server import MetricsServer
 
     if options.parent:
@@ -379,23 +383,28 @@ def _serve_batches(options: argparse.Namespace, nursery: Asker) -> int:
         client_keys=ClientKeys.read(job.keys, "worker", to="coordinator") if job.keys else None,
         shelf=options.shelf,
     )
+    labels = {"job": job.settings.name, "role": "worker", "worker": settings.name}
+    serve_metrics = partial(MetricsServer, port=options.metrics_port, labels=labels, targets_folder=job.targets_folder)
+    tell = partial(say_why, settings.coordinator, settings.client_keys, settings.name)
+    make = partial(Worker, settings, nursery)
     try:
-        worker = Worker(settings, nursery)
+        worker = make()
     except StokerError as error:
-        say_why(settings.coordinator, settings.client_keys, settings.name, error)
-        raise
+        if options.parent or not isinstance(error, DataError):
+            tell(error)
+            raise
+        stop = threading.Event()
+        _on_stop(stop.set)
+        with serve_metrics(list, probes=Probes(lambda _now_s: "", lambda _now_s: "no_data")):
+            found = open_once_there(make, error, tell, stop, settings.name)
+        if found is None:
+            return 0
+        worker = found
     if unoffered:
         worker.log.warning("cannot offer itself to the OOM killer before others", reason=unoffered)
     _on_stop(lambda: worker.drain(options.drain_seconds))
-    labels = {"job": job.settings.name, "role": "worker", "worker": worker.settings.name}
     samples = partial(metrics.worker_metrics, worker)
-    with MetricsServer(
-        samples,
-        port=options.metrics_port,
-        labels=labels,
-        targets_folder=job.targets_folder,
-        probes=worker.probes(),
-    ) as served:
+    with serve_metrics(samples, probes=worker.probes()) as served:
         keep_ports_from_children([*worker.ports, port_of(served.address)])
         say_ready(options.ready_fd, endpoint=worker.endpoint)
         options.ready_fd = -1

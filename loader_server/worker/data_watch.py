@@ -87,7 +87,9 @@ class DataWatch:
             if missing.is_bearable:
                 self._log.warning("some data are missing", stream=name, **missing.fields())
             elif name not in self.lacking:
-                self._log.warning("no data: the stream is not served until they are there", stream=name, **missing.fields())
+                self._log.warning(
+                    "no data: the stream is not served until they are there", stream=name, **missing.fields()
+                )
         for name in self.lacking.keys() - found.keys():
             self._log.info("data are there: the stream is served", stream=name)
 

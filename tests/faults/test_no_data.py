@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -88,3 +89,25 @@ def test_a_worker_that_has_some_of_its_data_serves_that(tmp_path: Path) -> None:
         aside.rename(clips)
         assert read(loaders.endpoint, "far") == 12
         wait_until(lambda: not ask(loaders.endpoint)["failing"], "nothing is missing any more")
+
+
+@pytest.mark.slow
+@pytest.mark.fault(64)
+def test_a_worker_without_its_index_waits_for_it(tmp_path: Path) -> None:
+    job = write_job(tmp_path, samples=24)
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(tmp_path / "clips", elsewhere / "clips")  # with its times
+    for file in (job, tmp_path / "csv.csv"):
+        shutil.copy2(file, elsewhere)
+    with fleet(job) as loaders:
+        worker = loaders.begin("vm-1", job=elsewhere / "job.toml")
+        wait_until(lambda: ask(loaders.endpoint)["failing"], "the coordinator knows what is missing")
+        (failing,) = ask(loaders.endpoint)["failing"]
+        assert (failing["expected"], failing["got"]) == ("an index", "none")
+        (target,) = (elsewhere / ".stoker" / "tones" / "targets").glob("worker-*.json")
+        assert probe(target, "/readyz") == "no_data"
+        shutil.copytree(tmp_path / ".stoker" / "tones", elsewhere / ".stoker" / "tones", dirs_exist_ok=True)
+        wait_until(lambda: "vm-1" in loaders.members(), "the worker registers")
+        assert ask(loaders.endpoint)["failing"] == []
+        assert read(loaders.endpoint, "train") == 24
+        assert worker.poll() is None
