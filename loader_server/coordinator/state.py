@@ -365,10 +365,9 @@ class CoordinatorState:
             self._refuse(peer, refusals.endpoint_elsewhere(register, host))
             return
         if register.builder != self._settings.builder:
-            self._refuse(peer, refusals.another_builder(register))
             # The fingerprint proves that a worker belongs here, so a worker with another one is not told it.
-            both = {"expected": self._settings.builder, "got": register.builder}
-            self._warn("worker builds other bytes", worker=register.worker, endpoint=register.endpoint, **both)
+            self._refuse(peer, refusals.another_builder(register))
+            self._warn("worker builds other bytes", worker=register.worker, endpoint=register.endpoint)
             return
         is_news = self._workers.register(peer, register, now_s)
         self._out.append(Send(peer, m.Registered(heartbeat_timeout_ms=int(1000 * self._timeout_s))))

@@ -19,7 +19,7 @@ from loader_server.building.build_counts import BuildCounts
 from loader_server.building.build_thread import BuildThread
 from loader_server.building.crash_trial import CrashTrial
 from loader_server.building.fallbacks import FALLBACK_REASONS
-from loader_server.building.fingerprint import builder_fingerprint
+from loader_server.building.fingerprint import builder_fingerprint, builder_parts
 from loader_server.building.not_finite import float_keys
 from loader_server.building.quarantine import Quarantine
 from loader_server.building.read_ahead import ReadAhead
@@ -168,6 +168,7 @@ class Worker:
                 uid=os.getuid(),
                 builder=builder_fingerprint(self._streams, self._job.versions_of_sent()),
             ),
+            lambda: builder_parts(self._streams, self._job.versions_of_sent()),
         )
 
     def _open_shelf(self) -> Shelf | None:
