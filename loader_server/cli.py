@@ -29,7 +29,7 @@ from loader_server.arguments import (
     tells_its_error,
 )
 from shared.command import add_common_arguments, allow_many_files, run_command
-from shared.errors import SettingsError, StokerError
+from shared.errors import SettingsError
 from shared.quick_import import quick_import
 from shared.system.limits import refuse_small_limits
 
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from loader_server.machine.nursery import Nursery
 
 __all__ = ["be_nursery", "main"]
-
-#: Samples take megabytes; returning their pages to the kernel each time costs more than decoding them.
-_KEPT_BYTES = 256 * 2**20
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -357,60 +354,8 @@ def _run_worker(options: argparse.Namespace) -> int:
 
 def _serve_batches(options: argparse.Namespace, nursery: Asker) -> int:
     with quick_import():
-        from loader_server import metrics
-        from loader_server.machine.deadline import let_deadlines_end_us
-        from loader_server.machine.oom_score import WORKER_OFFER, offer_to_oom_killer
-        from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_ready
-        from loader_server.worker.last_words import say_why
-        from loader_server.worker.service import Worker, WorkerSettings
-        from shared.endpoints import at_any_port, check_endpoint, port_of
-        from shared.keys import ClientKeys, ServerKeys
-        from shared.malloc_tuning import keep_freed_memory
-        from shared.metrics.server import MetricsServer
-
-    if options.parent:
-        end_with_parent(options.parent)
-    allow_many_files()
-    unoffered = offer_to_oom_killer(WORKER_OFFER)
-    keep_freed_memory(trim_bytes=_KEPT_BYTES, mmap_bytes=_KEPT_BYTES)
-    let_deadlines_end_us()
-    job = read_job(options.job)
-    listen = options.listen or at_any_port(job.settings.listen)
-    check_endpoint(listen, where="--listen", encrypted=job.keys is not None, insecure=options.insecure)
-    settings = WorkerSettings(
-        job_path=options.job,
-        name=options.name or f"{os.uname().nodename}-{os.getpid()}",
-        listen=listen,
-        coordinator=options.coordinator or job.settings.listen,
-        server_keys=ServerKeys.read(job.keys, "worker") if job.keys else None,
-        client_keys=ClientKeys.read(job.keys, "worker", to="coordinator") if job.keys else None,
-        advertise=options.advertise,
-        shelf=options.shelf,
-    )
-    try:
-        worker = Worker(settings, nursery)
-    except StokerError as error:
-        say_why(settings.coordinator, settings.client_keys, settings.name, error)
-        raise
-    if unoffered:
-        worker.log.warning("cannot offer itself to the OOM killer before others", reason=unoffered)
-    _on_stop(lambda: worker.drain(options.drain_seconds))
-    labels = {"job": job.settings.name, "role": "worker", "worker": worker.settings.name}
-    samples = partial(metrics.worker_metrics, worker)
-    listening = metrics_listening(options)
-    with MetricsServer(
-        samples,
-        listening=listening,
-        labels=labels,
-        targets_folder=job.targets_folder,
-        probes=worker.probes(),
-    ) as served:
-        worker.tell_metrics(served.bound)
-        keep_ports_from_children([*worker.ports, port_of(served.address)])
-        say_ready(options.ready_fd, endpoint=worker.endpoint, metrics=served.address)
-        options.ready_fd = -1
-        worker.run()
-    return 0
+        from loader_server.commands.serve_worker import serve_worker
+    return serve_worker(options, nursery, _on_stop)
 
 
 # --- status, forgive and keys ---

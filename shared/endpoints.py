@@ -20,6 +20,7 @@ __all__ = [
     "is_connectable",
     "is_loopback",
     "leads_elsewhere",
+    "port_beside",
     "port_of",
     "scrape_address",
 ]
@@ -155,6 +156,12 @@ def port_of(endpoint: str) -> int:
 def at_port(endpoint: str, port: int) -> str:
     """The same host at another port."""
     return f"{endpoint.rpartition(':')[0]}:{port}"
+
+
+def port_beside(endpoint: str) -> int | None:
+    """Return the port after the one that an endpoint names, or None if it leaves the port open or there is none."""
+    port = endpoint.rpartition(":")[2]
+    return int(port) + 1 if _is_port(port, lowest=1) and int(port) < 65535 else None
 
 
 def at_any_port(endpoint: str) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from shared.endpoints import at_any_port, is_loopback
+from shared.endpoints import at_any_port, at_port, is_loopback
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -108,8 +108,11 @@ def bind_router(
     return router
 
 
-def bind_sealed_router(context: zmq.Context[zmq.Socket[bytes]], beside: str) -> zmq.Socket[bytes]:
-    """A ROUTER on any port of the same address, for payloads that are sealed already.
+def bind_sealed_router(
+    context: zmq.Context[zmq.Socket[bytes]], beside: str, port: int | None = None
+) -> zmq.Socket[bytes]:
+    """A ROUTER at this port of the same address, for payloads that are sealed already; at any port if None, or if this
+    one is taken.
 
     Only clients that show an identity which was announced in a Hello are let in (the context's guard decides). Whatever
     clients send here has to be read and dropped, because nothing else bounds it. A new connection replaces one of the
@@ -119,7 +122,13 @@ def bind_sealed_router(context: zmq.Context[zmq.Socket[bytes]], beside: str) -> 
     router = _make_router(context, beside)
     router.setsockopt(zmq.MAXMSGSIZE, 256)
     router.setsockopt(zmq.PLAIN_SERVER, 1)
-    router.bind(at_any_port(beside))
+    try:
+        router.bind(at_any_port(beside) if port is None else at_port(beside, port))
+    except zmq.ZMQError:
+        if port is None:
+            router.close()
+            raise
+        router.bind(at_any_port(beside))
     return router
 
 

@@ -258,8 +258,10 @@ def _about_journal(journal: dict[str, Any]) -> Iterator[str]:
 
 
 def _about_workers(report: dict[str, Any]) -> Iterator[str]:
-    for one in report["failing"]:
-        yield "worker {worker} cannot serve: {where}: expected {expected}, got {got}. {remedy}".format(**one)
+    serving = {worker["name"] for worker in report["workers"]}
+    for failing in report["failing"]:
+        how = "serves only in part" if failing["worker"] in serving else "cannot serve"
+        yield "worker {worker} {how}: {where}: expected {expected}, got {got}. {remedy}".format(how=how, **failing)
     taken = sum(one["taken"] for one in report["workers"])
     if taken:
         built = sum(one["built"] for one in report["workers"])

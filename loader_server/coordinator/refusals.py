@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shared.endpoints import is_connectable, leads_elsewhere
+from shared.wire.parts import clipped
 from shared.wire.refusals import not_attached, refused
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ __all__ = [
     "not_kept",
     "objection",
     "other_limits",
+    "other_parts",
     "register_misfit",
     "run_ended",
     "shards_in_use",
@@ -285,6 +287,12 @@ def unknown_worker() -> m.Refused:
 
 # --- workers, and people ---
 
+_SAME_BYTES = "a worker that builds the same bytes as the coordinator's machine would"
+_SAME_BUILDER = (
+    "Give every loader machine the same job file, index and own transforms, and the same releases of stoker, "
+    "numpy, soundfile, soxr and what own transforms import or declare."
+)
+
 
 def register_misfit(register: m.Register, host: str, builder: str) -> m.Refused | None:
     """Return why a worker cannot serve this job, which has workers of this builder fingerprint; None if it can."""
@@ -313,13 +321,14 @@ def endpoint_elsewhere(register: m.Register, host: str) -> m.Refused:
 
 
 def another_builder(register: m.Register) -> m.Refused:
-    """The worker would build other bytes. Neither fingerprint is told: ours would let it in, its own it knows."""
-    remedy = (
-        "Give every loader machine the same job file, index and own transforms, and the same releases of stoker, "
-        "numpy, soundfile, soxr and what own transforms import or declare. The coordinator's log has both fingerprints."
-    )
-    expected = "a worker that builds the same bytes as the coordinator's machine would"
-    return refused("builder", expected, f"another builder fingerprint from {register.worker}", remedy)
+    """Refuse a worker that would build other bytes; neither fingerprint is told, for ours would let it in."""
+    return refused("builder", _SAME_BYTES, f"another builder fingerprint from {register.worker}", _SAME_BUILDER)
+
+
+def other_parts(builder: m.BuilderParts, differing: list[str]) -> m.Refused:
+    """Name the parts of its builder fingerprint in which a worker differs."""
+    parts = "; ".join(differing) or "in a part that has no name"
+    return refused("builder", _SAME_BYTES, clipped(f"{builder.worker}, which differs: {parts}"), _SAME_BUILDER)
 
 
 def not_kept(count: int) -> m.Refused:

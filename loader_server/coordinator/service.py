@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from loader_server.building.fingerprint import builder_fingerprint
+from loader_server.building.fingerprint import builder_fingerprint, builder_parts, differing_parts
 from loader_server.coordinator import refusals
+from loader_server.coordinator.comings import Comings
 from loader_server.coordinator.endpoint_writer import EndpointWriter
 from loader_server.coordinator.events import (
     EndOrdered,
@@ -55,6 +56,7 @@ from shared.sockets import Waker, bind_router, read_waiting
 from shared.wire.codec import VersionError, decode, encode, encode_refusal
 from shared.wire.messages import (
     Attached,
+    BuilderParts,
     Forgiven,
     GraphPiece,
     GraphWanted,
@@ -102,6 +104,7 @@ def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None, *, ad
         settings = CoordinatorSettings(
             job=job.settings.name,
             builder=builder_fingerprint(streams, job.versions_of_sent()),
+            builder_parts=builder_parts(streams, job.versions_of_sent()),
             group=job.settings.group,
             heartbeat_timeout_s=job.settings.heartbeat_timeout_s,
             max_bad=job.settings.max_bad,
@@ -132,6 +135,8 @@ class Coordinator:
         self._log = Log("coordinator", job=settings.job)
         #: The streams that trainers are attached to, by name; replaced as a whole, for other threads to read.
         self.streams = streams
+        self._builder_parts = settings.builder_parts
+        self._comings = Comings()
         self._graphs: GraphKeeper | None = None
         self._endpoint_writer: EndpointWriter | None = None
         self._of_graphs: SimpleQueue[GraphRuns | GraphFailed] = SimpleQueue()
@@ -194,6 +199,7 @@ class Coordinator:
             poller.register(socket, zmq.POLLIN)
         poller.register(self._waker.fileno(), zmq.POLLIN)
         turned_s = self._turned_s = time.monotonic()
+        self._log.info("coordinator serves", endpoint=self.endpoint)
         due_s = turned_s + self._tick_s
         try:
             while not self._stopping or self._drains is not None or self._has_last_words():
@@ -214,6 +220,8 @@ class Coordinator:
                     instructions += self._state.handle(JournalLooked(self.writer.lost, self.writer.waiting), now_s)
                     instructions += self._state.handle(Ticked(), now_s)
                     self.report = self._state.report(now_s)
+                    for event, fields in self._comings.look(self.report, now_s):
+                        self._log.info(event, **fields)
                     tell(self.report)
                     if self._endpoint_writer is not None:
                         self._endpoint_writer.write()
@@ -349,8 +357,15 @@ class Coordinator:
         if isinstance(message, GraphWanted):
             piece = self._graphs.piece(message) if self._graphs is not None else None
             return [Send(peer, piece)] if piece is not None else []
+        if isinstance(message, BuilderParts):
+            return self._say_what_differs(peer, message)
         host = identity.get("Peer-Address") if isinstance(message, Register) else ""
         return self._state.handle(Received(peer, message, str(host)), now_s)
+
+    def _say_what_differs(self, peer: bytes, builder: BuilderParts) -> list[Instruction]:
+        differing = differing_parts(self._builder_parts, builder.parts)
+        what = {"worker": builder.worker, "parts": "; ".join(differing) or "none that has a name"}
+        return [Warn("worker differs from this machine", what), Send(peer, refusals.other_parts(builder, differing))]
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         facts = [one.fact for one in instructions if isinstance(one, Keep)]

@@ -382,8 +382,7 @@ class CoordinatorState:
             self._refuse(peer, refusal)
             if refusal.code == "builder":
                 # The fingerprint proves that a worker belongs here, so a worker with another one is not told it.
-                both = {"expected": self._settings.builder, "got": register.builder}
-                self._warn("worker builds other bytes", worker=register.worker, endpoint=register.endpoint, **both)
+                self._warn("worker builds other bytes", worker=register.worker, endpoint=register.endpoint)
             return
         is_news = self._workers.register(peer, register, now_s, host)
         self._out.append(Send(peer, m.Registered(heartbeat_timeout_ms=int(1000 * self._timeout_s))))

@@ -92,10 +92,10 @@ class Workers:
             register.worker, register.incarnation, register.endpoint, register.boot_id, register.uid
         )
         known = self._workers.get(register.incarnation)
+        self._failing.pop(register.worker, None)
         if known is not None and known.address == address:
             known.peer, known.heard_s, known.metrics = peer, now_s, scrape_address(register.metrics, host)
             return False
-        self._failing.pop(register.worker, None)
         for before in (register.incarnation, self._at.get(register.endpoint, register.incarnation)):
             self._drop(before)
         self._workers[register.incarnation] = RegisteredWorker(

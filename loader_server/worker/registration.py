@@ -29,16 +29,28 @@ from shared.wire.refusals import error_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from shared.errors import StokerError
     from shared.keys import ClientKeys
 
 __all__ = ["Registration"]
+
+#: How long to wait for the coordinator's word on what differs in our builder fingerprint.
+_DIFFERS_S = 2.0
+
+#: How often the coordinator is told why this worker does not serve, or not all.
+_FAILING_PAUSE_S = 2.0
 
 
 class Registration:
     """One DEALER to the coordinator; `socket` is replaced when the connection is made anew."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], coordinator: str, keys: ClientKeys | None, register: m.Register
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        coordinator: str,
+        keys: ClientKeys | None,
+        register: m.Register,
+        parts: Callable[[], tuple[tuple[str, str], ...]] = tuple,
     ) -> None:
         self.membership = Membership()
         self._context = context
@@ -54,6 +66,16 @@ class Registration:
         self.socket = self._connect()
         self._log = Log("worker", worker=register.worker)
         self._pieces: list[m.GraphPiece] = []
+        #: What our builder fingerprint is made of.
+        self._parts = parts
+        #: The refusal of that fingerprint, and when it is raised if the coordinator does not say what differs.
+        self._refusal: m.Refused | None = None
+        self._refusal_s = 0.0
+        #: Why this worker serves only in part, or not at all.
+        self._failing: m.Failing | None = None
+        self._failing_s = 0.0
+        #: Whether there is a stream that it can serve: only then does it register.
+        self._may_register = True
 
     def _connect(self) -> zmq.Socket[bytes]:
         address = self._followed.address
@@ -83,18 +105,16 @@ class Registration:
             self.membership.hear(now_s)
             with contextlib.suppress(ProtocolError):
                 culprits += self._take_in(decode(frames[0].buffer), now_s)
-        if self.membership.gives_up(now_s):
+        if self._refusal is not None and now_s >= self._refusal_s:
+            raise self._error_of(self._refusal)
+        if self._may_register and self.membership.gives_up(now_s):
             raise self._nobody()
         if self.membership.lose_patience(now_s):
             self._renew()
         if self.membership.is_due(now_s):
             self._follow(now_s)
             self._look_where_we_are(now_s)
-            message = load() if self.membership.registered else self._register
-            sent = is_connectable(self._register.endpoint) and self._send(message)
-            for culprit in self.membership.unlisted() if sent else ():
-                self._send(culprit)
-            self.membership.say(now_s, sent=sent)
+            self._say_what_is_due(now_s, load)
         return culprits
 
     def _follow(self, now_s: float) -> None:
@@ -103,6 +123,28 @@ class Registration:
             self._log.info("coordinator is elsewhere", before=self._connected, now=self._followed.address)
             self.membership.move(now_s)
             self._renew()
+
+    def _say_what_is_due(self, now_s: float, load: Callable[[], m.Beat]) -> None:
+        message = load() if self.membership.registered else self._register
+        sent = True
+        if self._refusal is None and (self._may_register or self.membership.registered):
+            sent = is_connectable(self._register.endpoint) and self._send(message)
+        if sent and self._failing is not None and now_s >= self._failing_s:
+            sent = self._send(self._failing)
+            self._failing_s = now_s + _FAILING_PAUSE_S
+        for culprit in self.membership.unlisted() if sent else ():
+            self._send(culprit)
+        self.membership.say(now_s, sent=sent)
+
+    def note_data(self, failing: m.Failing | None, *, may_register: bool, now_s: float) -> None:
+        """Take in what data are missing here: the coordinator is told, and a worker without any does not register.
+
+        Once there is less missing than before it registers again, because that takes back what was told.
+        """
+        if self._failing is not None and failing != self._failing:
+            self.membership.move(now_s)
+        self._failing, self._may_register = failing, may_register
+        self._failing_s = self.membership.due_s = now_s
 
     def _look_where_we_are(self, now_s: float) -> None:
         """Work out our address; while there is no route we keep the one we had, because it may come back."""
@@ -138,9 +180,20 @@ class Registration:
             return [message]
         if isinstance(message, m.GraphPiece):
             self._pieces.append(message)
-        if isinstance(message, m.Refused) and message.code != "unknown":
-            raise error_of(message, f"coordinator at {self._connected}")
+        if isinstance(message, m.Refused) and message.code == "builder" and self._refusal in {None, message}:
+            self._ask_what_differs(message, now_s)
+        elif isinstance(message, m.Refused) and message.code != "unknown":
+            raise self._error_of(message)
         return []
+
+    def _ask_what_differs(self, refusal: m.Refused, now_s: float) -> None:
+        """Ask once; a Register that was said again may bring the same refusal once more."""
+        if self._refusal is None:
+            self._refusal, self._refusal_s = refusal, now_s + _DIFFERS_S
+            self._send(m.BuilderParts(worker=self._register.worker, parts=self._parts()))
+
+    def _error_of(self, refusal: m.Refused) -> StokerError:
+        return error_of(refusal, f"coordinator at {self._connected}")
 
     def take_pieces(self) -> list[m.GraphPiece]:
         """Pieces of graphs that came since the last call."""

@@ -36,6 +36,7 @@ REASONS = {
     "starting": "the process has not begun to serve",
     "draining": "it was told to end, and finishes what it has",
     "loop": "its main loop has not turned for long: a transform holds the interpreter, or the process was stopped",
+    "no_data": "a worker's machine lacks the data of all its streams, as its log and `loader-server status` say",
     "coordinator": "the coordinator has not answered for longer than the heartbeat timeout",
     "journal": "the coordinator cannot write its journal",
     "workers": "not every worker of this machine serves",
@@ -65,6 +66,8 @@ class WorkerView:
     #: When its main loop turned last.
     turned_s: float
     is_draining: bool
+    #: Whether there is a stream whose data are on its machine.
+    has_data: bool
     #: Whether the coordinator has ever taken it in, and whether it counts as a member now.
     was_registered: bool
     is_registered: bool
@@ -79,6 +82,8 @@ def unready_worker(worker: WorkerView, now_s: float) -> str:
         return "draining"
     if now_s - worker.turned_s > LOOP_S:
         return "loop"
+    if not worker.has_data:
+        return "no_data"
     if not worker.was_registered:
         return "starting"
     is_silent = now_s - worker.heard_s > worker.heartbeat_timeout_s

@@ -38,6 +38,7 @@ from shared.wire.parts import (
 )
 from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
 from shared.wire.topics import server_messages
+from shared.wire.topics.builder_messages import BuilderParts
 from shared.wire.topics.culprit_messages import Culprit, Culprits, Forgive, Forgiven
 from shared.wire.topics.end_messages import JobEnds, StandsStill
 from shared.wire.topics.failing_messages import Failing
@@ -52,6 +53,7 @@ __all__ = [
     "Attach",
     "Attached",
     "Beat",
+    "BuilderParts",
     "Cancel",
     "Cancelled",
     "Culprit",
@@ -430,7 +432,7 @@ for _class in (
     Attach, Attached, Wait, NotAttached, Refused, Progress, Noted, Members, Detach, Outcomes, Leases, Recalled,
     JobEnds, StandsStill, Results, Aggregate, Join, Gathering, Placed, WorldOver, StatusQuery, Status,
     GraphOffer, GraphWanted, GraphPiece, GraphKept,
-    Register, Registered, Beat, Culprit, Culprits, Forgive, Forgiven, Leave, Failing,
+    Register, BuilderParts, Registered, Beat, Culprit, Culprits, Forgive, Forgiven, Leave, Failing,
     Hello, Welcome, Want, Cancel, Ping, Pong, EpochQuery, EpochAnswer, NameQuery,
     NameAnswer, Pushed, Unbuilt, Cancelled, *server_messages.MESSAGES,
 ):  # fmt: skip

@@ -11,6 +11,7 @@ from shared.endpoints import (
     check_endpoint,
     is_connectable,
     leads_elsewhere,
+    port_beside,
     port_of,
 )
 from shared.errors import SettingsError
@@ -114,6 +115,20 @@ def test_what_others_can_connect_to(endpoint):
 )
 def test_what_nobody_can_connect_to(endpoint):
     assert not is_connectable(endpoint)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "beside"),
+    [
+        ("tcp://0.0.0.0:7410", 7411),
+        ("tcp://[::1]:65534", 65535),
+        ("tcp://[::1]:65535", None),
+        ("tcp://0.0.0.0:*", None),
+        ("tcp://0.0.0.0:0", None),
+    ],
+)
+def test_the_port_beside_a_given_one(endpoint, beside):
+    assert port_beside(endpoint) == beside
 
 
 def test_the_port_of_an_endpoint_and_another_one():

@@ -82,6 +82,10 @@ class Wires:
         workers = self.workers.count_garbage() if self.workers is not None else 0
         return workers + self.coordinator.garbage
 
+    def count_fallbacks(self) -> int:
+        """Return how many batches came by the connection for messages instead of that for sealed payloads."""
+        return self.workers.count_fallbacks() if self.workers is not None else 0
+
     # --- for the thread ---
 
     def open(self) -> None:

@@ -134,6 +134,10 @@ class Receiver:
         """How many frames were not valid messages."""
         return self._wires.count_garbage() + self.core.strays
 
+    def count_fallbacks(self) -> int:
+        """How many batches came by the connection for messages instead of that for sealed payloads."""
+        return self._wires.count_fallbacks()
+
     def attach(self, cursor: Cursor | None, done: DoneSet | None = None) -> Attached:
         """Attach (again) at a cursor, or in queue mode with a set of what is done; the coordinator's answer."""
         refuse_unsendable(attach_request(self.settings.core, cursor, done), "restore" if cursor or done else "connect")

@@ -52,6 +52,7 @@ def trainer_samples(receiver: Receiver, maker: BatchMaker, accounts: Accounts) -
     """The samples of all metrics of a feed."""
     name, stream = receiver.settings.core.stream, receiver.stream
     yield MetricSamples.one(names.GARBAGE, receiver.count_garbage())
+    yield MetricSamples.one(names.UNSEALED, receiver.count_fallbacks(), name)
     yield MetricSamples.one(names.COPIED, maker.copied, name)
     yield MetricSamples(names.SLOTS, {(name, state.value): stream.slots.count(state) for state in SlotState})
     yield MetricSamples.one(names.STAGED, accounts.staged, name)

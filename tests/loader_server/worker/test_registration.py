@@ -195,7 +195,7 @@ def test_a_coordinator_that_forgot_it_is_told_who_it_is(worker):
 
 def test_another_refusal_ends_it(worker):
     who = worker.register()
-    worker.tell(who, m.Refused(code="builder", expected="a", got="b", remedy="c"))
+    worker.tell(who, m.Refused(code="endpoint", expected="a", got="b", remedy="c"))
     with pytest.raises(RefusedError, match="expected a, got b"):
         worker.turn()
 
@@ -311,3 +311,33 @@ def test_where_no_socket_is_left_the_connection_is_made_anew_later(worker):
     worker.renewal()
     while worker.hear()[1] != REGISTER:  # heartbeats from before
         pass
+
+
+# --- a builder that differs ---
+
+BUILDER = m.Refused(code="builder", expected="the same bytes", got="another fingerprint", remedy="Give it the same.")
+
+
+def test_a_worker_with_another_builder_asks_what_differs_and_ends_with_that(worker):
+    who = worker.register()
+    worker.registration._parts = lambda: (("package numpy", "2.1.0"),)
+    worker.tell(who, BUILDER)
+    worker.turn()
+    asked = worker.arrived[-1][1]
+    assert asked == m.BuilderParts(worker=REGISTER.worker, parts=(("package numpy", "2.1.0"),))
+    worker.tell(who, BUILDER)
+    worker.turn()
+    worker.now_s += 1.9
+    worker.turn()
+    assert worker.arrived[-1][1] == asked, "it says nothing more"
+    worker.tell(who, replace(BUILDER, got="package numpy (2.2.0 here)"))
+    with pytest.raises(RefusedError, match="package numpy"):
+        worker.turn()
+
+
+def test_a_coordinator_that_does_not_say_what_differs_is_not_waited_for_long(worker):
+    worker.tell(worker.register(), BUILDER)
+    worker.turn()
+    worker.now_s += 2.0
+    with pytest.raises(RefusedError, match="another fingerprint"):
+        worker.turn()

@@ -19,7 +19,13 @@ from shared.metrics.probes import (
 NOW_S = 1000.0
 
 SERVING = WorkerView(
-    turned_s=NOW_S, is_draining=False, was_registered=True, is_registered=True, heard_s=NOW_S, heartbeat_timeout_s=2.0
+    turned_s=NOW_S,
+    is_draining=False,
+    has_data=True,
+    was_registered=True,
+    is_registered=True,
+    heard_s=NOW_S,
+    heartbeat_timeout_s=2.0,
 )
 RUNNING = CoordinatorView(turned_s=NOW_S, is_stopping=False, facts_waiting=0, is_journal_lost=False)
 
@@ -29,6 +35,7 @@ RUNNING = CoordinatorView(turned_s=NOW_S, is_stopping=False, facts_waiting=0, is
     [
         ({}, ""),
         ({"was_registered": False, "is_registered": False}, "starting"),
+        ({"has_data": False, "was_registered": False, "is_registered": False}, "no_data"),
         ({"is_registered": False}, "coordinator"),
         ({"heard_s": NOW_S - 2.0}, ""),
         ({"heard_s": NOW_S - 2.01}, "coordinator"),

@@ -188,6 +188,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         builder="fedcba9876543210",
         metrics="0.0.0.0:9101",
     ),
+    m.BuilderParts(worker="loader-2", parts=(("package numpy", "2.2.0"), ("plan of stream train", "fedcba98"))),
     m.Registered(heartbeat_timeout_ms=2000),
     m.Beat(
         worker="loader-1",
