@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from loader_server.machine import deadline
 from loader_server.machine.child import Child
 from loader_server.machine.processes import how_it_ended
-from shared.endpoints import at_any_port, at_port
+from shared.endpoints import at_any_port, at_port, check_endpoint, is_loopback
 from shared.errors import SettingsError, StokerError
 from shared.silence import GONE_AFTER
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DRAIN_SIGNAL", "END_SIGNAL", "JoinedJob", "PrintedError", "ServedJob", "Stage", "StartError", "cause_of",
-    "failure_of", "refuse_conflicts",
+    "failure_of", "make_job", "refuse_conflicts",
 ]  # fmt: skip
 
 #: They tell a coordinator that its job ends: once trainers have finished what they have, or now.
@@ -77,6 +77,11 @@ class ServedJob:
     def endpoint(self) -> str:
         """Where its trainers connect."""
         return self.coordinator.listen
+
+    def refuse_listening(self, *, insecure: bool) -> None:
+        """Raise a SettingsError if it may not listen where it would."""
+        where = f"{self.folder.path}, listen"
+        check_endpoint(self.endpoint, where=where, encrypted=self.folder.keys is not None, insecure=insecure)
 
     def drain(self, drain_s: object, now_s: float) -> bool:
         """It is to end: let its trainers leave first if it is served and they are given time; whether they are."""
@@ -130,10 +135,16 @@ class JoinedJob(ServedJob):
         self, folder: JobFolder, listen: str, base_command: Callable[[str, JobFolder, str], list[str]]
     ) -> None:
         super().__init__(folder, folder.settings.listen, base_command)
-        self._worker_listen = listen
+        # On loopback only if the job is served there.
+        self._worker_listen = listen or f"tcp://{'127.0.0.1' if is_loopback(self.endpoint) else '0.0.0.0'}:*"  # noqa: S104 - refused without keys
         self.stage = Stage.COORDINATING
         self.coordinator.served = True  # as far as this machine can know
         self.indexer = Child("fetch", lambda _: base_command("fetch", folder, ""))
+
+    def refuse_listening(self, *, insecure: bool) -> None:
+        """Raise a SettingsError if its workers may not listen where they would."""
+        encrypted = self.folder.keys is not None
+        check_endpoint(self._worker_listen, where="--listen", encrypted=encrypted, insecure=insecure)
 
     def note_refusal(self, now_s: float) -> None:
         """Fetch what the job needs again: the coordinator may have been started anew, with another index."""
@@ -145,10 +156,18 @@ class JoinedJob(ServedJob):
         child = super().worker(number, host)
         port = self._worker_listen.rpartition(":")[2]
         if port not in ("*", "0"):  # a firewall may let these ports through alone, so there is no spare one
-            child.listen, child.spare_listen = at_port(self._worker_listen, int(port) + number), ""
+            ports = 1 if self.folder.keys is None else 2  # the next one is for sealed batches
+            child.listen, child.spare_listen = at_port(self._worker_listen, int(port) + ports * number), ""
         else:
             child.listen = child.spare_listen = at_any_port(self._worker_listen)
         return child
+
+
+def make_job(folder: JobFolder, listen: str, base_command: Callable[[str, JobFolder, str], list[str]]) -> ServedJob:
+    """Return a job to be served here, or one that is served elsewhere; `listen`, if given, says where it listens."""
+    if folder.joined is not None:
+        return JoinedJob(folder, listen, base_command)
+    return ServedJob(folder, listen or folder.settings.listen, base_command)
 
 
 def refuse_conflicts(jobs: Iterable[ServedJob], folder: JobFolder, listen: str, workers: int) -> None:

@@ -26,18 +26,17 @@ from loader_server.machine.nursery import ASKING_FD
 from loader_server.machine.nursery_keeper import NurseryKeeper
 from loader_server.machine.served_job import (
     END_SIGNAL,
-    JoinedJob,
     ServedJob,
     Stage,
     StartError,
     cause_of,
     failure_of,
+    make_job,
     refuse_conflicts,
 )
 from loader_server.machine.shares import Demand, Shares, divide
 from loader_server.sharing.shelf import make_shelf
 from shared.command import LONGEST_WAIT_S
-from shared.endpoints import check_endpoint, is_loopback
 from shared.errors import MachineError, RefusedError, StokerError
 from shared.logs import Log
 from shared.metrics.scrape_targets import remove_dead_targets
@@ -59,11 +58,6 @@ _READY_TIMEOUT_S = 60.0
 _RUNNING = (Stage.JOINING, Stage.SERVED)
 
 
-def _listen_of_workers(folder: JobFolder) -> str:
-    """Return where workers of a job listen that is served elsewhere: on loopback only if it is served there."""
-    return f"tcp://{'127.0.0.1' if is_loopback(folder.settings.listen) else '0.0.0.0'}:*"  # noqa: S104 - checked next
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorSettings:
     """What all jobs have in common."""
@@ -72,6 +66,8 @@ class SupervisorSettings:
     insecure: bool = False
     drain_timeout_s: float = 10.0
     log_level: str = "info"
+    #: Where all processes serve metrics and probes, as arguments of theirs; none: on loopback.
+    metrics: tuple[str, ...] = ()
     #: Called with each job that is served from now on.
     announce: Callable[[str, str, int], None] = lambda _name, _endpoint, _workers: None
 
@@ -105,6 +101,19 @@ class Supervisor:
         self._starting = False
         self._failure: StartError | None = None
         self._stopping = False
+        #: When the main loop turned last.
+        self.turned_s = time.monotonic()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was told to end."""
+        return self._stopping
+
+    @property
+    def probe_addresses(self) -> list[str]:
+        """Where each coordinator and each place's worker answers probes; empty for those that are not there."""
+        children = [job.coordinator for job in list(self.jobs.values())] + [place.child for place in list(self.places)]
+        return [child.metrics if child is not None and child.served else "" for child in children]
 
     @property
     def workers(self) -> list[Child]:
@@ -128,7 +137,8 @@ class Supervisor:
         shares = role == "worker" and folder.settings.share
         shelf = ["--shelf", f"/proc/{os.getpid()}/fd/{self._shelf}"] if shares else []
         asks = ["--nursery-fd", str(ASKING_FD)] if role == "worker" else []
-        return [role, str(folder.path), "--listen", listen, *common, *insecure, *shelf, *asks]
+        metrics = self.settings.metrics
+        return [role, str(folder.path), "--listen", listen, *common, *metrics, *insecure, *shelf, *asks]
 
     # --- life ---
 
@@ -188,22 +198,16 @@ class Supervisor:
 
     def _take_in(self, folder: JobFolder, listen: str = "") -> ServedJob:
         """Take on a job; of one that is served elsewhere there is nothing to start but workers."""
-        is_joined = folder.joined is not None
-        listen = listen or (_listen_of_workers(folder) if is_joined else folder.settings.listen)
-        where = "--listen" if is_joined else f"{folder.path}, listen"
-        check_endpoint(listen, where=where, encrypted=folder.keys is not None, insecure=self.settings.insecure)
-        served_at = folder.settings.listen if is_joined else listen
-        refuse_conflicts(self.jobs.values(), folder, served_at, max(self.settings.workers, len(self.jobs) + 1))
-        job = (JoinedJob if is_joined else ServedJob)(folder, listen, self._command)
+        job = make_job(folder, listen, self._command)
+        job.refuse_listening(insecure=self.settings.insecure)
+        refuse_conflicts(self.jobs.values(), folder, job.endpoint, max(self.settings.workers, len(self.jobs) + 1))
         try:
             remove_dead_targets(folder.targets_folder)
             if folder.settings.share and self._shelf < 0:
                 self._shelf = make_shelf(folder.settings.share_bytes)
-            if is_joined:
-                pass
-            elif self._keeper.is_ready:
+            if job.stage is Stage.INDEXING and self._keeper.is_ready:
                 job.indexer.start(self._keeper.nursery)
-            else:
+            elif job.stage is Stage.INDEXING:
                 job.indexer.start_when_possible(time.monotonic())
         except OSError as error:
             raise MachineError(
@@ -364,7 +368,7 @@ class Supervisor:
     def _turn(self) -> None:
         """Wait until something happens, and do what is due."""
         self._wait_for_events()
-        now_s = time.monotonic()
+        now_s = self.turned_s = time.monotonic()
         self._keeper.look(now_s)
         self._answer_callers()
         for job in list(self.jobs.values()):

@@ -14,6 +14,8 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from shared.metrics.job_targets import instance_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -26,7 +28,7 @@ class TargetFile:
 
     def __init__(self, folder: Path, address: str, labels: Mapping[str, str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        name = "-".join(value for key, value in labels.items() if key != "job")
+        name = instance_of(labels)
         plain = re.sub(r"[^\w.-]", "_", name)
         self._path = folder / f"{plain}.json"
         draft = folder / f".{plain}.{os.getpid()}"  # hidden, and no .json: discovery passes it over

@@ -39,6 +39,7 @@ TO_COORDINATOR: Mapping[type[m.Message], frozenset[Role]] = {
     m.GraphWanted: _WORKER,
     m.BundleWanted: _WORKER,
     m.Register: _WORKER,
+    m.BuilderParts: _WORKER,
     m.Beat: _WORKER,
     m.Culprit: _WORKER,
     m.Leave: _WORKER,

@@ -143,7 +143,7 @@ def test_across_hosts_with_keys_alone_from_a_coordinator_without_workers(tmp_pat
         host = second.start(*joining, folder=other, log=tmp_path / "second.log")
         wait_until(lambda: "has 2 workers" in (tmp_path / "second.log").read_text(), "it has joined")
         ports = sorted(word for word in (tmp_path / "second.log").read_text().split('"') if ":741" in word)
-        assert ports == ["tcp://0.0.0.0:7410", "tcp://0.0.0.0:7411"]
+        assert ports == ["tcp://0.0.0.0:7410", "tcp://0.0.0.0:7412"]  # between them those of sealed batches
         reader = first.start("reader", endpoint, str(tmp_path / "keys"), "2", folder=tmp_path, log=read_log)
         wait_until(lambda: read_log.read_text().count("batch") >= len(expected) + 5, "the second epoch has begun")
         for process in [*psutil.Process(host.pid).children(recursive=True), psutil.Process(host.pid)]:

@@ -18,6 +18,7 @@ from loader_server.sources.audio.stretches import WHOLE_FILE
 from loader_server.sources.files.facts import OTHER_FILE_REMEDY, FileFacts
 from loader_server.sources.files.local import bytes_at
 from loader_server.sources.files.looking import look_at_some
+from loader_server.sources.files.presence import IndexedFiles
 from loader_server.sources.files.same_files import digest_of, digest_of_handle, digest_of_number, has_content
 from loader_server.sources.remote.urls import is_url
 from shared.errors import ReadError, SampleError
@@ -127,6 +128,14 @@ class Recordings:
         if not nbytes:
             self._files.local(url, facts).close()  # from where it will be decoded
         return self._files.part(url, facts, offset, nbytes)
+
+    def indexed_files(self) -> IndexedFiles:
+        """Return the file of each sample."""
+        return IndexedFiles(len(self._columns["bytes"]), self._file_at)
+
+    def _file_at(self, sample: int) -> tuple[str, int]:
+        path = self._path_of(sample)
+        return "" if is_url(path) else path, int(self._columns["bytes"][sample])
 
     def look_for_changes(self, time_s: float) -> None:
         """Refuse local files that are gone or are not the indexed ones, as many as can be looked at in this time;
