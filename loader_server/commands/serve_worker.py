@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from loader_server.job_file import JobFile
     from loader_server.machine.asking import Asker
 
-    OnStop = Callable[[Callable[[], object]], None]
+    OnStop = Callable[[Callable[[], None]], None]
 
 __all__ = ["serve_worker"]
 
@@ -92,7 +92,7 @@ def _open(
     *,
     waits: bool,
 ) -> Worker | None:
-    """Return a worker once its data are there, or None if it was told to end before; without `waits` they have to be."""
+    """Return a worker once its data are there, or None if it is told to end before; without `waits` they must be."""
     make = partial(Worker, settings, nursery)
     tell = partial(say_why, settings.coordinator, settings.client_keys, settings.name)
     try:
