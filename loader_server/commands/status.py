@@ -258,9 +258,8 @@ def _about_journal(journal: dict[str, Any]) -> Iterator[str]:
 
 
 def _about_workers(report: dict[str, Any]) -> Iterator[str]:
-    serving = {worker["name"] for worker in report["workers"]}
     for failing in report["failing"]:
-        how = "serves only in part" if failing["worker"] in serving else "cannot serve"
+        how = "serves only in part" if failing["in_part"] else "cannot serve"
         yield "worker {worker} {how}: {where}: expected {expected}, got {got}. {remedy}".format(how=how, **failing)
     taken = sum(one["taken"] for one in report["workers"])
     if taken:

@@ -412,9 +412,9 @@ class CoordinatorState:
         self._is_cut = bool(left_out)
         self._tell_trainers(self._workers.members)
 
-    def _take_failing(self, _peer: bytes, failing: m.Failing, now_s: float) -> None:
+    def _take_failing(self, peer: bytes, failing: m.Failing, now_s: float) -> None:
         before = self._workers.noted_failing(failing.worker)
-        if self._workers.note_failing(failing, now_s):
+        if self._workers.note_failing(peer, failing, now_s):
             if before != failing:
                 self._warn("worker cannot serve", **{name: getattr(failing, name) for name in failing.checks})
             self._tell_trainers(failing)
@@ -482,7 +482,7 @@ class CoordinatorState:
                 for name, stream in self._streams.items()
             },
             "workers": [worker_report(worker, now_s) for worker in self._workers.sorted()],
-            "failing": [{name: getattr(one, name) for name in one.checks} for one in self._workers.failing],
+            "failing": self._workers.failing_report(),
             "culprits": self._convictions.report(),
             "ends": self.ending.report(),
             "journal": self._journal,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 from shared.endpoints import scrape_address
 from shared.wire import messages as m
@@ -38,6 +39,15 @@ class RegisteredWorker:
     beat: m.Beat | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class FailingWorker:
+    """Why a worker cannot serve, when it said so last, and whether it serves all the same, if only in part."""
+
+    why: m.Failing
+    told_s: float
+    in_part: bool
+
+
 class Workers:
     """All workers that are there now."""
 
@@ -49,8 +59,8 @@ class Workers:
         #: Never the same for two lists, even if different runs of the coordinator made them.
         self._version = first_version
         self._members: m.Members | None = None
-        #: Workers that could not begin to serve, by name, and when that was told.
-        self._failing: dict[str, tuple[m.Failing, float]] = {}
+        #: Workers that could not begin to serve, or not all, by name.
+        self._failing: dict[str, FailingWorker] = {}
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -116,25 +126,35 @@ class Workers:
     @property
     def failing(self) -> list[m.Failing]:
         """Those that could not begin to serve and have not come since, the latest last."""
-        return [failing for failing, _ in self._failing.values()]
+        return [failing.why for failing in self._failing.values()]
+
+    def failing_report(self) -> list[dict[str, Any]]:
+        """Return them as people are shown them."""
+        return [
+            {name: getattr(failing.why, name) for name in failing.why.checks} | {"in_part": failing.in_part}
+            for failing in self._failing.values()
+        ]
 
     def noted_failing(self, worker: str) -> m.Failing | None:
         """Return what this worker said last of why it cannot serve."""
-        return self._failing[worker][0] if worker in self._failing else None
+        return self._failing[worker].why if worker in self._failing else None
 
-    def note_failing(self, failing: m.Failing, now_s: float) -> bool:
-        """Note that a worker could not begin to serve; return whether trainers are to be told now."""
-        _, told_s = self._failing.get(failing.worker, (None, -_FAILING_PAUSE_S))
-        is_known = failing.worker in self._failing
-        if now_s - told_s < _FAILING_PAUSE_S or (not is_known and len(self._failing) >= _MOST_FAILING):
+    def note_failing(self, peer: bytes, failing: m.Failing, now_s: float) -> bool:
+        """Note that a worker could not begin to serve; return whether trainers are to be told now.
+
+        One that has registered on this connection serves all the same. Another of its name may be a dead one, of which
+        nobody knows yet.
+        """
+        known = self._failing.get(failing.worker)
+        if len(self._failing) >= _MOST_FAILING if known is None else now_s - known.told_s < _FAILING_PAUSE_S:
             return False
         self._failing.pop(failing.worker, None)
-        self._failing[failing.worker] = failing, now_s
+        self._failing[failing.worker] = FailingWorker(failing, now_s, self.speaks(peer))
         return True
 
     def forget_failing(self, since_s: float) -> None:
         """Forget those that said so before then: they are no longer started."""
-        self._failing = {name: one for name, one in self._failing.items() if one[1] >= since_s}
+        self._failing = {name: failing for name, failing in self._failing.items() if failing.told_s >= since_s}
 
     def remove_silent(self, since_s: float) -> int:
         """Remove those that were last heard before then; how many they were."""

@@ -89,6 +89,16 @@ class TestWorkers:
         assert [one.message for one in told if one.peer == b"late"][1:] == [failing("w0", got="no file either")]
         assert [one["worker"] for one in state.report(4.0)["failing"]] == ["w1", "w0"]
 
+    def test_a_worker_that_serves_all_the_same_does_so_in_part_and_a_new_one_of_its_name_does_not(self):
+        """The one before it may be dead, and nobody knows yet."""
+        state = coordinator()
+        said(state, register("w0"), peer=b"w0")
+        state.handle(Received(b"another", failing("w0")), 0.0)
+        state.handle(Received(b"w0", failing("w0")), 1.0)
+        assert [one["in_part"] for one in state.report(1.0)["failing"]] == [True]
+        state.handle(Received(b"another", failing("w0")), 2.0)
+        assert [one["in_part"] for one in state.report(2.0)["failing"]] == [False]
+
     def test_a_worker_that_comes_or_is_no_longer_started_does_not_fail(self):
         state = coordinator()
         state.handle(Received(b"worker", failing()), 0.0)
