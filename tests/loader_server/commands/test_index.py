@@ -98,7 +98,9 @@ def test_data_that_changed_since_they_were_indexed_are_refused_before_a_job_is_s
     stream, file, where = RECORDED[name]
     job = write_recorded_job(tmp_path, stream)
     index_missing(job)
-    os.utime(tmp_path / file, ns=(1, 1))
+    changed = tmp_path / file
+    changed.write_bytes(changed.read_bytes()[:-1] + b"\x55")
+    os.utime(changed, ns=(1, 1))
     with pytest.raises(ReadError, match=rf"{where}.*: expected the .* that was indexed \(\d+ bytes\), got .* since"):
         index_missing(job)
 
