@@ -51,7 +51,7 @@ class Quarantine:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             return open_own(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         except (OSError, MachineError) as error:
-            self._log.warning("quarantine log cannot be opened", quarantine=f"{self._path}: {error}")
+            self._log.warning("quarantine log cannot be opened", quarantine=str(error))
             return None
 
     def note(self, stream: str, sample: int, name: str, error: SampleError) -> None:

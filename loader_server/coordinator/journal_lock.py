@@ -51,9 +51,9 @@ class JournalLock:
 
     def say_where(self, endpoint: str) -> None:
         """Write down where this process serves."""
-        with contextlib.suppress(OSError):  # a full disk: others have to find out in another way
-            with replacing(self._where) as file:
-                file.write(endpoint.encode())
+        # On a full disk others have to find out in another way.
+        with contextlib.suppress(OSError), replacing(self._where) as file:
+            file.write(endpoint.encode())
 
     def _read_endpoint(self) -> str:
         try:

@@ -1,8 +1,8 @@
 """Files that only processes of ours make and write, in a folder that others may be able to write to as well.
 
 Rules: a link, pipe or device that somebody put in the place of such a file is refused, never followed: what is written
-there would end up in a file of somebody else's. A file that appears whole is written as a draft first, under a name that
-nobody can guess, and renamed.
+there would end up in a file of somebody else's. A file that appears whole is written as a draft first, under a name
+that nobody can guess, and renamed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Numbers for TensorBoard, which need not be installed here.
 
-Rules: what is written is on its way to the disk when the call returns, so nothing is lost if the process is killed. Files
-have names that nobody can guess: TensorFlow would follow a link that is planted there.
+Rules: what is written is on its way to the disk when the call returns, so nothing is lost if the process is killed.
+Files have names that nobody can guess: TensorFlow would follow a link that is planted there.
 """
 
 from __future__ import annotations
