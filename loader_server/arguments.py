@@ -1,4 +1,4 @@
-"""Arguments of commands: what all have in common, and those of the commands that look at data: index, plan and show.
+"""Arguments of commands: what several have in common, and those of commands that look at data: index, plan and show.
 
 Rules: what a command does is imported when it runs, so that `--help` and the others start without it.
 """
@@ -16,8 +16,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from loader_server.job_file import JobFile
+    from shared.metrics.listening import Listening
 
-__all__ = ["add_index", "add_plan", "add_show", "command_named", "read_job", "tells_its_error"]
+__all__ = [
+    "add_advertise",
+    "add_index",
+    "add_listen",
+    "add_metrics",
+    "add_parent",
+    "add_plan",
+    "add_show",
+    "command_named",
+    "metrics_arguments",
+    "metrics_listening",
+    "read_job",
+    "tells_its_error",
+]
 
 
 def command_named(
@@ -60,6 +74,75 @@ def read_job(path: Path) -> JobFile:
     job = JobFile(path)
     job.make_importable()
     return job
+
+
+# --- what serves ---
+
+
+def add_listen(command: argparse.ArgumentParser) -> None:
+    """Add where a command serves, and whether it may without keys."""
+    command.add_argument(
+        "--listen", default="", help="endpoint to serve instead of the job file's, such as tcp://127.0.0.1:7400"
+    )
+    command.add_argument("--insecure", action="store_true", help="serve beyond loopback without keys")
+
+
+def add_advertise(command: argparse.ArgumentParser) -> None:
+    """Add what a server tells others to connect to."""
+    command.add_argument(
+        "--advertise",
+        default="",
+        metavar="HOST[:PORT]",
+        help="what others are told to connect to, if they cannot reach this address: behind NAT, or a published port",
+    )
+
+
+def add_metrics(command: argparse.ArgumentParser) -> None:
+    """Add where metrics and probes are served, and to whom."""
+    command.add_argument(
+        "--metrics-listen",
+        default="",
+        metavar="HOST[:PORT]",
+        help="where to serve metrics and probes, such as 0.0.0.0:9100; default: loopback",
+    )
+    command.add_argument(
+        "--metrics-token",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="file with the token that reads metrics (Authorization: Bearer); needed beyond loopback, or --insecure",
+    )
+
+
+def metrics_listening(options: argparse.Namespace) -> Listening:
+    """Return where metrics are served, as these options say."""
+    from shared.metrics.listening import listening_of
+
+    port = getattr(options, "metrics_port", 0)
+    return listening_of(options.metrics_listen, port, options.metrics_token, insecure=options.insecure)
+
+
+def metrics_arguments(options: argparse.Namespace) -> tuple[str, ...]:
+    """Return the same for the processes of a machine, each of which has a port of its own."""
+    from shared.metrics.listening import bracketed
+
+    listen = ("--metrics-listen", bracketed(metrics_listening(options).host)) if options.metrics_listen else ()
+    token = ("--metrics-token", str(options.metrics_token.absolute())) if options.metrics_token is not None else ()
+    return (*listen, *token)
+
+
+def add_parent(command: argparse.ArgumentParser) -> None:
+    """Add what a process of a job is told by the one that starts it."""
+    add_metrics(command)
+    command.add_argument(
+        "--metrics-port",
+        type=int,
+        default=0,
+        help="port to serve metrics on; 0: any free one, named in the state folder",
+    )
+    command.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
+    command.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    command.add_argument("--said", default="", help=argparse.SUPPRESS)
 
 
 # --- index ---

@@ -14,9 +14,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loader_server.arguments import add_index, add_plan, add_show, command_named, read_job, tells_its_error
+from loader_server.arguments import (
+    add_advertise,
+    add_index,
+    add_listen,
+    add_metrics,
+    add_parent,
+    add_plan,
+    add_show,
+    command_named,
+    metrics_arguments,
+    metrics_listening,
+    read_job,
+    tells_its_error,
+)
 from shared.command import add_common_arguments, allow_many_files, run_command
-from shared.errors import SettingsError, StokerError
+from shared.errors import SettingsError
 from shared.quick_import import quick_import
 from shared.system.limits import refuse_small_limits
 
@@ -28,9 +41,6 @@ if TYPE_CHECKING:
     from loader_server.machine.nursery import Nursery
 
 __all__ = ["be_nursery", "main"]
-
-#: Samples take megabytes; returning their pages to the kernel each time costs more than decoding them.
-_KEPT_BYTES = 256 * 2**20
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -154,15 +164,9 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> a
     command.add_argument(
         "--workers", type=int, default=0, help="worker processes; 0: as the job file says, or one per core"
     )
-    _add_listen(command)
+    add_listen(command)
+    add_metrics(command)
     return command
-
-
-def _add_listen(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--listen", default="", help="endpoint to serve instead of the job file's, such as tcp://127.0.0.1:7400"
-    )
-    command.add_argument("--insecure", action="store_true", help="serve beyond loopback without keys")
 
 
 def _run_machine(options: argparse.Namespace) -> int:
@@ -173,6 +177,7 @@ def _run_machine(options: argparse.Namespace) -> int:
 
 def _run_loaders(options: argparse.Namespace, nursery: Nursery) -> int:
     from loader_server.job_folder import JobFolder
+    from loader_server.machine.machine_probes import serve_probes
     from loader_server.machine.served_job import PrintedError
     from loader_server.machine.supervisor import Supervisor, SupervisorSettings
 
@@ -185,13 +190,18 @@ def _run_loaders(options: argparse.Namespace, nursery: Nursery) -> int:
         workers=options.workers or max(job.settings.workers for job in jobs) or os.cpu_count() or 1,
         insecure=options.insecure,
         log_level=options.log_level,
+        metrics=metrics_arguments(options),
         announce=_announce,
     )
     supervisor = Supervisor(settings, nursery)
     _on_stop(supervisor.stop)
+    probed = (
+        serve_probes(supervisor, metrics_listening(options)) if options.metrics_listen else contextlib.nullcontext()
+    )
     try:
-        supervisor.start(jobs, options.listen)
-        supervisor.run()
+        with probed:
+            supervisor.start(jobs, options.listen)
+            supervisor.run()
     except PrintedError as error:
         return error.exit_code
     finally:
@@ -263,8 +273,9 @@ def _add_coordinator(commands: argparse._SubParsersAction[argparse.ArgumentParse
         "loader-server coordinator job.toml --listen tcp://0.0.0.0:7400",
     )
     command.add_argument("job", type=Path, help="the job file")
-    _add_listen(command)
-    _add_parent(command)
+    add_listen(command)
+    add_advertise(command)
+    add_parent(command)
     return command
 
 
@@ -279,27 +290,18 @@ def _add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     command.add_argument("job", type=Path, help="the job file")
     command.add_argument("--name", default="", help="the worker's name; default: host and process")
-    command.add_argument("--coordinator", default="", help="the coordinator's endpoint; default: the job file's")
+    command.add_argument(
+        "--coordinator", default="", help="the coordinator's endpoint, or its file (file:///…); default: the job file's"
+    )
     command.add_argument(
         "--drain-seconds", type=float, default=5.0, help="how long SIGTERM waits for what is being built"
     )
     command.add_argument("--shelf", default="", help=argparse.SUPPRESS)
     command.add_argument("--nursery-fd", type=int, default=-1, help=argparse.SUPPRESS)
-    _add_listen(command)
-    _add_parent(command)
+    add_listen(command)
+    add_advertise(command)
+    add_parent(command)
     return command
-
-
-def _add_parent(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--metrics-port",
-        type=int,
-        default=0,
-        help="loopback port to serve metrics on; 0: any free one, named in the state folder",
-    )
-    command.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
-    command.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
-    command.add_argument("--said", default="", help=argparse.SUPPRESS)
 
 
 def _run_coordinator(options: argparse.Namespace) -> int:
@@ -320,20 +322,22 @@ def _run_coordinator(options: argparse.Namespace) -> int:
     job = read_job(options.job)
     listen = options.listen or job.settings.listen
     check_endpoint(listen, where=f"{options.job}, listen", encrypted=job.keys is not None, insecure=options.insecure)
-    coordinator = open_coordinator(job, listen, ServerKeys.read(job.keys, "coordinator") if job.keys else None)
+    keys = ServerKeys.read(job.keys, "coordinator") if job.keys else None
+    coordinator = open_coordinator(job, listen, keys, advertise=options.advertise)
     _on_stop(coordinator.stop)
     signal.signal(DRAIN_SIGNAL, lambda _number, _frame: coordinator.end_job(drains=True))
     signal.signal(END_SIGNAL, lambda _number, _frame: coordinator.end_job(drains=False))
     labels = {"job": job.settings.name, "role": "coordinator"}
     samples = partial(metrics.coordinator_metrics, coordinator)
+    listening = metrics_listening(options)
     with MetricsServer(
         samples,
-        port=options.metrics_port,
+        listening=listening,
         labels=labels,
         targets_folder=job.targets_folder,
-        probes=coordinator.probes(),
-    ):
-        say_more(options.ready_fd, endpoint=coordinator.endpoint)
+        probes=coordinator.probes(job.settings.build_timeout_s),
+    ) as served:
+        say_more(options.ready_fd, endpoint=coordinator.endpoint, metrics=served.address)
         coordinator.run(lambda report: say_more(options.ready_fd, **asdict(demand_of(report)), ends=report["ends"]))
     return 0
 
@@ -350,57 +354,8 @@ def _run_worker(options: argparse.Namespace) -> int:
 
 def _serve_batches(options: argparse.Namespace, nursery: Asker) -> int:
     with quick_import():
-        from loader_server import metrics
-        from loader_server.machine.deadline import let_deadlines_end_us
-        from loader_server.machine.oom_score import WORKER_OFFER, offer_to_oom_killer
-        from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_ready
-        from loader_server.worker.last_words import say_why
-        from loader_server.worker.service import Worker, WorkerSettings
-        from shared.endpoints import at_any_port, check_endpoint, port_of
-        from shared.keys import ClientKeys, ServerKeys
-        from shared.malloc_tuning import keep_freed_memory
-        from shared.metrics.server import MetricsServer
-
-    if options.parent:
-        end_with_parent(options.parent)
-    allow_many_files()
-    unoffered = offer_to_oom_killer(WORKER_OFFER)
-    keep_freed_memory(trim_bytes=_KEPT_BYTES, mmap_bytes=_KEPT_BYTES)
-    let_deadlines_end_us()
-    job = read_job(options.job)
-    listen = options.listen or at_any_port(job.settings.listen)
-    check_endpoint(listen, where="--listen", encrypted=job.keys is not None, insecure=options.insecure)
-    settings = WorkerSettings(
-        job_path=options.job,
-        name=options.name or f"{os.uname().nodename}-{os.getpid()}",
-        listen=listen,
-        coordinator=options.coordinator or job.settings.listen,
-        server_keys=ServerKeys.read(job.keys, "worker") if job.keys else None,
-        client_keys=ClientKeys.read(job.keys, "worker", to="coordinator") if job.keys else None,
-        shelf=options.shelf,
-    )
-    try:
-        worker = Worker(settings, nursery)
-    except StokerError as error:
-        say_why(settings.coordinator, settings.client_keys, settings.name, error)
-        raise
-    if unoffered:
-        worker.log.warning("cannot offer itself to the OOM killer before others", reason=unoffered)
-    _on_stop(lambda: worker.drain(options.drain_seconds))
-    labels = {"job": job.settings.name, "role": "worker", "worker": worker.settings.name}
-    samples = partial(metrics.worker_metrics, worker)
-    with MetricsServer(
-        samples,
-        port=options.metrics_port,
-        labels=labels,
-        targets_folder=job.targets_folder,
-        probes=worker.probes(),
-    ) as served:
-        keep_ports_from_children([*worker.ports, port_of(served.address)])
-        say_ready(options.ready_fd, endpoint=worker.endpoint)
-        options.ready_fd = -1
-        worker.run()
-    return 0
+        from loader_server.commands.serve_worker import serve_worker
+    return serve_worker(options, nursery, _on_stop)
 
 
 # --- status, forgive and keys ---

@@ -68,6 +68,11 @@ class JobFolder:
         return self.state / "targets"
 
     @property
+    def endpoint_file(self) -> Path:
+        """Where its coordinator says where others reach it."""
+        return self.state / "endpoint"
+
+    @property
     def keys(self) -> Path | None:
         """The folder with keys, if the job has one."""
         return self.base / self.settings.keys if self.settings.keys else None

@@ -19,7 +19,7 @@ from loader_server.sources.decoding import decoded
 from loader_server.sources.index.folder import open_index
 from loader_server.sources.joined import OpenedSource, SourceSet
 from loader_server.sources.whole_source import WholeSource
-from loader_server.transforms.own_code import own_code
+from loader_server.transforms.own_code import OwnCode, own_code
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
 from shared.wire.layout import RESET, BucketShape, Field, fields_of_batch
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from loader_server.job_file import JobFile, StreamRecipe
     from loader_server.sources.chunks.settings import ChunkRule
+    from loader_server.sources.files.presence import MissingFiles
     from loader_server.sources.source import Source
     from loader_server.sources.table import SourceSpec
     from loader_server.transforms.chain import Chain
@@ -140,6 +141,29 @@ class Stream:
         words = (self.digest, self.chain.fingerprint, self.float32, processor_features(), *self._decoding)
         return fingerprint(*words, *masked)
 
+    def builder_parts(self) -> dict[str, str]:
+        """Return what the builder fingerprint is made of, by names that people know.
+
+        Values are digests, except those of packages, settings and the processor.
+        """
+        of_stream = f"of stream {self.name}"
+        code = _foreign_code(self.source.modules)
+        transforms = {
+            f"transform {step.name} {of_stream} (its settings or code)": step.identity for step in self.chain.steps
+        }
+        packages = self.chain.packages | dict(self.source.versions) | (dict(code.packages) if code is not None else {})
+        return {
+            f"index {of_stream}": self._joined.fingerprint,
+            f"plan {of_stream} (its settings)": self.digest,
+            **transforms,
+            f"all transforms {of_stream}": self.chain.fingerprint,
+            f"code of the source {of_stream}": code.sources if code is not None else "",
+            "setting float32": self.float32,
+            "setting not_finite": "mask" if self.masks_not_finite else "keep",
+            "processor": processor_features(),
+            **{f"package {name}": version for name, version in packages.items()},
+        }
+
     @property
     def steady(self) -> str:
         """The fingerprint of all that shapes samples before a transform draws, except the content of their files."""
@@ -155,7 +179,9 @@ class Stream:
 
     @property
     def _decoding(self) -> tuple[str, ...]:
-        return (repr(sorted(self.source.versions.items())), *_foreign_code(self.source.modules))
+        code = _foreign_code(self.source.modules)
+        words = () if code is None else (code.sources, repr(sorted(code.packages.items())))
+        return (repr(sorted(self.source.versions.items())), *words)
 
     @property
     def opened(self) -> str:
@@ -169,6 +195,10 @@ class Stream:
     def raw_lengths(self, sample: int) -> dict[str, int]:
         """What the index says of a sample before the transforms."""
         return self._joined.raw_lengths(sample)
+
+    def find_missing(self, time_s: float) -> MissingFiles | None:
+        """Look for at most so long, a source, whether its files are on this machine; return what is missing."""
+        return self._joined.find_missing(time_s)
 
     def identity(self, sample: int) -> str:
         """The source's identity of the sample, which convictions name."""
@@ -185,11 +215,10 @@ def _ordinals(source: WholeSource, index: str) -> OrdinalPlan:
     return OrdinalPlan(producers=source.producers, elements=source.elements, largest=source.largest, made_from=(index,))
 
 
-def _foreign_code(modules: Sequence[str]) -> tuple[str, ...]:
-    """Foreign code that the source consists of; our own is covered by its byte version, which the chain knows."""
+def _foreign_code(modules: Sequence[str]) -> OwnCode | None:
+    """Return foreign code that the source consists of, if any; the chain knows the version of our own."""
     foreign = [name for name in modules if name.partition(".")[0] != __name__.partition(".")[0]]
-    code = own_code(foreign)
-    return (code.sources, repr(sorted(code.packages.items()))) if foreign else ()
+    return own_code(foreign) if foreign else None
 
 
 def _marks(recipe: StreamRecipe, fields: tuple[Field, ...]) -> tuple[Field, ...]:

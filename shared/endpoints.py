@@ -10,7 +10,23 @@ import re
 
 from shared.errors import SettingsError
 
-__all__ = ["at_any_port", "at_port", "check_endpoint", "is_connectable", "is_loopback", "leads_elsewhere", "port_of"]
+__all__ = [
+    "advertised",
+    "at_any_port",
+    "at_port",
+    "check_coordinator",
+    "check_endpoint",
+    "file_of",
+    "is_connectable",
+    "is_loopback",
+    "leads_elsewhere",
+    "port_beside",
+    "port_of",
+    "scrape_address",
+]
+
+#: What the endpoint file of a coordinator begins with, where an endpoint is asked for.
+_FILE = "file://"
 
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*")
 
@@ -28,6 +44,39 @@ def check_endpoint(endpoint: str, *, where: str, encrypted: bool, insecure: bool
             "Name a key directory (keys = …, made with `loader-server keys`), "
             f"or write --insecure to serve port {port} openly."
         ),
+    )
+
+
+def check_coordinator(endpoint: str, *, where: str = "coordinator") -> None:
+    """Refuse anything that cannot name a coordinator: a TCP endpoint does, or a file that says one."""
+    if not endpoint.startswith(_FILE):
+        _split(endpoint, where)
+    elif not file_of(endpoint).startswith("/"):
+        raise SettingsError(
+            expected="a file with its whole path, such as file:///shared/digits/endpoint",
+            got=repr(endpoint),
+            where=where,
+            remedy="Write three slashes: two of file:// and the path's first.",
+        )
+
+
+def file_of(endpoint: str) -> str:
+    """Return the path of the file that says an endpoint, or nothing if this is an endpoint itself."""
+    return endpoint.removeprefix(_FILE) if endpoint.startswith(_FILE) else ""
+
+
+def advertised(bound: str, host: str, *, where: str = "--advertise") -> str:
+    """Return the endpoint that others are told: the bound one at another host, or at another host and port."""
+    if not host:
+        return bound
+    for told in (f"tcp://{host}", f"tcp://{host}:{port_of(bound)}"):
+        if is_connectable(told):
+            return told
+    raise SettingsError(
+        expected="a host that others reach, such as loader-1 or 203.0.113.7:17400",
+        got=repr(host),
+        where=where,
+        remedy="Name a host, and its port if that is another one than that of --listen.",
     )
 
 
@@ -74,6 +123,31 @@ def leads_elsewhere(endpoint: str, peer_host: str) -> bool:
     return bool(peer_host) and is_loopback(endpoint) and not _is_loopback_host(peer_host)
 
 
+def scrape_address(bound: str, peer_host: str) -> str:
+    """Return where others read the metrics that a peer serves at `bound`; nothing if they cannot, or if it is unknown.
+
+    The host is always the one that the peer's connection comes from: a peer cannot send those who ask to another. For a
+    peer on this host that serves on all addresses it is left open: `:9101`.
+    """
+    host, _, port = bound.rpartition(":")
+    if not _is_port(port, lowest=1):
+        return ""
+    try:
+        peer, served = _plain_address(peer_host), _plain_address(host.strip("[]"))
+    except ValueError:
+        return ""
+    if not served.is_unspecified and served != peer:
+        return ""
+    if peer.is_loopback and served.is_unspecified:
+        return f":{port}"
+    return f"[{peer}]:{port}" if peer.version == 6 else f"{peer}:{port}"
+
+
+def _plain_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    address = ipaddress.ip_address(host)
+    return getattr(address, "ipv4_mapped", None) or address
+
+
 def port_of(endpoint: str) -> int:
     """The port of a bound endpoint."""
     return int(endpoint.rpartition(":")[2])
@@ -82,6 +156,12 @@ def port_of(endpoint: str) -> int:
 def at_port(endpoint: str, port: int) -> str:
     """The same host at another port."""
     return f"{endpoint.rpartition(':')[0]}:{port}"
+
+
+def port_beside(endpoint: str) -> int | None:
+    """Return the port after the one that an endpoint names, or None if it leaves the port open or there is none."""
+    port = endpoint.rpartition(":")[2]
+    return int(port) + 1 if _is_port(port, lowest=1) and int(port) < 65535 else None
 
 
 def at_any_port(endpoint: str) -> str:

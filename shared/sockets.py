@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from shared.endpoints import at_any_port, is_loopback
+from shared.endpoints import at_any_port, at_port, is_loopback
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -108,8 +108,11 @@ def bind_router(
     return router
 
 
-def bind_sealed_router(context: zmq.Context[zmq.Socket[bytes]], beside: str) -> zmq.Socket[bytes]:
-    """A ROUTER on any port of the same address, for payloads that are sealed already.
+def bind_sealed_router(
+    context: zmq.Context[zmq.Socket[bytes]], beside: str, port: int | None = None
+) -> zmq.Socket[bytes]:
+    """A ROUTER at this port of the same address, for payloads that are sealed already; at any port if None, or if this
+    one is taken.
 
     Only clients that show an identity which was announced in a Hello are let in (the context's guard decides). Whatever
     clients send here has to be read and dropped, because nothing else bounds it. A new connection replaces one of the
@@ -119,7 +122,13 @@ def bind_sealed_router(context: zmq.Context[zmq.Socket[bytes]], beside: str) -> 
     router = _make_router(context, beside)
     router.setsockopt(zmq.MAXMSGSIZE, 256)
     router.setsockopt(zmq.PLAIN_SERVER, 1)
-    router.bind(at_any_port(beside))
+    try:
+        router.bind(at_any_port(beside) if port is None else at_port(beside, port))
+    except zmq.ZMQError:
+        if port is None:
+            router.close()
+            raise
+        router.bind(at_any_port(beside))
     return router
 
 
@@ -138,11 +147,15 @@ def _make_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.
 def connect_dealer(
     context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ClientKeys | None, identity: bytes
 ) -> zmq.Socket[bytes]:
-    """A DEALER to one peer, under an identity that only this incarnation has."""
+    """A DEALER to one peer, under an identity that only this incarnation has.
+
+    Without an endpoint it connects to nobody, so nothing can be sent on it: the peer's address is not known yet.
+    """
     dealer = context.socket(zmq.DEALER)
     with _close_on_failure(dealer):
         _set_up(dealer, endpoint, keys, identity)
-        dealer.connect(endpoint)
+        if endpoint:
+            dealer.connect(endpoint)
     return dealer
 
 
@@ -207,7 +220,7 @@ def _set_common(socket: zmq.Socket[bytes], endpoint: str) -> None:
     # libzmq 4.3.5 stops reading from a connection that has reached a limit. If that connection is then reset, a PING
     # that was read with the last messages fails an assertion once reading resumes: any client could end our process.
     socket.setsockopt(zmq.RCVHWM, 0)
-    if is_loopback(endpoint):
+    if endpoint and is_loopback(endpoint):
         socket.setsockopt(zmq.SNDBUF, _LOOPBACK_SEND_BUFFER)
 
 

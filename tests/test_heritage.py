@@ -193,9 +193,7 @@ FAULTS = {
 
 #: Faults that no test with real processes shows yet, and what will.
 FAULTS_LATER = {
-    64: "later: fleet",
     66: "later: fleet",
-    67: "later: fleet",
     68: "later: fleet",
 }
 

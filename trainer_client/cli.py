@@ -23,6 +23,7 @@ from trainer_client.runs.arguments import (
 )
 from trainer_client.runs.usage import find_load_test_problem, find_repeated, find_unheeded
 from trainer_client.training.command import add_train
+from trainer_client.verifying.command import add_verify
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         "--epochs 10",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (add_train, _add_evaluate, _add_predict, _add_load_test):
+    for add in (add_train, _add_evaluate, _add_predict, _add_load_test, add_verify):
         add_common_arguments(add(commands), log_level="warning")
     return parser
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 import zmq
 
 from shared.command import LONGEST_WAIT_S
-from shared.endpoints import check_endpoint
 from shared.errors import LostError
 from shared.keys import ClientKeys
 from shared.sockets import connect_dealer
+from shared.system.endpoint_file import FollowedEndpoint
 from shared.system.limits import refuse_small_limits_of_client
 from shared.wire.codec import decode, encode
 from shared.wire.messages import Refused
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ask_coordinator"]
 
+#: Pause before looking again at a file that does not say where the coordinator is.
+_LOOK_S = 0.1
+
 _Answer = TypeVar("_Answer", bound="Message")
 
 
@@ -32,13 +35,14 @@ def ask_coordinator(
     endpoint: str, question: Message, answer: type[_Answer], *, keys: str | Path | None, timeout_s: float
 ) -> _Answer:
     """The coordinator's answer, of the kind that is expected; raises RefusedError if it refuses."""
-    check_endpoint(endpoint, where="coordinator", encrypted=True, insecure=True)
+    own = ClientKeys.read_any(keys, to="coordinator") if keys else None
+    until_s = time.monotonic() + timeout_s
+    followed = FollowedEndpoint(endpoint, encrypted=own is not None)
+    _wait_for_address(followed, until_s)
     refuse_small_limits_of_client()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    own = ClientKeys.read_any(keys, to="coordinator") if keys else None
-    dealer = connect_dealer(context, endpoint, own, secrets.token_bytes(16))
+    dealer = connect_dealer(context, followed.address, own, secrets.token_bytes(16))
     try:
-        until_s = time.monotonic() + timeout_s
         if _wait_for(dealer, zmq.POLLOUT, until_s):
             dealer.send(encode(question))
             if _wait_for(dealer, zmq.POLLIN, until_s):
@@ -49,13 +53,20 @@ def ask_coordinator(
                     raise error_of(message, f"coordinator at {endpoint}")
         raise LostError(
             expected=f"a coordinator that answers within {timeout_s:g} s",
-            got="no answer",
+            got=followed.problem or "no answer",
             where=endpoint,
             remedy="Start it with `loader-server run job.toml`, or correct the endpoint.",
         )
     finally:
         dealer.close()
         context.term()
+
+
+def _wait_for_address(followed: FollowedEndpoint, until_s: float) -> None:
+    """Wait until the file that names the coordinator says its address, if one does."""
+    while not followed.address and time.monotonic() < until_s:
+        time.sleep(_LOOK_S)  # a file of another host's does not wake us
+        followed.look()
 
 
 def _wait_for(dealer: zmq.Socket[bytes], event: int, until_s: float) -> bool:

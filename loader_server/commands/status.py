@@ -79,6 +79,7 @@ def tables(report: dict[str, Any]) -> Group:
         _streams(report),
         *_queues(report),
         *_worlds(report),
+        *_verifiers(report),
         *_results(report),
         _workers(report),
         *_remote(report),
@@ -137,6 +138,17 @@ def _worlds(report: dict[str, Any]) -> Iterator[Table]:
             limits = f"{one['least']} to {one['most']}"
             counted = (str(len(one["members"])), limits, str(len(one["waiting"])), str(one["changes"]))
             table.add_row(name, str(one["version"]), one["stage"], *counted, one["reason"] or "-")
+        yield table
+
+
+def _verifiers(report: dict[str, Any]) -> Iterator[Table]:
+    """Who verifies a stream, if anybody does: these are no trainers."""
+    rows = [(name, verifier) for name, stream in report["streams"].items() for verifier in stream["verifiers"]]
+    if rows:
+        table = Table("verified", "by", "epoch", "read", "of", "silent s")
+        for name, verifier in rows[:_MOST_NAMED]:
+            counted = ("name", "read_epoch", "read_number", "batches", "silent_s")
+            table.add_row(name, *(str(verifier[key]) for key in counted))
         yield table
 
 
@@ -246,8 +258,10 @@ def _about_journal(journal: dict[str, Any]) -> Iterator[str]:
 
 
 def _about_workers(report: dict[str, Any]) -> Iterator[str]:
-    for one in report["failing"]:
-        yield "worker {worker} cannot serve: {where}: expected {expected}, got {got}. {remedy}".format(**one)
+    serving = {worker["name"] for worker in report["workers"]}
+    for failing in report["failing"]:
+        how = "serves only in part" if failing["worker"] in serving else "cannot serve"
+        yield "worker {worker} {how}: {where}: expected {expected}, got {got}. {remedy}".format(how=how, **failing)
     taken = sum(one["taken"] for one in report["workers"])
     if taken:
         built = sum(one["built"] for one in report["workers"])

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shared.endpoints import is_connectable, leads_elsewhere
+from shared.wire.parts import clipped
 from shared.wire.refusals import not_attached, refused
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ __all__ = [
     "another_world",
     "endpoint_elsewhere",
     "fixed_rank",
+    "gives_way",
     "graph_of_another_job",
     "group_misfit",
     "join_misfit",
@@ -45,7 +48,10 @@ __all__ = [
     "not_kept",
     "objection",
     "other_limits",
+    "other_parts",
+    "register_misfit",
     "run_ended",
+    "shards_in_use",
     "superseded",
     "superseded_attach",
     "too_large_a_graph",
@@ -174,6 +180,18 @@ def trained_on(attach: m.Attach, trainers: Sequence[m.Attach]) -> m.NotAttached:
     return _not_attached(attach, "training", expected, f"one that is trained on by {who}", remedy)
 
 
+def shards_in_use(attach: m.Attach) -> m.NotAttached:
+    """It is a verifier, for which workers would begin shards anew that they are making for a trainer."""
+    return not_attached(attach.serial, gives_way(attach))
+
+
+def gives_way(attach: m.Attach) -> m.Refused:
+    """A trainer reads the stream, whose batches are made whole, shard by shard."""
+    expected = f"a stream that nobody trains on: batches of {attach.stream} are made whole, shard by shard"
+    got = "one that is trained on, whose workers would begin their shards anew for a verifier"
+    return refused("training", expected, got, "Verify it when the training is over, or on a fleet of its own.")
+
+
 def another_cursor(attach: m.Attach, cursor: Cursor, other: m.Attach, theirs: Cursor) -> m.NotAttached:
     """A rank that is alive is at another position."""
     expected = f"epoch {theirs.epoch}, batch {theirs.number}, where {_who(other)} started"
@@ -269,6 +287,21 @@ def unknown_worker() -> m.Refused:
 
 # --- workers, and people ---
 
+_SAME_BYTES = "a worker that builds the same bytes as the coordinator's machine would"
+_SAME_BUILDER = (
+    "Give every loader machine the same job file, index and own transforms, and the same releases of stoker, "
+    "numpy, soundfile, soxr and what own transforms import or declare."
+)
+
+
+def register_misfit(register: m.Register, host: str, builder: str) -> m.Refused | None:
+    """Return why a worker cannot serve this job, which has workers of this builder fingerprint; None if it can."""
+    if not is_connectable(register.endpoint):
+        return no_endpoint(register)
+    if leads_elsewhere(register.endpoint, host):
+        return endpoint_elsewhere(register, host)
+    return another_builder(register) if register.builder != builder else None
+
 
 def no_endpoint(register: m.Register) -> m.Refused:
     """No trainer could connect to its endpoint."""
@@ -288,13 +321,14 @@ def endpoint_elsewhere(register: m.Register, host: str) -> m.Refused:
 
 
 def another_builder(register: m.Register) -> m.Refused:
-    """The worker would build other bytes. Neither fingerprint is told: ours would let it in, its own it knows."""
-    remedy = (
-        "Give every loader machine the same job file, index and own transforms, and the same releases of stoker, "
-        "numpy, soundfile, soxr and what own transforms import or declare. The coordinator's log has both fingerprints."
-    )
-    expected = "a worker that builds the same bytes as the coordinator's machine would"
-    return refused("builder", expected, f"another builder fingerprint from {register.worker}", remedy)
+    """Refuse a worker that would build other bytes; neither fingerprint is told, for ours would let it in."""
+    return refused("builder", _SAME_BYTES, f"another builder fingerprint from {register.worker}", _SAME_BUILDER)
+
+
+def other_parts(builder: m.BuilderParts, differing: list[str]) -> m.Refused:
+    """Name the parts of its builder fingerprint in which a worker differs."""
+    parts = "; ".join(differing) or "in a part that has no name"
+    return refused("builder", _SAME_BYTES, clipped(f"{builder.worker}, which differs: {parts}"), _SAME_BUILDER)
 
 
 def not_kept(count: int) -> m.Refused:

@@ -78,6 +78,7 @@ def worker_report(worker: RegisteredWorker, now_s: float) -> dict[str, Any]:
     return {
         "name": worker.address.worker,
         "endpoint": worker.address.endpoint,
+        "metrics": worker.metrics,
         "silent_s": round(now_s - worker.heard_s, 1),
         "waiting": beat.waiting if beat else 0,
         "building": beat.building if beat else 0,
@@ -100,13 +101,14 @@ def text_of(report: dict[str, Any], most: int = MOST_CHARACTERS) -> str:
 
 def _cut(report: dict[str, Any], most: int) -> dict[str, Any]:
     """Cut its lists: short ones stay complete, and long ones share the room that is left."""
-    cut = report | {"streams": {name: stream | {"trainers": []} for name, stream in report["streams"].items()}}
+    emptied: dict[str, Any] = {"trainers": [], "verifiers": []}
+    cut = report | {"streams": {name: stream | emptied for name, stream in report["streams"].items()}}
     cut |= {"workers": [], "culprits": [], "failing": []}
-    cut["cut"] = {"workers": 2**53, "culprits": 2**53, "failing": 2**53, "trainers": 2**53}
+    lists = [(name, report, cut) for name in ("workers", "culprits", "failing")]
+    lists += [(key, stream, cut["streams"][name]) for name, stream in report["streams"].items() for key in emptied]
+    cut["cut"] = {key: 2**53 for key, whole, _ in lists if whole[key]}
     room = most - len(json.dumps(cut))
     cut["cut"] = {}
-    lists = [(name, report, cut) for name in ("workers", "culprits", "failing")]
-    lists += [("trainers", stream, cut["streams"][name]) for name, stream in report["streams"].items()]
     lists.sort(key=lambda one: len(json.dumps(one[1][one[0]])))
     for place, (key, whole, into) in enumerate(lists):
         into[key], used = _beginning(whole[key], room // (len(lists) - place))

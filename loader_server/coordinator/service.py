@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from loader_server.building.fingerprint import builder_fingerprint
+from loader_server.building.fingerprint import builder_fingerprint, builder_parts, differing_parts
 from loader_server.coordinator import refusals
+from loader_server.coordinator.comings import Comings
+from loader_server.coordinator.endpoint_writer import EndpointWriter
 from loader_server.coordinator.events import (
     EndOrdered,
     Excused,
@@ -48,11 +50,13 @@ from shared.fairness.patience import Patience
 from shared.fairness.unread import UnreadAnswers
 from shared.guard import Guard
 from shared.logs import Log
-from shared.metrics.probes import CoordinatorView, Probes, dead, unready_coordinator
+from shared.metrics.job_targets import job_targets
+from shared.metrics.probes import LOOP_S, CoordinatorView, Probes, dead, unready_coordinator
 from shared.sockets import Waker, bind_router, read_waiting
 from shared.wire.codec import VersionError, decode, encode, encode_refusal
 from shared.wire.messages import (
     Attached,
+    BuilderParts,
     Forgiven,
     GraphPiece,
     GraphWanted,
@@ -66,6 +70,7 @@ from shared.wire.permissions import TO_COORDINATOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
     from typing import Any
 
     from loader_server.job_file import JobFile
@@ -91,14 +96,15 @@ _MOST_MESSAGES = 1024
 _SOON_MS = 20
 
 
-def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None) -> Coordinator:
-    """The coordinator of a job file, with the journal in its state folder."""
+def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None, *, advertise: str = "") -> Coordinator:
+    """The coordinator of a job file, with the journal and the endpoint file in its state folder."""
     journal = Journal(job.state / "journal.sqlite")
     try:
         streams = {name: Stream(job, name) for name in job.recipes if job.is_there(name)}
         settings = CoordinatorSettings(
             job=job.settings.name,
             builder=builder_fingerprint(streams, job.versions_of_sent()),
+            builder_parts=builder_parts(streams, job.versions_of_sent()),
             group=job.settings.group,
             heartbeat_timeout_s=job.settings.heartbeat_timeout_s,
             max_bad=job.settings.max_bad,
@@ -107,6 +113,7 @@ def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None) -> Co
         counting = CountingThread()
         views = {name: View(stream, counting) for name, stream in streams.items()}
         coordinator = Coordinator(settings, views, journal, endpoint, keys)
+        coordinator.write_endpoint_to(job.endpoint_file, advertise)
         coordinator.keep_graphs(lambda tell: GraphKeeper(job, lambda stream: View(stream, counting), tell))
         return coordinator
     except BaseException:
@@ -128,7 +135,10 @@ class Coordinator:
         self._log = Log("coordinator", job=settings.job)
         #: The streams that trainers are attached to, by name; replaced as a whole, for other threads to read.
         self.streams = streams
+        self._builder_parts = settings.builder_parts
+        self._comings = Comings()
         self._graphs: GraphKeeper | None = None
+        self._endpoint_writer: EndpointWriter | None = None
         self._of_graphs: SimpleQueue[GraphRuns | GraphFailed] = SimpleQueue()
         self._journal = journal
         self._state = CoordinatorState(settings, streams, first_version=secrets.randbits(62) + 1)
@@ -169,6 +179,11 @@ class Coordinator:
         """What has happened so far."""
         return self._state.counts
 
+    def write_endpoint_to(self, file: Path, advertise: str = "") -> None:
+        """Keep in this file where others reach us, at the host `advertise` if one is given; to be called once."""
+        self._endpoint_writer = EndpointWriter(file, self.endpoint, advertise, self._log)
+        self._endpoint_writer.write()
+
     def keep_graphs(self, make: Callable[[Callable[[GraphRuns | GraphFailed], None]], GraphKeeper]) -> None:
         """Let this keeper keep and run graphs, and report back here; to be called once."""
         self._graphs = make(self._hear_of_graph)
@@ -184,6 +199,7 @@ class Coordinator:
             poller.register(socket, zmq.POLLIN)
         poller.register(self._waker.fileno(), zmq.POLLIN)
         turned_s = self._turned_s = time.monotonic()
+        self._log.info("coordinator serves", endpoint=self.endpoint)
         due_s = turned_s + self._tick_s
         try:
             while not self._stopping or self._drains is not None or self._has_last_words():
@@ -204,21 +220,31 @@ class Coordinator:
                     instructions += self._state.handle(JournalLooked(self.writer.lost, self.writer.waiting), now_s)
                     instructions += self._state.handle(Ticked(), now_s)
                     self.report = self._state.report(now_s)
+                    for event, fields in self._comings.look(self.report, now_s):
+                        self._log.info(event, **fields)
                     tell(self.report)
+                    if self._endpoint_writer is not None:
+                        self._endpoint_writer.write()
                     self._answers.forget_all()
                     self._aftermath.look()
                 self._carry_out(instructions)
         finally:
             self._close()
 
-    def probes(self) -> Probes:
-        """Return what this coordinator answers to probes."""
+    def probes(self, build_timeout_s: float) -> Probes:
+        """Return what this coordinator answers to probes; it is dead after longer than anything of the job may take."""
         return Probes(
-            lambda now_s: dead(self._turned_s, _DEAD_S, now_s),
+            lambda now_s: dead(self._turned_s, max(_DEAD_S, build_timeout_s + LOOP_S), now_s),
             lambda now_s: unready_coordinator(
-                CoordinatorView(turned_s=self._turned_s, is_stopping=self._stopping, facts_waiting=self.writer.waiting),
+                CoordinatorView(
+                    turned_s=self._turned_s,
+                    is_stopping=self._stopping,
+                    facts_waiting=self.writer.waiting,
+                    is_journal_lost=bool(self.writer.lost),
+                ),
                 now_s,
             ),
+            lambda host, port: job_targets(self.report, host, port),
         )
 
     def _pause_ms(self) -> int:
@@ -237,9 +263,9 @@ class Coordinator:
         self._waker.wake()
 
     def _has_last_words(self) -> bool:
-        """Whether trainers that were told of the end are there: what is unread when a connection ends is lost."""
+        """Whether anybody who was told of the end is there: what is unread when a connection ends is lost."""
         ends = self._state.ending.report() if time.monotonic() < self._last_words_s else None
-        return ends is not None and ends["trainers"] > 0
+        return ends is not None and (ends["trainers"] > 0 or len(self._state.verifiers) > 0)
 
     def _take_in(self, now_s: float) -> list[Instruction]:
         self.guard.look(now_s)
@@ -331,8 +357,15 @@ class Coordinator:
         if isinstance(message, GraphWanted):
             piece = self._graphs.piece(message) if self._graphs is not None else None
             return [Send(peer, piece)] if piece is not None else []
+        if isinstance(message, BuilderParts):
+            return self._say_what_differs(peer, message)
         host = identity.get("Peer-Address") if isinstance(message, Register) else ""
         return self._state.handle(Received(peer, message, str(host)), now_s)
+
+    def _say_what_differs(self, peer: bytes, builder: BuilderParts) -> list[Instruction]:
+        differing = differing_parts(self._builder_parts, builder.parts)
+        what = {"worker": builder.worker, "parts": "; ".join(differing) or "none that has a name"}
+        return [Warn("worker differs from this machine", what), Send(peer, refusals.other_parts(builder, differing))]
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         facts = [one.fact for one in instructions if isinstance(one, Keep)]
@@ -364,8 +397,8 @@ class Coordinator:
         try:
             return encode(message)
         except (ValueError, OverflowError, TypeError) as error:
-            self.unsendable += 1
             self._log.error("message cannot be sent", kind=message.kind, error=str(error))
+            self.unsendable += 1  # after the log line, which those who read the count look for
             return b""
 
     def _send_frame(self, peer: bytes, frame: bytes) -> None:
@@ -381,6 +414,8 @@ class Coordinator:
         self._context.term()
         self._waker.close()
         self.writer.write(())
+        if self._endpoint_writer is not None:
+            self._endpoint_writer.close()
         self._journal.close()
 
 

@@ -23,6 +23,8 @@ class CoordinatorSettings:
     job: str
     #: The builder fingerprint that every worker has to have.
     builder: str
+    #: What that is made of, by name.
+    builder_parts: tuple[tuple[str, str], ...] = ()
     #: The group of all streams; 0: the world's size when a stream first starts.
     group: int
     heartbeat_timeout_s: float

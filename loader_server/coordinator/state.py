@@ -54,19 +54,19 @@ from loader_server.coordinator.settings import CoordinatorSettings, Counts
 from loader_server.coordinator.streams.grant import grant
 from loader_server.coordinator.streams.queues import Queues, needs_leases
 from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
+from loader_server.coordinator.streams.verifiers import AttachedVerifier, Verifiers
 from loader_server.coordinator.streams.world_rules import COUNTING_MS, WorldRules
 from loader_server.coordinator.streams.worlds import Worlds
 from loader_server.coordinator.workers import Workers
 from loader_server.leases.facts import BookAdvanced, LeaseFact
-from shared.endpoints import is_connectable, leads_elsewhere
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
+from shared.wire.lease_work import VERIFY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shared.wire.parts import Cursor
-
 
 __all__ = ["CoordinatorState"]
 
@@ -88,18 +88,15 @@ class CoordinatorState:
         self._workers = Workers(first_version)
         #: Whether the list of workers was cut when it was last sent.
         self._is_cut = False
-        #: Whether the log says already that there is no room for more culprits.
         self._convictions = Convictions(first_version)
         self._journal: dict[str, Any] = {"lost": "", "waiting": 0}
         self._out: list[Instruction] = []
         self._queues = Queues(
-            self._streams,
-            group=settings.group,
-            timeout_s=self._timeout_s,
-            keep=lambda fact: self._out.append(Keep(fact)),
-            draw=partial(next, count(first_version)),
-        )
+            self._streams, group=settings.group, timeout_s=self._timeout_s,
+            keep=lambda fact: self._out.append(Keep(fact)), draw=partial(next, count(first_version)),
+        )  # fmt: skip
         self.ending = Ending(self._streams, self._queues, timeout_s=self._timeout_s)
+        self.verifiers = Verifiers(settings.job, self._streams, self._grant, group=settings.group)
         self._worlds = Worlds(settings.job, self._streams, group=settings.group, timeout_s=self._timeout_s)
         self.counts = Counts()
 
@@ -115,6 +112,7 @@ class CoordinatorState:
             self._journal = {"lost": event.lost, "waiting": event.waiting}
         elif isinstance(event, EndOrdered):
             self._out.extend(self.ending.order(now_s, drains=event.drains))
+            self._out.extend(self.verifiers.tell(self.ending.news))
         elif isinstance(event, GraphRuns):
             self._streams[event.stream] = StreamTrainers(event.view)
             self._out += self._graphs.run(event.stream)
@@ -176,6 +174,9 @@ class CoordinatorState:
         if self._graphs.awaits(attach.stream):
             self._out.append(Send(peer, m.Wait(serial=attach.serial, reason=NO_GRAPH, retry_ms=COUNTING_MS)))
             return
+        if attach.work == VERIFY:
+            self._attach_verifier(peer, attach, now_s)
+            return
         problem = self._check_belongs(attach, stream, now_s)
         if problem is not None:
             self._refuse(peer, problem)
@@ -188,6 +189,13 @@ class CoordinatorState:
             self._attach_to_queue(peer, attach, stream, now_s)
         else:
             self._attach_in_lockstep(peer, attach, stream, now_s)
+
+    def _attach_verifier(self, peer: bytes, attach: m.Attach, now_s: float) -> None:
+        answer = self.verifiers.attach(peer, attach, now_s)
+        self.counts.refusals += isinstance(answer, m.NotAttached)
+        self.counts.stale += answer is None
+        self._out += [Send(peer, answer)] if answer is not None else []
+        self._out += self._greet(peer, attach.stream) if isinstance(answer, m.Attached) else []
 
     def _attach_in_lockstep(self, peer: bytes, attach: m.Attach, stream: StreamTrainers, now_s: float) -> None:
         rules = self._rules
@@ -236,7 +244,7 @@ class CoordinatorState:
             return refusals.not_a_queue(attach)
         if stream.is_superseded(attach):
             self.counts.stale += 1
-            return refusals.superseded_attach(attach, _attach_of(stream.holder(attach.rank)))
+            return refusals.superseded_attach(attach, stream.attach_of(attach.rank))
         return self._worlds.check(attach, now_s)
 
     def _admit(self, peer: bytes, attach: m.Attach, cursor: Cursor, batches: int, now_s: float) -> None:
@@ -265,9 +273,13 @@ class CoordinatorState:
             tenure=stream.succession.tenure(attach.incarnation, attach.rank),
         )
         stream.add(trainer)
+        self._out += self.verifiers.give_way(attach.stream)
         self.counts.attaches += 1
-        self._out += [Send(peer, self._grant(trainer)), *self.ending.greet(peer, attach.stream)]
-        self._out.extend(Send(peer, failing) for failing in self._workers.failing[-1:])
+        self._out += [Send(peer, self._grant(trainer)), *self._greet(peer, attach.stream)]
+
+    def _greet(self, peer: bytes, stream: str) -> list[Send]:
+        failing = [Send(peer, failing) for failing in self._workers.failing[-1:]]
+        return [*self.ending.greet(peer, stream), *failing]
 
     def _take_over(self, stream: StreamTrainers, attach: m.Attach) -> None:
         """Tell whoever else has one of its ranks to stop; that one may not come back."""
@@ -281,7 +293,7 @@ class CoordinatorState:
         for rank, order, tenure in list(stream.succession.after(attach.incarnation, ranks, attach.tenure)):
             self._keep(RankTaken(attach.stream, rank, order, tenure))
 
-    def _grant(self, trainer: AttachedTrainer) -> m.Attached:
+    def _grant(self, trainer: AttachedTrainer | AttachedVerifier) -> m.Attached:
         stream = self._streams[trainer.attach.stream]
         mark = self._queues.mark() if stream.view.leases is not None else None
         return grant(self._settings, stream, trainer, self._workers.members, mark)
@@ -289,6 +301,9 @@ class CoordinatorState:
     def _take_progress(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
         stream = self._streams.get(progress.stream)
         trainer = stream.trainers.get(progress.incarnation) if stream is not None else None
+        if trainer is None and self.verifiers.hear(peer, progress, now_s):
+            self._answer_heartbeat(peer, progress)
+            return
         if stream is None or trainer is None:
             self._out.append(Send(peer, self._answer_unknown(progress, stream)))
             return
@@ -299,9 +314,12 @@ class CoordinatorState:
                 self._out.append(Send(peer, m.Recalled()))
         elif not stream.view.evaluation and stream.last() != stream.trained:
             self._keep(Advanced(progress.stream, *stream.last()))
+        self._answer_heartbeat(peer, progress)
+        self._out += self._worlds.hear(trainer, now_s)
+
+    def _answer_heartbeat(self, peer: bytes, progress: m.Progress) -> None:
         members, news = self._workers.members, self.ending.news(progress.stream)
         self._out.append(Send(peer, members if progress.members != members.version else news))
-        self._out += self._worlds.hear(trainer, now_s)
 
     def _answer_unknown(self, progress: m.Progress, stream: StreamTrainers | None) -> m.Refused:
         if stream is None or stream.view.evaluation or stream.view.leases is not None:
@@ -309,9 +327,10 @@ class CoordinatorState:
         if not stream.succession.is_superseded(progress.incarnation):
             return refusals.unknown_trainer()  # when it attaches again, its tenure will tell
         self.counts.stale += 1
-        return refusals.superseded(progress.rank, _attach_of(stream.holder(progress.rank)))
+        return refusals.superseded(progress.rank, stream.attach_of(progress.rank))
 
     def _detach(self, _peer: bytes, detach: m.Detach, now_s: float) -> None:
+        self.verifiers.leave(detach.stream, detach.incarnation)
         if detach.stream in self._streams:
             self._let_leave(detach.stream, detach.incarnation, now_s)
 
@@ -358,19 +377,14 @@ class CoordinatorState:
     # --- workers ---
 
     def _register(self, peer: bytes, register: m.Register, host: str, now_s: float) -> None:
-        if not is_connectable(register.endpoint):
-            self._refuse(peer, refusals.no_endpoint(register))
+        refusal = refusals.register_misfit(register, host, self._settings.builder)
+        if refusal is not None:
+            self._refuse(peer, refusal)
+            if refusal.code == "builder":
+                # The fingerprint proves that a worker belongs here, so a worker with another one is not told it.
+                self._warn("worker builds other bytes", worker=register.worker, endpoint=register.endpoint)
             return
-        if leads_elsewhere(register.endpoint, host):
-            self._refuse(peer, refusals.endpoint_elsewhere(register, host))
-            return
-        if register.builder != self._settings.builder:
-            self._refuse(peer, refusals.another_builder(register))
-            # The fingerprint proves that a worker belongs here, so a worker with another one is not told it.
-            both = {"expected": self._settings.builder, "got": register.builder}
-            self._warn("worker builds other bytes", worker=register.worker, endpoint=register.endpoint, **both)
-            return
-        is_news = self._workers.register(peer, register, now_s)
+        is_news = self._workers.register(peer, register, now_s, host)
         self._out.append(Send(peer, m.Registered(heartbeat_timeout_ms=int(1000 * self._timeout_s))))
         self._out.append(Send(peer, self._convictions.message))
         if is_news:
@@ -408,6 +422,7 @@ class CoordinatorState:
     def _tell_trainers(self, message: m.Message) -> None:
         for stream in self._streams.values():
             self._out.extend(Send(trainer.peer, message) for trainer in stream.trainers.values())
+        self._out.extend(self.verifiers.tell(lambda _stream: message))
 
     # --- culprits ---
 
@@ -446,6 +461,7 @@ class CoordinatorState:
         self._workers.forget_failing(now_s - _FAILING_S)
         for stream in self._streams.values():
             stream.remove_silent(since_s)
+        self.verifiers.remove_silent(since_s)
         self._out += self.ending.agree(now_s)
         self._queues.tick(now_s)
         self._out += self._worlds.tick(now_s)
@@ -461,6 +477,7 @@ class CoordinatorState:
                 name: stream_report(stream, self._settings.group or stream.group, now_s)
                 | {"queue": self._queues.report_of(name) if stream.view.leases is not None else None}
                 | {"evaluating": self._queues.evaluations_of(name)}
+                | {"verifiers": self.verifiers.report_of(name, now_s)}
                 | {"elastic": self._worlds.report_of(name, now_s)}
                 for name, stream in self._streams.items()
             },
@@ -473,23 +490,8 @@ class CoordinatorState:
         }
 
     _doors: ClassVar[dict[type[m.Message], Callable[..., None]]] = {
-        m.Attach: _attach,
-        m.Join: _join,
-        m.Progress: _take_progress,
-        m.Detach: _detach,
-        m.Outcomes: _take_outcomes,
-        m.Results: _take_results,
-        m.StandsStill: _take_place,
-        m.GraphOffer: _take_graph,
-        m.GraphPiece: _take_graph,
-        m.Beat: _take_beat,
-        m.Leave: _leave,
-        m.Failing: _take_failing,
-        m.Culprit: _take_culprit,
-        m.Forgive: _forgive,
+        m.Attach: _attach, m.Join: _join, m.Progress: _take_progress, m.Detach: _detach, m.Outcomes: _take_outcomes,
+        m.Results: _take_results, m.StandsStill: _take_place, m.GraphOffer: _take_graph, m.GraphPiece: _take_graph,
+        m.Beat: _take_beat, m.Leave: _leave, m.Failing: _take_failing, m.Culprit: _take_culprit, m.Forgive: _forgive,
         m.StatusQuery: _answer_status,
-    }
-
-
-def _attach_of(holder: AttachedTrainer | None) -> m.Attach | None:
-    return holder.attach if holder is not None else None
+    }  # fmt: skip

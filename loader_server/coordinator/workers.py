@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
+from shared.endpoints import scrape_address
 from shared.wire import messages as m
 from shared.wire.parts import WorkerAddress
 
@@ -32,6 +33,8 @@ class RegisteredWorker:
     peer: bytes
     address: WorkerAddress
     heard_s: float
+    #: Where its metrics can be read from elsewhere; empty if nowhere.
+    metrics: str = ""
     beat: m.Beat | None = None
 
 
@@ -80,19 +83,24 @@ class Workers:
         """The connections of all of them."""
         return [worker.peer for worker in self.sorted()]
 
-    def register(self, peer: bytes, register: m.Register, now_s: float) -> bool:
-        """Add it, in place of whichever was at its endpoint before; whether the list has changed."""
+    def register(self, peer: bytes, register: m.Register, now_s: float, host: str = "") -> bool:
+        """Add it, in place of whichever was at its endpoint before; whether the list has changed.
+
+        `host` is where its connection comes from, if that is known.
+        """
         address = WorkerAddress(
             register.worker, register.incarnation, register.endpoint, register.boot_id, register.uid
         )
         known = self._workers.get(register.incarnation)
-        if known is not None and known.address == address:
-            known.peer, known.heard_s = peer, now_s
-            return False
         self._failing.pop(register.worker, None)
+        if known is not None and known.address == address:
+            known.peer, known.heard_s, known.metrics = peer, now_s, scrape_address(register.metrics, host)
+            return False
         for before in (register.incarnation, self._at.get(register.endpoint, register.incarnation)):
             self._drop(before)
-        self._workers[register.incarnation] = RegisteredWorker(peer=peer, address=address, heard_s=now_s)
+        self._workers[register.incarnation] = RegisteredWorker(
+            peer=peer, address=address, heard_s=now_s, metrics=scrape_address(register.metrics, host)
+        )
         self._at[register.endpoint] = register.incarnation
         self._nbytes += _size(address)
         self._count_change()

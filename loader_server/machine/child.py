@@ -48,6 +48,8 @@ class Child:
     spare_listen: str = ""
     process: Nursling | None = None
     restarts: int = 0
+    #: Where it answers probes, once it is ready.
+    metrics: str = ""
     #: Whether it became ready, and has not died since.
     served: bool = False
     #: The error that it printed, as the parts of a `StokerError`; empty if there was none.
@@ -118,6 +120,7 @@ class Child:
                 said = _read(line)
                 if "endpoint" in said:
                     self.listen, self.served, self.logged = said["endpoint"], True, ""
+                    self.metrics = str(said.get("metrics", ""))
                     self.kill_s = self.kill_s if self.is_ending else math.inf
                 self.error = _error_in(said) or self.error
                 yield said

@@ -65,6 +65,8 @@ class SupervisorSettings:
     insecure: bool = False
     drain_timeout_s: float = 10.0
     log_level: str = "info"
+    #: Where all processes serve metrics and probes, as arguments of theirs; none: on loopback.
+    metrics: tuple[str, ...] = ()
     #: Called with each job that is served from now on.
     announce: Callable[[str, str, int], None] = lambda _name, _endpoint, _workers: None
 
@@ -98,6 +100,19 @@ class Supervisor:
         self._starting = False
         self._failure: StartError | None = None
         self._stopping = False
+        #: When the main loop turned last.
+        self.turned_s = time.monotonic()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was told to end."""
+        return self._stopping
+
+    @property
+    def probe_addresses(self) -> list[str]:
+        """Where each coordinator and each place's worker answers probes; empty for those that are not there."""
+        children = [job.coordinator for job in list(self.jobs.values())] + [place.child for place in list(self.places)]
+        return [child.metrics if child is not None and child.served else "" for child in children]
 
     @property
     def workers(self) -> list[Child]:
@@ -118,7 +133,8 @@ class Supervisor:
         shares = role == "worker" and folder.settings.share
         shelf = ["--shelf", f"/proc/{os.getpid()}/fd/{self._shelf}"] if shares else []
         asks = ["--nursery-fd", str(ASKING_FD)] if role == "worker" else []
-        return [role, str(folder.path), "--listen", listen, *common, *insecure, *shelf, *asks]
+        metrics = self.settings.metrics
+        return [role, str(folder.path), "--listen", listen, *common, *metrics, *insecure, *shelf, *asks]
 
     # --- life ---
 
@@ -350,7 +366,7 @@ class Supervisor:
     def _turn(self) -> None:
         """Wait until something happens, and do what is due."""
         self._wait_for_events()
-        now_s = time.monotonic()
+        now_s = self.turned_s = time.monotonic()
         self._keeper.look(now_s)
         self._answer_callers()
         for job in list(self.jobs.values()):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from loader_server.sources.files.patience import read_patiently
+from loader_server.sources.files.presence import find_missing
 from loader_server.sources.index.probe import refuse_other_fields
 from loader_server.sources.source import Source, gather_rows
 from loader_server.transforms.columns import interleaved
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loader_server.sources.files.presence import MissingFiles
     from loader_server.sources.index.folder import Index
     from loader_server.sources.row_filter import RowFilter
     from loader_server.transforms.chain import Chain
@@ -94,6 +96,14 @@ class SourceSet:
         for one in self._opened:
             counts.update(one.index.meta.bad)
         return dict(counts)
+
+    def find_missing(self, time_s: float) -> MissingFiles | None:
+        """Look whether the sources' files are on this machine; return what the source that lacks most of its own lacks.
+
+        Each source is looked at for at most so long.
+        """
+        found = [find_missing(one.source.indexed_files(), time_s) for one in self._opened]
+        return max((one for one in found if one is not None), key=lambda one: one.share, default=None)
 
     @property
     def segments(self) -> NDArray[np.int64]:

@@ -20,7 +20,9 @@ import numpy as np
 
 from loader_server.sources.files.opening import Files
 from loader_server.sources.files.patience import read_patiently
+from loader_server.sources.files.presence import IndexedFiles
 from loader_server.sources.largest import LARGEST_SAMPLE
+from loader_server.sources.remote.urls import is_url
 from shared.shortened import shortened
 
 if TYPE_CHECKING:
@@ -244,6 +246,16 @@ class Source:
         """Look at local files before a job is served, as many as can be looked at in this time, and refuse those that
         have changed since they were indexed: for sources whose `open` does not look at all files, or at sizes alone.
         """
+
+    def indexed_files(self) -> IndexedFiles:
+        """Return the files that samples are read from, as indexed: those of the origin, unless that only lists them."""
+        files = [facts for facts in self.indexed.origin if "path" in facts and "bytes" in facts]
+
+        def file_at(number: int) -> tuple[str, int]:
+            path = files[number]["path"]
+            return "" if is_url(path) else self.files.where(path), files[number]["bytes"]
+
+        return IndexedFiles(len(files), file_at)
 
     @property
     def samples(self) -> int:

@@ -124,6 +124,11 @@ class Chain:
         return _fingerprint(self.steps)
 
     @property
+    def packages(self) -> dict[str, str]:
+        """The versions of the packages that the bytes depend on."""
+        return _packages(self.steps)
+
+    @property
     def steady_steps(self) -> int:
         """How many transforms come before the first that draws random numbers."""
         return next((place for place, step in enumerate(self.steps) if step.draws), len(self.steps))
@@ -266,9 +271,12 @@ def _remade(
 
 
 def _fingerprint(steps: Sequence[NamedTransform]) -> str:
-    own = {name: version for step in steps for name, version in step.packages.items()}
-    versions = (f"{name} {version}" for name, version in sorted((own | _versions()).items()))
+    versions = (f"{name} {version}" for name, version in sorted(_packages(steps).items()))
     return fingerprint(_recipe(steps), f"bytes {_BYTES_VERSION}", *versions)
+
+
+def _packages(steps: Sequence[NamedTransform]) -> dict[str, str]:
+    return {name: version for step in steps for name, version in step.packages.items()} | _versions()
 
 
 def _recipe(steps: Sequence[NamedTransform]) -> str:

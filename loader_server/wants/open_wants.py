@@ -1,7 +1,9 @@
 """The wants that a worker has accepted and not answered yet: which is built next, and what those of each trainer cost.
 
 Rules: pure. Every accepted ticket ends exactly once. Open tickets, and the bytes of batches that go by TCP, are counted
-for each trainer, so one that asks for too much, or does not read, holds up only itself.
+for each trainer, so one that asks for too much, or does not read, holds up only itself. Wants of a session that yields
+are begun only while no other trainer's want may be, and none is under way: the building thread takes many at a time, so
+a share of its queue would be a share of its time.
 """
 
 from __future__ import annotations
@@ -54,15 +56,27 @@ class OpenWants(Generic[S, B]):
         self._largest = largest
         self._reads = reads
         self._queue: WantQueue[int, B] = WantQueue()
+        #: Those of sessions that yield.
+        self._spare: WantQueue[int, B] = WantQueue()
+        #: The builds, by `id`, that were taken for others and are not finished.
+        self._under_way: set[int] = set()
         self._open: Budget[int] = Budget(_MOST_OPEN)
 
     def __len__(self) -> int:
         """How many wants nobody has begun to build."""
+        return len(self._queue) + len(self._spare)
+
+    @property
+    def of_trainers(self) -> int:
+        """How many of these are not of sessions that yield: only they say that more workers would help."""
         return len(self._queue)
 
     def waiting(self) -> int:
         """How many of these delay a newcomer; wants that wait for their own trainer do not."""
         return self._queue.waiting(self._may_build)
+
+    def _queue_of(self, session: S) -> WantQueue[int, B]:
+        return self._spare if session.yields else self._queue
 
     def judge(self, session: S, ticket: Ticket) -> Verdict:
         """Whether a ticket can be accepted, and if not, why."""
@@ -77,11 +91,16 @@ class OpenWants(Generic[S, B]):
             raise KeyError(ticket)
         self._open.take(session.incarnation, 1)
         session.builds[ticket] = build
-        self._queue.put(session.incarnation, build, urgent=build.want.urgent)
+        urgent = build.want.urgent and not session.yields
+        self._queue_of(session).put(session.incarnation, build, urgent=urgent)
 
     def take(self) -> B | None:
         """Take out what is to be built next."""
         build = self._queue.take(self._may_build)
+        if build is not None:
+            self._under_way.add(id(build))
+        elif not self._under_way:
+            build = self._spare.take(self._may_build)
         if build is not None and not build.want.in_slot:
             self._batches.take(build.trainer, self._largest[build.want.stream])
         return build
@@ -94,7 +113,7 @@ class OpenWants(Generic[S, B]):
 
     def give_up(self) -> tuple[S, B] | None:
         """End a want that nobody has begun; returns its trainer and the build."""
-        build = self._queue.take()
+        build = self._queue.take() or self._spare.take()
         if build is None:
             return None
         session = self._sessions.of(build.trainer)
@@ -104,6 +123,7 @@ class OpenWants(Generic[S, B]):
 
     def finish(self, build: B) -> S | None:
         """End a want that was taken, whatever became of it; returns its trainer, or None if that trainer is gone."""
+        self._under_way.discard(id(build))
         if not build.want.in_slot:
             self._batches.give_back(build.trainer, self._largest[build.want.stream])
         session = self._sessions.of(build.trainer)
@@ -118,14 +138,14 @@ class OpenWants(Generic[S, B]):
         if build is None:
             return False
         build.cancelled = True
-        if not self._queue.remove(session.incarnation, build):
+        if not self._queue_of(session).remove(session.incarnation, build):
             return False
         self._end(session, build)
         return True
 
     def forget(self, session: S) -> list[B]:
         """Forget a trainer that is gone: end and return what nobody has begun, and cancel the rest."""
-        ended = self._queue.drop(session.incarnation)
+        ended = self._queue_of(session).drop(session.incarnation)
         for build in ended:
             self._end(session, build)
         for build in session.builds.values():

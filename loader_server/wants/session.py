@@ -34,6 +34,8 @@ class Session:
 
     def __init__(self, address: bytes, hello: Hello, take: Callable[[int], NDArray[np.uint8]]) -> None:
         self.incarnation = hello.incarnation
+        #: Whether others' wants go before its own: said once, because what a trainer is for does not change.
+        self.yields = hello.yields
         self.heard_s = 0.0
         #: The key of the connection that it last spoke on; empty if there are no keys.
         self.key = ""

@@ -24,6 +24,8 @@ class TrainerSession(Protocol):
     """What this module needs of a trainer's session."""
 
     incarnation: int
+    #: Whether others' wants go before its own.
+    yields: bool
     #: The connection that it speaks on.
     address: bytes
     #: Whether it is gone; its session stays only until its last build has ended.

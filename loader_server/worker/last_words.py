@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from shared.sockets import connect_dealer
+from shared.system.endpoint_file import FollowedEndpoint
 from shared.wire.codec import encode
 from shared.wire.messages import Failing
 from shared.wire.parts import clipped
@@ -28,8 +29,9 @@ _LEAVE_MS = 500
 def say_why(coordinator: str, keys: ClientKeys | None, worker: str, error: StokerError) -> None:
     """Tell the coordinator why this worker ends."""
     words = {name: clipped(text) for name, text in error.words().items()}
+    address = FollowedEndpoint(coordinator, encrypted=keys is not None).address
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    dealer = connect_dealer(context, coordinator, keys, secrets.token_bytes(16))
+    dealer = connect_dealer(context, address, keys, secrets.token_bytes(16))
     if dealer.poll(_CONNECT_MS, zmq.POLLOUT):
         dealer.send(encode(Failing(worker=worker, **words)))
     dealer.close(linger=_LEAVE_MS)

@@ -111,6 +111,11 @@ class Reception:
         """How many wants nobody has begun to build."""
         return len(self._wants)
 
+    @property
+    def waiting_of_trainers(self) -> int:
+        """How many of these are not a verifier's."""
+        return self._wants.of_trainers
+
     def _to_build(self) -> int:
         """How many builds delay a newcomer; wants that wait for their own trainer do not."""
         return self._wants.waiting() + self._thread.load

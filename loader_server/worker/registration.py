@@ -11,16 +11,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import secrets
-import socket
 from typing import TYPE_CHECKING
 
 import zmq
 
+from loader_server.machine.reachable import find_reachable_endpoint, look_up
 from loader_server.worker.membership import Membership
 from shared.endpoints import is_connectable
 from shared.errors import LostError, ProtocolError
 from shared.logs import Log
 from shared.sockets import connect_dealer, read_waiting, send_if_up
+from shared.system.endpoint_file import FollowedEndpoint
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from shared.wire.refusals import error_of
@@ -28,64 +29,34 @@ from shared.wire.refusals import error_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from shared.errors import StokerError
     from shared.keys import ClientKeys
 
-__all__ = ["Registration", "find_reachable_endpoint", "look_up"]
+__all__ = ["Registration"]
 
-_EVERYWHERE = ("0.0.0.0", "*", "[::]")  # noqa: S104 - recognised here, bound only with keys or --insecure
+#: How long to wait for the coordinator's word on what differs in our builder fingerprint.
+_DIFFERS_S = 2.0
 
-#: An address that is reserved for documentation: the route to it is the route to the world.
-_SOME_OTHER_HOST = "192.0.2.1"
-
-
-def find_reachable_endpoint(endpoint: str, coordinator: str) -> str | None:
-    """Return the endpoint at which trainers reach a worker, or None if there is no route to the coordinator now.
-
-    A worker that listens on all addresses names the one that it has on the route to the coordinator, or, if that is on
-    this host, on the route to the world.
-    """
-    scheme, _, rest = endpoint.partition("://")
-    host, _, port = rest.rpartition(":")
-    if host not in _EVERYWHERE:
-        return endpoint
-    target = coordinator.partition("://")[2].rpartition(":")[0]
-    local = target in _EVERYWHERE or target == "localhost" or target.startswith("127.")
-    address = _find_address_towards(_SOME_OTHER_HOST if local else target)
-    if address is None and local:  # no way out of this host, and none is needed
-        address = "127.0.0.1"
-    return address and f"{scheme}://{address}:{port}"
-
-
-def _find_address_towards(host: str) -> str | None:
-    """Return our address on the route there, if there is one; connecting a datagram socket sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 9))
-            address: str = probe.getsockname()[0]
-        except OSError:
-            return None
-        return address
-
-
-def look_up(endpoint: str) -> str | None:
-    """Return an endpoint with its host's address in place of its name, or None if the name cannot be looked up now."""
-    scheme, _, rest = endpoint.partition("://")
-    host, _, port = rest.rpartition(":")
-    try:
-        return f"{scheme}://{socket.gethostbyname(host)}:{port}" if host not in _EVERYWHERE else endpoint
-    except OSError:
-        return None
+#: How often the coordinator is told why this worker does not serve, or not all.
+_FAILING_PAUSE_S = 2.0
 
 
 class Registration:
     """One DEALER to the coordinator; `socket` is replaced when the connection is made anew."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], coordinator: str, keys: ClientKeys | None, register: m.Register
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        coordinator: str,
+        keys: ClientKeys | None,
+        register: m.Register,
+        parts: Callable[[], tuple[tuple[str, str], ...]] = tuple,
     ) -> None:
         self.membership = Membership()
         self._context = context
-        self._coordinator = coordinator
+        self._followed = FollowedEndpoint(coordinator, encrypted=keys is not None)
+        #: The coordinator's address that we are connected to.
+        self._connected = ""
         self._keys = keys
         #: With the endpoint that we are bound to, which may be that of all addresses.
         self._bound = register
@@ -95,9 +66,28 @@ class Registration:
         self.socket = self._connect()
         self._log = Log("worker", worker=register.worker)
         self._pieces: list[m.GraphPiece] = []
+        #: What our builder fingerprint is made of.
+        self._parts = parts
+        #: The refusal of that fingerprint, and when it is raised if the coordinator does not say what differs.
+        self._refusal: m.Refused | None = None
+        self._refusal_s = 0.0
+        #: Why this worker serves only in part, or not at all.
+        self._failing: m.Failing | None = None
+        self._failing_s = 0.0
+        #: Whether there is a stream that it can serve: only then does it register.
+        self._may_register = True
 
     def _connect(self) -> zmq.Socket[bytes]:
-        return connect_dealer(self._context, self._coordinator, self._keys, secrets.token_bytes(16))
+        address = self._followed.address
+        dealer = connect_dealer(self._context, address, self._keys, secrets.token_bytes(16))
+        if address != self._connected:
+            self._connected, self._looked_up = address, None
+        return dealer
+
+    def tell_metrics(self, bound: str) -> None:
+        """Name the place where our metrics are served in what we register with from now on."""
+        self._bound = dataclasses.replace(self._bound, metrics=bound)
+        self._register = dataclasses.replace(self._register, metrics=bound)
 
     @property
     def heartbeat_timeout_s(self) -> float:
@@ -115,23 +105,53 @@ class Registration:
             self.membership.hear(now_s)
             with contextlib.suppress(ProtocolError):
                 culprits += self._take_in(decode(frames[0].buffer), now_s)
-        if self.membership.gives_up(now_s):
+        if self._refusal is not None and now_s >= self._refusal_s:
+            raise self._error_of(self._refusal)
+        if self._may_register and self.membership.gives_up(now_s):
             raise self._nobody()
         if self.membership.lose_patience(now_s):
             self._renew()
         if self.membership.is_due(now_s):
+            self._follow(now_s)
             self._look_where_we_are(now_s)
-            message = load() if self.membership.registered else self._register
-            sent = is_connectable(self._register.endpoint) and self._send(message)
-            for culprit in self.membership.unlisted() if sent else ():
-                self._send(culprit)
-            self.membership.say(now_s, sent=sent)
+            self._say_what_is_due(now_s, load)
         return culprits
+
+    def _follow(self, now_s: float) -> None:
+        """Connect to where the coordinator is now, if it is quiet and its file says another place; register there."""
+        if self._followed.has_moved(self._connected, now_s - self.membership.heard_s, now_s):
+            self._log.info("coordinator is elsewhere", before=self._connected, now=self._followed.address)
+            self.membership.move(now_s)
+            self._renew()
+
+    def _say_what_is_due(self, now_s: float, load: Callable[[], m.Beat]) -> None:
+        message = load() if self.membership.registered else self._register
+        sent = True
+        if self._refusal is None and (self._may_register or self.membership.registered):
+            sent = is_connectable(self._register.endpoint) and self._send(message)
+        if sent and self._failing is not None and now_s >= self._failing_s:
+            sent = self._send(self._failing)
+            self._failing_s = now_s + _FAILING_PAUSE_S
+        for culprit in self.membership.unlisted() if sent else ():
+            self._send(culprit)
+        self.membership.say(now_s, sent=sent)
+
+    def note_data(self, failing: m.Failing | None, *, may_register: bool, now_s: float) -> None:
+        """Take in what data are missing here: the coordinator is told, and a worker without any does not register.
+
+        Once there is less missing than before it registers again, because that takes back what was told.
+        """
+        if self._failing is not None and failing != self._failing:
+            self.membership.move(now_s)
+        self._failing, self._may_register = failing, may_register
+        self._failing_s = self.membership.due_s = now_s
 
     def _look_where_we_are(self, now_s: float) -> None:
         """Work out our address; while there is no route we keep the one we had, because it may come back."""
-        self._looked_up = self._looked_up or look_up(self._coordinator)
-        endpoint = find_reachable_endpoint(self._bound.endpoint, self._looked_up or self._coordinator)
+        if not self._connected:
+            return
+        self._looked_up = self._looked_up or look_up(self._connected)
+        endpoint = find_reachable_endpoint(self._bound.endpoint, self._looked_up or self._connected)
         if endpoint is not None and endpoint != self._register.endpoint:
             if self.membership.registered:
                 self._log.info("worker has another address", before=self._register.endpoint, now=endpoint)
@@ -140,11 +160,13 @@ class Registration:
 
     def _nobody(self) -> LostError:
         return LostError(
-            expected="a coordinator that takes this worker in", got="no answer for a minute", where=self._coordinator,
+            expected="a coordinator that takes this worker in",
+            got=self._followed.problem or "no answer for a minute", where=self._followed.given,
             remedy="Start it with `loader-server coordinator job.toml`, or correct --coordinator.",
         )  # fmt: skip
 
     def _renew(self) -> None:
+        self._followed.look()
         try:
             former, self.socket = self.socket, self._connect()
         except zmq.ZMQError as error:  # no descriptor, say
@@ -158,9 +180,20 @@ class Registration:
             return [message]
         if isinstance(message, m.GraphPiece):
             self._pieces.append(message)
-        if isinstance(message, m.Refused) and message.code != "unknown":
-            raise error_of(message, f"coordinator at {self._coordinator}")
+        if isinstance(message, m.Refused) and message.code == "builder" and self._refusal in {None, message}:
+            self._ask_what_differs(message, now_s)
+        elif isinstance(message, m.Refused) and message.code != "unknown":
+            raise self._error_of(message)
         return []
+
+    def _ask_what_differs(self, refusal: m.Refused, now_s: float) -> None:
+        """Ask once; a Register that was said again may bring the same refusal once more."""
+        if self._refusal is None:
+            self._refusal, self._refusal_s = refusal, now_s + _DIFFERS_S
+            self._send(m.BuilderParts(worker=self._register.worker, parts=self._parts()))
+
+    def _error_of(self, refusal: m.Refused) -> StokerError:
+        return error_of(refusal, f"coordinator at {self._connected}")
 
     def take_pieces(self) -> list[m.GraphPiece]:
         """Pieces of graphs that came since the last call."""

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from shared.endpoints import port_of
+from shared.endpoints import port_beside, port_of
 from shared.fairness.unread import MARK_BYTES, UnreadAnswers
 from shared.hashing import digest64
+from shared.logs import Log
 from shared.sockets import bind_router, bind_sealed_router, read_waiting, send_now
 from shared.wire.codec import encode
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from loader_server.wants.session import Session
     from shared.fairness.budget import Budget
     from shared.keys import ServerKeys
-    from shared.logs import Log
     from shared.wire.messages import Message, Pushed
 
 __all__ = ["Sender"]
@@ -78,11 +78,20 @@ class Sender:
     ) -> None:
         self.router = bind_router(context, listen, keys)
         self.endpoint = self.router.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._sealed_router = bind_sealed_router(context, self.endpoint) if keys is not None else None
+        #: Where a firewall lets trainers reach sealed payloads, if the port to listen at is given.
+        beside = port_beside(listen)
+        self._sealed_router = bind_sealed_router(context, self.endpoint, beside) if keys is not None else None
         #: The port that sealed payloads come from; 0 if there are none.
         self.sealed_port = 0
         if self._sealed_router is not None:
             self.sealed_port = port_of(self._sealed_router.getsockopt_string(zmq.LAST_ENDPOINT))
+        if self.sealed_port and beside is not None and self.sealed_port != beside:
+            Log("worker").warning(
+                "port for sealed payloads is taken, another is used: open it to trainers, or give workers of a machine "
+                "ports that are two apart",
+                taken=beside,
+                used=self.sealed_port,
+            )
         self.ports = [port_of(self.endpoint), *([self.sealed_port] if self.sealed_port else [])]
         self._buffers = buffers
         self._batches = batches

@@ -19,7 +19,7 @@ from loader_server.building.build_counts import BuildCounts
 from loader_server.building.build_thread import BuildThread
 from loader_server.building.crash_trial import CrashTrial
 from loader_server.building.fallbacks import FALLBACK_REASONS
-from loader_server.building.fingerprint import builder_fingerprint
+from loader_server.building.fingerprint import builder_fingerprint, builder_parts
 from loader_server.building.not_finite import float_keys
 from loader_server.building.quarantine import Quarantine
 from loader_server.building.read_ahead import ReadAhead
@@ -33,10 +33,12 @@ from loader_server.machine.free_room import free_room
 from loader_server.machine.room import NEEDED_DESCRIPTORS, Room
 from loader_server.sharing.shelf import Shelf
 from loader_server.stream import Stream
+from loader_server.worker.data_watch import DataWatch
 from loader_server.worker.late_streams import LateStreams
 from loader_server.worker.reception import Reception, ReceptionParts
 from loader_server.worker.registration import Registration
 from loader_server.worker.sender import Sender
+from shared.endpoints import advertised
 from shared.fairness.aftermath import Aftermath
 from shared.fairness.budget import Budget
 from shared.guard import Guard
@@ -75,6 +77,8 @@ class WorkerSettings:
     coordinator: str
     server_keys: ServerKeys | None = None
     client_keys: ClientKeys | None = None
+    #: The host that trainers are told to reach it at, perhaps with a port; empty: the one that it finds out.
+    advertise: str = ""
     #: The file of the machine's shelf of built batches; empty if it has none.
     shelf: str = ""
 
@@ -108,6 +112,7 @@ class Worker:
         self._late = LateStreams(
             self._job, lambda name: builder_of(Stream(self._job, name), self._quarantine, deadline), self._waker.wake
         )
+        self._data = DataWatch(settings.name, settings.job_path, self._streams, self._waker.wake)
         encoding = self._job.payload_encoding
         require_library(encoding)
         self._buffers = SendBuffers(encoding, self._job.settings.queue_bytes)
@@ -149,7 +154,7 @@ class Worker:
                 guard=self.guard,
                 log=self.log,
                 wake=self._waker.wake,
-                awaited=lambda: self._late.awaited,
+                awaited=lambda: self._late.awaited | self._data.lacking.keys(),
                 has_room=lambda: free_room().holds(needed),
             )
         )
@@ -161,11 +166,13 @@ class Worker:
             m.Register(
                 worker=settings.name,
                 incarnation=self.incarnation,
-                endpoint=self.endpoint,
+                endpoint=advertised(self.endpoint, settings.advertise),
                 boot_id=boot_id(),
                 uid=os.getuid(),
                 builder=builder_fingerprint(self._streams, self._job.versions_of_sent()),
+                metrics="",
             ),
+            lambda: builder_parts(self._streams, self._job.versions_of_sent()),
         )
 
     def _open_shelf(self) -> Shelf | None:
@@ -199,6 +206,8 @@ class Worker:
             poller.register(socket, zmq.POLLIN)
         poller.register(self._waker.fileno(), zmq.POLLIN)
         polled = None
+        self._registration.note_data(None, may_register=False, now_s=time.monotonic())
+        self._data.start()
         try:
             while not self._is_done():
                 if polled is not self._registration.socket:  # it is replaced now and then
@@ -211,6 +220,10 @@ class Worker:
             self._registration.leave()  # which no turn has said if there was nothing to finish
         finally:
             self._close()
+
+    def tell_metrics(self, bound: str) -> None:
+        """Tell the coordinator with the next registration where our metrics are served; before `run`."""
+        self._registration.tell_metrics(bound)
 
     def drain(self, timeout_s: float) -> None:
         """Finish what is being built, refuse the rest, then end; may be called from a signal handler."""
@@ -242,11 +255,16 @@ class Worker:
         return WorkerView(
             turned_s=self._turned_s,
             is_draining=self._draining,
+            has_data=self._has_data(),
             was_registered=membership.was_registered,
             is_registered=membership.registered,
             heard_s=membership.heard_s,
             heartbeat_timeout_s=membership.heartbeat_timeout_s,
         )
+
+    def _has_data(self) -> bool:
+        """Whether it can serve any stream, or will once a trainer has sent what makes its batches."""
+        return bool(self._late.awaited) or len(self._data.lacking) < len(self._streams)
 
     def _turn(self, ready: set[object]) -> None:
         now_s = self._turned_s = time.monotonic()
@@ -292,6 +310,8 @@ class Worker:
         return self._sender.unsent_bytes()
 
     def _talk_to_coordinator(self, now_s: float, *, spoken_to: bool) -> None:
+        if self._data.take():
+            self._registration.note_data(self._data.failing(), may_register=self._has_data(), now_s=now_s)
         for culprits in self._registration.turn(now_s, self._make_beat, spoken_to=spoken_to):
             for builder in self._builders.values():
                 builder.culprits.hear(culprits.keys)
@@ -314,7 +334,7 @@ class Worker:
         load = self.load = m.Beat(
             worker=self.settings.name,
             incarnation=self.incarnation,
-            waiting=self._reception.waiting,
+            waiting=self._reception.waiting_of_trainers,
             building=self._thread.load,
             built=self.counts.built,
             masked=self.counts.masked,
@@ -350,6 +370,7 @@ class Worker:
         self.doors.close()
         self._sender.close()
         self._context.term()
+        self._data.close()
         self._waker.close()
         self._quarantine.close()
         for features in self._features.values():

@@ -374,10 +374,10 @@ _TROUBLE = Row(
             ),
         ),
         Panel(
-            title="Are batches thrown away, or copied?",
+            title="Are batches thrown away, copied, or sent the slower way?",
             unit="suffix:/s",
             about="stale: another answer came first. rejected: wrong bytes, look at that machine. retracted, "
-            "copied: too few slots.",
+            "copied: too few slots. unsealed: a worker's second port is shut.",
             queries=tuple(
                 Query(f'sum by (stream) (rate({name}{{job="$job"}}[1m]))', f"{{{{stream}}}}: {what}")
                 for name, what in (
@@ -385,6 +385,7 @@ _TROUBLE = Row(
                     ("stoker_rejected_batches_total", "rejected"),
                     ("stoker_retracted_batches_total", "retracted"),
                     ("stoker_copied_batches_total", "copied"),
+                    ("stoker_unsealed_batches_total", "unsealed"),
                 )
             ),
         ),

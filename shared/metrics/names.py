@@ -461,6 +461,12 @@ SUSPECTED = _trainer.counter(
     "See stoker_worker_silent_seconds; if the coordinator hears that worker, look at the network between them.",
     ("stream",),
 )
+UNSEALED = _trainer.counter(
+    "stoker_unsealed_batches_total",
+    "Batches that came by a worker's connection for messages, although it sends sealed payloads from a port beside.",
+    "A few at the start are normal; if it grows, open each worker's second port (docs/fleet.md): three times as fast.",
+    ("stream",),
+)
 COPIED = _trainer.counter(
     "stoker_copied_batches_total",
     "Batches copied out of their slot, because the consumer held nearly all slots.",

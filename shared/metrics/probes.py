@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 __all__ = [
     "LOOP_S",
@@ -35,6 +36,7 @@ REASONS = {
     "starting": "the process has not begun to serve",
     "draining": "it was told to end, and finishes what it has",
     "loop": "its main loop has not turned for long: a transform holds the interpreter, or the process was stopped",
+    "no_data": "a worker's machine lacks the data of all its streams, as its log and `loader-server status` say",
     "coordinator": "the coordinator has not answered for longer than the heartbeat timeout",
     "journal": "the coordinator cannot write its journal",
     "workers": "not every worker of this machine serves",
@@ -47,6 +49,9 @@ class Probes:
 
     is_dead: Callable[[float], str]
     is_unready: Callable[[float], str]
+    #: Where the metrics of a job are, if this process knows: for Prometheus' service discovery by HTTP. Takes the host
+    #: that it was asked at and its own port.
+    targets: Callable[[str, int], list[dict[str, Any]]] | None = None
 
 
 def dead(turned_s: float, most_s: float, now_s: float) -> str:
@@ -61,6 +66,8 @@ class WorkerView:
     #: When its main loop turned last.
     turned_s: float
     is_draining: bool
+    #: Whether there is a stream whose data are on its machine.
+    has_data: bool
     #: Whether the coordinator has ever taken it in, and whether it counts as a member now.
     was_registered: bool
     is_registered: bool
@@ -75,6 +82,8 @@ def unready_worker(worker: WorkerView, now_s: float) -> str:
         return "draining"
     if now_s - worker.turned_s > LOOP_S:
         return "loop"
+    if not worker.has_data:
+        return "no_data"
     if not worker.was_registered:
         return "starting"
     is_silent = now_s - worker.heard_s > worker.heartbeat_timeout_s
@@ -89,6 +98,8 @@ class CoordinatorView:
     is_stopping: bool
     #: How many facts wait to be written because the journal could not be.
     facts_waiting: int
+    #: Whether the journal's files are gone.
+    is_journal_lost: bool
 
 
 def unready_coordinator(coordinator: CoordinatorView, now_s: float) -> str:
@@ -97,4 +108,4 @@ def unready_coordinator(coordinator: CoordinatorView, now_s: float) -> str:
         return "draining"
     if now_s - coordinator.turned_s > LOOP_S:
         return "loop"
-    return "journal" if coordinator.facts_waiting else ""
+    return "journal" if coordinator.facts_waiting or coordinator.is_journal_lost else ""

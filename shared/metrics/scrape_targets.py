@@ -14,6 +14,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from shared.metrics.job_targets import instance_of
 from shared.system.own_files import draft_of, open_own
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class TargetFile:
 
     def __init__(self, folder: Path, address: str, labels: Mapping[str, str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        name = "-".join(value for key, value in labels.items() if key != "job")
+        name = instance_of(labels)
         plain = re.sub(r"[^\w.-]", "_", name)
         self._path = folder / f"{plain}.json"
         draft = draft_of(self._path)  # no .json: discovery passes it over

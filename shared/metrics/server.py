@@ -1,16 +1,17 @@
-"""Serves a process's metrics to Prometheus, and its answers to probes, on loopback; numbers become samples only when
-somebody asks.
+"""Serves a process's metrics to Prometheus, and its answers to probes; numbers become samples only when somebody asks.
 
 Rules: `samples` is called in the server's thread, so it reads plain numbers and complete snapshots, and changes
-nothing. `/metrics` has the metrics, `/healthz` and `/readyz` what `probes` says, and no other path has anything. What
-a process exposes is declared in `names`; a sample of anything else is a defect. prometheus_client adds its own
-`process_…` metrics: CPU seconds, memory, start time.
+nothing. `/metrics` has the metrics, `/targets` where those of other processes are, `/healthz` and `/readyz` what
+`probes` says, and no other path has anything. Probes are open to whoever reaches the port; the others are not if
+`Listening` has a token. What a process exposes is declared in `names`; a sample of anything else is a defect.
+prometheus_client adds its own `process_…` metrics: CPU seconds, memory, start time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import socket
 import threading
 import time
@@ -27,6 +28,7 @@ from typing_extensions import Self
 
 from shared.errors import SettingsError
 from shared.logs import Log
+from shared.metrics.listening import Listening, bracketed
 from shared.metrics.names import WAIT_BOUNDS_S
 from shared.metrics.scrape_targets import TargetFile
 
@@ -42,8 +44,6 @@ if TYPE_CHECKING:
     from shared.metrics.probes import Probes
 
 __all__ = ["MetricSamples", "MetricsServer", "Spread", "Values"]
-
-_HOST = "127.0.0.1"
 
 #: Requests beyond so many at once, and connections that have not asked after so long, are closed.
 _MOST_AT_ONCE = 8
@@ -66,6 +66,9 @@ class Spread:
 #: Values by the values of a metric's labels.
 Values: TypeAlias = dict[tuple[str, ...], float | Spread]
 
+#: Where a request's own host, the one that it came to, stands in its environment.
+_OWN_HOST = "stoker.own_host"
+
 
 @dataclass(frozen=True, slots=True)
 class MetricSamples:
@@ -84,37 +87,41 @@ class MetricsServer:
     """A small HTTP server in a thread of its own, which runs until `close`.
 
     `labels` name the process: job, role and, for a worker or trainer, its own name. With `targets_folder` it writes
-    there where it serves.
+    there where it serves. Without `probes` their paths have nothing.
     """
 
     def __init__(
         self,
         samples: Callable[[], Iterable[MetricSamples]],
         *,
-        port: int,
         labels: Mapping[str, str],
         targets_folder: Path | None,
+        listening: Listening = Listening(),  # noqa: B008 - it cannot change
         probes: Probes | None = None,
     ) -> None:
         registry = CollectorRegistry()
         registry.register(_Collector(samples))
         ProcessCollector(registry=registry)
         try:
-            self._server = _Server((_HOST, port), _Handler)
+            self._server = _Server(listening.host, listening.port)
         except (OSError, OverflowError) as error:
             raise SettingsError(
                 expected="a free port for metrics",
-                got=f"{getattr(error, 'strerror', None) or error} on {port}",
+                got=f"{getattr(error, 'strerror', None) or error} on {listening.port}",
                 where="metrics_port",
                 remedy="Name another port, or 0 for any free one.",
             ) from error
-        self._server.set_app(_App(make_wsgi_app(registry), probes))
-        self.address = f"{_HOST}:{self._server.server_port}"
+        port = self._server.server_port
+        self._server.set_app(_App(listening, port, make_wsgi_app(registry), probes))
+        #: Where processes of this machine reach it, and what it listens at.
+        self.address = f"{bracketed(listening.local_host)}:{port}"
+        self.bound = f"{bracketed(listening.host)}:{port}"
+        self._local_host = listening.local_host
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="stoker-metrics", daemon=True)
         self._thread.start()
         self._target_file = TargetFile(targets_folder, self.address, labels) if targets_folder is not None else None
-        Log("metrics", **labels).info("metrics are served", address=self.address)
+        Log("metrics", **labels).info("metrics are served", address=self.bound)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """End the server, cutting off any request that is being answered."""
@@ -122,7 +129,7 @@ class MetricsServer:
             self._target_file.close()
         self._closing = True
         with contextlib.suppress(OSError):  # wakes the thread; if nobody answers, it has ended already
-            socket.create_connection((_HOST, self._server.server_port), timeout_s).close()
+            socket.create_connection((self._local_host, self._server.server_port), timeout_s).close()
         self._thread.join(timeout_s)
         self._server.server_close()
 
@@ -145,9 +152,11 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     allow_reuse_port = False  # some releases of Python let two servers share a port without a word
 
-    def __init__(self, *how: Any) -> None:  # noqa: ANN401
+    def __init__(self, host: str, port: int) -> None:
         self._places = threading.Semaphore(_MOST_AT_ONCE)
-        super().__init__(*how)
+        if ":" in host:
+            self.address_family = socket.AF_INET6
+        super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
         """Bind without looking up the host's name, which may take long where there is no name server."""
@@ -182,32 +191,53 @@ class _Server(ThreadingMixIn, WSGIServer):
 class _App:
     """Answers a request by its path."""
 
-    def __init__(self, metrics: WSGIApplication, probes: Probes | None) -> None:
+    def __init__(
+        self,
+        listening: Listening,
+        port: int,
+        metrics: WSGIApplication,
+        probes: Probes | None,
+    ) -> None:
+        self._listening = listening
+        self._port = port
         self._metrics = metrics
         self._probes = probes
+        self._targets = probes.targets if probes is not None else None
 
     def __call__(self, request: WSGIEnvironment, begin: StartResponse) -> Iterable[bytes]:
         path = request.get("PATH_INFO", "")
-        if path == "/metrics":
-            return self._metrics(request, begin)
+        if path == "/metrics" or (self._targets is not None and path == "/targets"):
+            if not self._listening.admits(request.get("HTTP_AUTHORIZATION", "")):
+                return _say(begin, "401 Unauthorized", "show the token", ("WWW-Authenticate", "Bearer"))
+            return self._metrics(request, begin) if path == "/metrics" else self._list_targets(request, begin)
         if self._probes is not None and path == "/healthz":
             return _answer(begin, self._probes.is_dead(time.monotonic()))
         if self._probes is not None and path == "/readyz":
             return _answer(begin, self._probes.is_unready(time.monotonic()))
         return _say(begin, "404 Not Found", "there is nothing here")
 
+    def _list_targets(self, request: WSGIEnvironment, begin: StartResponse) -> Iterable[bytes]:
+        assert self._targets is not None
+        targets = self._targets(bracketed(request[_OWN_HOST]), self._port)
+        begin("200 OK", [("Content-Type", "application/json"), ("Cache-Control", "no-store")])
+        return [json.dumps(targets).encode()]
+
 
 def _answer(begin: StartResponse, reason: str) -> Iterable[bytes]:
     return _say(begin, "503 Service Unavailable", reason) if reason else _say(begin, "200 OK", "ok")
 
 
-def _say(begin: StartResponse, status: str, text: str) -> Iterable[bytes]:
-    begin(status, [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")])
+def _say(begin: StartResponse, status: str, text: str, *more: tuple[str, str]) -> Iterable[bytes]:
+    begin(status, [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store"), *more])
     return [f"{text}\n".encode()]
 
 
 class _Handler(WSGIRequestHandler):
     timeout = _PATIENCE_S
+
+    def get_environ(self) -> WSGIEnvironment:
+        """The request, with the host that it came to."""
+        return super().get_environ() | {_OWN_HOST: self.connection.getsockname()[0]}
 
     def log_message(self, *_said: object) -> None:
         """Say nothing: being asked every few seconds is not news."""

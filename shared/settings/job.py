@@ -133,7 +133,7 @@ class JobSettings:
     )
     metrics_port: int = setting(
         whole(0, 65535),
-        "loopback port of the coordinator's metrics, those of this machine's workers follow; 0: any free ports",
+        "port of the coordinator's metrics, those of this machine's workers follow; 0: any free ports",
         default=0,
     )
 

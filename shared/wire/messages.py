@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shared.wire.bounds import FixedList, Integer, Many, Maybe, OneOf, Share, Text, record
 from shared.wire.declared import KINDS, Message, declare
-from shared.wire.lease_work import MEASURE, WORK
+from shared.wire.lease_work import MEASURE, VERIFY, WORK
 from shared.wire.parts import (
     COUNT,
     EPOCH,
@@ -38,6 +38,7 @@ from shared.wire.parts import (
 )
 from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
 from shared.wire.topics import server_messages
+from shared.wire.topics.builder_messages import BuilderParts
 from shared.wire.topics.culprit_messages import Culprit, Culprits, Forgive, Forgiven
 from shared.wire.topics.end_messages import JobEnds, StandsStill
 from shared.wire.topics.failing_messages import Failing
@@ -52,6 +53,7 @@ __all__ = [
     "Attach",
     "Attached",
     "Beat",
+    "BuilderParts",
     "Cancel",
     "Cancelled",
     "Culprit",
@@ -116,7 +118,7 @@ class Attach(Message):
     incarnation: int = wire(ID)
     name: str = wire(NAME)
     cursor: Cursor | None = wire(Maybe(record(Cursor)))
-    work: str | None = wire(Maybe(OneOf((*WORK, MEASURE))))
+    work: str | None = wire(Maybe(OneOf((*WORK, MEASURE, VERIFY))))
     done: DoneSet | None = wire(Maybe(record(DoneSet)))
     world_version: int | None = wire(Maybe(COUNT))
     tenure: int | None = wire(Maybe(COUNT))
@@ -240,6 +242,7 @@ class Register(Message):
     boot_id: str = wire(NAME)
     uid: int = wire(UID)
     builder: str = wire(NAME)
+    metrics: str = wire(NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +291,7 @@ class Hello(Message):
     incarnation: int = wire(ID)
     shared: SharedSlots | None = wire(Maybe(record(SharedSlots)))
     verify: bool = wire(FLAG)
+    yields: bool = wire(FLAG, default=False)
     seal: Seal | None = wire(Maybe(record(Seal)))
 
 
@@ -428,7 +432,7 @@ for _class in (
     Attach, Attached, Wait, NotAttached, Refused, Progress, Noted, Members, Detach, Outcomes, Leases, Recalled,
     JobEnds, StandsStill, Results, Aggregate, Join, Gathering, Placed, WorldOver, StatusQuery, Status,
     GraphOffer, GraphWanted, GraphPiece, GraphKept,
-    Register, Registered, Beat, Culprit, Culprits, Forgive, Forgiven, Leave, Failing,
+    Register, BuilderParts, Registered, Beat, Culprit, Culprits, Forgive, Forgiven, Leave, Failing,
     Hello, Welcome, Want, Cancel, Ping, Pong, EpochQuery, EpochAnswer, NameQuery,
     NameAnswer, Pushed, Unbuilt, Cancelled, *server_messages.MESSAGES,
 ):  # fmt: skip

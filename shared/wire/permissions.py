@@ -38,6 +38,7 @@ TO_COORDINATOR: Mapping[type[m.Message], frozenset[Role]] = {
     m.GraphPiece: _TRAINER,
     m.GraphWanted: _WORKER,
     m.Register: _WORKER,
+    m.BuilderParts: _WORKER,
     m.Beat: _WORKER,
     m.Culprit: _WORKER,
     m.Leave: _WORKER,

@@ -137,7 +137,7 @@ class Crowd:
         )
         register = m.Register(
             worker=name, incarnation=number, endpoint=f"tcp://10.0.0.1:{10_000 + number}", boot_id="b", uid=0,
-            builder=builder,
+            builder=builder, metrics="",
         )  # fmt: skip
         return self._connect(endpoint, number, "worker", beat, register)
 

@@ -35,6 +35,7 @@ ASKING = {
         *("trainer_client", "evaluate", "--timeout-seconds", "{timeout}", "--feed", "{endpoint}"),
         *("--model", "not_imported_before_the_server_answers", "--checkpoint", "none"),
     ),
+    "verify": ("trainer_client", "verify", "--timeout-seconds", "{timeout}", "{endpoint}"),
     "predict": (
         *("trainer_client", "predict", "--timeout-seconds", "{timeout}", "--feed", "{endpoint}"),
         *("--model", "not_imported_before_the_server_answers", "--checkpoint", "none"),
@@ -109,7 +110,7 @@ def test_numbers_that_make_no_sense_are_wrong_usage(
 
 COMMANDS = {
     "loader_server": "demo index plan show run add end status coordinator worker forgive keys",
-    "trainer_client": "train evaluate predict load-test",
+    "trainer_client": "train evaluate predict load-test verify",
 }
 
 

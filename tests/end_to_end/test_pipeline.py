@@ -4,6 +4,7 @@ one of which is killed, and here.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import trainer_client
 from loader_server.job_file import JobFile
 from loader_server.stream import Stream
 from shared.pipelines.element_values import digest_of, element_of
+from tests.support.forked import run_module
 from tests.support.loaders import Loaders, running, wait_until
 
 if TYPE_CHECKING:
@@ -231,3 +233,18 @@ def test_a_script_that_changes_one_line_gets_the_same_elements(job: Path, loader
 
 def plain(data: Any) -> list[Any]:
     return [[part.to_list() if hasattr(part, "to_list") else part.numpy().tolist() for part in one] for one in data]
+
+
+@pytest.mark.slow
+def test_whole_batches_are_verified_unless_somebody_trains_on_them(loaders: Loaders) -> None:
+    def verify(*words: str) -> tuple[int, str, str]:
+        return run_module("trainer_client", "verify", loaders.endpoint, "--stream", "check", "--json", *words)
+
+    code, said, complained = verify("--cut")
+    assert code == 0, complained
+    assert json.loads(said)["differ"] == 0
+    with trainer_client.connect(loaders.endpoint, stream="check") as feed, feed.open() as reading:
+        next(reading)
+        code, _, complained = verify()
+        assert (code, "batches of check are made whole" in complained) == (4, True), complained
+        assert len(list(reading)) == json.loads(said)["batches"] - 1

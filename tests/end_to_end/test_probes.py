@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def _probe(target: Path, path: str) -> str:
+def probe(target: Path, path: str) -> str:
     """What the process that wrote this target file answers; empty if nobody does."""
     try:
         (address,) = json.loads(target.read_text())[0]["targets"]
@@ -37,12 +37,12 @@ def test_ready_is_who_serves_and_a_lost_coordinator_makes_nobody_dead(tmp_path: 
         wait_until(lambda: len(list(targets.glob("*.json"))) == 2, "both say where they are")
         coordinator = targets / "coordinator.json"
         (worker,) = targets.glob("worker-*.json")
-        wait_until(lambda: _probe(worker, "/readyz") == "ok", "the worker is registered")
-        assert [_probe(one, "/healthz") for one in (coordinator, worker)] == ["ok", "ok"]
-        assert _probe(coordinator, "/readyz") == "ok"
+        wait_until(lambda: probe(worker, "/readyz") == "ok", "the worker is registered")
+        assert [probe(one, "/healthz") for one in (coordinator, worker)] == ["ok", "ok"]
+        assert probe(coordinator, "/readyz") == "ok"
         loaders.coordinator().send_signal(signal.SIGSTOP)
-        wait_until(lambda: _probe(worker, "/readyz") == "coordinator", "the worker misses its coordinator")
-        assert _probe(worker, "/healthz") == "ok"
+        wait_until(lambda: probe(worker, "/readyz") == "coordinator", "the worker misses its coordinator")
+        assert probe(worker, "/healthz") == "ok"
         loaders.coordinator().send_signal(signal.SIGCONT)
-        wait_until(lambda: _probe(worker, "/readyz") == "ok", "the coordinator is back")
-        wait_until(lambda: _probe(coordinator, "/readyz") == "ok", "it turns")
+        wait_until(lambda: probe(worker, "/readyz") == "ok", "the coordinator is back")
+        wait_until(lambda: probe(coordinator, "/readyz") == "ok", "it turns")

@@ -154,7 +154,13 @@ def _to_coordinator(random: Random, plan: str, *, asks: bool) -> m.Message:
     leases = tuple(Lease(0, number, 1) for number in range(few % 20))
     endpoint = f"tcp://127.0.0.1:{few + 1024}"
     register = m.Register(
-        worker=_words(random), incarnation=some, endpoint=endpoint, boot_id="b", uid=1, builder="none"
+        worker=_words(random),
+        incarnation=some,
+        endpoint=endpoint,
+        boot_id="b",
+        uid=1,
+        builder="none",
+        metrics="",
     )
     beat = dict.fromkeys(
         ("waiting", "building", "built", "masked", "kept", "decoded", "taken", "remote_bytes", "remote_found",

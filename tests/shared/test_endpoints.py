@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from shared.endpoints import at_any_port, at_port, check_endpoint, is_connectable, leads_elsewhere, port_of
+from shared.endpoints import (
+    advertised,
+    at_any_port,
+    at_port,
+    check_endpoint,
+    is_connectable,
+    leads_elsewhere,
+    port_beside,
+    port_of,
+)
 from shared.errors import SettingsError
 
 # --- what may be served ---
@@ -108,6 +117,20 @@ def test_what_nobody_can_connect_to(endpoint):
     assert not is_connectable(endpoint)
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "beside"),
+    [
+        ("tcp://0.0.0.0:7410", 7411),
+        ("tcp://[::1]:65534", 65535),
+        ("tcp://[::1]:65535", None),
+        ("tcp://0.0.0.0:*", None),
+        ("tcp://0.0.0.0:0", None),
+    ],
+)
+def test_the_port_beside_a_given_one(endpoint, beside):
+    assert port_beside(endpoint) == beside
+
+
 def test_the_port_of_an_endpoint_and_another_one():
     assert port_of("tcp://[::1]:7400") == 7400
     assert at_port("tcp://[::1]:7400", 7401) == "tcp://[::1]:7401"
@@ -131,3 +154,26 @@ def test_the_port_of_an_endpoint_and_another_one():
 )
 def test_a_loopback_endpoint_of_another_host_leads_elsewhere(endpoint, peer_host, elsewhere):
     assert leads_elsewhere(endpoint, peer_host) is elsewhere
+
+
+# --- what others are told ---
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ("", "tcp://0.0.0.0:7410"),
+        ("loader-1", "tcp://loader-1:7410"),
+        ("203.0.113.7:17410", "tcp://203.0.113.7:17410"),
+        ("[2001:db8::7]", "tcp://[2001:db8::7]:7410"),
+        ("[2001:db8::7]:17410", "tcp://[2001:db8::7]:17410"),
+    ],
+)
+def test_what_is_advertised_takes_the_place_of_the_bound_host(host, told):
+    assert advertised("tcp://0.0.0.0:7410", host) == told
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "tcp://loader-1", "loader-1:", "loader-1:0", "*", "2001:db8::7"])
+def test_what_nobody_reaches_is_not_advertised(host):
+    with pytest.raises(SettingsError, match="--advertise: expected a host that others reach"):
+        advertised("tcp://0.0.0.0:7410", host)

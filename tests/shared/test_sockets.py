@@ -11,6 +11,7 @@ import threading
 import pytest
 import zmq
 
+from shared.endpoints import port_of
 from shared.errors import SettingsError
 from shared.sockets import (
     MAX_REQUEST,
@@ -27,6 +28,7 @@ from shared.sockets import (
 )
 from tests.support.loaders import wait_until
 from tests.support.open_doors import let_all_in
+from tests.support.reserved_host import reserved_host
 from tests.support.worker_end import nobody
 from tests.support.zmtp import frame, ping, raw_client, reset
 
@@ -131,6 +133,17 @@ def test_a_sealed_connection_that_only_the_worker_believes_in_gives_way_to_a_new
 
         wait_until(arrives, f"the {word.decode()} connection is heard on")
         assert dealer.recv() == word
+
+
+def test_sealed_payloads_come_from_the_port_that_is_asked_for_unless_it_is_taken(context):
+    let_all_in(context)
+    _, beside = bound(context)
+    with reserved_host() as free:
+        port = port_of(free)
+        first = bind_sealed_router(context, beside, port)
+        assert port_of(first.getsockopt_string(zmq.LAST_ENDPOINT)) == port
+        second = bind_sealed_router(context, beside, port)
+        assert port_of(second.getsockopt_string(zmq.LAST_ENDPOINT)) not in (port, port_of(beside))
 
 
 def test_a_connection_is_watched(context):

@@ -98,7 +98,7 @@ def progress(rank: int, epoch: int, number: int, **other) -> m.Progress:
 def register(name: str = "w0", incarnation: int = 1, builder: str = "builder-1", endpoint: str = "") -> m.Register:
     return m.Register(
         worker=name, incarnation=incarnation, endpoint=endpoint or f"tcp://127.0.0.1:1{incarnation}", boot_id="boot-1",
-        uid=1000, builder=builder,
+        uid=1000, builder=builder, metrics="",
     )  # fmt: skip
 
 

@@ -44,6 +44,7 @@ class Registrar:
             boot_id=boot_id,
             uid=0,
             builder=self._builder,
+            metrics="",
         )
         self._socket.send(encode(said))
         return self._hear()

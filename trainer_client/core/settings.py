@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shared.wire.lease_work import VERIFY, VERIFY_WANTS
+
 if TYPE_CHECKING:
     from trainer_client.core.stream_spec import StreamSpec
     from trainer_client.core.upcoming import Ranks
@@ -42,11 +44,18 @@ class CoreSettings:
     #: A head that has waited this long, and three times as long as the usual answer, is hedged.
     hedge_floor_s: float = 0.25
 
+    @property
+    def verifies(self) -> bool:
+        """Whether it is no trainer, but reads batches by their numbers, behind all trainers."""
+        return self.work == VERIFY
+
 
 def slots_for(settings: CoreSettings, spec: StreamSpec) -> tuple[int, int]:
     """How many ordinary slots to make, and how many batches to ask for ahead."""
     replicas = settings.ranks.replicas
     wanted = (settings.prefetch or max(_USUAL_PREFETCH, 2 * spec.at_a_time)) * replicas
+    if settings.verifies:
+        wanted = VERIFY_WANTS
     hands = 4 * replicas + 2  # what a consumer and TensorFlow's own prefetching hold at a time, as measured
     affordable = settings.prefetch_bytes // max(spec.largest_bytes(), 1) - 1  # the reserve counts as well
     slots = max(2, min(wanted + hands, affordable))

@@ -6,22 +6,20 @@ answer the offer is repeated; so a coordinator that is restarted in between only
 
 from __future__ import annotations
 
-import secrets
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import zmq
 
-from shared.errors import LostError, ProtocolError
+from shared.errors import LostError
 from shared.logs import Log
 from shared.pipelines.sent_graph import digest_of_graph
-from shared.sockets import connect_dealer, send_if_up
 from shared.system.limits import refuse_small_limits_of_client
 from shared.wire import messages as m
-from shared.wire.codec import decode, encode
 from shared.wire.parts import PIECE_BYTES
 from shared.wire.refusals import error_of
+from trainer_client.network.coordinator_client import CoordinatorClient
 
 if TYPE_CHECKING:
     from shared.keys import ClientKeys
@@ -73,43 +71,38 @@ def send_graph(to: GraphSender, sending: Sending) -> None:
     """Send the graph until it is kept and runs; a LostError without answers, a RefusedError if it is refused."""
     refuse_small_limits_of_client()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    dealer = connect_dealer(context, to.endpoint, to.keys, secrets.token_bytes(16))
+    client = CoordinatorClient(context, to.endpoint, to.keys)
     try:
-        _talk(dealer, to, sending)
+        _talk(client, to, sending)
     finally:
-        dealer.close(linger=0)
+        client.close()
         context.term()
 
 
-def _talk(dealer: zmq.Socket[bytes], to: GraphSender, sending: Sending) -> None:
+def _talk(client: CoordinatorClient, to: GraphSender, sending: Sending) -> None:
     heard_s, told = time.monotonic(), False
-    message: m.Message | None = sending.offer
-    dealer.poll(int(1000 * _PAUSE_S), zmq.POLLOUT)
+    client.socket.poll(int(1000 * _PAUSE_S), zmq.POLLOUT)
+    client.send(sending.offer)
     while not sending.runs:
-        if message is not None:
-            send_if_up(dealer, encode(message))
-        message = sending.offer
-        if dealer.poll(int(1000 * _PAUSE_S)):
+        if client.socket.poll(int(1000 * _PAUSE_S)):
             heard_s = time.monotonic()
-            message = _answer(sending, dealer.recv())
+            for message in client.read():
+                piece = sending.answer(message)
+                if piece is not None:
+                    client.send(piece)
             if sending.kept and not told:
                 told = True
                 Log("trainer").info("the data set is there; its first epoch is run, to count its batches")
         elif time.monotonic() - heard_s > to.silence_s:
-            raise _nobody(to)
+            raise _nobody(to, client.problem)
+        else:
+            client.send(sending.offer)
 
 
-def _answer(sending: Sending, frame: bytes) -> m.Message | None:
-    try:
-        return sending.answer(decode(frame))
-    except ProtocolError:
-        return None
-
-
-def _nobody(to: GraphSender) -> LostError:
+def _nobody(to: GraphSender, problem: str) -> LostError:
     return LostError(
         expected=f"a coordinator that answers within {to.silence_s:g} s",
-        got="no answer",
+        got=problem or "no answer",
         where=to.endpoint,
         remedy="Start it with `loader-server run job.toml`, or correct the endpoint.",
     )

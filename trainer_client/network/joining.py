@@ -107,6 +107,7 @@ class _Asking:
         while True:
             now_s = time.monotonic()
             if now_s > self._until_s:
+                self._reason = self._client.problem or self._reason
                 raise self._nobody()
             self._say_so(now_s)
             if now_s >= self._again_s:

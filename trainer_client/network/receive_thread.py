@@ -82,6 +82,10 @@ class Wires:
         workers = self.workers.count_garbage() if self.workers is not None else 0
         return workers + self.coordinator.garbage
 
+    def count_fallbacks(self) -> int:
+        """Return how many batches came by the connection for messages instead of that for sealed payloads."""
+        return self.workers.count_fallbacks() if self.workers is not None else 0
+
     # --- for the thread ---
 
     def open(self) -> None:
@@ -92,7 +96,8 @@ class Wires:
         self._poller = zmq.Poller()
         self._poller.register(self.waker.fileno(), zmq.POLLIN)
         self.coordinator = CoordinatorClient(self._context, settings.endpoint, settings.coordinator_keys)
-        self._poller.register(self.coordinator.socket, zmq.POLLIN)
+        self._polled = self.coordinator.socket
+        self._poller.register(self._polled, zmq.POLLIN)
 
     def make_slots(self, slots: int, spec: StreamSpec) -> None:
         """Make the memory, and be ready to connect to workers."""
@@ -110,6 +115,10 @@ class Wires:
 
     def wait(self, timeout_ms: int) -> set[object]:
         """Return the sockets that something came on, after waiting at most this long for it."""
+        if self._polled is not self.coordinator.socket:  # it is replaced now and then
+            self._poller.unregister(self._polled)
+            self._polled = self.coordinator.socket
+            self._poller.register(self._polled, zmq.POLLIN)
         ready: set[object] = {socket for socket, _ in self._poller.poll(timeout_ms)}
         if self.waker.fileno() in ready:
             self.waker.clear()
@@ -122,14 +131,6 @@ class Wires:
                 yield e.CoordinatorSaid(message)
         if self.workers is not None:
             yield from self.workers.read(ready, now_s)
-
-    def renew_coordinator(self) -> None:
-        """Make the connection to the coordinator anew; raises ZMQError if that cannot be done now."""
-        self._poller.unregister(self.coordinator.socket)
-        try:
-            self.coordinator.renew()
-        finally:
-            self._poller.register(self.coordinator.socket, zmq.POLLIN)
 
     def leave(self) -> None:
         """Tell the coordinator that we go."""

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import zmq
 
-from shared.endpoints import check_endpoint
+from shared.endpoints import check_coordinator
 from shared.errors import LostError, SettingsError, StokerError, WorldChangedError
 from shared.logs import Log
+from shared.system.endpoint_file import FollowedEndpoint
 from shared.system.limits import refuse_small_limits_of_client
 from shared.wire import messages as m
 from shared.wire.codec import refuse_unsendable
@@ -88,7 +89,8 @@ class Receiver:
     """
 
     def __init__(self, settings: ReceiverSettings) -> None:
-        check_endpoint(settings.endpoint, where="connect", encrypted=True, insecure=True)
+        check_coordinator(settings.endpoint, where="connect")
+        FollowedEndpoint(settings.endpoint, encrypted=settings.coordinator_keys is not None)  # refuses an unsafe file
         refuse_small_limits_of_client()
         self.settings = settings
         self.standing = Standing()
@@ -131,6 +133,10 @@ class Receiver:
     def count_garbage(self) -> int:
         """How many frames were not valid messages."""
         return self._wires.count_garbage() + self.core.strays
+
+    def count_fallbacks(self) -> int:
+        """How many batches came by the connection for messages instead of that for sealed payloads."""
+        return self._wires.count_fallbacks()
 
     def attach(self, cursor: Cursor | None, done: DoneSet | None = None) -> Attached:
         """Attach (again) at a cursor, or in queue mode with a set of what is done; the coordinator's answer."""
@@ -357,7 +363,7 @@ class Receiver:
     def _renew_coordinator(self, _order: i.RenewCoordinator) -> None:
         self.log.info("connection to a silent coordinator is made anew")
         try:
-            self._wires.renew_coordinator()
+            self._wires.coordinator.renew()
         except zmq.ZMQError as error:  # no descriptor left, say; the core will order it again
             self.log.warning("connection to the coordinator cannot be made anew", error=str(error))
 
@@ -482,7 +488,7 @@ class Receiver:
     def _no_coordinator(self) -> StokerError:
         return LostError(
             expected=f"a coordinator that answers within {self.settings.connect_timeout_s:g} s",
-            got=self.core.attachment.last_reason,
+            got=self._wires.coordinator.problem or self.core.attachment.last_reason,
             where=self.settings.endpoint,
             remedy="Start the loaders (`loader-server run job.toml`), correct the endpoint, or allow more time with "
             "connect_timeout_s.",

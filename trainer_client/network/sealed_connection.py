@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SealedConnection", "SealedPayload"]
 
+#: How long payloads have come by the other connection alone before that is worth a word.
+_FALLBACK_S = 2.0
+
 #: Payloads to take from one worker before the others get their turn.
 _TURN = 64
 
@@ -75,6 +78,11 @@ class SealedConnection:
         self._opener: Opener | None = None
         self._early: Pong | None = None
         self._heard_s = 0.0
+        #: Batches that came by the connection for messages, although the worker seals them for this one.
+        self.fallbacks = 0
+        #: When the first of them came after the last payload here; None: payloads come here.
+        self._fallback_s: float | None = None
+        self._is_told = False
 
     def make_seal(self) -> Seal:
         """Make a key for the next Hello; numbers that were counted under another key do not apply to it."""
@@ -116,7 +124,7 @@ class SealedConnection:
                 self.garbage += 1
             else:
                 assert self._opener is not None
-                self._heard_s = now_s
+                self._heard_s, self._fallback_s = now_s, None
                 yield header, SealedPayload(self._opener, self._opener.number, frames[1].buffer)
 
     def _open(self, frame: bytes) -> Pushed | None:
@@ -126,6 +134,24 @@ class SealedConnection:
         except ProtocolError:
             return None
         return message if isinstance(message, Pushed) and not message.in_slot else None
+
+    def note_fallback(self, now_s: float) -> None:
+        """Count a batch that came by the slower connection for messages; if that goes on, say so once.
+
+        The first ones are normal: they are built before the worker has seen this connection.
+        """
+        if not self._port:
+            return
+        self.fallbacks += 1
+        self._fallback_s = now_s if self._fallback_s is None else self._fallback_s
+        if now_s - self._fallback_s >= _FALLBACK_S and not self._is_told:
+            self._is_told = True
+            Log("trainer").warning(
+                "payloads come by the connection for messages, which is slower: nothing comes from the worker's port "
+                "for sealed payloads. Open that port in the firewall between",
+                worker=self._endpoint,
+                port=self._port,
+            )
 
     # --- Pongs that overtake payloads ---
 

@@ -95,6 +95,8 @@ class WorkerConnection:
             for message, payload in self._read_all(iter(frames)):
                 if isinstance(message, Welcome):
                     self._take_in(message)
+                if payload is not None and self.sealed is not None:
+                    self.sealed.note_fallback(now_s)
                 if isinstance(message, Pong) and self.sealed is not None and self.sealed.put_off(message, now_s):
                     continue
                 yield message, payload
@@ -143,6 +145,10 @@ class WorkerConnection:
     def count_garbage(self) -> int:
         """How many frames were not valid messages."""
         return self.garbage + (self.sealed.garbage if self.sealed is not None else 0)
+
+    def count_fallbacks(self) -> int:
+        """Return how many batches did not come by the connection for sealed payloads although there is one."""
+        return self.sealed.fallbacks if self.sealed is not None else 0
 
     def _hang_up(self, *, linger: int) -> None:
         self.socket.disable_monitor()

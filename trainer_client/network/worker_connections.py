@@ -58,7 +58,7 @@ class WorkerConnections:
         self._by_socket: dict[zmq.Socket[bytes], int] = {}
         #: Ids of those with something to send.
         self._spoken_to: set[int] = set()
-        self._garbage = 0
+        self._garbage = self._fallbacks = 0
         self._log = Log("trainer", stream=parts.spec.stream)
 
     def __len__(self) -> int:
@@ -87,6 +87,7 @@ class WorkerConnections:
             self._forget_sockets(connection_id)
             self._spoken_to.discard(connection_id)
             self._garbage += connection.count_garbage()
+            self._fallbacks += connection.count_fallbacks()
             connection.close()
 
     def renew(self, order: i.Renew) -> Iterator[e.Event]:
@@ -164,6 +165,7 @@ class WorkerConnections:
             incarnation=settings.incarnation,
             shared=self._memory.offer(order.lock_byte) if settings.shared_memory else None,
             verify=settings.verify,
+            yields=settings.verifies,
             seal=connection.sealed.make_seal() if connection.sealed is not None else None,
         )
         connection.queue(hello)
@@ -217,6 +219,10 @@ class WorkerConnections:
     def count_garbage(self) -> int:
         """How many frames from workers were not valid messages."""
         return self._garbage + sum(connection.count_garbage() for connection in list(self._connections.values()))
+
+    def count_fallbacks(self) -> int:
+        """Return how many batches came by the connection for messages instead of that for sealed payloads."""
+        return self._fallbacks + sum(connection.count_fallbacks() for connection in list(self._connections.values()))
 
     def close_all(self) -> None:
         """Hang up on everyone."""

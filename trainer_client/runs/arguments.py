@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.endpoints import check_endpoint
+from shared.endpoints import check_coordinator
 from shared.errors import SettingsError
 from trainer_client.runs.usage import find_repeated
 
@@ -121,7 +121,7 @@ def _module(text: str) -> str:
 def endpoint(text: str) -> str:
     """Where a coordinator is."""
     try:
-        check_endpoint(text, where="it", encrypted=True, insecure=True)
+        check_coordinator(text, where="it")
     except SettingsError as error:
         raise argparse.ArgumentTypeError(f"expected {error.expected}, got {error.got}") from None
     return text

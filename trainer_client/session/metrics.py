@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.metrics import names
+from shared.metrics.listening import Listening
 from shared.metrics.server import MetricSamples, MetricsServer, Spread
 from trainer_client.core.slot_states import SlotState
 
@@ -36,7 +37,7 @@ def serve(receiver: Receiver, maker: BatchMaker, accounts: Accounts, *, port: in
     labels = {"job": spec.job, "role": "trainer", "rank": str(core.ranks.rank), "trainer": process}
     samples = partial(_samples_while_used, weakref.ref(receiver), weakref.ref(maker), accounts)
     folder = Path(targets) if targets is not None else None
-    receiver.at_end(MetricsServer(samples, port=port, labels=labels, targets_folder=folder).close)
+    receiver.at_end(MetricsServer(samples, listening=Listening(port=port), labels=labels, targets_folder=folder).close)
 
 
 def _samples_while_used(
@@ -51,6 +52,7 @@ def trainer_samples(receiver: Receiver, maker: BatchMaker, accounts: Accounts) -
     """The samples of all metrics of a feed."""
     name, stream = receiver.settings.core.stream, receiver.stream
     yield MetricSamples.one(names.GARBAGE, receiver.count_garbage())
+    yield MetricSamples.one(names.UNSEALED, receiver.count_fallbacks(), name)
     yield MetricSamples.one(names.COPIED, maker.copied, name)
     yield MetricSamples(names.SLOTS, {(name, state.value): stream.slots.count(state) for state in SlotState})
     yield MetricSamples.one(names.STAGED, accounts.staged, name)

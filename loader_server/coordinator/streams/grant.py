@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from loader_server.coordinator.streams.queues import work_of
 from shared.wire import messages as m
+from shared.wire.lease_work import VERIFY
 
 if TYPE_CHECKING:
     from loader_server.coordinator.settings import CoordinatorSettings
     from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
+    from loader_server.coordinator.streams.verifiers import AttachedVerifier
     from shared.wire.parts import BookMark
 
 __all__ = ["grant"]
@@ -18,20 +20,22 @@ __all__ = ["grant"]
 def grant(
     settings: CoordinatorSettings,
     stream: StreamTrainers,
-    trainer: AttachedTrainer,
+    trainer: AttachedTrainer | AttachedVerifier,
     members: m.Members,
     book: BookMark | None,
 ) -> m.Attached:
     """The answer to its request."""
     view, group = stream.view, trainer.cursor.group
-    next_group = settings.group or (group if view.evaluation else stream.group)
+    verifies = trainer.attach.work == VERIFY
+    next_group = group if verifies else settings.group or (group if view.evaluation else stream.group)
+    leases = view.leases is not None and not verifies
     return m.Attached(
         serial=trainer.attach.serial,
         job=settings.job,
         stream=trainer.attach.stream,
         evaluation=view.evaluation,
-        work=work_of(trainer.attach, evaluation=view.evaluation) if view.leases is not None else None,
-        book=book,
+        work=work_of(trainer.attach, evaluation=view.evaluation) if leases else None,
+        book=book if leases else None,
         cursor=trainer.cursor,
         next_group=next_group,
         tenure=trainer.tenure,

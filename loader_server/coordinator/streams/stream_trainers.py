@@ -97,6 +97,11 @@ class StreamTrainers:
         holder = self.succession.holder(rank)
         return self.trainers.get(holder) if holder is not None else None
 
+    def attach_of(self, rank: int) -> m.Attach | None:
+        """Return the request of whoever is attached with this rank."""
+        holder = self.holder(rank)
+        return holder.attach if holder is not None else None
+
     def is_superseded(self, attach: m.Attach) -> bool:
         """Return whether another trainer has taken one of its ranks since it had it."""
         ranks = range(attach.rank, attach.rank + attach.replicas)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from loader_server.sources.audio.recordings import Recordings
+    from loader_server.sources.files.presence import IndexedFiles
     from loader_server.sources.source import Chunk
     from loader_server.transforms.columns import Columns
 
@@ -30,6 +31,10 @@ class RecordedSource(Source):
     def look_for_changes(self, time_s: float) -> None:
         """Look at the recordings."""
         self._recordings.look_for_changes(time_s)
+
+    def indexed_files(self) -> IndexedFiles:
+        """Return the files of the recordings."""
+        return self._recordings.indexed_files()
 
     def said_of(self, sample: int) -> dict[str, Any]:
         """What a sample holds besides audio."""

@@ -2,8 +2,8 @@
 
 Rules: only what a sample needs is read and decoded. A whole file is read in one go. A stretch of a plain WAV file is a
 range of bytes; in other files libsndfile seeks to it, which also reads, so that happens while decoding. A file that is
-no longer the indexed one is a ReadError: its size and time of change are compared, and its content if this machine has
-not seen its status, after it was read, because a write changes the status before the bytes.
+no longer the indexed one is a ReadError: its size is compared, and its content if this machine has not seen its status,
+after it was read, because a write changes the status before the bytes. Its time of change is not: a copy has another.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from loader_server.sources.audio.decoding import AVERAGED, decoded_audio, decoded_stretch
 from loader_server.sources.audio.plain_wav import FRAME_BYTES, HEADER_BYTES, plain_header, plain_samples, plain_wav
 from loader_server.sources.audio.stretches import WHOLE_FILE
-from loader_server.sources.files.facts import FileFacts
+from loader_server.sources.files.facts import OTHER_FILE_REMEDY, FileFacts
 from loader_server.sources.files.local import bytes_at
 from loader_server.sources.files.looking import look_at_some
+from loader_server.sources.files.presence import IndexedFiles
 from loader_server.sources.files.same_files import digest_of, digest_of_handle, digest_of_number, has_content
 from loader_server.sources.remote.urls import is_url
 from shared.errors import ReadError, SampleError
@@ -128,6 +129,14 @@ class Recordings:
             self._files.local(url, facts).close()  # from where it will be decoded
         return self._files.part(url, facts, offset, nbytes)
 
+    def indexed_files(self) -> IndexedFiles:
+        """Return the file of each sample."""
+        return IndexedFiles(len(self._columns["bytes"]), self._file_at)
+
+    def _file_at(self, sample: int) -> tuple[str, int]:
+        path = self._path_of(sample)
+        return "" if is_url(path) else path, int(self._columns["bytes"][sample])
+
     def look_for_changes(self, time_s: float) -> None:
         """Refuse local files that are gone or are not the indexed ones, as many as can be looked at in this time;
         remote ones are asked for by their version when they are read.
@@ -159,7 +168,7 @@ class Recordings:
         return handle
 
     def _refuse_other(self, sample: int, status: os.stat_result) -> None:
-        if (status.st_size, status.st_mtime_ns) != (self._columns["bytes"][sample], self._columns["mtime_ns"][sample]):
+        if status.st_size != self._columns["bytes"][sample]:
             raise self._changed(sample, f"one of {status.st_size} bytes, changed since")
 
     def _refuse_other_content(self, sample: int, handle: int, raw: bytes | None) -> None:
@@ -193,7 +202,7 @@ class Recordings:
             expected=f"the file that was indexed ({self._columns['bytes'][sample]} bytes)",
             got=got,
             where=self._named(sample),
-            remedy="Put the file back, or run loader-server index and start the job anew.",
+            remedy=OTHER_FILE_REMEDY,
         )
 
     def decode(self, sample: int, raw: bytes) -> tuple[NDArray[np.float32], int]:
@@ -235,13 +244,18 @@ class Recordings:
             return plain_samples(raw), rate
         handle = self._open(sample)
         try:
-            where, channel = self._named(sample), self._channel_of(sample)
-            found = decoded_stretch(handle, extent.start, extent.frames, where, channel, self._largest)
-            if not is_url(self._path_of(sample)):
-                self._refuse_other_content(sample, handle, None)
-            return found, rate
+            return self._decoded_by_seeking(extent, handle), rate
         finally:
             os.close(handle)
+
+    def _decoded_by_seeking(self, extent: _Extent, handle: int) -> NDArray[np.float32]:
+        sample = extent.sample
+        where, channel = self._named(sample), self._channel_of(sample)
+        try:
+            return decoded_stretch(handle, extent.start, extent.frames, where, channel, self._largest)
+        finally:  # also if it failed: bytes that were written over are no bad sample
+            if not is_url(self._path_of(sample)):
+                self._refuse_other_content(sample, handle, None)
 
     def _extent(self, sample: int) -> _Extent:
         return _Extent(sample, self._start_of(sample), int(self._columns["frames"][sample]))

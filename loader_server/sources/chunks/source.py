@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.sources.chunks.settings import ChunkRule
+    from loader_server.sources.files.presence import IndexedFiles
     from shared.wire.layout import Field
 
 __all__ = ["ChunkedSource"]
@@ -120,6 +121,10 @@ class ChunkedSource(Source):
     def read(self, samples: Sequence[int]) -> Iterable[bytes]:
         """What decoding these chunks takes."""
         return self._recordings.read_chunks([self._chunk(sample) for sample in samples])
+
+    def indexed_files(self) -> IndexedFiles:
+        """Return the files of the recordings."""
+        return self._recordings.indexed_files()
 
     def expect(self, samples: NDArray[np.int64]) -> None:
         """Pass on the recordings of these chunks."""

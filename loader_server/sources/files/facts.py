@@ -12,7 +12,13 @@ from shared.errors import ReadError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CacheSettings", "FileFacts", "FilePlaces", "LocalFile", "changed"]
+__all__ = ["OTHER_FILE_REMEDY", "CacheSettings", "FileFacts", "FilePlaces", "LocalFile", "changed"]
+
+#: What to do about a file that is not the indexed one, while a job reads it.
+OTHER_FILE_REMEDY = (
+    "Put the file back, by rsync -a or cp -a from where the index was made for instance, or run loader-server index "
+    "and start the job anew."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,5 +79,5 @@ def changed(expected: str, got: str, where: str) -> ReadError:
         expected=expected,
         got=f"{got}: the file has changed since",
         where=where,
-        remedy="Put the file back, or run loader-server index and start the job anew.",
+        remedy=OTHER_FILE_REMEDY,
     )

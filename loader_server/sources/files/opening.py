@@ -235,7 +235,8 @@ class Files:
             expected=f"the file that the index was made from ({said['bytes']} bytes)",
             got=f"another one ({now.bytes} bytes)",
             where=f"{self.where(said['path'])}, index {index}",
-            remedy="The file has changed: run loader-server index.",
+            remedy="The file has changed: bring it by rsync -a or cp -a from where the index was made, or run "
+            "loader-server index.",
         )
 
     # --- their bytes ---

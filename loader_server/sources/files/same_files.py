@@ -86,7 +86,8 @@ def refuse_other_files(files: Files, indexed: Indexed) -> None:
                 expected="the file that the index was made from",
                 got="another one of the same size",
                 where=f"{files.where(facts['path'])}, index {indexed.place}",
-                remedy="The file has changed: run loader-server index.",
+                remedy="The file has changed: bring it by rsync -a or cp -a from where the index was made, or run "
+                "loader-server index.",
             )
 
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loader_server.sources.files.presence import IndexedFiles
     from loader_server.transforms.columns import Columns
     from shared.wire.layout import Field
 
@@ -263,6 +264,10 @@ class KaldiSource(RecordedSource):
     def look_for_changes(self, time_s: float) -> None:
         """Look at the recordings, or at the archives."""
         (self._archived if self._features else self._recordings).look_for_changes(time_s)
+
+    def indexed_files(self) -> IndexedFiles:
+        """Return the files of the recordings, or the archives."""
+        return (self._archived if self._features else self._recordings).indexed_files()
 
     def expect(self, samples: NDArray[np.int64]) -> None:
         """Their files, or their places in archives."""

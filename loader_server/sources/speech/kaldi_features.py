@@ -15,6 +15,7 @@ import numpy as np
 
 from loader_server.sources.files.looking import look_at_some
 from loader_server.sources.files.opening import FileFacts, changed
+from loader_server.sources.files.presence import IndexedFiles
 from loader_server.sources.files.same_files import digest_of_number, has_content, noted_content, number_of_digest
 from loader_server.sources.files.seen import is_settled, status_of
 from loader_server.sources.remote.urls import is_url
@@ -135,6 +136,16 @@ class ArchivedFeatures:
         """Begin to fetch those of these that are remote."""
         self._files.expect_parts((self._path_of(one), self._facts(one), *self._place(one)) for one in samples)
 
+    def indexed_files(self) -> IndexedFiles:
+        """Return the archives, each at least once."""
+        firsts = self._firsts()
+
+        def file_at(number: int) -> tuple[str, int]:
+            path, facts = self._path_of(int(firsts[number])), self._facts(int(firsts[number]))
+            return "" if is_url(path) else self._files.where(path), facts.bytes
+
+        return IndexedFiles(len(firsts), file_at)
+
     def look_for_changes(self, time_s: float) -> None:
         """Refuse local archives that are not the indexed ones, each once, as many as can be looked at in this time."""
         done: set[tuple[str, int]] = set()
@@ -176,7 +187,7 @@ class ArchivedFeatures:
         if self._same.get((path, content)) == status_of(status):
             return
         expected = f"the archive that was indexed ({known.bytes} bytes)"
-        if (status.st_size, status.st_mtime_ns) != (known.bytes, known.version):
+        if status.st_size != known.bytes:
             raise changed(expected, f"one of {status.st_size} bytes", place)
         if not has_content(place, status, digest_of_number(content), self._files.seen):
             raise changed(expected, "one of the same size with other bytes", place)

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from loader_server.building.fingerprint import builder_fingerprint
+from loader_server.building.fingerprint import builder_fingerprint, builder_parts, differing_parts
 
 TRAIN, DEV = SimpleNamespace(digest="d1", builder="b1"), SimpleNamespace(digest="d2", builder="b2")
 
@@ -29,3 +29,47 @@ def test_of_a_stream_that_is_sent_counts_what_is_known_before_it_comes():
     assert builder_fingerprint(both, {"train": "tf 2"}) == builder_fingerprint(one, {"train": "tf 2"})
     assert builder_fingerprint(both, {"train": "tf 2"}) != builder_fingerprint(both, {"train": "tf 3"})
     assert builder_fingerprint(both, {"train": "tf 2"}) != builder_fingerprint(both, {})
+
+
+OWN = (
+    ("index of stream train", "i1"),
+    ("plan of stream train (its settings)", "p1"),
+    ("transform augment of stream train (its settings or code)", "t1"),
+    ("all transforms of stream train", "a1"),
+    ("package numpy", "2.2.0"),
+    ("processor", "x86_64 avx2"),
+)
+
+
+def differing(**changed):
+    others = dict(OWN) | {name.replace("_", " "): value for name, value in changed.items()}
+    return differing_parts(OWN, [(name, value) for name, value in others.items() if value is not None])
+
+
+def test_nothing_differs_from_itself():
+    assert differing_parts(OWN, OWN) == []
+
+
+def test_packages_and_the_processor_are_named_with_both_values():
+    assert differing(package_numpy="2.1.0", all_transforms_of_stream_train="a2") == [
+        "package numpy (2.2.0 on the coordinator's machine, 2.1.0 on the worker's)"
+    ]
+    assert differing(processor="aarch64", package_soxr="1.0") == [
+        "processor (x86_64 avx2 on the coordinator's machine, aarch64 on the worker's)",
+        "package soxr (none on the coordinator's machine, 1.0 on the worker's)",
+    ]
+
+
+def test_of_all_else_the_name_is_told_and_never_a_digest():
+    changed = {name: "other" for name, _ in OWN[:4]}
+    assert differing_parts(OWN, [*changed.items(), *OWN[4:]]) == [OWN[0][0], OWN[2][0]], "these explain the other two"
+    assert differing_parts(OWN, [(OWN[1][0], "other"), OWN[0], *OWN[2:]]) == [OWN[1][0]]
+    assert differing_parts(OWN, [*OWN[:3], (OWN[3][0], "other"), *OWN[4:]]) == [OWN[3][0]]
+
+
+def test_parts_are_cut_to_what_a_message_carries():
+    stream = SimpleNamespace(builder_parts=lambda: {f"package {n} {'x' * 300}": "1" * 300 for n in range(300)})
+    parts = builder_parts({"train": stream}, {"sent": "tf 2"})
+    assert parts[0] == ("streams of the job", "sent, train")
+    assert len(parts) == 128
+    assert max(len(text) for part in parts for text in part) == 200

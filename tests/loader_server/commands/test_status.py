@@ -180,3 +180,16 @@ class TestElastic:
 
     def test_a_stream_that_never_had_a_world_has_no_line(self):
         assert not [line for line in shown(told(attach())) if "elastic" in line]
+
+
+class TestVerifiers:
+    def test_they_stand_in_a_table_of_their_own_and_not_among_trainers(self):
+        verifier = attach(at=(3, 0), incarnation=7, work="verify", name="here:9")
+        read = progress(0, 0, 0, incarnation=7, read_epoch=3, read_number=41)
+        lines = shown(told(attach(), verifier, read))
+        at = lines.index("verified by epoch read of silent s")
+        assert "train here:9 3 41 100 1.0" in lines[at:]
+        assert "train 0 0 0 100 0.0% 1 - rank 0 of 1 (host:0)" in lines
+
+    def test_nobody_means_no_table(self):
+        assert not [line for line in shown(told(attach())) if "verified" in line]

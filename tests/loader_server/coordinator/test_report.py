@@ -17,7 +17,11 @@ def report(*, workers: int = 0, culprits: int = 0, failing: int = 0, **trainers:
     return {
         "job": "digits",
         "streams": {
-            name: {"attached": count, "trainers": [{"name": f"t{number:04d}"} for number in range(count)]}
+            name: {
+                "attached": count,
+                "trainers": [{"name": f"t{number:04d}"} for number in range(count)],
+                "verifiers": [],
+            }
             for name, count in trainers.items()
         },
         "workers": [{"name": f"w{number:04d}"} for number in range(workers)],
@@ -71,7 +75,7 @@ def test_a_worker_is_told_of_by_its_last_heartbeat():
     worker = RegisteredWorker(peer=b"", address=address(), heard_s=5.0)
     silent = {"waiting": 0, "building": 0, "built": 0, "masked": 0, "kept": 0, "decoded": 0, "taken": 0}
     silent |= {"remote_bytes": 0, "remote_found": 0, "remote_waited": 0}
-    about = {"name": worker.address.worker, "endpoint": worker.address.endpoint}
+    about = {"name": worker.address.worker, "endpoint": worker.address.endpoint, "metrics": ""}
     assert worker_report(worker, 5.26) == about | silent | {"silent_s": 0.3}
     worker.beat = beat()
     heard = {"waiting": 1, "building": 2, "built": 3, "masked": 4, "kept": 5, "decoded": 6, "taken": 2}
@@ -113,3 +117,11 @@ class TestCutting:
         whole = report(workers=300, dev=500)
         text_of(whole, most=500)
         assert whole == report(workers=300, dev=500)
+
+    def test_verifiers_are_cut_as_trainers_are(self):
+        whole = report(workers=3, train=5)
+        whole["streams"]["train"]["verifiers"] = [{"name": f"v{number:04d}"} for number in range(500)]
+        cut = json.loads(text_of(whole, 3000))
+        assert len(cut["streams"]["train"]["trainers"]) == 5
+        assert 0 < len(cut["streams"]["train"]["verifiers"]) == 500 - cut["cut"]["verifiers"]
+        assert len(json.dumps(cut)) <= 3000

@@ -309,7 +309,34 @@ def test_what_the_state_wants_said_is_in_the_log(serve, caplog):
     assert served.peer().ask(register(builder="builder-2")).code == "builder"
     (record,) = [one for one in caplog.records if one.event == "worker builds other bytes"]
     assert record.fields["job"] == "digits"
-    assert (record.fields["expected"], record.fields["got"]) == ("builder-1", "builder-2")
+    assert record.fields["worker"] == "w0"
+
+
+@pytest.mark.fault(40)
+def test_a_worker_that_asks_is_told_which_parts_differ_and_so_is_the_log(serve, caplog):
+    served = serve(replace(SETTINGS, builder_parts=(("package numpy", "2.2.0"), ("plan of stream train", "p1"))))
+    differs = "package numpy (2.2.0 on the coordinator's machine, 2.1.0 on the worker's); plan of stream train"
+    asked = m.BuilderParts(worker="w0", parts=(("package numpy", "2.1.0"), ("plan of stream train", "p2")))
+    answer = served.peer().ask(asked)
+    assert (answer.code, answer.got) == ("builder", f"w0, which differs: {differs}")
+    (record,) = [one for one in caplog.records if one.event == "worker differs from this machine"]
+    assert (record.fields["worker"], record.fields["parts"]) == ("w0", differs)
+    alike = m.BuilderParts(worker="w0", parts=SETTINGS.builder_parts)
+    assert "package numpy" in served.peer().ask(alike).got
+
+
+def test_where_it_serves_and_who_comes_is_in_the_log(serve, caplog):
+    caplog.set_level("INFO")
+    served = serve()
+    enroll(served.peer())
+    served.peer().ask(attach())
+
+    def events():
+        return [record.event for record in list(caplog.records)]
+
+    wait_until(lambda: {"worker is there", "trainer is there"} <= set(events()), "both are in the log")
+    (record,) = [one for one in caplog.records if one.event == "coordinator serves"]
+    assert record.fields["endpoint"] == served.coordinator.endpoint
 
 
 def test_the_silent_are_given_up_by_its_own_clock(serve):

@@ -23,6 +23,7 @@ HELLO = next(one for one in EXAMPLES if isinstance(one, m.Hello))
 class Session:
     address: bytes
     incarnation: int
+    yields: bool = False
     gone: bool = False
     closed: bool = False
     tickets: Tickets = field(default_factory=Tickets)
@@ -46,13 +47,14 @@ class Desk:
     """Open wants, their sessions, and who does not read."""
 
     def __init__(self):
-        self.sessions = Sessions(lambda address, hello: Session(address, hello.incarnation))
+        self.sessions = Sessions(lambda address, hello: Session(address, hello.incarnation, hello.yields))
         self.deaf = set()
         self.batches = Budget(400)
         self.wants = OpenWants(self.sessions, self.batches, {"train": 100}, lambda one: one not in self.deaf)
 
-    def welcome(self, number):
-        return self.sessions.welcome(f"{number}".encode(), dataclasses.replace(HELLO, incarnation=number))
+    def welcome(self, number, *, yields=False):
+        hello = dataclasses.replace(HELLO, incarnation=number, yields=yields)
+        return self.sessions.welcome(f"{number}".encode(), hello)
 
     def put(self, session, slot, *, in_slot=True, urgent=False):
         ticket = Ticket(slot, 1)
@@ -168,3 +170,37 @@ def test_a_trainer_that_is_gone_is_told_what_may_still_be_written_until_that_has
     assert desk.sessions.at(b"1") is desk.sessions.of(1) is None
     assert one.closed
     assert desk.wants.finish(begun) is None
+
+
+def test_wants_that_yield_are_built_only_while_no_others_may_be(desk):
+    verifier, trainer = desk.welcome(1, yields=True), desk.welcome(2)
+    first, second = desk.put(verifier, 0), desk.put(verifier, 1, urgent=True)
+    theirs = [desk.put(trainer, slot) for slot in range(3)]
+    assert (len(desk.wants), desk.wants.of_trainers, desk.wants.waiting()) == (5, 3, 3)
+    assert [desk.wants.take() for _ in range(4)] == [*theirs, None]
+    for build in theirs:
+        assert desk.wants.take() is None, "a trainer's is under way"
+        desk.wants.finish(build)
+    assert desk.wants.take() is first, "none of them is urgent"
+    late = desk.put(trainer, 3)
+    assert [desk.wants.take(), desk.wants.take()] == [late, None]
+    desk.wants.forget(trainer)
+    desk.wants.finish(late)
+    assert desk.wants.take() is second
+
+
+def test_one_that_yields_is_served_while_a_trainer_does_not_read(desk):
+    verifier, trainer = desk.welcome(1, yields=True), desk.welcome(2)
+    desk.put(trainer, 0)
+    build = desk.put(verifier, 0)
+    desk.deaf.add(b"2")
+    assert desk.wants.take() is build
+
+
+def test_wants_that_yield_are_cancelled_given_up_and_forgotten_like_others(desk):
+    verifier = desk.welcome(1, yields=True)
+    builds = [desk.put(verifier, slot) for slot in range(3)]
+    assert desk.wants.cancel(verifier, builds[0].want.ticket)
+    assert desk.wants.give_up() == (verifier, builds[1])
+    assert desk.wants.forget(verifier) == [builds[2]]
+    assert (len(desk.wants), verifier.closed) == (0, True)

@@ -9,8 +9,10 @@ import pytest
 import zmq
 
 from loader_server.building.culprits import culprit_key
+from loader_server.machine import reachable
+from loader_server.machine.reachable import find_reachable_endpoint
 from loader_server.worker import registration
-from loader_server.worker.registration import Registration, find_reachable_endpoint
+from loader_server.worker.registration import Registration
 from shared.errors import RefusedError
 from shared.wire import messages as m
 from tests.shared.wire.examples import EXAMPLES
@@ -139,7 +141,7 @@ def test_a_machine_whose_address_changes_registers_anew_and_one_whose_address_st
 
 def test_before_there_is_a_route_it_does_not_register_and_without_one_it_keeps_its_address(context, monkeypatch):
     routes = {"address": None}
-    monkeypatch.setattr(registration, "_find_address_towards", lambda _host: routes["address"])
+    monkeypatch.setattr(reachable, "_find_address_towards", lambda _host: routes["address"])
     monkeypatch.setattr(registration, "look_up", lambda _endpoint: "tcp://10.0.0.1:7400")
     worker = Worker(context, replace(REGISTER, endpoint="tcp://0.0.0.0:7411"))
     assert worker.registration.socket.poll(60_000, zmq.POLLOUT)
@@ -178,7 +180,7 @@ def test_the_coordinators_name_is_looked_up_once_it_can_be_and_then_no_more(work
     ],
 )
 def test_who_listens_everywhere_names_the_address_on_the_route(bound, coordinator, route, endpoint, monkeypatch):
-    monkeypatch.setattr(registration, "_find_address_towards", lambda _host: route)
+    monkeypatch.setattr(reachable, "_find_address_towards", lambda _host: route)
     assert find_reachable_endpoint(bound, coordinator) == endpoint
 
 
@@ -193,7 +195,7 @@ def test_a_coordinator_that_forgot_it_is_told_who_it_is(worker):
 
 def test_another_refusal_ends_it(worker):
     who = worker.register()
-    worker.tell(who, m.Refused(code="builder", expected="a", got="b", remedy="c"))
+    worker.tell(who, m.Refused(code="endpoint", expected="a", got="b", remedy="c"))
     with pytest.raises(RefusedError, match="expected a, got b"):
         worker.turn()
 
@@ -309,3 +311,33 @@ def test_where_no_socket_is_left_the_connection_is_made_anew_later(worker):
     worker.renewal()
     while worker.hear()[1] != REGISTER:  # heartbeats from before
         pass
+
+
+# --- a builder that differs ---
+
+BUILDER = m.Refused(code="builder", expected="the same bytes", got="another fingerprint", remedy="Give it the same.")
+
+
+def test_a_worker_with_another_builder_asks_what_differs_and_ends_with_that(worker):
+    who = worker.register()
+    worker.registration._parts = lambda: (("package numpy", "2.1.0"),)
+    worker.tell(who, BUILDER)
+    worker.turn()
+    asked = worker.arrived[-1][1]
+    assert asked == m.BuilderParts(worker=REGISTER.worker, parts=(("package numpy", "2.1.0"),))
+    worker.tell(who, BUILDER)
+    worker.turn()
+    worker.now_s += 1.9
+    worker.turn()
+    assert worker.arrived[-1][1] == asked, "it says nothing more"
+    worker.tell(who, replace(BUILDER, got="package numpy (2.2.0 here)"))
+    with pytest.raises(RefusedError, match="package numpy"):
+        worker.turn()
+
+
+def test_a_coordinator_that_does_not_say_what_differs_is_not_waited_for_long(worker):
+    worker.tell(worker.register(), BUILDER)
+    worker.turn()
+    worker.now_s += 2.0
+    with pytest.raises(RefusedError, match="another fingerprint"):
+        worker.turn()

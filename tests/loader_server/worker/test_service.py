@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -106,6 +107,22 @@ def test_a_heartbeat_says_what_has_to_be_built_before_another_want(ask, worker, 
     assert waiting[-1] <= 1
     other.hear(m.Pushed)
     assert other.ping().waiting == 0
+
+
+def test_a_verifier_comes_after_all_trainers_and_is_not_told_as_work_that_waits(ask, worker, closed):
+    trainer, verifier = welcomed(ask()), ask()
+    verifier.say(replace(verifier.greeting(), yields=True))
+    verifier.worker = verifier.hear(m.Welcome).incarnation
+    trainer.say(*(trainer.want(slot) for slot in range(4)))
+    wait_until_begun(worker, 4)
+    verifier.say(verifier.want(0, urgent=True))
+    assert verifier.ping().tickets == (Ticket(0, 1),)
+    trainer.say(*(trainer.want(slot) for slot in range(4, 6)))
+    trainer.ping()
+    assert (worker._reception.waiting, worker._make_beat().waiting) == (3, 2)
+    closed.set()
+    assert [trainer.hear(m.Pushed).ticket.slot for _ in range(6)] == list(range(6))
+    assert verifier.hear(m.Pushed).ticket == Ticket(0, 1)
 
 
 @pytest.mark.fault(30)

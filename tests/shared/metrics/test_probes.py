@@ -19,9 +19,15 @@ from shared.metrics.probes import (
 NOW_S = 1000.0
 
 SERVING = WorkerView(
-    turned_s=NOW_S, is_draining=False, was_registered=True, is_registered=True, heard_s=NOW_S, heartbeat_timeout_s=2.0
+    turned_s=NOW_S,
+    is_draining=False,
+    has_data=True,
+    was_registered=True,
+    is_registered=True,
+    heard_s=NOW_S,
+    heartbeat_timeout_s=2.0,
 )
-RUNNING = CoordinatorView(turned_s=NOW_S, is_stopping=False, facts_waiting=0)
+RUNNING = CoordinatorView(turned_s=NOW_S, is_stopping=False, facts_waiting=0, is_journal_lost=False)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +35,7 @@ RUNNING = CoordinatorView(turned_s=NOW_S, is_stopping=False, facts_waiting=0)
     [
         ({}, ""),
         ({"was_registered": False, "is_registered": False}, "starting"),
+        ({"has_data": False, "was_registered": False, "is_registered": False}, "no_data"),
         ({"is_registered": False}, "coordinator"),
         ({"heard_s": NOW_S - 2.0}, ""),
         ({"heard_s": NOW_S - 2.01}, "coordinator"),
@@ -48,6 +55,7 @@ def test_a_worker_is_ready_if_it_turns_and_the_coordinator_answers(change, reaso
     [
         ({}, ""),
         ({"facts_waiting": 1}, "journal"),
+        ({"is_journal_lost": True}, "journal"),
         ({"turned_s": NOW_S - LOOP_S}, ""),
         ({"turned_s": NOW_S - LOOP_S - 0.01, "facts_waiting": 1}, "loop"),
         ({"is_stopping": True}, "draining"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 import urllib.error
@@ -14,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shared.errors import SettingsError
 from shared.metrics import names
+from shared.metrics.listening import Listening
 from shared.metrics.probes import Probes
 from shared.metrics.server import MetricSamples, MetricsServer, Spread
 from tests.support.loaders import wait_until
@@ -27,7 +29,9 @@ LABELS = {"job": "tones", "role": "worker", "worker": "w-0"}
 
 
 def _serve(*samples: MetricSamples, port: int = 0, targets_folder: Path | None = None) -> MetricsServer:
-    return MetricsServer(lambda: iter(samples), port=port, labels=LABELS, targets_folder=targets_folder)
+    return MetricsServer(
+        lambda: iter(samples), listening=Listening(port=port), labels=LABELS, targets_folder=targets_folder
+    )
 
 
 def test_values_come_across_with_their_labels_and_help() -> None:
@@ -63,7 +67,7 @@ def test_numbers_are_taken_when_asked() -> None:
     def samples() -> Iterator[MetricSamples]:
         yield MetricSamples.one(names.ATTACHES, next(count))
 
-    with MetricsServer(samples, port=0, labels=LABELS, targets_folder=None) as server:
+    with MetricsServer(samples, labels=LABELS, targets_folder=None) as server:
         seen = [fetch_metrics(server.address)["stoker_attaches_total", ()] for _ in range(2)]
     assert seen == [1, 2]
 
@@ -105,10 +109,11 @@ def test_a_crowd_that_asks_nothing_takes_few_threads_and_leaves_room(monkeypatch
         assert fetch_metrics(server.address)["stoker_workers", ()] == 3
 
 
-def _ask(address: str, path: str) -> tuple[int, str]:
+def _ask(address: str, path: str, authorization: str = "") -> tuple[int, str]:
     """The status and the text of an answer."""
+    request = urllib.request.Request(f"http://{address}{path}", headers={"Authorization": authorization})
     try:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -118,7 +123,7 @@ def _ask(address: str, path: str) -> tuple[int, str]:
 def test_probes_are_answered_by_one_word_and_no_other_path_has_anything() -> None:
     reasons = {"dead": "", "unready": "starting"}
     probes = Probes(lambda _now_s: reasons["dead"], lambda _now_s: reasons["unready"])
-    with MetricsServer(list, port=0, labels=LABELS, targets_folder=None, probes=probes) as server:
+    with MetricsServer(list, labels=LABELS, targets_folder=None, probes=probes) as server:
         assert _ask(server.address, "/healthz") == (200, "ok\n")
         assert _ask(server.address, "/readyz") == (503, "starting\n")
         reasons |= {"dead": "loop", "unready": ""}
@@ -127,6 +132,30 @@ def test_probes_are_answered_by_one_word_and_no_other_path_has_anything() -> Non
         assert _ask(server.address, "/metrics")[0] == 200
         for path in ("/", "/healthz/", "/metrics/x", "/readyz2"):
             assert _ask(server.address, path)[0] == 404, path
+
+
+def test_metrics_and_targets_are_for_those_who_show_the_token_and_probes_for_all() -> None:
+    told = [{"targets": ["10.0.0.7:9101"], "labels": {"instance": "worker-w0"}}]
+    probes = Probes(
+        lambda _now_s: "", lambda _now_s: "journal", lambda host, port: [*told, {"targets": [f"{host}:{port}"]}]
+    )
+    listening = Listening(host="0.0.0.0", token="0123456789abcdef")
+    with MetricsServer(list, labels=LABELS, targets_folder=None, listening=listening, probes=probes) as server:
+        assert server.bound.startswith("0.0.0.0:")
+        assert server.address.startswith("127.0.0.1:")
+        for path in ("/metrics", "/targets"):
+            assert _ask(server.address, path) == (401, "show the token\n")
+            assert _ask(server.address, path, "Bearer 0123456789abcdeg") == (401, "show the token\n")
+            assert _ask(server.address, path, "Bearer 0123456789abcdef")[0] == 200
+        _, text = _ask(server.address, "/targets", "Bearer 0123456789abcdef")
+        assert json.loads(text) == [*told, {"targets": [server.address]}]
+        assert _ask(server.address, "/healthz") == (200, "ok\n")
+        assert _ask(server.address, "/readyz") == (503, "journal\n")
+        assert _ask(server.address, "/")[0] == 404
+    with MetricsServer(list, labels=LABELS, targets_folder=None, listening=Listening(host="::1")) as server:
+        assert server.address.startswith("[::1]:")
+        assert _ask(server.address, "/metrics")[0] == 200
+        assert _ask(server.address, "/targets")[0] == 404
 
 
 def test_a_process_without_probes_has_metrics_only() -> None:

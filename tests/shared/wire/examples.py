@@ -186,7 +186,9 @@ EXAMPLES: tuple[m.Message, ...] = (
         boot_id="6f3c-boot",
         uid=1000,
         builder="fedcba9876543210",
+        metrics="0.0.0.0:9101",
     ),
+    m.BuilderParts(worker="loader-2", parts=(("package numpy", "2.2.0"), ("plan of stream train", "fedcba98"))),
     m.Registered(heartbeat_timeout_ms=2000),
     m.Beat(
         worker="loader-1",
@@ -221,6 +223,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         incarnation=7,
         shared=SharedSlots("6f3c-boot", 1000, 4242, 12, bytes(range(16)), 23, 10_485_760, 16),
         verify=True,
+        yields=True,
         seal=Seal(bytes(range(32)), bytes(range(16))),
     ),
     m.Welcome(

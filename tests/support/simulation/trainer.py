@@ -319,6 +319,7 @@ class Trainer(Process):
             incarnation=self.incarnation,
             shared=self._shared_slots(order.lock_byte) if self.settings.shared_memory else None,
             verify=self.settings.verify,
+            yields=self.settings.verifies,
             seal=None,
         )
         if not self._send(order.connection_id, [*self._queued.pop(order.connection_id, ()), hello]):

@@ -75,6 +75,7 @@ class _Session:
 
     def __init__(self, worker: Worker, address: bytes, hello: m.Hello) -> None:
         self.incarnation = hello.incarnation
+        self.yields = hello.yields
         self.heard_s = worker.scheduler.now_s
         self.tickets = Tickets()
         self.builds: dict[Ticket, _Build] = {}
@@ -162,6 +163,7 @@ class Worker(Process):
             boot_id=self.world.network.host_of[self.name],
             uid=0,
             builder="builder" if self.job == "job" else "another",
+            metrics="",
         )
 
     def _load(self) -> m.Beat:

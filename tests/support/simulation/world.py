@@ -174,7 +174,13 @@ class World:
         self.scheduler.note("somebody registers with", endpoint)
         host = self.scheduler.random.choice(("", *self.network.host_of.values()))
         bogus = m.Register(
-            worker="bogus", incarnation=number, endpoint=endpoint, boot_id=host, uid=0, builder="builder"
+            worker="bogus",
+            incarnation=number,
+            endpoint=endpoint,
+            boot_id=host,
+            uid=0,
+            builder="builder",
+            metrics="",
         )
         coordinator.receive(f"bogus/{number}".encode(), bogus)
 

@@ -31,3 +31,8 @@ def test_each_replica_has_its_own_and_what_is_said_counts():
 def test_no_more_slots_than_memory_affords():
     assert slots(10 * MB, prefetch_bytes=60 * MB) == (5, 4)
     assert slots(10 * MB, prefetch_bytes=1) == (2, 1)
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_a_verifier_has_two_wants_open_whatever_is_said(replicas):
+    assert slots(1, replicas=replicas, at_a_time=16, prefetch=9, work="verify") == (2 + 4 * replicas + 2, 2)

@@ -204,3 +204,26 @@ def test_without_a_first_connection_there_is_one_later(line):
     assert other.socket is not None
     other.close()
     assert other.socket is None
+
+
+def test_batches_that_keep_coming_by_the_other_connection_are_counted_and_told_once(line, caplog):
+    for now_s in (0.0, 1.9):
+        line.sealed.note_fallback(now_s)
+    assert caplog.text == ""
+    line.push()
+    line.read(2.0)
+    for now_s in (3.0, 4.9):
+        line.sealed.note_fallback(now_s)
+    assert caplog.text == "", "payloads came in between"
+    for now_s in (5.0, 6.0, 20.0):
+        line.sealed.note_fallback(now_s)
+    assert line.sealed.fallbacks == 7
+    (record,) = caplog.records
+    assert "payloads come by the connection for messages" in record.getMessage()
+    assert f"port={line.port}" in record.getMessage()
+
+
+def test_a_worker_that_seals_nothing_is_no_fallback(line):
+    line.sealed.expect(0)
+    line.sealed.note_fallback(0.0)
+    assert line.sealed.fallbacks == 0

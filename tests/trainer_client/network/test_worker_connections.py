@@ -204,6 +204,14 @@ def test_hello_says_who_we_are_and_offers_the_slots(ends):
     assert hello.shared.lock_byte == 2
 
 
+@pytest.mark.parametrize(("work", "yields"), [("", False), ("measure", False), ("verify", True)])
+def test_only_a_verifier_yields(context, work, yields):
+    ends = Ends(context, work=work)
+    ends.open()
+    assert ends.greet().yields is yields
+    ends.close()
+
+
 def test_slots_are_offered_only_if_they_are_to_be_shared(context):
     ends = Ends(context, shared_memory=False, verify=False)
     ends.open()

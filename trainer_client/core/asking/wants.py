@@ -8,6 +8,7 @@ Rules, each from an interleaving that failed without it:
 - The head always gets a slot: the furthest ready batch makes room, or else the reserve slot serves, by TCP.
 - A worker with nothing to do takes over wants that another one has not begun and will not begin soon.
 - At most one want in HEDGED_SHARE is hedged: asked of a second worker although the first one is fine.
+- A verifier hedges nothing and is never urgent, because trainers go first.
 - Where batches are made whole, shard by shard, the worker that holds the shard is asked, and none takes over or hedges:
   another one would have to make the whole shard anew (see `shard_holders`).
 Pure. The work of one decision depends on what changed, and on the few workers that this trainer talks to, never on the
@@ -113,7 +114,8 @@ class Wants:
         if self._holders is not None:
             self._ask(now_s)
             return
-        self._hedge(now_s)
+        if not self._settings.verifies:
+            self._hedge(now_s)
         self._ask(now_s)
         self._rebalance(now_s)
 
@@ -177,7 +179,7 @@ class Wants:
         self._counts.asked += 1
         self._counts.asked_again += again
         assert worker.connection_id is not None
-        urgent = again and seq == self._upcoming.head
+        urgent = again and seq == self._upcoming.head and not self._settings.verifies
         want = self._want(entry, worker, ticket, in_slot=in_slot, urgent=urgent)
         self._out.append(i.ToWorker(worker.connection_id, want))
 

@@ -450,13 +450,17 @@ def test_parts_have_names_and_identities_of_their_own(tmp_path):
 def test_a_recording_that_changed_is_named_also_where_it_is_decoded(tmp_path, suffix):
     long_recording(tmp_path, suffix)
     spec, _ = nemo(tmp_path, {"audio": f"long.{suffix}", "offset": 1})
-    source = open_source(spec)
+    source, path = open_source(spec), tmp_path / f"long.{suffix}"
     raw = raw_of(source, 0)
-    os.utime(tmp_path / f"long.{suffix}", ns=(1, 1))
-    with pytest.raises(ReadError, match=r"m.jsonl, line 1\): expected the file that was indexed"):
+    os.utime(path, ns=(1, 1))
+    assert raw_of(source, 0) == raw, "equal bytes of another time are a copy"
+    source.decode(0, raw)
+    path.write_bytes(other_sound(path))
+    os.utime(path, ns=(2, 2))
+    with pytest.raises(ReadError, match=rf"m.jsonl, line 1\): {OTHER_BYTES}"):
         raw_of(source, 0)
     if not raw:
-        with pytest.raises(ReadError, match=r"m.jsonl, line 1\): expected the file that was indexed"):
+        with pytest.raises(ReadError, match=rf"m.jsonl, line 1\): {OTHER_BYTES}"):
             source.decode(0, raw)
 
 

@@ -332,8 +332,10 @@ def test_an_archive_that_changed_is_refused_when_it_is_read(tmp_path):
     write_features(tmp_path / "data", features(4, 5))
     source, _, _ = indexed(tmp_path, values="features")
     ark = tmp_path / "data/feats.ark"
-    assert raw_of(source, 1)
+    before = raw_of(source, 1)
     os.utime(ark, ns=(5, 5))
+    assert raw_of(source, 1) == before, "equal bytes of another time are a copy"
+    ark.write_bytes(ark.read_bytes()[:-4] + b"nine")
     with pytest.raises(ReadError, match=r"feats.ark: expected the archive that was indexed"):
         raw_of(source, 1)
 
@@ -377,7 +379,7 @@ def test_each_archive_is_looked_at_once_before_a_job_is_served(tmp_path, monkeyp
     assert sorted(looked) == [f"{tmp_path}/{name}/feats.ark" for name in "ab"]
     source._archived.look_for_changes(1000.0)
     assert len(looked) == 4, "it was written just now, so its status does not tell yet"
-    os.utime(tmp_path / "b/feats.ark")
+    (tmp_path / "b/feats.ark").write_bytes((tmp_path / "a/feats.ark").read_bytes()[:-4] + b"nine")
     with pytest.raises(ReadError, match=r"b/feats\.ark: expected the archive that was indexed"):
         source.look_for_changes(1000.0)
 

@@ -280,3 +280,30 @@ class TestBooks:
         lone.tell(e.AttachAsked(2, Cursor(0, 3, 4, DIGEST)))
         lone.tell(e.CoordinatorSaid(attached(2, at=(0, 3), next_group=8)))
         assert lone.stream.upcoming.next_group == 8
+
+
+class TestVerifiers:
+    def test_two_wants_are_open_at_most(self):
+        lone = LoneCore(slots=20, prefetch=9, work="verify")
+        wants = lone.with_workers(2)
+        assert numbers(wants) == [0, 1]
+        lone.push(wants[0])
+        assert lone.wants() == []
+        lone.consume(lone.offer(0))
+        assert numbers(lone.wants()) == [2]
+
+    def test_a_slow_head_is_not_asked_of_a_second_worker(self):
+        for work, asked_again in (("", True), ("verify", False)):
+            lone = LoneCore(slots=20, prefetch=1, work=work)
+            (want, *_) = lone.with_workers(2)
+            lone.wait_hearing(30, 1, 2)
+            assert (want.number in numbers(lone.wants())) is asked_again
+
+    def test_none_is_urgent_even_where_its_worker_has_fallen_silent(self):
+        for work, urgent in (("", True), ("verify", False)):
+            lone = LoneCore(slots=20, prefetch=1, work=work)
+            (want, *_) = lone.with_workers(2)
+            lone.wait_hearing(6, 3 - want.worker)
+            again = [one for one in lone.wants() if one.number == want.number]
+            assert again
+            assert {one.urgent for one in again} == {urgent}

@@ -1,0 +1,107 @@
+"""The command `loader-server worker`: serves batches until it is told to end."""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import partial
+from typing import TYPE_CHECKING
+
+from loader_server import metrics
+from loader_server.arguments import metrics_listening, read_job
+from loader_server.machine.deadline import let_deadlines_end_us
+from loader_server.machine.oom_score import WORKER_OFFER, offer_to_oom_killer
+from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_ready
+from loader_server.worker.last_words import say_why
+from loader_server.worker.service import Worker, WorkerSettings
+from loader_server.worker.waiting import open_once_there
+from shared.command import allow_many_files
+from shared.endpoints import at_any_port, check_endpoint, port_of
+from shared.errors import DataError, StokerError
+from shared.keys import ClientKeys, ServerKeys
+from shared.malloc_tuning import keep_freed_memory
+from shared.metrics.probes import Probes
+from shared.metrics.server import MetricsServer
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from loader_server.job_file import JobFile
+    from loader_server.machine.asking import Asker
+
+    OnStop = Callable[[Callable[[], None]], None]
+
+__all__ = ["serve_worker"]
+
+#: Samples take megabytes; returning their pages to the kernel each time costs more than decoding them.
+_KEPT_BYTES = 256 * 2**20
+
+
+def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -> int:
+    """Serve batches until told to end, and return the exit code; `on_stop` says what a signal to end does."""
+    if options.parent:
+        end_with_parent(options.parent)
+    allow_many_files()
+    unoffered = offer_to_oom_killer(WORKER_OFFER)
+    keep_freed_memory(trim_bytes=_KEPT_BYTES, mmap_bytes=_KEPT_BYTES)
+    let_deadlines_end_us()
+    job = read_job(options.job)
+    settings = _settings(options, job)
+    serve_metrics = partial(
+        MetricsServer,
+        listening=metrics_listening(options),
+        labels={"job": job.settings.name, "role": "worker", "worker": settings.name},
+        targets_folder=job.targets_folder,
+    )
+    worker = _open(settings, nursery, serve_metrics, on_stop, waits=not options.parent)
+    if worker is None:
+        return 0
+    if unoffered:
+        worker.log.warning("cannot offer itself to the OOM killer before others", reason=unoffered)
+    on_stop(lambda: worker.drain(options.drain_seconds))
+    with serve_metrics(partial(metrics.worker_metrics, worker), probes=worker.probes()) as served:
+        worker.tell_metrics(served.bound)
+        keep_ports_from_children([*worker.ports, port_of(served.address)])
+        say_ready(options.ready_fd, endpoint=worker.endpoint, metrics=served.address)
+        options.ready_fd = -1
+        worker.run()
+    return 0
+
+
+def _settings(options: argparse.Namespace, job: JobFile) -> WorkerSettings:
+    listen = options.listen or at_any_port(job.settings.listen)
+    check_endpoint(listen, where="--listen", encrypted=job.keys is not None, insecure=options.insecure)
+    return WorkerSettings(
+        job_path=options.job,
+        name=options.name or f"{os.uname().nodename}-{os.getpid()}",
+        listen=listen,
+        coordinator=options.coordinator or job.settings.listen,
+        server_keys=ServerKeys.read(job.keys, "worker") if job.keys else None,
+        client_keys=ClientKeys.read(job.keys, "worker", to="coordinator") if job.keys else None,
+        advertise=options.advertise,
+        shelf=options.shelf,
+    )
+
+
+def _open(
+    settings: WorkerSettings,
+    nursery: Asker,
+    serve_metrics: Callable[..., MetricsServer],
+    on_stop: OnStop,
+    *,
+    waits: bool,
+) -> Worker | None:
+    """Return a worker once its data are there, or None if it is told to end before; without `waits` they must be."""
+    make = partial(Worker, settings, nursery)
+    tell = partial(say_why, settings.coordinator, settings.client_keys, settings.name)
+    try:
+        return make()
+    except StokerError as error:
+        if not waits or not isinstance(error, DataError):
+            tell(error)
+            raise
+        stop = threading.Event()
+        on_stop(stop.set)
+        with serve_metrics(list, probes=Probes(lambda _now_s: "", lambda _now_s: "no_data")):
+            return open_once_there(make, error, tell, stop, settings.name)

@@ -1,0 +1,86 @@
+"""Whether the files that samples are read from are on this machine, by a look at some of them.
+
+Rules: names and sizes alone, because a copy has other times, and what a file holds is compared when it is read. Remote
+files are not looked at. However many files there are, a look takes no longer than a moment.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["IndexedFiles", "MissingFiles", "find_missing"]
+
+#: How many files are looked at, evenly spread over all: a mount or a copy that is missing lacks most of them.
+_MOST_LOOKED_AT = 1000
+
+#: The share of files that may be missing without a word to trainers: such samples are refused one by one. With batches
+#: of 32 samples from a file each, a worker that lacks a tenth of its files refuses 29 of 30 batches.
+_BEARABLE_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedFiles:
+    """The files of an index by number: `file_at` returns a file's path, empty if it is remote, and its bytes."""
+
+    count: int
+    file_at: Callable[[int], tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingFiles:
+    """What a look found missing: the first such file, why, and how many of those looked at."""
+
+    path: str
+    reason: str
+    missing: int
+    looked_at: int
+
+    @property
+    def share(self) -> float:
+        """The share that is missing of those looked at."""
+        return self.missing / self.looked_at
+
+    @property
+    def is_bearable(self) -> bool:
+        """Whether most batches can be built all the same."""
+        return self.share <= _BEARABLE_SHARE
+
+    def fields(self) -> dict[str, str | int]:
+        """Return these for a line of the log."""
+        return {"path": self.path, "reason": self.reason, "missing": self.missing, "looked_at": self.looked_at}
+
+    def __str__(self) -> str:
+        files = "file" if self.looked_at == 1 else "files"
+        return f"{self.path} {self.reason} ({self.missing} of {self.looked_at} {files} looked at)"
+
+
+def find_missing(files: IndexedFiles, time_s: float) -> MissingFiles | None:
+    """Return which of these files are missing or of another size, or None if none is."""
+    until_s = time.monotonic() + time_s
+    first, reason, missing, looked_at = "", "", 0, 0
+    for number in range(0, files.count, max(1, files.count // _MOST_LOOKED_AT)):
+        path, nbytes = files.file_at(number)
+        found = _reason(path, nbytes) if path else ""
+        looked_at += bool(path)
+        missing += bool(found)
+        if found and not first:
+            first, reason = path, found
+        if time.monotonic() > until_s:
+            break
+    return MissingFiles(path=first, reason=reason, missing=missing, looked_at=looked_at) if missing else None
+
+
+def _reason(path: str, nbytes: int) -> str:
+    try:
+        found = os.stat(path).st_size  # noqa: PTH116 - a fifth of the time of a Path's
+    except FileNotFoundError:
+        return "missing"
+    except (OSError, ValueError) as error:
+        return f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    return "" if found == nbytes else f"has {found} bytes, not {nbytes}"

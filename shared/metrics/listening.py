@@ -1,0 +1,112 @@
+"""Where a process serves its metrics, and who may read them there.
+
+Rules: on loopback whoever is on the machine may. Beyond it metrics need a token, or that the user says they may be
+read openly; probes name nothing of the job, so they need neither.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shared.endpoints import is_connectable, is_loopback
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Listening", "bracketed", "listening_of"]
+
+_LOOPBACK = "127.0.0.1"
+
+#: A token that is shorter can be guessed.
+_SHORTEST_TOKEN = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """An address to serve at; port 0 is any free one. With a token, only who shows it may read metrics."""
+
+    host: str = _LOOPBACK
+    port: int = 0
+    token: str = field(default="", repr=False)
+
+    def admits(self, authorization: str) -> bool:
+        """Return whether this Authorization header may read metrics; how long that takes does not depend on it."""
+        if not self.token:
+            return True
+        return hmac.compare_digest(authorization.encode("utf-8", "replace"), f"Bearer {self.token}".encode())
+
+    @property
+    def local_host(self) -> str:
+        """The host at which processes of this machine reach it."""
+        if not _is_everywhere(self.host):
+            return self.host
+        return "::1" if ":" in self.host else _LOOPBACK
+
+
+def listening_of(listen: str, port: int, token_file: Path | None, *, insecure: bool) -> Listening:
+    """Return where to serve, from `HOST` or `HOST:PORT` (empty: loopback) and the file that holds the token.
+
+    Without a port there, `port` is the one. Raises a SettingsError if anybody could read metrics from elsewhere.
+    """
+    host, said_port = _split(listen) if listen else (_LOOPBACK, None)
+    token = _read_token(token_file) if token_file is not None else ""
+    if not token and not insecure and not is_loopback(f"tcp://{bracketed(host)}:0"):
+        raise SettingsError(
+            expected="a token, or a loopback address such as 127.0.0.1:9100",
+            got=f"{listen} without one: anyone who reaches it could read the metrics",
+            where="--metrics-listen",
+            remedy="Write a secret into a file and name it with --metrics-token FILE, or write --insecure.",
+        )
+    return Listening(host=host, port=port if said_port is None else said_port, token=token)
+
+
+def _split(listen: str) -> tuple[str, int | None]:
+    host, colon, port = listen.rpartition(":")
+    if not colon or listen.endswith("]"):
+        host, port = listen, ""
+    plain = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    is_host = is_connectable(f"tcp://{host}:1") or _is_everywhere(plain)
+    is_port = port.isascii() and port.isdigit() and int(port[:6]) <= 65535 if port else not listen.endswith(":")
+    if not is_host or not is_port:
+        raise SettingsError(
+            expected="a host, or a host and a port, such as 0.0.0.0:9100",
+            got=repr(listen),
+            where="--metrics-listen",
+            remedy="Write HOST:PORT; 0.0.0.0 is all addresses of this machine, and port 0 any free one.",
+        )
+    return plain, int(port) if port else None
+
+
+def _is_everywhere(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def bracketed(host: str) -> str:
+    """Return a host as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
+
+
+def _read_token(file: Path) -> str:
+    try:
+        token = file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _no_token(file, getattr(error, "strerror", None) or "no text") from None
+    if len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise _no_token(file, f"{len(token)} characters, or other ones")
+    return token
+
+
+def _no_token(file: Path, got: str) -> SettingsError:
+    return SettingsError(
+        expected=f"a token: a line of {_SHORTEST_TOKEN} or more letters and digits",
+        got=got,
+        where=f"--metrics-token {file}",
+        remedy="Make one with `openssl rand -hex 32 > FILE && chmod 600 FILE`.",
+    )

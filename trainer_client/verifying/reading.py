@@ -1,0 +1,201 @@
+"""Reads batches by their numbers, without being a trainer: it claims no rank and moves no cursor.
+
+Rules: each batch is let go as soon as its digest is known. Batches come behind those of all trainers, so on a fleet
+that trainers keep busy this waits. What cannot be compared is refused before anything is read.
+"""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shared.errors import ProtocolError, SettingsError
+from shared.keys import ClientKeys
+from shared.memory import boot_id
+from shared.wire.lease_work import VERIFY
+from shared.wire.parts import Cursor
+from trainer_client.core.settings import CoreSettings
+from trainer_client.core.upcoming import Position, Ranks
+from trainer_client.network.outbox import Reader
+from trainer_client.network.receiver import Receiver, ReceiverSettings, trainer_name
+from trainer_client.session.batch_maker import BatchMaker
+from trainer_client.verifying.digests import EpochDigests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from trainer_client.verifying.cuts import CutPart
+
+__all__ = ["EpochsOfJob", "NotComparableError", "read_epochs", "read_part"]
+
+
+class NotComparableError(SettingsError):
+    """What is asked for cannot be compared with what the job gives its trainers."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochsOfJob:
+    """Which batches of which job are read."""
+
+    endpoint: str
+    stream: str
+    epochs: range
+    #: None: that of the job.
+    group: int | None
+    #: The most batches of each epoch; None: all.
+    most: int | None
+    keys: str
+    connect_timeout_s: float
+
+
+class _NumberedFeed:
+    """One attached verifier; `world` ranks are read together, in rounds."""
+
+    def __init__(self, source: EpochsOfJob, world: int) -> None:
+        keys = source.keys
+        self._receiver = Receiver(
+            ReceiverSettings(
+                core=CoreSettings(
+                    job="",
+                    stream=source.stream,
+                    ranks=Ranks(rank=0, replicas=world, world=world),
+                    incarnation=secrets.randbits(63),
+                    name=trainer_name(),
+                    boot_id=boot_id(),
+                    work=VERIFY,
+                    verify=True,
+                ),
+                endpoint=source.endpoint,
+                coordinator_keys=ClientKeys.read(keys, "trainer", to="coordinator") if keys else None,
+                worker_keys=ClientKeys.read(keys, "trainer", to="worker") if keys else None,
+                connect_timeout_s=source.connect_timeout_s,
+            )
+        )
+        self._maker = BatchMaker(self._receiver)
+
+    def learn_cursor(self) -> Cursor:
+        """Return the beginning of the first epoch, with the job's group and plan; refuse what has no such epochs."""
+        return self._receiver.attach(None).cursor
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether each epoch of the stream is the same."""
+        return self._receiver.spec.evaluation
+
+    def resume(self, cursor: Cursor) -> Cursor:
+        """Go to a cursor; return it as the job has it."""
+        return self._receiver.attach(cursor).cursor
+
+    def count_batches(self, cursor: Cursor) -> int:
+        """Return how many batches the cursor's epoch has."""
+        return self._receiver.ask_batches(cursor.epoch, cursor.group)
+
+    def read(self, cursor: Cursor, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield number and digest of each batch from the cursor on, before `stop`; empty places have none."""
+        reader = Reader(Position(cursor.epoch, cursor.number, cursor.group))
+        at = cursor.number
+        try:
+            while at < stop:
+                item = self._receiver.outbox.take(reader)
+                if item is None:
+                    raise _ended_early(cursor, at, stop)
+                batch = self._maker.make(item)
+                del item
+                if not batch.empty:
+                    at = batch.number + 1
+                    yield batch.number, batch.digest
+        finally:
+            self._receiver.outbox.leave(reader)
+
+    def close(self) -> None:
+        """Leave the job."""
+        self._receiver.close(2.0)
+
+
+@contextmanager
+def _connected(source: EpochsOfJob, world: int = 1) -> Iterator[_NumberedFeed]:
+    connection = _NumberedFeed(source, world)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def read_epochs(source: EpochsOfJob, note: Callable[[int, int], None] = lambda _done, _of: None) -> list[EpochDigests]:
+    """Return the digests of all batches, read in order by one reader; `note` is told how far it is in each epoch.
+
+    Raises NotComparableError if the job reads in another group, or has no such epochs.
+    """
+    with _connected(source) as connection:
+        start = connection.learn_cursor()
+        if connection.is_evaluation and source.epochs != range(1):
+            raise _no_such_epochs(source)
+        asked = Cursor(source.epochs.start, 0, source.group or start.group, start.plan_digest)
+        cursor = connection.resume(asked)
+        if cursor.group != asked.group:
+            raise _another_group(source, asked.group, cursor.group)
+        return [_read_epoch(connection, source, replace(cursor, epoch=epoch), note) for epoch in source.epochs]
+
+
+def _read_epoch(
+    connection: _NumberedFeed, source: EpochsOfJob, cursor: Cursor, note: Callable[[int, int], None]
+) -> EpochDigests:
+    digests = EpochDigests(cursor.epoch, cursor.group, cursor.plan_digest)
+    batches = connection.count_batches(cursor)
+    stop = min(batches, source.most or batches)
+    for number, digest in connection.read(cursor, stop):
+        if number != len(digests.batches):
+            raise _out_of_order(source, len(digests.batches), number)
+        digests.batches.append(digest)
+        note(number + 1, stop)
+    return digests
+
+
+def read_part(source: EpochsOfJob, whole: EpochDigests, part: CutPart) -> Iterator[tuple[int, int]]:
+    """Yield number and digest of each batch of a part of an epoch that was read as a whole before.
+
+    A reader of its own resumes at the part's beginning, and reads in rounds of the part's world.
+    """
+    cursor = Cursor(whole.epoch, part.start, whole.group, whole.plan_digest)
+    with _connected(source, part.world) as connection:
+        at = connection.resume(cursor)
+        if at.group != whole.group:
+            raise _another_group(source, whole.group, at.group)
+        yield from connection.read(cursor, part.stop)
+
+
+def _another_group(source: EpochsOfJob, expected: int, got: int) -> NotComparableError:
+    return NotComparableError(
+        expected=f"a stream that is read in groups of {expected}",
+        got=f"one that is read in groups of {got}: that is another order of batches, which is not comparable",
+        where=f"{source.endpoint}, stream {source.stream}",
+        remedy="Leave --group out, or compare with a job of the same group.",
+    )
+
+
+def _no_such_epochs(source: EpochsOfJob) -> NotComparableError:
+    return NotComparableError(
+        expected=f"epoch 0 alone, as each epoch of {source.stream} is the same: it is for evaluation",
+        got=f"epochs {source.epochs.start} to {source.epochs.stop - 1}",
+        where=source.endpoint,
+        remedy="Leave --epoch and --epochs out.",
+    )
+
+
+def _out_of_order(source: EpochsOfJob, expected: int, got: int) -> ProtocolError:
+    return ProtocolError(
+        expected=f"batch {expected}", got=f"batch {got}", where=source.endpoint, remedy="Report this: it is a defect."
+    )
+
+
+def _ended_early(cursor: Cursor, at: int, stop: int) -> ProtocolError:
+    return ProtocolError(
+        expected=f"{stop} batches in epoch {cursor.epoch}",
+        got=f"an end before batch {at}",
+        where="the loaders",
+        remedy="Report this: it is a defect.",
+    )
