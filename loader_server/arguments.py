@@ -1,4 +1,5 @@
-"""Arguments of commands: what several have in common, and those of commands that look at data: index, plan and show.
+"""Arguments of commands: what several have in common, those of commands that look at data (index, plan and show), and
+those of joining a job.
 
 Rules: what a command does is imported when it runs, so that `--help` and the others start without it.
 """
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "add_advertise",
+    "add_fetch",
     "add_index",
+    "add_joining",
     "add_listen",
     "add_metrics",
     "add_parent",
@@ -292,4 +295,39 @@ def _show_batch(options: argparse.Namespace) -> int:
             as_json=options.json,
         ),
     )
+    return 0
+
+
+# --- joining ---
+
+
+def add_joining(command: argparse.ArgumentParser) -> None:
+    """What `run ENDPOINT` and `fetch` have in common."""
+    joining = command.add_argument_group("to join a job by its endpoint")
+    joining.add_argument("--keys", type=Path, metavar="FOLDER", help="this host's keys; without them only on loopback")
+    joining.add_argument("--state", type=Path, metavar="FOLDER", help="where what is fetched is kept (.stoker)")
+    joining.add_argument("--data", type=Path, metavar="FOLDER", help="stands for the job's folder in paths of data")
+    joining.add_argument("--index", type=Path, metavar="FOLDER", help="an equal index of this host's, not to fetch one")
+
+
+def add_fetch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """`loader-server fetch`."""
+    about = "Fetch what `run ENDPOINT` needs onto this host, without serving; `run` does so itself."
+    command = command_named(commands, "fetch", _fetch, about, "loader-server fetch tcp://loader-a:7400 --keys keys")
+    command.add_argument("job", nargs="+", metavar="ENDPOINT", help="the endpoints of the jobs")
+    command.add_argument("--insecure", action="store_true", help="fetch from beyond loopback without keys")
+    add_joining(command)
+    command.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
+    command.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    command.add_argument("--said", default="", help=argparse.SUPPRESS)
+    return command
+
+
+def _fetch(options: argparse.Namespace) -> int:
+    from loader_server.commands import run
+    from loader_server.machine.processes import end_with_parent
+
+    if options.parent:
+        end_with_parent(options.parent)
+    run.joined_jobs(options)
     return 0

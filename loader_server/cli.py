@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 
 from loader_server.arguments import (
     add_advertise,
+    add_fetch,
     add_index,
+    add_joining,
     add_listen,
     add_metrics,
     add_parent,
@@ -29,7 +31,6 @@ from loader_server.arguments import (
     tells_its_error,
 )
 from shared.command import add_common_arguments, allow_many_files, run_command
-from shared.errors import SettingsError
 from shared.quick_import import quick_import
 from shared.system.limits import refuse_small_limits
 
@@ -65,6 +66,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
         "plan": add_plan,
         "show": add_show,
         "run": _add_run,
+        "fetch": add_fetch,
         "add": _add_add,
         "end": _add_end,
         "status": _add_status,
@@ -158,14 +160,20 @@ def _whole(text: str) -> int:
 
 
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    about = "Run the loader side of one machine: a coordinator for each job, and one worker per core for all of them."
+    about = (
+        "Run the loader side of one machine: a coordinator for each job, and one worker per core for all of them. "
+        "Given endpoints instead of job files, join jobs that are served elsewhere, with workers alone."
+    )
     command = command_named(commands, "run", _run_machine, about, "loader-server run job.toml --workers 4")
-    command.add_argument("job", type=Path, nargs="+", help="the job file, or several")
+    command.add_argument(
+        "job", nargs="+", metavar="JOB|ENDPOINT", help="the job file, or several; or the endpoints of jobs to join"
+    )
     command.add_argument(
         "--workers", type=int, default=0, help="worker processes; 0: as the job file says, or one per core"
     )
     add_listen(command)
     add_metrics(command)
+    add_joining(command)
     return command
 
 
@@ -176,22 +184,19 @@ def _run_machine(options: argparse.Namespace) -> int:
 
 
 def _run_loaders(options: argparse.Namespace, nursery: Nursery) -> int:
-    from loader_server.job_folder import JobFolder
+    from loader_server.commands import run
+    from loader_server.machine.granted_cores import granted_cores
     from loader_server.machine.machine_probes import serve_probes
     from loader_server.machine.served_job import PrintedError
     from loader_server.machine.supervisor import Supervisor, SupervisorSettings
 
-    jobs = [JobFolder(path) for path in options.job]
-    if options.listen and len(jobs) > 1:
-        raise SettingsError(
-            expected="one job", got=f"{len(jobs)}", where="--listen", remedy="Write listen = … into [job] of each."
-        )
+    jobs = run.jobs_of(options)
     settings = SupervisorSettings(
-        workers=options.workers or max(job.settings.workers for job in jobs) or os.cpu_count() or 1,
+        workers=options.workers or max(job.settings.workers for job in jobs) or granted_cores(),
         insecure=options.insecure,
         log_level=options.log_level,
         metrics=metrics_arguments(options),
-        announce=_announce,
+        announce=run.announce_joined if jobs[0].joined is not None else run.announce,
     )
     supervisor = Supervisor(settings, nursery)
     _on_stop(supervisor.stop)
@@ -207,10 +212,6 @@ def _run_loaders(options: argparse.Namespace, nursery: Nursery) -> int:
     finally:
         supervisor.close()
     return 0
-
-
-def _announce(name: str, endpoint: str, workers: int) -> None:
-    print(f"Job {name} is served at {endpoint} by {workers} workers. Ctrl-C ends it.", flush=True)
 
 
 def _on_stop(stop: Callable[[], None]) -> None:

@@ -142,14 +142,19 @@ class JobFile(JobFolder):
         folder = self.settings.feature_cache or f"{self.settings.state}/features"
         return CacheSettings(folder=self.base / folder, bytes=self.settings.feature_cache_bytes)
 
+    @property
+    def _places(self) -> FilePlaces:
+        fetched = tuple(sorted(self.joined.named.items())) if self.joined is not None else ()
+        return FilePlaces(self.base, self.cache, fetched)
+
     def make_importable(self) -> None:
         """Let the job file name modules that lie beside it; they come before those of the current folder."""
         if str(self.base) not in sys.path:
             sys.path.insert(0, str(self.base))
 
     def index_folder(self, name: str) -> Path:
-        """Where a stream's index lives."""
-        return self.state / f"index-{name}"
+        """Where a stream's index lives; that of a graph that a trainer sends is never part of what a host fetched."""
+        return (self.state if name in self.accepting else self.index_root) / f"index-{name}"
 
     def sources(self, recipe: StreamRecipe) -> list[tuple[SourceSpec, Path]]:
         """The sources of a stream, and where the index of each lives."""
@@ -209,7 +214,7 @@ class JobFile(JobFolder):
             plan=plan,
             sources=sources,
             tables=tables,
-            places=FilePlaces(self.base, self.cache),
+            places=self._places,
             filter=rule,
             whole=any(issubclass(kind, WholeSource) for kind in kinds),
             chunks=ChunkRule.read(chunks, settings, plan, where),

@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loader_server.fleet.joined_folder import JoinedFolder
 from shared.errors import SettingsError
 from shared.settings.job import parse_job
 
@@ -32,8 +33,11 @@ class JobFolder:
             if isinstance(error, UnicodeDecodeError):
                 raise _no_text(path, error) from None
             raise _no_job_file(path, str(error)) from None
-        self.job: Job = parse_job(toml, str(path))
-        self.base = self.path.resolve().parent
+        #: What this host says in place of the job file, if that was fetched from a coordinator.
+        self.joined = JoinedFolder.beside(self.path)
+        job = parse_job(toml, str(path))
+        self.job: Job = self.joined.settle(job) if self.joined is not None else job
+        self.base = Path(self.joined.data) if self.joined is not None else self.path.resolve().parent
         for name in ("state", "remote_cache", "feature_cache"):
             self._refuse_no_folder(name)
 
@@ -61,6 +65,11 @@ class JobFolder:
     def state(self) -> Path:
         """Where index, journal and quarantine log live."""
         return self.base / self.settings.state / self.settings.name
+
+    @property
+    def index_root(self) -> Path:
+        """Where indexes are: in the state folder, or where a host that joined has fetched them."""
+        return Path(self.joined.index) if self.joined is not None else self.state
 
     @property
     def targets_folder(self) -> Path:

@@ -16,6 +16,7 @@ from rich.table import Table
 from loader_server.commands import plan_report
 from loader_server.commands.data_notes import lines_of, notes_of
 from loader_server.commands.progress import progress_bar
+from loader_server.fleet.bundle import bundle_nbytes
 from loader_server.stream import Stream
 from shared.errors import SettingsError
 from shared.settings.values import nearest
@@ -57,6 +58,9 @@ def show(job: JobFile, asked: PlanQuestion) -> None:
         tables = (places_table(answer),)
     else:
         answer = _facts(stream, asked)
+        fetched = bundle_nbytes(job)
+        if fetched is not None and asked.other is None:
+            answer["bundle"] = {"bytes": fetched, "most": job.settings.bundle_bytes}
         tables = plan_report.tables(answer)
         notes = answer.get("notes", {})
         lines = [f"{title}: {line}" for title, of_source in notes.items() for line in lines_of(of_source)]

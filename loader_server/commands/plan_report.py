@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
+from loader_server.machine.room import shown_bytes
 from loader_server.planning.windows.fill import groups_needed, samples_taken
 from shared.errors import SettingsError
 
@@ -141,7 +142,15 @@ def _totals(of: Facts) -> dict[str, str]:
         "  by leftovers in larger buckets": f"{of['padding']['leftovers']:.2%}",
         "  masked rows": f"{of['padding']['masked_rows']:.2%}",
         "  empty batches": f"{of['padding']['empty_batches']:.2%}",
-    }
+    } | _fetched(of)
+
+
+def _fetched(of: Facts) -> dict[str, str]:
+    """What hosts fetch that join by endpoint; nothing if that cannot be told."""
+    bundle = of.get("bundle")
+    if bundle is None:
+        return {}
+    return {"a joining host fetches": f"{shown_bytes(bundle['bytes'])} (at most {shown_bytes(bundle['most'])})"}
 
 
 def find(plan: Plan, sample: int, group: int, epoch: int = 0) -> Facts:

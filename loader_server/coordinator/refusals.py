@@ -36,6 +36,7 @@ __all__ = [
     "lanes_misfit",
     "no_endpoint",
     "no_graph_taken",
+    "no_piece",
     "no_room",
     "no_such_batch",
     "no_such_leases",
@@ -379,3 +380,12 @@ def no_such_run(stream: str, reason: str) -> m.Refused:
     """Its first epoch failed."""
     remedy = "Mend the data set, or what it reads, and start again: it was not kept."
     return refused("graph", f'the first epoch of "{stream}" to be run, so that its batches are counted', reason, remedy)
+
+
+# --- what joining hosts fetch ---
+
+
+def no_piece(offset: int) -> m.Refused:
+    """The job allows no more, the bundle ends before, or a file of it is shorter now."""
+    remedy = "Raise bundle_bytes in [job], or start the coordinator again if a file that the job names was changed."
+    return refused("bundle", "a piece of the bundle that is given", f"offset {offset}", remedy)

@@ -42,6 +42,8 @@ from loader_server.coordinator.journal import Journal, JournalWriter
 from loader_server.coordinator.settings import CoordinatorSettings, Counts
 from loader_server.coordinator.state import CoordinatorState
 from loader_server.coordinator.streams.views import CountingThread, View
+from loader_server.fleet.bundle import BundleKeeper
+from loader_server.fleet.giving import Giving
 from loader_server.machine.doors import Doors
 from loader_server.stream import Stream
 from shared.errors import DataError, ProtocolError
@@ -57,6 +59,7 @@ from shared.wire.codec import VersionError, decode, encode, encode_refusal
 from shared.wire.messages import (
     Attached,
     BuilderParts,
+    BundleWanted,
     Forgiven,
     GraphPiece,
     GraphWanted,
@@ -113,6 +116,7 @@ def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None, *, ad
         counting = CountingThread()
         views = {name: View(stream, counting) for name, stream in streams.items()}
         coordinator = Coordinator(settings, views, journal, endpoint, keys)
+        coordinator.give_bundle(lambda wake: BundleKeeper(job, wake))
         coordinator.write_endpoint_to(job.endpoint_file, advertise)
         coordinator.keep_graphs(lambda tell: GraphKeeper(job, lambda stream: View(stream, counting), tell))
         return coordinator
@@ -138,6 +142,8 @@ class Coordinator:
         self._builder_parts = settings.builder_parts
         self._comings = Comings()
         self._graphs: GraphKeeper | None = None
+        self._bundle: BundleKeeper | None = None
+        self._giving = Giving()
         self._endpoint_writer: EndpointWriter | None = None
         self._of_graphs: SimpleQueue[GraphRuns | GraphFailed] = SimpleQueue()
         self._journal = journal
@@ -164,6 +170,9 @@ class Coordinator:
         journal.say_where(self.endpoint)
         self._patience: Patience[bytes] = Patience()
         self._answers = UnreadAnswers(self._router)
+        #: Pieces of the bundle are counted apart, so that hosts which fetch slowly keep nobody else's answers back.
+        self._pieces = UnreadAnswers(self._router)
+        self._pieces.marks_all = True
         self._aftermath = Aftermath()
         self.garbage = 0
         #: How many messages were dropped unread, because their senders had said enough, and how many answers were left
@@ -187,6 +196,10 @@ class Coordinator:
     def keep_graphs(self, make: Callable[[Callable[[GraphRuns | GraphFailed], None]], GraphKeeper]) -> None:
         """Let this keeper keep and run graphs, and report back here; to be called once."""
         self._graphs = make(self._hear_of_graph)
+
+    def give_bundle(self, make: Callable[[Callable[[], None]], BundleKeeper]) -> None:
+        """Let this keeper say what hosts that join need; to be called once."""
+        self._bundle = make(self._waker.wake)
 
     def _hear_of_graph(self, event: GraphRuns | GraphFailed) -> None:
         self._of_graphs.put(event)
@@ -228,6 +241,7 @@ class Coordinator:
                     self._answers.forget_all()
                     self._aftermath.look()
                 self._carry_out(instructions)
+                self._give_pieces()
         finally:
             self._close()
 
@@ -249,7 +263,9 @@ class Coordinator:
 
     def _pause_ms(self) -> int:
         pause_ms = _LOOK_MS if self._stopping else int(1000 * self._tick_s)
-        is_soon = self._answers.is_behind() or self.doors.brakes.are_on()
+        if self._giving and self._bundle is not None and self._bundle.is_ready and not self._pieces.is_behind():
+            return 0
+        is_soon = self._answers.is_behind() or self._pieces.is_behind() or self.doors.brakes.are_on()
         return min(pause_ms, _SOON_MS) if is_soon else pause_ms
 
     def end_job(self, *, drains: bool) -> None:
@@ -271,6 +287,7 @@ class Coordinator:
         self.guard.look(now_s)
         self.doors.turn(now_s)
         self._answers.take_back()
+        self._pieces.take_back()
         instructions: list[Instruction] = []
         asked: dict[bytes, None] = {}
         count = 0
@@ -307,6 +324,10 @@ class Coordinator:
         if isinstance(message, StatusQuery) and refusal is None:
             self._bear(identity)
             asked[peer] = None
+            return []
+        if isinstance(message, BundleWanted) and refusal is None:
+            if not self._giving.ask(peer, message):
+                self._bear(identity)
             return []
         instructions = self._decide(identity, message, now_s) if refusal is None else refusal
         # Of a graph each piece is asked for on its own, so there are as many messages as it takes.
@@ -392,6 +413,15 @@ class Coordinator:
             if frame:
                 self._send_frame(order.peer, frame)
 
+    def _give_pieces(self) -> None:
+        """Give the hosts that fetch the bundle what is due to them, after everything else of this turn."""
+        if not self._giving or self._bundle is None or not self._bundle.is_ready:
+            return
+        for peer, wanted in self._giving.take_due(self._pieces.held, self._pieces.total):
+            answer = self._bundle.answer(wanted) or refusals.no_piece(wanted.offset)
+            if not self._pieces.send(peer, [self._encode(answer)]):
+                self._log.debug("a host that fetched is gone")
+
     def _encode(self, message: Message) -> bytes:
         """The frame; empty if the message cannot be encoded, which is a defect, but of this one answer only."""
         try:
@@ -410,6 +440,8 @@ class Coordinator:
 
     def _close(self) -> None:
         self.doors.close()
+        if self._bundle is not None:
+            self._bundle.close()
         self._router.close(linger=_LINGER_MS)
         self._context.term()
         self._waker.close()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from loader_server.machine import deadline
 from loader_server.machine.child import Child
 from loader_server.machine.processes import how_it_ended
-from shared.endpoints import at_any_port
+from shared.endpoints import at_any_port, at_port, check_endpoint, is_loopback
 from shared.errors import SettingsError, StokerError
 from shared.silence import GONE_AFTER
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from loader_server.machine.job_socket import Caller, JobSocket
 
 __all__ = [
-    "DRAIN_SIGNAL", "END_SIGNAL", "PrintedError", "ServedJob", "Stage", "StartError", "cause_of", "failure_of",
-    "refuse_conflicts",
+    "DRAIN_SIGNAL", "END_SIGNAL", "JoinedJob", "PrintedError", "ServedJob", "Stage", "StartError", "cause_of",
+    "failure_of", "make_job", "refuse_conflicts",
 ]  # fmt: skip
 
 #: They tell a coordinator that its job ends: once trainers have finished what they have, or now.
@@ -78,6 +78,11 @@ class ServedJob:
         """Where its trainers connect."""
         return self.coordinator.listen
 
+    def refuse_listening(self, *, insecure: bool) -> None:
+        """Raise a SettingsError if it may not listen where it would."""
+        where = f"{self.folder.path}, listen"
+        check_endpoint(self.endpoint, where=where, encrypted=self.folder.keys is not None, insecure=insecure)
+
     def drain(self, drain_s: object, now_s: float) -> bool:
         """It is to end: let its trainers leave first if it is served and they are given time; whether they are."""
         if self.stage is not Stage.SERVED or not isinstance(drain_s, int | float) or drain_s <= 0:
@@ -95,6 +100,9 @@ class ServedJob:
         ends = said.get("ends")
         if isinstance(ends, dict) and not ends.get("trainers") and now_s >= self._known_s:
             self.end_s = now_s
+
+    def note_refusal(self, now_s: float) -> None:
+        """Note that its coordinator turned a worker away; where the job file is our own, only the user mends that."""
 
     def shut(self) -> None:
         """Let no more commands in: the job ends, and another process may serve it next."""
@@ -118,6 +126,48 @@ class ServedJob:
 
         anywhere = at_any_port(self.endpoint)
         return Child(f"worker-{number}", command, anywhere, anywhere)
+
+
+class JoinedJob(ServedJob):
+    """A job that is served elsewhere: this machine has workers of it, which listen at `listen` and ports after it."""
+
+    def __init__(
+        self, folder: JobFolder, listen: str, base_command: Callable[[str, JobFolder, str], list[str]]
+    ) -> None:
+        super().__init__(folder, folder.settings.listen, base_command)
+        # On loopback only if the job is served there.
+        self._worker_listen = listen or f"tcp://{'127.0.0.1' if is_loopback(self.endpoint) else '0.0.0.0'}:*"  # noqa: S104 - refused without keys
+        self.stage = Stage.COORDINATING
+        self.coordinator.served = True  # as far as this machine can know
+        self.indexer = Child("fetch", lambda _: base_command("fetch", folder, ""))
+
+    def refuse_listening(self, *, insecure: bool) -> None:
+        """Raise a SettingsError if its workers may not listen where they would."""
+        encrypted = self.folder.keys is not None
+        check_endpoint(self._worker_listen, where="--listen", encrypted=encrypted, insecure=insecure)
+
+    def note_refusal(self, now_s: float) -> None:
+        """Fetch what the job needs again: the coordinator may have been started anew, with another index."""
+        if self.indexer.process is None:
+            self.indexer.start_when_possible(now_s)
+
+    def worker(self, number: int, host: str) -> Child:
+        """Its worker in a place of this machine; ports count up from the first one, if one was asked for."""
+        child = super().worker(number, host)
+        port = self._worker_listen.rpartition(":")[2]
+        if port not in ("*", "0"):  # a firewall may let these ports through alone, so there is no spare one
+            ports = 1 if self.folder.keys is None else 2  # the next one is for sealed batches
+            child.listen, child.spare_listen = at_port(self._worker_listen, int(port) + ports * number), ""
+        else:
+            child.listen = child.spare_listen = at_any_port(self._worker_listen)
+        return child
+
+
+def make_job(folder: JobFolder, listen: str, base_command: Callable[[str, JobFolder, str], list[str]]) -> ServedJob:
+    """Return a job to be served here, or one that is served elsewhere; `listen`, if given, says where it listens."""
+    if folder.joined is not None:
+        return JoinedJob(folder, listen, base_command)
+    return ServedJob(folder, listen or folder.settings.listen, base_command)
 
 
 def refuse_conflicts(jobs: Iterable[ServedJob], folder: JobFolder, listen: str, workers: int) -> None:

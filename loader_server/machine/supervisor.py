@@ -1,4 +1,5 @@
-"""The parent of one machine's loader side: for each job a coordinator, and workers that are shared among the jobs.
+"""The parent of one machine's loader side: for each job a coordinator, unless it is served elsewhere, and workers that
+are shared among the jobs.
 
 Rules: a worker serves one job, in one of so many places as the machine has workers; `shares` says how many places each
 job has, and a place changes jobs by the end of one process and the start of another. Whatever ends is started again
@@ -30,13 +31,13 @@ from loader_server.machine.served_job import (
     StartError,
     cause_of,
     failure_of,
+    make_job,
     refuse_conflicts,
 )
 from loader_server.machine.shares import Demand, Shares, divide
 from loader_server.sharing.shelf import make_shelf
 from shared.command import LONGEST_WAIT_S
-from shared.endpoints import check_endpoint
-from shared.errors import MachineError, StokerError
+from shared.errors import MachineError, RefusedError, StokerError
 from shared.logs import Log
 from shared.metrics.scrape_targets import remove_dead_targets
 from shared.sockets import Waker
@@ -130,6 +131,9 @@ class Supervisor:
         if role == "index":
             return [role, str(folder.path), "--missing", *common]
         insecure = ["--insecure"] if self.settings.insecure else []
+        if role == "fetch":
+            again = folder.joined.again if folder.joined is not None else ()
+            return [role, folder.settings.listen, *again, *common, *insecure]
         shares = role == "worker" and folder.settings.share
         shelf = ["--shelf", f"/proc/{os.getpid()}/fd/{self._shelf}"] if shares else []
         asks = ["--nursery-fd", str(ASKING_FD)] if role == "worker" else []
@@ -193,19 +197,17 @@ class Supervisor:
     # --- jobs ---
 
     def _take_in(self, folder: JobFolder, listen: str = "") -> ServedJob:
-        """Take on a job."""
-        listen = listen or folder.settings.listen
-        where = f"{folder.path}, listen"
-        check_endpoint(listen, where=where, encrypted=folder.keys is not None, insecure=self.settings.insecure)
-        refuse_conflicts(self.jobs.values(), folder, listen, max(self.settings.workers, len(self.jobs) + 1))
-        job = ServedJob(folder, listen, self._command)
+        """Take on a job; of one that is served elsewhere there is nothing to start but workers."""
+        job = make_job(folder, listen, self._command)
+        job.refuse_listening(insecure=self.settings.insecure)
+        refuse_conflicts(self.jobs.values(), folder, job.endpoint, max(self.settings.workers, len(self.jobs) + 1))
         try:
             remove_dead_targets(folder.targets_folder)
             if folder.settings.share and self._shelf < 0:
                 self._shelf = make_shelf(folder.settings.share_bytes)
-            if self._keeper.is_ready:
+            if job.stage is Stage.INDEXING and self._keeper.is_ready:
                 job.indexer.start(self._keeper.nursery)
-            else:
+            elif job.stage is Stage.INDEXING:
                 job.indexer.start_when_possible(time.monotonic())
         except OSError as error:
             raise MachineError(
@@ -418,6 +420,8 @@ class Supervisor:
             self._give_up(job, failure_of(job, child, code))
         else:
             child.begin_pause(now_s)
+            if code == RefusedError.exit_code:
+                job.note_refusal(now_s)
             self._log_death(job, child, code)
 
     def _log_death(self, job: ServedJob, child: Child, code: int) -> None:

@@ -20,7 +20,7 @@ from loader_server.sources.files.facts import FilePlaces
 from loader_server.transforms.blame import told
 from loader_server.transforms.declare import Outputs, declaration_of
 from loader_server.transforms.generators import RefusingGenerator
-from loader_server.transforms.named_files import content_of_settings, with_paths
+from loader_server.transforms.named_files import content_of_settings, names_in, with_paths
 from loader_server.transforms.own_code import own_code
 from shared.errors import SettingsError, StokerError
 from shared.extras import how_to_get
@@ -93,6 +93,14 @@ def find_transforms(
     owned = _tables_by_transform(names, tables, where)
     found = zip(names, targets, strict=True)
     return tuple(_made(name, target, owned.get(name), where, places) for name, target in found)
+
+
+def named_files(names: tuple[str, ...], tables: Mapping[str, Table], where: str) -> list[str]:
+    """Return the files that the settings of these transforms name, as they stand there."""
+    owned = _tables_by_transform(names, tables, where)
+    targets = [(name, _target(name, f"{where}, transforms")) for name in names]
+    made = (_settings(name, declaration_of(target), owned.get(name), f"{where}, {name}") for name, target in targets)
+    return [file for settings in made for file in names_in(settings)]
 
 
 def settings_of_built_ins() -> dict[str, type[Any]]:

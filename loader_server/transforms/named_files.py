@@ -1,7 +1,8 @@
 """Files that a transform's settings name, a vocabulary or a source of noises: where they are, and what is in them.
 
-Rules: a file is looked for below the job file's folder. A file is identified by its content: a copy under another name
-or in another place is the same, so machines may keep it where they like, and a changed one makes another transform.
+Rules: a file is looked for below the job file's folder, or where a joining host has fetched it. A file is identified by
+its content: a copy under another name or in another place is the same, so machines may keep it where they like, and a
+changed one makes another transform.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from loader_server.sources.files.facts import FilePlaces
 
-__all__ = ["content_of_settings", "with_paths"]
+__all__ = ["content_of_settings", "names_in", "with_paths"]
 
 _BLOCK_BYTES = 2**20
 
@@ -33,6 +34,14 @@ def with_paths(settings: Any, places: FilePlaces) -> Any:  # noqa: ANN401 - each
     values = _said(settings)
     found = {name: _each_file(value, lambda file: _below(file, places)) for name, value in values.items()}
     return settings if found == values else replace(settings, **found)
+
+
+def names_in(settings: Any) -> list[str]:  # noqa: ANN401 - each transform has its own
+    """Return the names of the files that the settings name, as they stand there."""
+    found: list[str] = []
+    for value in _said(settings).values() if settings is not None else ():
+        _each_file(value, lambda file: found.append(file) if isinstance(file, FileName) else file)
+    return [str(name) for name in found]
 
 
 def content_of_settings(settings: Any, where: str) -> str:  # noqa: ANN401 - each transform has its own
@@ -54,7 +63,7 @@ def _said(settings: Any) -> dict[str, Any]:  # noqa: ANN401 - each transform has
 
 
 def _below(file: FileName | SideSource, places: FilePlaces) -> FileName | SideSource:
-    return file.at(places) if isinstance(file, SideSource) else type(file)(places.base / file)
+    return file.at(places) if isinstance(file, SideSource) else type(file)(places.find(file))
 
 
 def _each_file(value: Any, change: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - whatever a setting is

@@ -57,6 +57,11 @@ class UnreadAnswers:
         """Return how many bytes this connection has not read, but for those behind the last mark."""
         return self._unread.held(identity)
 
+    @property
+    def total(self) -> int:
+        """How many bytes all connections together have not read, but for those behind their last marks."""
+        return self._unread.total
+
     def send(self, identity: bytes, frames: Sequence[bytes]) -> bool:
         """Send one message of these frames; return whether the peer is still there."""
         unmarked = self._unmarked.get(identity, 0) + sum(map(len, frames))

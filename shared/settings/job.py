@@ -114,6 +114,11 @@ class JobSettings:
         "most bytes of such batches, the newest ones, in memory: how far jobs may be apart; the first job decides",
         default=2**30,
     )
+    bundle_bytes: int = setting(
+        byte_count,
+        "most bytes that hosts which join by endpoint fetch: job file, index, and files that transforms name",
+        default=2**30,
+    )
     not_finite: str = setting(
         choice("keep", "mask"),
         "what becomes of samples that have NaN or infinite values as floats: they are kept, or their rows are masked; "

@@ -39,6 +39,7 @@ from shared.wire.parts import (
 from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
 from shared.wire.topics import server_messages
 from shared.wire.topics.builder_messages import BuilderParts
+from shared.wire.topics.bundle_messages import BundlePiece, BundleWanted
 from shared.wire.topics.culprit_messages import Culprit, Culprits, Forgive, Forgiven
 from shared.wire.topics.end_messages import JobEnds, StandsStill
 from shared.wire.topics.failing_messages import Failing
@@ -54,6 +55,8 @@ __all__ = [
     "Attached",
     "Beat",
     "BuilderParts",
+    "BundlePiece",
+    "BundleWanted",
     "Cancel",
     "Cancelled",
     "Culprit",
@@ -431,7 +434,7 @@ class Cancelled(Message):
 for _class in (
     Attach, Attached, Wait, NotAttached, Refused, Progress, Noted, Members, Detach, Outcomes, Leases, Recalled,
     JobEnds, StandsStill, Results, Aggregate, Join, Gathering, Placed, WorldOver, StatusQuery, Status,
-    GraphOffer, GraphWanted, GraphPiece, GraphKept,
+    GraphOffer, GraphWanted, GraphPiece, GraphKept, BundleWanted, BundlePiece,
     Register, BuilderParts, Registered, Beat, Culprit, Culprits, Forgive, Forgiven, Leave, Failing,
     Hello, Welcome, Want, Cancel, Ping, Pong, EpochQuery, EpochAnswer, NameQuery,
     NameAnswer, Pushed, Unbuilt, Cancelled, *server_messages.MESSAGES,

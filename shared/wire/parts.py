@@ -67,6 +67,12 @@ SLOT = Integer(0, 2**16)
 GRAPH_BYTES = Integer(0, 2**30)
 PIECE_BYTES = 2**15
 PIECE = Blob(PIECE_BYTES)
+#: What a joining host fetches: all of it, its manifest, and a piece, which goes from a server and so may be larger.
+BUNDLE_BYTES = Integer(0, 2**40)
+MOST_MANIFEST_BYTES = 2**24
+MANIFEST_BYTES = Integer(0, MOST_MANIFEST_BYTES)
+BUNDLE_PIECE_BYTES = 2**19
+BUNDLE_PIECE = Blob(BUNDLE_PIECE_BYTES)
 #: The metric states of one batch, or their sum over an evaluation.
 MOST_STATE_BYTES = 2**20
 STATE_BYTES = Integer(0, MOST_STATE_BYTES)

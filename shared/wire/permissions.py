@@ -37,6 +37,7 @@ TO_COORDINATOR: Mapping[type[m.Message], frozenset[Role]] = {
     m.GraphOffer: _TRAINER,
     m.GraphPiece: _TRAINER,
     m.GraphWanted: _WORKER,
+    m.BundleWanted: _WORKER,
     m.Register: _WORKER,
     m.BuilderParts: _WORKER,
     m.Beat: _WORKER,

@@ -42,12 +42,17 @@ class CacheSettings:
 
 @dataclass(frozen=True, slots=True)
 class FilePlaces:
-    """Where the files that a job names are: the folder that paths start from, and where remote files are kept, if that
-    is set.
+    """Where the files that a job names are: the folder that paths start from, where remote files are kept, if that
+    is set, and where those are that were fetched, by the names that the job file gives them.
     """
 
     base: Path = Path()
     cache: CacheSettings | None = None
+    fetched: tuple[tuple[str, str], ...] = ()
+
+    def find(self, name: str) -> Path:
+        """Return where a file is that a transform names."""
+        return Path(dict(self.fetched).get(name) or self.base / name)
 
 
 class LocalFile:

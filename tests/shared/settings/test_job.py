@@ -170,5 +170,6 @@ def test_every_setting_has_a_help_text_and_a_default_that_it_would_take(kind):
             "remote_cache_bytes",
             "feature_cache_bytes",
             "share_bytes",
+            "bundle_bytes",
         ):
             assert field.metadata["parse"](field.default) == field.default

@@ -179,6 +179,8 @@ EXAMPLES: tuple[m.Message, ...] = (
     m.GraphWanted(stream="train", digest="0123456789abcdef", offset=32_768),
     m.GraphPiece(stream="train", digest="0123456789abcdef", nbytes=81_234, offset=32_768, content=bytes(range(16))),
     m.GraphKept(stream="train", digest="0123456789abcdef", runs=False),
+    m.BundleWanted(digest="", offset=0),
+    m.BundlePiece(digest="0123456789abcdef", manifest_nbytes=300, offset=524_588, content=bytes(range(16))),
     m.Register(
         worker="loader-1",
         incarnation=2**63 - 1,

@@ -1,0 +1,178 @@
+"""The bundle of a job, made where its coordinator runs: which files belong to it, and any piece of them.
+
+Rules: a file stays open from the moment it is summed until the coordinator ends, so an index that is made anew
+meanwhile changes nothing. Pieces are read by offset and not from memory maps: a file that somebody truncates under a
+map would kill the coordinator, and a piece from the page cache costs the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loader_server.fleet.manifest import INDEX, JOB_FILE, BundleFile, Manifest, sha256
+from loader_server.sources.index.folder import read_meta
+from loader_server.transforms.find import named_files
+from shared.errors import StokerError
+from shared.logs import Log
+from shared.wire import messages as m
+from shared.wire.parts import BUNDLE_PIECE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from loader_server.job_file import JobFile
+
+__all__ = ["Bundle", "BundleKeeper", "bundle_files", "bundle_nbytes"]
+
+_SUFFIX = re.compile(r"\.[A-Za-z0-9_]{1,16}")
+
+
+def bundle_files(job: JobFile) -> Iterator[tuple[str, Path]]:
+    """Yield the files of a job's bundle by their names there: the job file, named files, then indexes with their plans.
+
+    The smallest come first, so that a host with an index of its own gets the rest of a bundle that is too large.
+    """
+    yield JOB_FILE, job.path
+    for name, said in _named(job).items():
+        yield name, job.base / said
+    for folder in _index_folders(job):
+        columns = sorted(file for file in (folder / read_meta(folder).folder).iterdir() if file.is_file())
+        for file in (folder / "meta.json", *columns):
+            yield _name_of(job, file), file
+    for name in _fetched_streams(job):
+        for file in sorted(job.index_folder(name).glob("*.plan")):
+            yield _name_of(job, file), file
+
+
+def bundle_nbytes(job: JobFile) -> int | None:
+    """Return how much a joining host fetches; None if it cannot be told yet, such as without the indexes."""
+    try:
+        return sum(path.stat().st_size for _, path in bundle_files(job))
+    except (StokerError, OSError):
+        return None
+
+
+def _named(job: JobFile) -> dict[str, str]:
+    """The files that transforms name, as the job file writes them, by their names in the bundle."""
+    found: dict[str, None] = {}
+    for _, recipe in job.recipes.readable():
+        found.update(dict.fromkeys(named_files(recipe.settings.transforms, recipe.tables, recipe.where)))
+    suffixes = (Path(said).suffix for said in found)
+    kept = (suffix if _SUFFIX.fullmatch(suffix) else "" for suffix in suffixes)
+    return {f"files/{number}{suffix}": said for number, (said, suffix) in enumerate(zip(found, kept, strict=True))}
+
+
+def _fetched_streams(job: JobFile) -> Iterator[str]:
+    """Yield the streams whose index is fetched: all but those whose graph a trainer sends."""
+    yield from (name for name, _ in job.recipes.readable() if name not in job.accepting)
+
+
+def _index_folders(job: JobFile) -> Iterator[Path]:
+    for name in _fetched_streams(job):
+        yield from (folder for _, folder in job.sources(job.recipes[name]))
+
+
+def _name_of(job: JobFile, file: Path) -> str:
+    return f"{INDEX}/{file.relative_to(job.index_root).as_posix()}"
+
+
+class Bundle:
+    """A job's files, summed and open."""
+
+    def __init__(self, job: JobFile) -> None:
+        self._descriptors: dict[str, int] = {}
+        try:
+            files = tuple(self._open(name, path) for name, path in bundle_files(job))
+        except BaseException:
+            self.close()
+            raise
+        folders = list(_index_folders(job))
+        self.manifest = Manifest(
+            job=job.settings.name,
+            folder=str(job.base),
+            limit=job.settings.bundle_bytes,
+            files=files,
+            named={said: name for name, said in _named(job).items()},
+            indexes={_name_of(job, folder): read_meta(folder).fingerprint for folder in folders},
+        )
+
+    def _open(self, name: str, path: Path) -> BundleFile:
+        descriptor = self._descriptors[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        whole, pieces, nbytes = hashlib.sha256(), bytearray(), 0
+        while content := os.pread(descriptor, BUNDLE_PIECE_BYTES, nbytes):
+            whole.update(content)
+            pieces += sha256(content)
+            nbytes += len(content)
+        return BundleFile(name, nbytes, whole.digest(), bytes(pieces))
+
+    def piece(self, offset: int) -> bytes | None:
+        """Return the piece that begins at an offset; None if nothing is given from there."""
+        place = self.manifest.place_of(offset)
+        if place is None:
+            return None
+        if place.file is None:
+            return self.manifest.encoded[place.start : place.start + place.nbytes]
+        if place.file.name in self.manifest.refused:
+            return None
+        content = os.pread(self._descriptors[place.file.name], place.nbytes, place.start)
+        return content if len(content) == place.nbytes else None
+
+    def close(self) -> None:
+        """Close the files."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+
+class BundleKeeper:
+    """A coordinator's bundle; it is summed when a host asks first, by a thread, which calls `wake` when it is done."""
+
+    def __init__(self, job: JobFile, wake: Callable[[], None]) -> None:
+        self._job = job
+        self._wake = wake
+        self._thread: threading.Thread | None = None
+        self._bundle: Bundle | None = None
+        self._log = Log("coordinator")
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether pieces can be given; asking begins the work."""
+        if self._bundle is None and (self._thread is None or not self._thread.is_alive()):
+            self._thread = threading.Thread(target=self._make, name="bundle", daemon=True)
+            self._thread.start()
+        return self._bundle is not None
+
+    def answer(self, wanted: m.BundleWanted) -> m.BundlePiece | None:
+        """Return the piece that a host asks for; None if it is not given."""
+        if self._bundle is None:
+            return None
+        manifest = self._bundle.manifest
+        offset = wanted.offset if wanted.digest == manifest.digest else 0
+        content = self._bundle.piece(offset)
+        if content is None:
+            return None
+        return m.BundlePiece(
+            digest=manifest.digest, manifest_nbytes=len(manifest.encoded), offset=offset, content=content
+        )
+
+    def _make(self) -> None:
+        try:
+            bundle = Bundle(self._job)
+        except (StokerError, OSError) as error:  # it is tried again when a host asks again
+            self._log.warning("what joining hosts need cannot be read", error=str(error))
+            return
+        manifest = bundle.manifest
+        self._log.info("hosts can join", digest=manifest.digest[:16], files=len(manifest.files), nbytes=manifest.nbytes)
+        self._bundle = bundle
+        self._wake()
+
+    def close(self) -> None:
+        """Close the files, if nobody reads them."""
+        if self._bundle is not None and not (self._thread is not None and self._thread.is_alive()):
+            self._bundle.close()
+            self._bundle = None

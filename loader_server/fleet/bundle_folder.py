@@ -1,0 +1,150 @@
+"""Where a joining host keeps bundles: a folder for each, whole or not there, fetched by one process at a time.
+
+Rules: a bundle is written into a draft of its own, where a later process goes on after a cut, and renamed when each
+file has the SHA-256 of the manifest. Nothing is written through a link. Of two processes with one state folder, on one
+host or on two that share it, one fetches, and the other waits for its lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+from shared.errors import DataError
+from shared.logs import Log
+from shared.system.own_files import open_own
+from shared.wire.parts import BUNDLE_PIECE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from loader_server.fleet.fetching import FilePiece
+    from loader_server.fleet.manifest import BundleFile, Manifest
+
+__all__ = ["BundleFolder", "locked"]
+
+_LOOK_S = 0.2
+
+#: What a bundle's folder is called beside its digest if the host has an index of its own.
+_WITHOUT_INDEX = "-without-index"
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a state folder's bundles; wait for whoever holds it, however long it fetches."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = open_own(folder / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        _wait_for_lock(descriptor, folder)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _wait_for_lock(descriptor: int, folder: Path) -> None:
+    has_said = False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not has_said:
+                Log("join").info("another process fetches into this state folder", folder=str(folder))
+            has_said = True
+            time.sleep(_LOOK_S)
+        else:
+            return
+
+
+class BundleFolder:
+    """One bundle below the folder of bundles, without the files that are `skipped`; used under the folder's lock."""
+
+    def __init__(self, bundles: Path, manifest: Manifest, skipped: frozenset[str] = frozenset()) -> None:
+        name = manifest.digest[:32] + (_WITHOUT_INDEX if skipped else "")
+        self.path = bundles / name
+        self._files = tuple(file for file in manifest.files if file.name not in skipped)
+        self._draft = bundles / f"{name}.draft"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is there."""
+        return self.path.is_dir()
+
+    def begin(self) -> dict[str, int]:
+        """Make the draft, or take up the one that is there; return each file's first piece that is lacking."""
+        if self._draft.is_symlink():
+            raise _in_the_way(self._draft)
+        self._draft.mkdir(mode=0o700, exist_ok=True)
+        return {file.name: self._checked_pieces(file) for file in self._files}
+
+    def _checked_pieces(self, file: BundleFile) -> int:
+        """Return how many pieces of a file are here and right; what follows them is cut off."""
+        with self._opened(file) as descriptor:
+            number = 0
+            while number < file.count and file.has_piece(number, _read(descriptor, file, number)):
+                number += 1
+            os.ftruncate(descriptor, min(file.nbytes, number * BUNDLE_PIECE_BYTES))
+        return number
+
+    @contextlib.contextmanager
+    def _opened(self, file: BundleFile) -> Iterator[int]:
+        path = self._draft / file.name
+        for folder in reversed(path.relative_to(self._draft).parents[:-1]):
+            if (self._draft / folder).is_symlink():
+                raise _in_the_way(self._draft / folder)
+            (self._draft / folder).mkdir(mode=0o700, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if path.is_symlink():
+                raise _in_the_way(path) from None
+            raise error from None
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def write(self, piece: FilePiece) -> None:
+        """Write a piece that was checked."""
+        with self._opened(piece.file) as descriptor:
+            os.pwrite(descriptor, piece.content, piece.start)
+
+    def finish(self) -> None:
+        """Check each file as a whole, sync it, and give the bundle its name."""
+        for file in self._files:
+            self._check(file)
+        self._draft.replace(self.path)
+
+    def _check(self, file: BundleFile) -> None:
+        with self._opened(file) as descriptor:
+            whole = hashlib.sha256()
+            for number in range(file.count):
+                whole.update(_read(descriptor, file, number))
+            is_right = whole.digest() == file.digest and os.fstat(descriptor).st_size == file.nbytes
+            os.fsync(descriptor)
+        if not is_right:
+            shutil.rmtree(self._draft)
+            raise DataError(
+                expected=f"{file.name} as the manifest has it",
+                got="other bytes on this host's disk",
+                where=str(self._draft),
+                remedy="Look at the disk, and join again: it is fetched anew.",
+            )
+
+
+def _read(descriptor: int, file: BundleFile, number: int) -> bytes:
+    return os.pread(descriptor, file.piece_nbytes(number), number * BUNDLE_PIECE_BYTES)
+
+
+def _in_the_way(path: Path) -> DataError:
+    return DataError(
+        expected="a folder or file of this host's own",
+        got="a link",
+        where=str(path),
+        remedy="Remove it, and join again: nothing is written through links.",
+    )

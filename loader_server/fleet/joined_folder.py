@@ -1,0 +1,82 @@
+"""What a host that joined a job says in place of the job file, which came from elsewhere: a file beside it.
+
+Rules: settings that are bound to a machine are the host's own: keys, state, caches, ports. So are the folder that
+stands for the job's, where relative paths of data start, and the places of what was fetched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from shared.settings.job import Job
+
+__all__ = ["JoinedFolder"]
+
+#: Lies beside a job file that was fetched.
+_NAME = "joined.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedFolder:
+    """The folder of a joined job on its host; all folders are absolute."""
+
+    #: Where the coordinator serves.
+    endpoint: str
+    #: The folder that stands for that of the job file.
+    data: str
+    #: What this host writes for the job: its log of bad samples, caches, where metrics are.
+    state: str
+    #: The folder that has the indexes, fetched or this host's own.
+    index: str
+    #: The host's folder of keys; empty: none.
+    keys: str = ""
+    #: The options of `loader-server fetch` that fetch it again.
+    again: Sequence[str] = ()
+    #: Where each file is that transforms name.
+    named: Mapping[str, str] = field(default_factory=dict)
+
+    def settle(self, job: Job) -> Job:
+        """Return the job with this host's own settings."""
+        own = dataclasses.replace(
+            job.settings,
+            listen=self.endpoint,
+            workers=0,
+            state=self.state,
+            remote_cache="",
+            feature_cache="",
+            keys=self.keys,
+            metrics_port=0,
+        )
+        return dataclasses.replace(job, settings=own)
+
+    def write(self, job_file: Path) -> None:
+        """Write it beside a job file that was fetched."""
+        path = job_file.with_name(_NAME)
+        draft = path.with_suffix(".draft")
+        draft.write_text(json.dumps(asdict(self), indent=1, sort_keys=True), "utf-8")
+        draft.replace(path)
+
+    @staticmethod
+    def beside(job_file: Path) -> JoinedFolder | None:
+        """Read what lies beside a job file; None if the job file is this host's own."""
+        path = job_file.with_name(_NAME)
+        try:
+            return JoinedFolder(**json.loads(path.read_text("utf-8")))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            raise SettingsError(
+                expected="what `loader-server run ENDPOINT` wrote",
+                got=str(error),
+                where=str(path),
+                remedy="Remove its folder, and join again.",
+            ) from None

@@ -1,0 +1,244 @@
+"""The manifest of a bundle: which files a joining host needs, and the checksum of every piece of them.
+
+Rules: pure. A bundle's digest is the SHA-256 of its manifest, so equal digests mean equal bytes. A manifest that came
+from elsewhere is checked completely before anything is done with it: names lead nowhere but below one folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from shared.errors import DataError
+from shared.wire.parts import BUNDLE_PIECE_BYTES, MOST_MANIFEST_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+__all__ = ["INDEX", "JOB_FILE", "BundleFile", "BundlePlace", "Manifest", "is_safe_name", "sha256"]
+
+_FORMAT = 1
+_DIGEST_BYTES = 32
+
+#: What the job file is called in a bundle, and the folder of the indexes.
+JOB_FILE = "job.toml"
+INDEX = "index"
+
+_MOST_FILES = 65_536
+_MOST_PARTS = 8
+_MOST_BYTES = 2**40
+_LONGEST_PART = 255
+
+
+def sha256(content: bytes | memoryview) -> bytes:
+    """Return the SHA-256 of some bytes."""
+    return hashlib.sha256(content).digest()
+
+
+def is_safe_name(name: str) -> bool:
+    """Return whether a file of this name lies below the bundle's folder, whatever else is there."""
+    parts = name.split("/")
+    return len(parts) <= _MOST_PARTS and all(map(_is_safe_part, parts))
+
+
+def _is_safe_part(part: str) -> bool:
+    """Return whether it names something in a folder that is not hidden; columns have whatever names users gave."""
+    is_named = bool(part) and not part.startswith(".") and part.isprintable() and "\\" not in part
+    return is_named and len(part.encode("utf-8", "replace")) <= _LONGEST_PART
+
+
+@dataclass(frozen=True, slots=True)
+class BundleFile:
+    """A file: its name in the bundle, its size, its SHA-256, and those of its pieces, one after the other."""
+
+    name: str
+    nbytes: int
+    digest: bytes
+    pieces: bytes
+
+    @property
+    def count(self) -> int:
+        """How many pieces it has."""
+        return -(-self.nbytes // BUNDLE_PIECE_BYTES)
+
+    def piece_nbytes(self, number: int) -> int:
+        """Return how long a piece is."""
+        return min(BUNDLE_PIECE_BYTES, self.nbytes - number * BUNDLE_PIECE_BYTES)
+
+    def has_piece(self, number: int, content: bytes | memoryview) -> bool:
+        """Return whether these are the bytes of a piece."""
+        start = number * _DIGEST_BYTES
+        return sha256(content) == self.pieces[start : start + _DIGEST_BYTES]
+
+
+@dataclass(frozen=True, slots=True)
+class BundlePlace:
+    """Where an offset lies: in which file, or the manifest (None), where there, and how many bytes one piece has."""
+
+    file: BundleFile | None
+    start: int
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a bundle consists of; see the protocol for each field."""
+
+    job: str
+    folder: str
+    limit: int
+    files: tuple[BundleFile, ...]
+    named: Mapping[str, str] = field(default_factory=dict)
+    indexes: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The manifest as it crosses."""
+        packed: bytes = msgpack.packb(
+            {
+                "format": _FORMAT,
+                "job": self.job,
+                "folder": self.folder,
+                "limit": self.limit,
+                "files": [[file.name, file.nbytes, file.digest, file.pieces] for file in self.files],
+                "named": dict(sorted(self.named.items())),
+                "indexes": dict(sorted(self.indexes.items())),
+            }
+        )
+        return packed
+
+    @cached_property
+    def digest(self) -> str:
+        """The bundle's name."""
+        return sha256(self.encoded).hex()
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all files."""
+        return self.offsets[-1] - len(self.encoded)
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each file begins, from the manifest's first byte on; and where the last one ends."""
+        return tuple(accumulate((file.nbytes for file in self.files), initial=len(self.encoded)))
+
+    def offset_of(self, file: BundleFile) -> int:
+        """Return where one of its files begins."""
+        return self._begins[file.name]
+
+    @cached_property
+    def _begins(self) -> dict[str, int]:
+        return {file.name: offset for file, offset in zip(self.files, self.offsets, strict=False)}
+
+    def place_of(self, offset: int) -> BundlePlace | None:
+        """Return what lies at an offset; None beyond the end."""
+        own = len(self.encoded)
+        if offset < own:
+            return BundlePlace(None, offset, min(BUNDLE_PIECE_BYTES, own - offset))
+        if offset >= self.offsets[-1]:
+            return None
+        number = bisect_right(self.offsets, offset) - 1  # of empty files and the next one, the last that begins there
+        file, start = self.files[number], offset - self.offsets[number]
+        return BundlePlace(file, start, min(BUNDLE_PIECE_BYTES, file.nbytes - start))
+
+    @cached_property
+    def refused(self) -> frozenset[str]:
+        """The files that the coordinator does not give, because the bundle is larger than the job allows."""
+        ends = zip(self.files, self.offsets[1:], strict=True)
+        return frozenset(file.name for file, end in ends if end - len(self.encoded) > self.limit)
+
+    @staticmethod
+    def decode(content: bytes) -> Manifest:
+        """Read a manifest; a DataError for anything that is none."""
+        try:
+            manifest = _read(msgpack.unpackb(content))
+        except Exception as error:
+            raise DataError(
+                expected="the manifest of a bundle",
+                got=str(error) or type(error).__name__,
+                where="coordinator",
+                remedy="Run the same release of Stoker on both hosts.",
+            ) from None
+        return manifest
+
+
+def _read(fields: Any) -> Manifest:  # noqa: ANN401 - whatever came
+    if not isinstance(fields, dict) or set(fields) != _FIELDS or fields["format"] != _FORMAT:
+        raise ValueError(f"other fields than those of format {_FORMAT}")
+    if not isinstance(fields["files"], list) or len(fields["files"]) > _MOST_FILES:
+        raise ValueError("no list of files, or too many")
+    files = tuple(_file(entry) for entry in fields["files"])
+    names = [file.name for file in files]
+    refuse_clashes(names)
+    if JOB_FILE not in names:
+        raise ValueError(f"no {JOB_FILE}")
+    named, indexes = _texts(fields["named"]), _texts(fields["indexes"])
+    if not set(named.values()) <= set(names):
+        raise ValueError("a named file that the bundle lacks")
+    if not all(map(is_safe_name, indexes)):
+        raise ValueError("an index in a folder elsewhere")
+    if not isinstance(fields["job"], str) or not is_safe_name(fields["job"]) or "/" in fields["job"]:
+        raise ValueError("no name of a job")
+    if not isinstance(fields["folder"], str) or not fields["folder"].startswith("/"):
+        raise ValueError("no absolute folder of the job")
+    manifest = Manifest(
+        job=fields["job"],
+        folder=fields["folder"],
+        limit=_whole(fields["limit"]),
+        files=files,
+        named=named,
+        indexes=indexes,
+    )
+    if len(manifest.encoded) > MOST_MANIFEST_BYTES or manifest.offsets[-1] > _MOST_BYTES:
+        raise ValueError("more bytes than a bundle may have")
+    return manifest
+
+
+_FIELDS = {"format", "job", "folder", "limit", "files", "named", "indexes"}
+
+
+def _file(entry: Any) -> BundleFile:  # noqa: ANN401 - whatever came
+    name, nbytes, digest, pieces = entry
+    if not isinstance(name, str) or not is_safe_name(name):
+        raise ValueError(f"a file called {name!r:.80}")
+    if type(digest) is not bytes or len(digest) != _DIGEST_BYTES or type(pieces) is not bytes:
+        raise ValueError(f"no checksums of {name}")
+    file = BundleFile(name, _whole(nbytes), digest, pieces)
+    if len(pieces) != file.count * _DIGEST_BYTES:
+        raise ValueError(f"too few or too many checksums of {name}")
+    return file
+
+
+def refuse_clashes(names: Iterable[str]) -> None:
+    """Raise ValueError if two files have one name, or if one stands where another needs a folder."""
+    seen: set[str] = set()
+    known = list(names)
+    folders = {folder for name in known for folder in _folders_above(name)}
+    for name in known:
+        if name in seen or name in folders:
+            raise ValueError(f"two things called {name}")
+        seen.add(name)
+
+
+def _folders_above(name: str) -> Iterator[str]:
+    parts = name.split("/")
+    for count in range(1, len(parts)):
+        yield "/".join(parts[:count])
+
+
+def _texts(value: Any) -> dict[str, str]:  # noqa: ANN401 - whatever came
+    if not isinstance(value, dict) or not all(isinstance(part, str) for pair in value.items() for part in pair):
+        raise ValueError("no table of names")
+    return value
+
+
+def _whole(value: Any) -> int:  # noqa: ANN401 - whatever came
+    if type(value) is not int or not 0 <= value <= _MOST_BYTES:
+        raise ValueError("a number out of bounds")
+    return value

@@ -1,0 +1,51 @@
+"""How many cores this process may use: by its affinity and by the quotas of its control groups, not by the machine.
+
+Rules: a file that this kernel does not have sets no limit; half a core counts as one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+__all__ = ["granted_cores", "quota_cores"]
+
+_GROUPS = Path("/proc/self/cgroup")
+_ROOT = Path("/sys/fs/cgroup")
+
+
+def granted_cores() -> int:
+    """Return how many workers this host has cores for; at least one."""
+    quota = min((quota_cores(_read(folder)) for folder in _folders()), default=math.inf)
+    return max(1, math.ceil(min(len(os.sched_getaffinity(0)), quota)))
+
+
+def quota_cores(text: str) -> float:
+    """Return the cores that a `cpu.max` grants, or quota and period of the first version, one after the other."""
+    words = text.split()
+    if len(words) < 2 or not all(word.isdecimal() for word in words[:2]) or not int(words[1]):
+        return math.inf  # "max", -1, or no such file
+    return int(words[0]) / int(words[1])
+
+
+def _folders() -> list[tuple[Path, ...]]:
+    """The files that may hold a quota, of the process's groups and those above them, of both versions."""
+    found: list[tuple[Path, ...]] = []
+    for line in _read((_GROUPS,)).splitlines():
+        _, controllers, path = line.split(":", 2)
+        own = Path(path.lstrip("/"))
+        groups = [own, *own.parents]
+        if not controllers:
+            found += [(_ROOT / group / "cpu.max",) for group in groups]
+        elif "cpu" in controllers.split(","):
+            root = _ROOT / controllers
+            found += [(root / group / "cpu.cfs_quota_us", root / group / "cpu.cfs_period_us") for group in groups]
+    return found
+
+
+def _read(files: tuple[Path, ...]) -> str:
+    try:
+        return " ".join(file.read_text("ascii", "replace") for file in files)
+    except OSError:
+        return ""

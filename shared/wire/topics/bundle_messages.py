@@ -1,0 +1,31 @@
+"""The messages by which a joining host fetches what a job needs; see messages.
+
+Rules: pure; as there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.wire.declared import Message
+from shared.wire.parts import BUNDLE_BYTES, BUNDLE_PIECE, MANIFEST_BYTES, NAME, wire
+
+__all__ = ["BundlePiece", "BundleWanted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleWanted(Message):
+    """Give the piece of this bundle that begins here; without a digest, of whichever bundle there is."""
+
+    digest: str = wire(NAME)
+    offset: int = wire(BUNDLE_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundlePiece(Message):
+    """A piece of a bundle, whose first `manifest_nbytes` bytes are its manifest."""
+
+    digest: str = wire(NAME)
+    manifest_nbytes: int = wire(MANIFEST_BYTES)
+    offset: int = wire(BUNDLE_BYTES)
+    content: bytes = wire(BUNDLE_PIECE)

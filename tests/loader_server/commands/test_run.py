@@ -1,0 +1,28 @@
+"""What `loader-server run` takes: job files or endpoints, and only the options that belong to them."""
+
+from __future__ import annotations
+
+import pytest
+
+from loader_server.cli import _parser
+from loader_server.commands.run import jobs_of
+from shared.errors import SettingsError
+
+
+@pytest.mark.parametrize(
+    ("words", "got"),
+    [
+        (("tcp://127.0.0.1:7400", "job.toml"), "job.toml beside an endpoint"),
+        (("job.toml", "--keys", "keys"), "--keys with the endpoint"),
+        (("job.toml", "--index", "index"), "--index with the endpoint"),
+        (("a.toml", "b.toml", "--listen", "tcp://127.0.0.1:*"), "expected one job"),
+        (("tcp://10.0.0.1:7400",), "without keys"),
+        (("ipc://somewhere",), "an endpoint like tcp://"),
+        (("tcp://127.0.0.1:7400", "--keys", "nowhere"), "nowhere/worker.key_secret"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(tmp_path, monkeypatch, words, got) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError) as error:
+        jobs_of(_parser("run").parse_args(["run", *words]))
+    assert got in str(error.value)

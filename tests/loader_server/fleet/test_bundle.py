@@ -1,0 +1,104 @@
+"""The bundle of a real job: which files belong to it, and pieces of them though they change on disk."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loader_server.commands.index import index_missing
+from loader_server.commands.statistics import make_statistics
+from loader_server.fleet.bundle import Bundle, BundleKeeper, bundle_files, bundle_nbytes
+from loader_server.fleet.manifest import Manifest
+from loader_server.job_file import JobFile
+from shared.wire import messages as m
+from tests.support.loaders import write_job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobFile:
+    write_job(
+        tmp_path,
+        samples=12,
+        transforms=("logmel", "normalise", "characters"),
+        stream='[streams.train.normalise]\nstatistics = "./sums/mean.json"',
+    )
+    made = JobFile(tmp_path / "job.toml")
+    (tmp_path / "sums").mkdir()
+    make_statistics(made, ["train"], processes=1)
+    index_missing(made)
+    return made
+
+
+def whole(bundle: Bundle) -> bytes:
+    offset, found = 0, b""
+    while (content := bundle.piece(offset)) is not None:
+        found += content
+        offset += len(content)
+    return found
+
+
+def test_it_has_the_job_file_named_files_and_each_index(job: JobFile) -> None:
+    files = dict(bundle_files(job))
+    assert files["job.toml"].samefile(job.path)
+    assert files["files/0.json"].samefile(job.base / "sums" / "mean.json")
+    assert {"index/index-train/meta.json", "index/index-dev/meta.json"} <= set(files)
+    assert list(files)[:2] == ["job.toml", "files/0.json"]
+    assert not any("journal" in name or "quarantine" in name or name.endswith(".wav") for name in files)
+    assert bundle_nbytes(job) == sum(path.stat().st_size for path in files.values())
+
+
+def test_all_pieces_together_are_the_manifest_and_the_files(job: JobFile) -> None:
+    bundle = Bundle(job)
+    content = whole(bundle)
+    manifest = Manifest.decode(content[: len(bundle.manifest.encoded)])
+    assert manifest == bundle.manifest
+    assert content[len(manifest.encoded) :] == b"".join(path.read_bytes() for _, path in bundle_files(job))
+    assert manifest.named == {"./sums/mean.json": "files/0.json"}
+    assert manifest.folder == str(job.base)
+    bundle.close()
+
+
+def test_an_index_that_is_removed_meanwhile_is_still_given(job: JobFile) -> None:
+    bundle = Bundle(job)
+    before = whole(bundle)
+    for name, path in list(bundle_files(job)):
+        if name.startswith("index/"):
+            path.unlink()
+    assert whole(bundle) == before
+    bundle.close()
+
+
+def test_a_file_that_is_truncated_in_place_is_not_given_and_kills_nobody(job: JobFile) -> None:
+    bundle = Bundle(job)
+    offset = bundle.manifest.offset_of(bundle.manifest.files[1])
+    (job.base / "sums" / "mean.json").write_bytes(b"")
+    assert bundle.piece(offset) is None
+    assert bundle.piece(0) is not None
+    bundle.close()
+
+
+def test_a_job_without_an_index_has_no_bundle(job: JobFile) -> None:
+    (job.index_folder("dev") / "meta.json").unlink()
+    assert bundle_nbytes(job) is None
+    keeper = BundleKeeper(job, lambda: None)
+    assert not keeper.is_ready
+    assert keeper.answer(m.BundleWanted(digest="", offset=0)) is None
+
+
+def test_a_keeper_makes_it_once_it_is_asked_and_answers_from_then_on(job: JobFile) -> None:
+    ready = threading.Event()
+    keeper = BundleKeeper(job, ready.set)
+    assert not keeper.is_ready
+    assert ready.wait(20)
+    assert keeper.is_ready
+    first = keeper.answer(m.BundleWanted(digest="", offset=0))
+    assert first is not None
+    assert first == keeper.answer(m.BundleWanted(digest="another", offset=77))
+    last = keeper.answer(m.BundleWanted(digest=first.digest, offset=2**39))
+    assert last is None
+    keeper.close()

@@ -1,0 +1,274 @@
+"""A host joins by endpoint: what it has afterwards, what it refuses, and what it fetches only once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import zmq
+
+from loader_server.building.fingerprint import builder_fingerprint
+from loader_server.commands.index import index_missing
+from loader_server.commands.statistics import make_statistics
+from loader_server.coordinator.service import open_coordinator
+from loader_server.fleet import joining
+from loader_server.fleet.bundle import Bundle
+from loader_server.fleet.joining import JoinSettings, join
+from loader_server.job_file import JobFile
+from loader_server.stream import Stream
+from shared.errors import DataError, LostError, RefusedError, SettingsError
+from shared.keys import ServerKeys, make_keys
+from shared.wire import messages as m
+from shared.wire.codec import encode
+from tests.support.loaders import wait_until, write_job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from loader_server.coordinator.service import Coordinator
+
+
+def make_job(folder: Path, job: str = "") -> JobFile:
+    """A job with a file that a transform names, indexed."""
+    folder.mkdir()
+    write_job(
+        folder,
+        samples=12,
+        transforms=("logmel", "normalise", "characters"),
+        job=job,
+        stream='[streams.train.normalise]\nstatistics = "mean.json"',
+    )
+    made = JobFile(folder / "job.toml")
+    make_statistics(made, ["train"], processes=1)
+    index_missing(made)
+    return made
+
+
+@contextmanager
+def served(job: JobFile, keys: Path | None = None, endpoint: str = "tcp://127.0.0.1:*") -> Iterator[Coordinator]:
+    """The job's coordinator, in a thread of its own."""
+    made: list[Coordinator] = []
+    is_ready = threading.Event()
+
+    def run() -> None:
+        made.append(open_coordinator(job, endpoint, ServerKeys.read(keys, "coordinator") if keys else None))
+        is_ready.set()
+        made[0].run()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert is_ready.wait(60)
+    try:
+        yield made[0]
+    finally:
+        made[0].stop()
+        thread.join(30)
+
+
+def builder(job: JobFile) -> str:
+    return builder_fingerprint({name: Stream(job, name) for name in job.recipes}, {})
+
+
+def joined(endpoint: str, state: Path, **how: Path) -> JobFile:
+    return JobFile(join(JoinSettings(endpoint=endpoint, state=state, **how)).path)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobFile:
+    return make_job(tmp_path / "own")
+
+
+def test_it_would_build_the_same_bytes_and_has_settings_of_its_own(job: JobFile, tmp_path: Path) -> None:
+    with served(job) as coordinator:
+        other = joined(coordinator.endpoint, tmp_path / "state")
+    assert builder(other) == builder(job)
+    assert other.settings.listen == coordinator.endpoint
+    assert other.state == tmp_path / "state" / "hosts" / os.uname().nodename / "tones"
+    assert other.base == job.base
+    for path in (other.path, other.index_folder("train"), other.cache.folder, other.feature_cache.folder):
+        assert path.is_relative_to(tmp_path / "state")
+    assert other.keys is None
+
+
+def test_files_that_transforms_name_are_those_that_were_fetched(job: JobFile, tmp_path: Path) -> None:
+    expected = builder(job)
+    with served(job) as coordinator:
+        other = joined(coordinator.endpoint, tmp_path / "state")
+    (job.base / "mean.json").unlink()
+    (job.base / "job.toml").unlink()
+    shutil.rmtree(job.state)
+    assert builder(JobFile(other.path)) == expected
+
+
+def test_a_folder_stands_for_that_of_the_job(job: JobFile, tmp_path: Path) -> None:
+    shutil.copytree(job.base, tmp_path / "elsewhere", ignore=shutil.ignore_patterns("job.toml", ".stoker", "mean.json"))
+    with served(job) as coordinator:
+        other = joined(coordinator.endpoint, tmp_path / "state", data=tmp_path / "elsewhere")
+    expected = builder(job)
+    stream = Stream(job, "train")
+    raw = list(stream.source.read([0]))
+    shutil.rmtree(job.base)
+    assert builder(other) == expected
+    assert list(Stream(other, "train").source.read([0])) == raw
+
+
+def test_it_is_fetched_once_though_three_join_at_a_time(job: JobFile, tmp_path: Path) -> None:
+    counts: list[int] = []
+    with served(job) as coordinator:
+        bundle = coordinator._bundle
+        assert bundle is not None
+        answer = bundle.answer
+
+        def counting(wanted):
+            counts.append(wanted.offset)
+            return answer(wanted)
+
+        bundle.answer = counting  # type: ignore[method-assign]
+        hosts = [threading.Thread(target=joined, args=(coordinator.endpoint, tmp_path / "state")) for _ in range(3)]
+        for host in hosts:
+            host.start()
+        for host in hosts:
+            host.join(60)
+    assert counts.count(0) == 3  # each asks which bundle there is
+    assert len([offset for offset in counts if offset]) == len({offset for offset in counts if offset})
+
+
+def test_after_a_cut_only_the_rest_is_fetched(job: JobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    write = joining.BundleFolder.write
+
+    def cut(self, piece):
+        if len(written) == 3:
+            raise OSError("the host was cut off")
+        written.append(piece.file.name)
+        write(self, piece)
+
+    def noting(self, piece):
+        written.append(piece.file.name)
+        write(self, piece)
+
+    with served(job) as coordinator:
+        monkeypatch.setattr(joining.BundleFolder, "write", cut)
+        with pytest.raises(OSError, match="cut off"):
+            joined(coordinator.endpoint, tmp_path / "state")
+        monkeypatch.setattr(joining.BundleFolder, "write", noting)
+        other = joined(coordinator.endpoint, tmp_path / "state")
+    assert len(written) == len(set(written))
+    assert builder(other) == builder(job)
+
+
+def test_a_coordinator_that_comes_back_with_another_bundle_is_fetched_anew(
+    job: JobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In mid-fetch: the endpoint is the same, but the index was made of more data."""
+    write, is_first = joining.BundleFolder.write, threading.Event()
+    go_on = threading.Event()
+
+    def stopping(self, piece):
+        write(self, piece)
+        if not is_first.is_set():
+            is_first.set()
+            assert go_on.wait(60)
+
+    monkeypatch.setattr(joining.BundleFolder, "write", stopping)
+    found: list[JobFile] = []
+    with served(job) as coordinator:
+        endpoint = coordinator.endpoint
+        host = threading.Thread(target=lambda: found.append(joined(endpoint, tmp_path / "state")))
+        host.start()
+        assert is_first.wait(60)
+    job.path.write_text(job.path.read_text().replace("seed = 7", "seed = 8"))
+    again = JobFile(job.path)
+    with served(again, endpoint=endpoint):
+        go_on.set()
+        host.join(60)
+    assert found[0].settings.seed == 8
+    assert builder(found[0]) == builder(again)
+
+
+def test_an_equal_index_of_its_own_is_used_and_none_is_fetched(job: JobFile, tmp_path: Path) -> None:
+    own = tmp_path / "index"
+    shutil.copytree(job.state, own)
+    with served(job) as coordinator:
+        other = joined(coordinator.endpoint, tmp_path / "state", index=own)
+    assert other.index_folder("train") == own / "index-train"
+    assert builder(other) == builder(job)
+    assert not list((tmp_path / "state" / "bundles").rglob("*.npy"))
+
+
+def test_another_index_is_refused(job: JobFile, tmp_path: Path) -> None:
+    meta = tmp_path / "index" / "index-train" / "meta.json"
+    shutil.copytree(job.state, tmp_path / "index")
+    meta.write_text(meta.read_text().replace('"fingerprint": "', '"fingerprint": "0'))
+    with served(job) as coordinator, pytest.raises(DataError) as error:
+        joined(coordinator.endpoint, tmp_path / "state", index=tmp_path / "index")
+    assert "an index with the fingerprint" in error.value.expected
+    assert "loader-server index" in error.value.remedy
+    with served(job) as coordinator, pytest.raises(DataError, match="none in"):
+        joined(coordinator.endpoint, tmp_path / "state", index=tmp_path / "nowhere")
+
+
+def test_above_the_limit_the_error_names_both_ways_and_the_coordinator_gives_no_more(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "own", 'bundle_bytes = "5 KiB"')
+    with served(job) as coordinator, pytest.raises(DataError) as error:
+        joined(coordinator.endpoint, tmp_path / "state")
+    assert "5120 bytes" in error.value.expected
+    assert "--index FOLDER" in error.value.remedy
+    assert "both hosts share" in error.value.remedy
+    bundle = Bundle(job)
+    offsets = {file.name: bundle.piece(bundle.manifest.offset_of(file)) for file in bundle.manifest.files}
+    assert offsets["job.toml"] == job.path.read_bytes()
+    assert {name for name, content in offsets.items() if content is None} == bundle.manifest.refused
+    bundle.close()
+    with served(job) as coordinator:  # with an index of its own the rest is small enough
+        other = joined(coordinator.endpoint, tmp_path / "state", index=job.state)
+    assert builder(other) == builder(job)
+
+
+def test_only_a_workers_key_gets_a_bundle(job: JobFile, tmp_path: Path) -> None:
+    keys, thieves = tmp_path / "keys", tmp_path / "thieves"
+    make_keys(keys)
+    shutil.copytree(keys, thieves)
+    for half in ("key", "key_secret"):  # a trainer that shows its own pair
+        shutil.copyfile(keys / f"trainer.{half}", thieves / f"worker.{half}")
+    with served(job, keys) as coordinator:
+        with pytest.raises(RefusedError, match="allowed/worker"):
+            joined(coordinator.endpoint, tmp_path / "thief", keys=thieves)
+        assert not list((tmp_path / "thief" / "bundles").glob("*/job.toml"))
+        other = joined(coordinator.endpoint, tmp_path / "state", keys=keys)
+    assert other.keys == keys
+
+
+def test_nobody_is_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "_LOST_S", 0.2)
+    with pytest.raises(LostError) as error:
+        joined("tcp://127.0.0.1:9", tmp_path / "state")
+    assert "--keys" in error.value.remedy
+
+
+def test_what_is_no_endpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="nonsense"):
+        joined("nonsense://x", tmp_path / "state")
+
+
+def test_a_flood_of_requests_is_bounded_and_others_are_answered(job: JobFile, tmp_path: Path) -> None:
+    """A host that asks for thousands of pieces and reads none."""
+    context = zmq.Context()
+    flood = context.socket(zmq.DEALER)
+    flood.setsockopt(zmq.RCVHWM, 1)
+    flood.setsockopt(zmq.LINGER, 0)
+    with served(job) as coordinator:
+        flood.connect(coordinator.endpoint)
+        for _ in range(5000):
+            flood.send(encode(m.BundleWanted(digest="", offset=0)))
+        other = joined(coordinator.endpoint, tmp_path / "state")
+        wait_until(lambda: coordinator.unheard > 0, "the flood is not heard any more")
+        assert coordinator._pieces.total <= 16 * 2**20
+    flood.close()
+    context.term()
+    assert builder(other) == builder(job)
