@@ -22,6 +22,7 @@ import pytest
 from loader_server.building.quarantine import Quarantine
 from loader_server.commands.statistics import make_statistics
 from loader_server.coordinator.journal_lock import JournalLock
+from loader_server.fleet.joined_folder import JoinedFolder
 from loader_server.job_file import JobFile
 from loader_server.machine.graph_files import write_synced
 from loader_server.plan_keeper import PlanKeeper
@@ -110,6 +111,10 @@ def statistics(folder: Path) -> None:
     make_statistics(JobFile(path), ["train"], processes=1)
 
 
+def joined(folder: Path) -> None:
+    JoinedFolder(endpoint="tcp://127.0.0.1:7400", data="/data", state="/state", index="/index").write(folder / "job.toml")
+
+
 def index_lock(folder: Path) -> None:
     with locked(folder):
         pass
@@ -126,6 +131,7 @@ PLACES: dict[str, Callable[[Path], object]] = {
     "lock of a journal": journal_lock,
     "first digests": lambda folder: FirstDigests(folder, "job").first(0, 0, 0, 77),
     "graph": lambda folder: write_synced(folder / "graph", b"graph"),
+    "joined folder": joined,
     "letters of an index": letters,
     "lock of an index": index_lock,
     "plan": lambda folder: PlanKeeper(folder).save("groups", "abc", {"groups": np.arange(7)}),
