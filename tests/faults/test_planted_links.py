@@ -112,7 +112,9 @@ def statistics(folder: Path) -> None:
 
 
 def joined(folder: Path) -> None:
-    JoinedFolder(endpoint="tcp://127.0.0.1:7400", data="/data", state="/state", index="/index").write(folder / "job.toml")
+    JoinedFolder(endpoint="tcp://127.0.0.1:7400", data="/data", state="/state", index="/index").write(
+        folder / "job.toml"
+    )
 
 
 def index_lock(folder: Path) -> None:
