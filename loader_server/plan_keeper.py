@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import secrets
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shared.hashing import fingerprint
 from shared.logs import Log
+from shared.system.own_files import draft_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,13 +61,15 @@ class PlanKeeper:
         path = self._path(kind, name)
         body = io.BytesIO()
         np.savez(body, **arrays)  # type: ignore[arg-type]
-        draft = path.with_suffix(f".{secrets.token_hex(8)}.draft")
+        draft = draft_of(path)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            draft.write_bytes(_digest(path, body.getbuffer()) + body.getbuffer())
+            with draft.open("xb") as file:
+                file.write(_digest(path, body.getbuffer()))
+                file.write(body.getbuffer())
             draft.replace(path)
             self._remove_old(f"{kind}-*.plan")
-            self._remove_old("*.draft")
+            self._remove_old("*.tmp*")
         except OSError as error:
             self._log.warning("the plan is not kept: the next start works it out again", error=str(error))
             with contextlib.suppress(OSError):

@@ -25,6 +25,7 @@ import xxhash
 
 from shared.errors import DataError, WorldChangedError
 from shared.logs import Log
+from shared.system.own_files import draft_of, open_own
 from shared.system.system_errors import system_error
 
 if TYPE_CHECKING:
@@ -82,9 +83,9 @@ class CheckpointFolder:
         if self._chained and newest != self._last:
             raise _overtaken(self._folder, newest)
         path = self._folder / f"{newest + 1:08d}.npz"
-        temporary = path.with_suffix(f".tmp{os.getpid()}")
+        temporary = draft_of(path)
         try:
-            with temporary.open("w+b") as file:
+            with temporary.open("x+b") as file:
                 _write(file, arrays, record)
                 file.flush()
                 os.fsync(file.fileno())
@@ -156,7 +157,7 @@ class CheckpointFolder:
         """Mark the folder as finished, so that no more checkpoints come, or as unfinished."""
         if finished:
             self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / _FINISHED).touch()
+            os.close(open_own(self._folder / _FINISHED, os.O_WRONLY | os.O_CREAT))
         else:
             (self._folder / _FINISHED).unlink(missing_ok=True)
 

@@ -14,7 +14,9 @@ from collections import Counter
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Protocol
 
+from shared.errors import MachineError
 from shared.logs import Log
+from shared.system.own_files import open_own
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,9 +49,9 @@ class Quarantine:
     def _open_file(self) -> int | None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            self._log.warning("quarantine log cannot be opened", quarantine=f"{self._path}: {error}")
+            return open_own(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        except (OSError, MachineError) as error:
+            self._log.warning("quarantine log cannot be opened", quarantine=str(error))
             return None
 
     def note(self, stream: str, sample: int, name: str, error: SampleError) -> None:

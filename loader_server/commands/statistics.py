@@ -28,6 +28,7 @@ from loader_server.transforms.features.moments import Moments
 from loader_server.transforms.features.normalise import NormaliseSettings, statistics_text
 from shared.errors import DataError, SampleError, SettingsError
 from shared.settings.tables import read_table
+from shared.system.own_files import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -97,7 +98,9 @@ def _make(job: JobFile, name: str, path: Path, processes: int) -> StatisticsRepo
             where=f"{job.recipes[name].where}, {_NAME}",
             remedy="Mend the transforms before it, or the data.",
         )
-    _write(path, statistics_text(gatherer.chain.steady_recipe, total.moments))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(statistics_text(gatherer.chain.steady_recipe, total.moments).encode())
     bad = dict(sorted(total.bad.items()))
     return StatisticsReport(path=path, stream=name, samples=total.samples, steps=total.moments.steps, bad=bad)
 
@@ -208,13 +211,3 @@ def _gather_piece(piece: range) -> _Gathered:
         path, name = _TOLD[0]
         _GATHERERS.append(_Gatherer(JobFile(path), name))
     return _GATHERERS[0].gather(piece)
-
-
-def _write(path: Path, content: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
-    try:
-        draft.write_text(content, "utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)

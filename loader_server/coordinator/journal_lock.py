@@ -12,6 +12,8 @@ import fcntl
 import os
 from typing import TYPE_CHECKING
 
+from shared.system.own_files import open_own, replacing
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -38,9 +40,9 @@ class JournalLock:
         self._where = journal.with_suffix(".endpoint")
         journal.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._descriptor = _lock(journal.parent, os.O_RDONLY | os.O_DIRECTORY)
+            self._descriptor = _lock(os.open(journal.parent, os.O_RDONLY | os.O_DIRECTORY))
             if self._descriptor is None:
-                self._descriptor = _lock(journal.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
+                self._descriptor = _lock(open_own(journal.with_suffix(".lock"), os.O_RDWR | os.O_CREAT))
         except BlockingIOError:
             raise LockedError(self._read_endpoint()) from None
         if self._descriptor is None:
@@ -49,8 +51,9 @@ class JournalLock:
 
     def say_where(self, endpoint: str) -> None:
         """Write down where this process serves."""
-        with contextlib.suppress(OSError):  # a full disk: others have to find out in another way
-            self._where.write_text(endpoint)
+        # On a full disk others have to find out in another way.
+        with contextlib.suppress(OSError), replacing(self._where) as file:
+            file.write(endpoint.encode())
 
     def _read_endpoint(self) -> str:
         try:
@@ -70,9 +73,8 @@ class JournalLock:
         os.close(self._descriptor)
 
 
-def _lock(path: Path, flags: int) -> int | None:
-    """Return a descriptor that holds the lock, or None if such a file cannot be locked there."""
-    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
+def _lock(descriptor: int) -> int | None:
+    """Lock an open file, and return its descriptor; close it and return None if such a file cannot be locked there."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

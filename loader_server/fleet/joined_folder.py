@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from shared.errors import SettingsError
+from shared.system.own_files import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,10 +61,8 @@ class JoinedFolder:
 
     def write(self, job_file: Path) -> None:
         """Write it beside a job file that was fetched."""
-        path = job_file.with_name(_NAME)
-        draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps(asdict(self), indent=1, sort_keys=True), "utf-8")
-        draft.replace(path)
+        with replacing(job_file.with_name(_NAME)) as file:
+            file.write(json.dumps(asdict(self), indent=1, sort_keys=True).encode())
 
     @staticmethod
     def beside(job_file: Path) -> JoinedFolder | None:

@@ -6,7 +6,6 @@ there whole or not at all.
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ import msgpack
 
 from loader_server.sources.index.folder import read_meta
 from shared.errors import DataError
+from shared.system.own_files import replacing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,12 +28,8 @@ _NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
 def write_synced(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole, or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    with draft.open("wb") as file:
+    with replacing(path) as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
 
 
 def pack(graph: Path, index: Path) -> bytes:

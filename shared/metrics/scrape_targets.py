@@ -15,6 +15,7 @@ import re
 from typing import TYPE_CHECKING
 
 from shared.metrics.job_targets import instance_of
+from shared.system.own_files import draft_of, open_own
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,8 +32,8 @@ class TargetFile:
         name = instance_of(labels)
         plain = re.sub(r"[^\w.-]", "_", name)
         self._path = folder / f"{plain}.json"
-        draft = folder / f".{plain}.{os.getpid()}"  # hidden, and no .json: discovery passes it over
-        self._file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        draft = draft_of(self._path)  # no .json: discovery passes it over
+        self._file = open_own(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         fcntl.flock(self._file, fcntl.LOCK_EX)
         # An instance of its own, not the address: series continue when a process comes back on another port.
         content = [{"targets": [address], "labels": {"instance": name, **labels}}]

@@ -1,22 +1,27 @@
 """Files that only processes of ours make and write, in a folder that others may be able to write to as well.
 
-Rule: a link, pipe or device that somebody put in the place of such a file is refused, never followed: what is written
-there would end up in a file of somebody else's.
+Rules: a link, pipe or device that somebody put in the place of such a file is refused, never followed: what is written
+there would end up in a file of somebody else's. A file that appears whole is written as a draft first, under a name
+that nobody can guess, and renamed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import secrets
 import stat
 from typing import TYPE_CHECKING
 
 from shared.errors import MachineError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+    from typing import IO
 
-__all__ = ["open_own", "refuse_linked_folder"]
+__all__ = ["draft_of", "open_own", "refuse_linked_folder", "replacing"]
 
 
 def open_own(path: Path | str, flags: int) -> int:
@@ -32,6 +37,32 @@ def open_own(path: Path | str, flags: int) -> int:
         return number
     os.close(number)
     raise _planted(path, "a second name of another file" if stat.S_ISREG(status.st_mode) else "a pipe or device")
+
+
+def draft_of(path: Path) -> Path:
+    """Return a name beside `path` for its draft, to be opened with "x": that follows no link.
+
+    The draft of a process that was killed stays; folders that get many of them remove `*.tmp*`.
+    """
+    return path.with_name(f"{path.name}.tmp{secrets.token_hex(8)}")
+
+
+@contextlib.contextmanager
+def replacing(path: Path, draft: Path | None = None) -> Iterator[IO[bytes]]:
+    """Open a draft that takes the place of `path` at the end of the block: synced and whole, or not at all.
+
+    `draft` is its name if it is to be made in another folder than `path`.
+    """
+    draft = draft or draft_of(path)
+    try:
+        with draft.open("x+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def refuse_linked_folder(folder: Path) -> None:

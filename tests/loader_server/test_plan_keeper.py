@@ -69,7 +69,7 @@ def test_what_has_not_been_in_use_for_longest_is_removed(tmp_path):
     (tmp_path / "meta.json").write_text("{}")
     for number in range(20):
         keeper.save("groups", str(number), ARRAYS)
-        (tmp_path / f"groups-{number}.0.draft").touch()
+        (tmp_path / f"groups-{number}.plan.tmp0").touch()
         for path in tmp_path.glob(f"*-{number}.*"):
             os.utime(path, ns=(0, number))
         if number > 4:
@@ -77,7 +77,7 @@ def test_what_has_not_been_in_use_for_longest_is_removed(tmp_path):
     left = {path.name for path in tmp_path.iterdir()}
     assert left >= {"survey-plan.plan", "meta.json", "groups-4.plan", *(f"groups-{n}.plan" for n in range(13, 20))}
     assert len([name for name in left if name.endswith(".plan")]) == 9
-    assert len([name for name in left if name.endswith(".draft")]) <= 9
+    assert len([name for name in left if ".tmp" in name]) <= 9
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path, caplog):

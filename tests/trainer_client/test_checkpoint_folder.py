@@ -121,11 +121,12 @@ class TestWhole:
 
         def observed(descriptor):
             sync(descriptor)
-            synced.append((Path(f"/proc/self/fd/{descriptor}").resolve().suffix, third.exists(), two[0].exists()))
+            suffix = Path(f"/proc/self/fd/{descriptor}").resolve().suffix
+            synced.append((suffix[:4], third.exists(), two[0].exists()))
 
         monkeypatch.setattr("os.fsync", observed)
         CheckpointFolder(third.parent, keep=1).write(ARRAYS, record(3))
-        assert synced == [(f".tmp{os.getpid()}", False, True), ("", True, True)]
+        assert synced == [(".tmp", False, True), ("", True, True)]
 
     def test_one_without_a_digest_is_read_as_long_as_it_is_whole(self, folder):
         path = folder.write(ARRAYS, record(1))

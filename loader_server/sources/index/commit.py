@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from loader_server.sources.index.bad_rows import BAD_ROWS
 from loader_server.sources.index.folder import Meta, meta_json, read_meta
 from shared.errors import DataError
+from shared.system.own_files import open_own
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +89,7 @@ def locked(folder: Path) -> Iterator[None]:
 def _lock(path: Path) -> int:
     """An open file under an exclusive lock, which its owner unlinks before it closes it."""
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = open_own(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if path.exists() and os.fstat(handle).st_ino == path.stat().st_ino:

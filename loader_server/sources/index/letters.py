@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from loader_server.transforms.letters import LetterCounter, LetterCounts, counting_step
+from shared.system.own_files import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,10 +45,8 @@ class LettersReport:
         if self.counts is None or not self.is_new:
             return
         kept: dict[str, Any] = {"alphabet": self.step.alphabet.characters, **asdict(self.counts)}
-        draft = columns / f"{_FILE}.new"
-        with contextlib.suppress(OSError):
-            draft.write_text(json.dumps(kept), "utf-8")
-            draft.replace(columns / _FILE)
+        with contextlib.suppress(OSError), replacing(columns / _FILE) as file:
+            file.write(json.dumps(kept).encode())
 
     def refuse_dropping(self, where: str) -> None:
         """Raise a DataError if more letters are dropped than anybody may want."""

@@ -11,7 +11,9 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
+from shared.errors import MachineError
 from shared.logs import Log
+from shared.system.own_files import open_own
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +37,7 @@ class FirstDigests:
         """The digest with which the element was made first: this one, if nobody has made it before."""
         try:
             return self._keep_first(self._folder / f"{self._name}-{epoch}-{shard}", ordinal, digest)
-        except OSError as error:
+        except (OSError, MachineError) as error:
             if self._writable:
                 Log("worker").warning("elements are not compared with those made before", error=str(error))
             self._writable = False
@@ -45,7 +47,7 @@ class FirstDigests:
         self._folder.mkdir(exist_ok=True)
         if not path.exists():
             self._remove_old()
-        number = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        number = open_own(path, os.O_RDWR | os.O_CREAT)
         try:
             known = int.from_bytes(os.pread(number, _BYTES, ordinal * _BYTES), "little")
             if not known:

@@ -74,6 +74,16 @@ def test_a_lock_on_the_folder_survives_all_files_in_it(path):
         assert list(path.parent.iterdir()) == [], "a lock leaves nothing in the folder"
 
 
+def test_a_link_that_is_planted_for_the_endpoint_is_replaced(path, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("of somebody else's")
+    with contextlib.closing(JournalLock(path)) as lock:
+        path.with_suffix(".endpoint").symlink_to(victim)
+        lock.say_where("tcp://127.0.0.1:7400")
+        assert refused(path) == "tcp://127.0.0.1:7400"
+    assert victim.read_text() == "of somebody else's"
+
+
 def test_there_is_no_lock_where_nothing_can_be_locked(path, monkeypatch):
     def lock_nothing(_descriptor: int, _operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

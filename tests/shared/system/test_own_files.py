@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shared.errors import MachineError
-from shared.system.own_files import open_own, refuse_linked_folder
+from shared.system.own_files import draft_of, open_own, refuse_linked_folder, replacing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +48,38 @@ def test_a_file_of_ours_is_made_and_opened_again(tmp_path: Path) -> None:
         os.close(number)
     with pytest.raises(FileNotFoundError):
         open_own(tmp_path / "none", os.O_RDWR)
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    for draft in (None, draft_of(tmp_path / "elsewhere")):
+        place.write_bytes(b"before")
+        with pytest.raises(TypeError), replacing(place, draft) as file:
+            file.writelines([b"half", "no bytes"])  # type: ignore[list-item]
+        assert place.read_bytes() == b"before"
+        with replacing(place, draft) as file:
+            file.write(b"whole")
+            assert place.read_bytes() == b"before"
+        assert place.read_bytes() == b"whole"
+        assert list(tmp_path.iterdir()) == [place]
+
+
+def test_a_link_in_the_place_of_a_file_or_its_draft_is_not_followed(tmp_path: Path) -> None:
+    other, place, draft = tmp_path / "other", tmp_path / "place", tmp_path / "draft"
+    other.write_bytes(b"of somebody else's")
+    for planted in (place, draft):
+        planted.symlink_to(other)
+    with pytest.raises(FileExistsError), replacing(place, draft):
+        pytest.fail("a draft was opened that was there before")
+    with replacing(place) as file:
+        file.write(b"ours")
+    assert (place.is_symlink(), place.read_bytes(), other.read_bytes()) == (False, b"ours", b"of somebody else's")
+
+
+def test_nobody_can_guess_the_name_of_a_draft(tmp_path: Path) -> None:
+    drafts = {draft_of(tmp_path / "place") for _ in range(9)}
+    assert len(drafts) == 9
+    assert all(draft.parent == tmp_path and draft.match("place.tmp*") for draft in drafts)
 
 
 def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:

@@ -229,9 +229,7 @@ class _Parts:
         with self._parts.lock():
             finished = self._parts.finished()
             if finished is None:
-                written = self._parts.folder / f"output.tmp{self._parts.output.suffix}"
-                finished = write_rows(written, self._parts.rows())
-                self._parts.finish(written, finished)
+                finished = self._parts.finish(write_rows)
             return finished
 
 

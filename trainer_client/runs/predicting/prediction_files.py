@@ -19,6 +19,7 @@ from trainer_client.runs.predicting.prediction_parts import MASKED, SAMPLE, came
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+    from typing import IO
 
     from numpy.typing import NDArray
 
@@ -38,10 +39,10 @@ def check_format(output: Path) -> None:
         _parquet()
 
 
-def write_rows(path: Path, rows: Iterable[NDArray[np.void]]) -> Finished:
+def write_rows(file: IO[bytes], suffix: str, rows: Iterable[NDArray[np.void]]) -> Finished:
     """Write the usable rows in the suffix's format; returns how many were usable, and how many were not."""
     finished, last = {"samples": 0, MASKED: 0}, -1
-    with FORMATS[path.suffix](path) as write:
+    with FORMATS[suffix](file) as write:
         for row in rows:
             if row[SAMPLE] <= last:
                 raise came_again(int(row[SAMPLE]), "the parts of a prediction")
@@ -67,13 +68,12 @@ def _plain_value(value: Any) -> Any:  # noqa: ANN401 - numbers, texts, lists of 
 
 
 @contextmanager
-def _json_lines(path: Path) -> Iterator[Callable[[NDArray[np.void]], None]]:
-    with path.open("w", encoding="utf-8") as file:
+def _json_lines(file: IO[bytes]) -> Iterator[Callable[[NDArray[np.void]], None]]:
+    def write(row: NDArray[np.void]) -> None:
+        line = json.dumps(_plain(row, _json_value), ensure_ascii=False, allow_nan=False) + "\n"
+        file.write(line.encode())
 
-        def write(row: NDArray[np.void]) -> None:
-            file.write(json.dumps(_plain(row, _json_value), ensure_ascii=False, allow_nan=False) + "\n")
-
-        yield write
+    yield write
 
 
 def _json_value(value: Any) -> Any:  # noqa: ANN401 - as above
@@ -97,8 +97,8 @@ def _parquet() -> Any:  # noqa: ANN401 - a module without types
 class _ParquetRows:
     """Writes rows with the column types of the first one; a value whose shape varies is a list all the same."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
         self._rows: list[_Row] = []
         self._schema: Any = None
         self._writer: Any = None
@@ -115,7 +115,7 @@ class _ParquetRows:
         if self._schema is None:
             self._schema = pa.schema([(SAMPLE, pa.int64())])
         if self._writer is None:
-            self._writer = parquet.ParquetWriter(self._path, self._schema)
+            self._writer = parquet.ParquetWriter(self._file, self._schema)
         self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
         self._rows = []
 
@@ -138,8 +138,8 @@ def _type_of(pa: Any, dtype: np.dtype[Any]) -> Any:  # noqa: ANN401 - as above
 
 
 @contextmanager
-def _parquet_rows(path: Path) -> Iterator[Callable[[NDArray[np.void]], None]]:
-    rows = _ParquetRows(path)
+def _parquet_rows(file: IO[bytes]) -> Iterator[Callable[[NDArray[np.void]], None]]:
+    rows = _ParquetRows(file)
     yield rows.add
     rows.close()
 

@@ -25,10 +25,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shared.errors import DataError
+from shared.system.own_files import draft_of, open_own, replacing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
+    from typing import IO
 
     from numpy.typing import NDArray
 
@@ -62,7 +64,8 @@ class PredictionParts:
     def lock(self) -> Iterator[None]:
         """Hold the lock, so that nobody else begins or ends this prediction meanwhile."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("wb") as file:
+        lock = open_own(self.folder / "lock", os.O_RDWR | os.O_CREAT)
+        with open(lock, "rb") as file:  # noqa: PTH123 - of a descriptor
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -113,8 +116,8 @@ class PredictionParts:
         return record
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        with self._replacing(_RECORD) as path:
-            path.write_text(json.dumps(record, indent=1), "utf-8")
+        with replacing(self.folder / _RECORD) as file:
+            file.write(json.dumps(record, indent=1).encode())
 
     def _is_of_something_else(self, name: str, expected: Any, got: Any) -> DataError:  # noqa: ANN401 - from JSON
         return DataError(
@@ -143,7 +146,7 @@ class PredictionParts:
             rows[name] = column
         part = self._part(number)
         try:
-            with self._replacing(part.name) as path, path.open("wb") as file:
+            with replacing(part) as file:
                 np.save(file, rows, allow_pickle=False)
         except FileNotFoundError:  # removed meanwhile
             if not self._is_over():
@@ -170,15 +173,6 @@ class PredictionParts:
     def _part(self, number: int) -> Path:
         return self.folder / f"{number:08d}-{self._id}.npy"
 
-    @contextmanager
-    def _replacing(self, name: str) -> Iterator[Path]:
-        """A file to write, which appears under this name once it is whole."""
-        temporary = self.folder / f"{name}.tmp{secrets.token_hex(4)}"
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(self.folder / name)
-
     # --- the end ---
 
     def rows(self) -> Iterator[NDArray[np.void]]:
@@ -195,13 +189,13 @@ class PredictionParts:
         for start in range(0, len(order), block):
             yield from _gather(paths, ends, order[start : start + block])
 
-    def finish(self, written: Path, finished: Finished) -> None:
-        """Put the output, which is complete now, in its place, and remove the parts."""
-        with written.open("rb+") as file:
-            os.fsync(file.fileno())
-        written.replace(self.output)
+    def finish(self, write_rows: Callable[[IO[bytes], str, Iterator[NDArray[np.void]]], Finished]) -> Finished:
+        """Write the output, by a function that gets its file, its suffix and all rows; then remove the parts."""
+        with replacing(self.output, draft_of(self.folder / "output")) as file:
+            finished = write_rows(file, self.output.suffix, self.rows())
         self._write({**self._own(), "finished": finished})
         self._remove_parts()
+        return finished
 
     def _remove_parts(self) -> None:
         for path in [*self.folder.glob("*.npy"), *self.folder.glob("*.tmp*")]:

@@ -1,10 +1,12 @@
 """Numbers for TensorBoard, which need not be installed here.
 
 Rules: what is written is on its way to the disk when the call returns, so nothing is lost if the process is killed.
+Files have names that nobody can guess: TensorFlow would follow a link that is planted there.
 """
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -22,7 +24,7 @@ class Summaries:
     def __init__(self, folder: Path) -> None:
         scalars = tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")  # as TensorBoard knows them
         self._metadata = tf.compat.v1.SummaryMetadata(plugin_data=scalars)
-        self._writer = tf.summary.create_file_writer(str(folder))
+        self._writer = tf.summary.create_file_writer(str(folder), filename_suffix=f".{secrets.token_hex(8)}.v2")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Write each value under its name, at this step."""

@@ -46,10 +46,7 @@ def part(*samples: int, masked: tuple[int, ...] = (), width: int = 2) -> dict[st
 
 
 def finish(parts: PredictionParts) -> dict[str, int]:
-    written = parts.folder / f"output.tmp{parts.output.suffix}"
-    finished = write_rows(written, parts.rows())
-    parts.finish(written, finished)
-    return finished
+    return parts.finish(write_rows)
 
 
 def row(sample: int, width: int = 2) -> dict[str, Any]:
