@@ -11,6 +11,7 @@ import pytest
 import trainer_client
 from tests.support.bad_samples import job_with_texts, make_undecodable, quarantined, rows_of
 from tests.support.corpora import utterances
+from tests.support.disk import small_disk
 from tests.support.loaders import ask, running, wait_until, write_job
 
 if TYPE_CHECKING:
@@ -63,9 +64,9 @@ def test_content_that_a_decoder_does_not_like_is_told_from_a_disk_that_fails(tmp
 @pytest.mark.fault(46)
 def test_with_a_full_disk_under_the_quarantine_log_the_process_log_names_what_was_masked(tmp_path: Path) -> None:
     job = job_with_texts(tmp_path, {7: "content"}, transform="raises_os_errors")
-    (tmp_path / ".stoker/tones").mkdir(parents=True)
-    (tmp_path / ".stoker/tones/quarantine.jsonl").symlink_to("/dev/full")
-    with running(job) as loaders:
+    (tmp_path / ".stoker").symlink_to("disk")
+    with small_disk(tmp_path / "disk", "4m") as disk, running(job) as loaders:
+        disk.fill()
         rows = rows_of(loaders)
         wait_until(lambda: sum(worker["masked"] for worker in ask(loaders.endpoint)["workers"]), "it is counted")
         said = [json.loads(line) for line in loaders.text().splitlines() if "quarantine.jsonl" in line]

@@ -35,6 +35,7 @@ from trainer_client.core.attachment import attach_request
 from trainer_client.core.core import Core
 from trainer_client.core.results import results_message
 from trainer_client.network.awaited_answers import AwaitedAnswers
+from trainer_client.network.first_word import nobody_answers
 from trainer_client.network.forks import used_after_fork, watch_forks
 from trainer_client.network.outbox import NOTHING_READ, Outbox
 from trainer_client.network.receive_thread import ReceiverSettings, Wires, run_turns
@@ -486,13 +487,8 @@ class Receiver:
         self.outbox.interrupt(error)
 
     def _no_coordinator(self) -> StokerError:
-        return LostError(
-            expected=f"a coordinator that answers within {self.settings.connect_timeout_s:g} s",
-            got=self._wires.coordinator.problem or self.core.attachment.last_reason,
-            where=self.settings.endpoint,
-            remedy="Start the loaders (`loader-server run job.toml`), correct the endpoint, or allow more time with "
-            "connect_timeout_s.",
-        )
+        got = self._wires.coordinator.problem or self.core.attachment.last_reason
+        return nobody_answers(self.settings.endpoint, got, self.settings.connect_timeout_s)
 
 
 def _wake(wires: Wires, _dead: object) -> None:

@@ -1,8 +1,8 @@
 """`trainer-client train`: trains the model of a user's module on a running job's stream, to a target.
 
 Rules: whatever can fail without a rank fails before one is taken, because a rank is taken from whoever trains on it:
-the user's module, the model and its optimizer, and streams to judge by. These are connected to first, before TensorFlow
-is imported, which takes seconds. One process of all writes.
+the user's module, the model and its optimizer, and streams to judge by. Before TensorFlow is imported, which takes
+seconds, the coordinator has answered. One process of all writes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import SettingsError
+from shared.keys import ClientKeys
 from shared.quick_import import quick_import
 from trainer_client.feed import connect
+from trainer_client.network.first_word import wait_for_coordinator
 from trainer_client.runs.lines import exported_line, strategy_line
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the 
         _train_with_servers(order, settings)
         return
     with ExitStack() as stack:
+        _wait_for_coordinator(order)
         placement = None if order.strategy.name == "single" else _placement(order)  # which says the ranks
         ranks = {} if placement is None else placement.ranks
         metrics = {"metrics_port": order.metrics_port, "metrics_targets": order.metrics_targets}
@@ -116,6 +119,12 @@ def _train_with_servers(order: TrainOrder, settings: dict[str, Any]) -> None:
         ServedLoop(model, data, connections, worker, LoopSettings(**settings), callbacks).run()
         if order.export is not None and place.is_master:
             _export(order.export, model, data)
+
+
+def _wait_for_coordinator(order: TrainOrder) -> None:
+    """Wait for it before TensorFlow and the user's module are imported, which takes seconds."""
+    keys = ClientKeys.read(order.keys, "trainer", to="coordinator") if order.keys else None
+    wait_for_coordinator(order.endpoint, keys, order.connect_timeout_s)
 
 
 def _connect(order: TrainOrder, stream: str, **how: Any) -> Feed:  # noqa: ANN401 - of `connect`
