@@ -103,5 +103,5 @@ class DataWatch:
             expected="the files that the index lists, on this worker's machine",
             got=clipped(streams),
             where=clipped(f"{self._job_path}, streams {', '.join(sorted(self.lacking))}"),
-            remedy="Mount the data, or copy them with their times, where the job file says; the worker looks again.",
+            remedy="Mount the data, or copy them, where the job file says; the worker looks again.",
         )
