@@ -142,10 +142,11 @@ class BundleKeeper:
     @property
     def is_ready(self) -> bool:
         """Whether pieces can be given; asking begins the work."""
-        if self._bundle is None and (self._thread is None or not self._thread.is_alive()):
+        is_ready = self._bundle is not None
+        if not is_ready and (self._thread is None or not self._thread.is_alive()):
             self._thread = threading.Thread(target=self._make, name="bundle", daemon=True)
             self._thread.start()
-        return self._bundle is not None
+        return is_ready
 
     def answer(self, wanted: m.BundleWanted) -> m.BundlePiece | None:
         """Return the piece that a host asks for; None if it is not given."""
