@@ -30,6 +30,7 @@ from loader_server.arguments import (
     read_job,
     tells_its_error,
 )
+from loader_server.machine.oom_score import WORKER_OFFER, offer_once
 from shared.command import add_common_arguments, allow_many_files, run_command
 from shared.quick_import import quick_import
 from shared.system.limits import refuse_small_limits
@@ -143,6 +144,8 @@ def _be_forked(arguments: Sequence[str]) -> None:
     """What a child of the nursery does: a command, or trials for a worker."""
     from loader_server.building.crash_trial import TRIAL, serve_trials
 
+    if arguments[0] == "worker":
+        offer_once(WORKER_OFFER)  # now, and not once its modules are imported; its log says where that cannot be done
     if arguments[0] == TRIAL:
         serve_trials(arguments)
     else:

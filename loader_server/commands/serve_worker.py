@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from loader_server import metrics
 from loader_server.arguments import metrics_listening, read_job
 from loader_server.machine.deadline import let_deadlines_end_us
-from loader_server.machine.oom_score import WORKER_OFFER, offer_to_oom_killer
+from loader_server.machine.oom_score import WORKER_OFFER, offer_once
 from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_ready
 from loader_server.worker.last_words import say_why
 from loader_server.worker.service import Worker, WorkerSettings
@@ -43,7 +43,7 @@ def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -
     if options.parent:
         end_with_parent(options.parent)
     allow_many_files()
-    unoffered = offer_to_oom_killer(WORKER_OFFER)
+    unoffered = offer_once(WORKER_OFFER)
     keep_freed_memory(trim_bytes=_KEPT_BYTES, mmap_bytes=_KEPT_BYTES)
     let_deadlines_end_us()
     job = read_job(options.job)

@@ -65,6 +65,9 @@ __all__ = ["Worker", "WorkerSettings"]
 
 #: How long a worker that has run out of descriptors or memory may take to finish what it has begun.
 _LAST_WORDS_S = 5.0
+#: How long its trainers have to read its last answers: what a DEALER has received and nobody has read is lost when the
+#: connection ends.
+_READING_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +133,8 @@ class Worker:
         #: When the main loop turned last.
         self._turned_s = time.monotonic()
         self._stop_s = float("inf")
+        #: Until when the last answer may not be read yet.
+        self._unread_until_s = 0.0
         self._look_s = self._prune_s = 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.guard = Guard(self._context, settings.server_keys, TO_WORKER)
@@ -232,8 +237,11 @@ class Worker:
         self._waker.wake()
 
     def _is_done(self) -> bool:
+        now_s = time.monotonic()
         idle = not self._thread.load and not self._reception.waiting and not self._sender.is_behind()
-        return self._draining and (idle or time.monotonic() > self._stop_s)
+        if self.exhausted:  # its verdicts on samples cost five workers, so none may be lost
+            idle = idle and now_s > self._unread_until_s
+        return self._draining and (idle or now_s > self._stop_s)
 
     def _pause_ms(self, now_s: float) -> int:
         if self._sender.is_behind():
@@ -277,6 +285,7 @@ class Worker:
         self._forget_gone(now_s)
         for outcome in self._thread.take_outcomes():
             self._answer(outcome)
+            self._unread_until_s = now_s + _READING_S
         self._reception.answer_questions()
         self._sender.take_back()
         if self.exhausted and not self._draining:

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from loader_server import cli
+from loader_server.machine import oom_score
 from loader_server.machine.oom_score import TRIAL_OFFER, WORKER_OFFER, offer_to_oom_killer
 
 if TYPE_CHECKING:
@@ -30,3 +32,18 @@ def test_where_it_cannot_be_raised_the_reason_is_told(tmp_path: Path) -> None:
     assert "No such file" in offer_to_oom_killer(500, tmp_path / "none")
     (tmp_path / "score").write_text("nonsense")
     assert "invalid literal" in offer_to_oom_killer(500, tmp_path / "score")
+
+
+@pytest.mark.fault(62)
+def test_a_worker_offers_itself_before_it_does_anything_else_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then the kernel may as well take those that hold the others."""
+    did: list[object] = []
+    monkeypatch.setattr(oom_score, "_offered", {})
+    monkeypatch.setattr(oom_score, "offer_to_oom_killer", lambda more: did.append(more) or "why not")
+    monkeypatch.setattr(cli, "main", did.append)
+    cli._be_forked(["worker"])
+    assert did == [WORKER_OFFER, ["worker"]]
+    assert oom_score.offer_once(WORKER_OFFER) == "why not"
+    assert len(did) == 2
+    cli._be_forked(["coordinator"])
+    assert did[2:] == [["coordinator"]]

@@ -302,7 +302,9 @@ def test_a_worker_that_has_lost_its_nursery_ends_and_the_want_loses_one_of_its_t
     with a_worker(job) as worker, zmq.Context() as context:
         one = welcomed(Asker(context, worker.endpoint, digest_of(job)))
         one.say(one.want(0, attempt=1))
-        assert one.hear(m.Unbuilt).code == "machine"
+        wait_until(lambda: one.dealer.poll(0), "the answer has come")
+        threading.Event().wait(0.3)  # a trainer that is busy reads it later
+        assert one.hear(m.Unbuilt, timeout_s=5).code == "machine"
         wait_until(lambda: worker.exhausted and worker._context.closed, "it has ended by itself")
         one.close()
     assert RAN_OUT in caplog.text
