@@ -302,7 +302,7 @@ def _show_batch(options: argparse.Namespace) -> int:
 
 
 def add_joining(command: argparse.ArgumentParser) -> None:
-    """What `run ENDPOINT` and `fetch` have in common."""
+    """Add the options that `run ENDPOINT` and `fetch` have in common."""
     joining = command.add_argument_group("to join a job by its endpoint")
     joining.add_argument("--keys", type=Path, metavar="FOLDER", help="this host's keys; without them only on loopback")
     joining.add_argument("--state", type=Path, metavar="FOLDER", help="where what is fetched is kept (.stoker)")

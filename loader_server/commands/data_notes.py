@@ -1,5 +1,6 @@
-"""What `index` and `plan` say of how transforms treat a source's data: letters that are dropped or folded, recordings
-whose rate is below what features are made for.
+"""What `index` and `plan` say of how transforms treat a source's data.
+
+Of letters that are dropped or folded, and of recordings whose rate is below what features are made for.
 
 Rules: facts are plain numbers and strings, ready for JSON; the lines for people are made from them.
 """
@@ -32,8 +33,7 @@ _INDEX_COUNTS = "the index was made without these counts; loader-server index ma
 
 
 def notes_of(chain: Chain, opened: OpenedSource) -> Facts:
-    """Return the notes on an indexed source; letters that were not counted while indexing are counted, if that is
-    quick.
+    """Return the notes on an indexed source, and count letters that were not counted while indexing, if that is quick.
 
     Raises:
         DataError: The chain drops more letters than anybody may want.

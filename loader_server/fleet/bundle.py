@@ -38,8 +38,8 @@ def bundle_files(job: JobFile) -> Iterator[tuple[str, Path]]:
     The smallest come first, so that a host with an index of its own gets the rest of a bundle that is too large.
     """
     yield JOB_FILE, job.path
-    for name, said in _named(job).items():
-        yield name, job.base / said
+    for name, path in _named(job).items():
+        yield name, job.base / path
     for folder in _index_folders(job):
         columns = sorted(file for file in (folder / read_meta(folder).folder).iterdir() if file.is_file())
         for file in (folder / "meta.json", *columns):
@@ -58,13 +58,13 @@ def bundle_nbytes(job: JobFile) -> int | None:
 
 
 def _named(job: JobFile) -> dict[str, str]:
-    """The files that transforms name, as the job file writes them, by their names in the bundle."""
+    """Return the files that transforms name, as the job file writes them, by their names in the bundle."""
     found: dict[str, None] = {}
     for _, recipe in job.recipes.readable():
         found.update(dict.fromkeys(named_files(recipe.settings.transforms, recipe.tables, recipe.where)))
-    suffixes = (Path(said).suffix for said in found)
+    suffixes = (Path(path).suffix for path in found)
     kept = (suffix if _SUFFIX.fullmatch(suffix) else "" for suffix in suffixes)
-    return {f"files/{number}{suffix}": said for number, (said, suffix) in enumerate(zip(found, kept, strict=True))}
+    return {f"files/{number}{suffix}": path for number, (path, suffix) in enumerate(zip(found, kept, strict=True))}
 
 
 def _fetched_streams(job: JobFile) -> Iterator[str]:

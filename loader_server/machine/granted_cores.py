@@ -30,7 +30,7 @@ def quota_cores(text: str) -> float:
 
 
 def _folders() -> list[tuple[Path, ...]]:
-    """The files that may hold a quota, of the process's groups and those above them, of both versions."""
+    """Return the files that may hold a CPU quota: of the process's control groups and their parents, versions 1 and 2."""
     found: list[tuple[Path, ...]] = []
     for line in _read((_GROUPS,)).splitlines():
         _, controllers, path = line.split(":", 2)

@@ -1,5 +1,6 @@
-"""Where others reach a server that listens on all addresses, and what a name stands for; worked out when it is needed,
-because a machine's address may come late or change.
+"""Where others reach a server that listens on all addresses, and what address a name stands for now.
+
+Both are worked out when they are needed, because a machine's address may come late or change.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Alphabet:
 
 
 def _numbers(alphabet: str) -> NDArray[np.int32]:
-    """The number of each code point; the last entry is for all code points beyond, which have none."""
+    """Return the number of each code point; the last entry is for all code points beyond, which have none."""
     numbers = {ord(character): place for place, character in enumerate(alphabet, 1)}
     for character in alphabet:
         for other in (character.upper(), character.lower()):
@@ -63,8 +63,10 @@ def _numbers(alphabet: str) -> NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterCounts:
-    """What becomes of the letters of all samples: `commonest` are the ten commonest of those that are dropped, and
-    `others_dropped` counts blanks, punctuation and control characters; `samples_...` count samples with any such.
+    """What becomes of the letters of all samples.
+
+    `commonest` are the ten commonest of those that are dropped, `others_dropped` counts blanks, punctuation and control
+    characters, and `samples_...` count samples with any such.
     """
 
     samples: int
@@ -101,8 +103,9 @@ class CountsLetters(OfColumns):
 
 
 def counting_step(chain: Chain) -> tuple[CountsLetters, str] | None:
-    """Return the transform that drops letters, and the name of a user's own one before it, which may change the texts;
-    None if no transform drops any.
+    """Return the transform that drops letters, and the name of a user's own one before it; None if none drops any.
+
+    What comes before it may change the texts, so that counts of the source's texts say nothing.
     """
     own = ""
     for step in chain.steps:

@@ -54,19 +54,9 @@ class Fleet:
         self.processes["coordinator"] = process
         return process
 
-    def join(
-        self,
-        name: str,
-        *arguments: str,
-        odd: tuple[str, ...] = (),
-        environment: Mapping[str, str] = _NOTHING,
-        job: Path | None = None,
-        tensorflow: bool = False,
-    ) -> ModuleProcess:
-        """Start a worker, of another copy of the job file if one is named; returns when the coordinator knows it. With
-        `tensorflow` it has that imported.
-        """
-        process = self.begin(name, *arguments, odd=odd, environment=environment, job=job, tensorflow=tensorflow)
+    def join(self, name: str, *arguments: str, **how: Any) -> ModuleProcess:
+        """Start a worker as `begin` does, and return when the coordinator knows it."""
+        process = self.begin(name, *arguments, **how)
         wait_until(lambda: name in self.members() or process.poll() is not None, f"{name} has registered", 60)
         assert process.poll() is None, self.text()
         return process
@@ -80,7 +70,7 @@ class Fleet:
         job: Path | None = None,
         tensorflow: bool = False,
     ) -> ModuleProcess:
-        """Start a worker as `join` does, without waiting for it to be known."""
+        """Start a worker, of another copy of the job file if one is named; with `tensorflow` it has that imported."""
         module = ("tests.support.odd_worker", *odd) if odd else ("loader_server",)
         command = (*module, "worker", str(job or self.job), "--name", name, "--coordinator", self.endpoint, *arguments)
         process = self.processes[name] = self._start(*command, environment=environment, tensorflow=tensorflow)

@@ -33,7 +33,7 @@ _USUAL_CUTS = 4
 
 
 def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """The command."""
+    """Add `trainer-client verify`."""
     texts = ("Print a digest over an epoch's batches, and compare it.", _VERIFY, _VERIFY_EXAMPLES)
     command = command_named(commands, "verify", _verify, texts)
     command.add_argument("endpoint", type=endpoint, metavar="ENDPOINT", help="the running job's coordinator")

@@ -45,8 +45,9 @@ class OfOneRate(OfColumns):
 
     @abc.abstractmethod
     def empty_bands(self, highest_hz: float) -> tuple[int, int]:
-        """Return how many bands get nothing from audio without higher frequencies, and how many there are; 0 and 0 if
-        the transform makes no bands.
+        """Return how many bands get nothing from audio without frequencies above this one, and how many there are.
+
+        A transform that makes no bands returns 0 and 0.
         """
 
 
