@@ -30,7 +30,7 @@ def quota_cores(text: str) -> float:
 
 
 def _folders() -> list[tuple[Path, ...]]:
-    """Return the files that may hold a CPU quota: of the process's control groups and their parents, versions 1 and 2."""
+    """Return the files that may hold a CPU quota: of our control groups and their parents, versions 1 and 2."""
     found: list[tuple[Path, ...]] = []
     for line in _read((_GROUPS,)).splitlines():
         _, controllers, path = line.split(":", 2)
