@@ -79,7 +79,7 @@ class ClientKeys:
     @classmethod
     def read_any(cls, folder: str | Path, *, to: Role) -> ClientKeys:
         """The same for a person at a machine, with whichever pair that machine has."""
-        had = [role for role in ROLES if (Path(folder) / f"{role}.key_secret").exists()]
+        had = [role for role in ROLES if _is_there(Path(folder) / f"{role}.key_secret")]
         return cls.read(folder, had[0] if had else "trainer", to=to)
 
     def use(self, socket: zmq.Socket[bytes]) -> None:
@@ -189,7 +189,7 @@ def make_keys(folder: str | Path) -> None:
 
 def _load_pair(folder: Path, role: Role) -> tuple[bytes, bytes]:
     path = folder / f"{role}.key_secret"
-    if not path.exists() and any((folder / f"{name}.key_secret").exists() for name in ("server", "client")):
+    if not _is_there(path) and any(_is_there(folder / f"{name}.key_secret") for name in ("server", "client")):
         raise SettingsError(
             expected=path.name,
             got="keys without roles, which an earlier release made",
@@ -202,6 +202,13 @@ def _load_pair(folder: Path, role: Role) -> tuple[bytes, bytes]:
     if _is_open_to_all(path, stat.S_IROTH):
         Log("keys", folder=folder).warning("everybody on this machine may read a secret key: chmod 600", file=path)
     return public, secret
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether there is such a file; not if its folder is closed to this user."""
+    with contextlib.suppress(OSError):
+        return path.exists()
+    return False
 
 
 def _is_open_to_all(path: Path, right: int) -> bool:
@@ -218,6 +225,13 @@ def _load_key(path: Path) -> tuple[bytes, bytes | None]:
         if path.exists() and not path.is_file():  # a pipe would be waited for
             raise ValueError("a folder, pipe or device")
         public, secret = zmq.auth.load_certificate(path)
+    except PermissionError:
+        raise SettingsError(
+            expected="a CURVE key that this user may read",
+            got="permission denied",
+            where=str(path),
+            remedy="Let this user read it and its folder (chown, chmod), or run as the user that they belong to.",
+        ) from None
     except (OSError, ValueError, IndexError) as error:
         raise _unreadable(path, str(error)) from None
     if any(len(key) != _KEY_CHARACTERS or not key.isascii() for key in (public, secret) if key is not None):

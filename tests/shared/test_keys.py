@@ -15,6 +15,7 @@ from shared.errors import SettingsError
 from shared.keys import AllowedKeys, ClientKeys, ServerKeys, make_keys
 from shared.sockets import bind_router, connect_dealer
 from shared.wire.permissions import ROLES
+from tests.support.another_user import as_another_user
 
 SECRETS = {f"{role}.key_secret" for role in ROLES}
 PUBLIC = {f"{role}.key" for role in ROLES}
@@ -141,6 +142,20 @@ def test_a_person_asks_with_the_pair_that_the_machine_has(folder, tmp_path, ther
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     keys = ClientKeys.read_any(tmp_path, to="coordinator")
     assert keys == ClientKeys.read(tmp_path, shown, to="coordinator")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda folder: ClientKeys.read(folder, "trainer", to="coordinator"),
+        lambda folder: ClientKeys.read_any(folder, to="coordinator"),
+        lambda folder: ServerKeys.read(folder, "worker"),
+    ],
+)
+def test_keys_of_another_user_are_refused_by_a_sentence(folder, read):
+    folder.chmod(0o700)
+    with as_another_user(), pytest.raises(SettingsError, match=r"key that this user may read, got permission denied"):
+        read(folder)
 
 
 def test_a_person_at_a_machine_without_keys_is_told_so(tmp_path):

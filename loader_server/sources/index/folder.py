@@ -179,7 +179,7 @@ def open_index(folder: Path) -> Index:
             fields=tuple(Field(**{**field, "shape": tuple(field["shape"])}) for field in meta.fields),
         )
     except (OSError, ValueError) as error:
-        raise _damaged(folder, str(error)) from None
+        raise _damaged(folder, error) from None
 
 
 def _indexed(folder: Path, meta: Meta) -> Indexed:
@@ -202,7 +202,7 @@ def read_meta(folder: Path) -> Meta:
     except FileNotFoundError:
         raise DataError(expected="an index", got="none", where=str(folder), remedy="Run loader-server index.") from None
     except (OSError, ValueError) as error:
-        raise _damaged(folder, str(error)) from None
+        raise _damaged(folder, error) from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         got = found.get("format") if isinstance(found, dict) else "none"
         raise DataError(
@@ -216,13 +216,14 @@ def read_meta(folder: Path) -> Meta:
     try:
         return Meta(**own, about={**found, **about})
     except TypeError as error:
-        raise _damaged(folder, str(error)) from None
+        raise _damaged(folder, error) from None
 
 
-def _damaged(folder: Path, got: str) -> DataError:
-    return DataError(
-        expected="a whole index", got=got, where=str(folder), remedy="It is damaged: run loader-server index."
-    )
+def _damaged(folder: Path, error: Exception) -> DataError:
+    remedy = "It is damaged: run loader-server index."
+    if isinstance(error, PermissionError):
+        remedy = "Let this user read it (chown, chmod), or run as the user that it belongs to."
+    return DataError(expected="a whole index", got=str(error), where=str(folder), remedy=remedy)
 
 
 def columns_fingerprint(columns: Path, settings: str, local: frozenset[str]) -> str:

@@ -19,6 +19,7 @@ from loader_server.transforms.chain import Chain
 from shared.bad_limit import BadLimit
 from shared.errors import DataError
 from shared.wire.layout import Field
+from tests.support.another_user import as_another_user
 from tests.support.corpora import make_corpus, utterances
 from tests.support.sources import spec_of
 
@@ -300,6 +301,13 @@ def test_a_damaged_index_is_refused_and_can_be_made_anew(corpus, change, message
         open_index(folder)
     make_index(request(corpus))
     assert open_index(folder).samples == 6
+
+
+def test_an_index_of_another_user_is_not_called_damaged(corpus):
+    folder = make_index(request(corpus)).folder
+    folder.chmod(0o700)
+    with as_another_user(), pytest.raises(DataError, match=r"Permission denied.*Let this user read it"):
+        open_index(folder)
 
 
 def test_an_index_made_with_other_settings_is_refused(corpus):
