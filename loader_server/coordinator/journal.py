@@ -131,6 +131,9 @@ class Journal:
             database.execute(
                 "CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, body TEXT NOT NULL, digest TEXT NOT NULL)"
             )
+            with contextlib.suppress(sqlite3.OperationalError):  # for want of room: the log goes on
+                # A log that is begun anew has a known end.
+                database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except _DAMAGE as error:
             if database is not None:
                 database.close()
@@ -162,6 +165,7 @@ class Journal:
 
     def write(self, facts: Iterable[Fact]) -> None:
         """Keep facts, all or none; each replaces the older one of its key, or removes it."""
+        changes = self._database.total_changes
         try:
             self._database.execute("BEGIN IMMEDIATE")
             for fact in facts:
@@ -171,9 +175,10 @@ class Journal:
         except (sqlite3.Error, JournalLostError) as error:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
+            self._files.note_given_up()
             raise (error if isinstance(error, JournalLostError) else self._no_room(error)) from error
+        self._files.note(wrote=self._database.total_changes > changes)
         self.refuse_lost()
-        self._files.note()
 
     def refuse_lost(self) -> None:
         """Raise if the journal's files were unlinked, moved, replaced or cut: what is in them would not survive."""
