@@ -115,7 +115,7 @@ class JournalFiles:
             file.size = max(file.size, os.fstat(file.descriptor).st_size)
         if self._log_end is None and self._log.exists():
             self._log_end = _LogEnd(self._log)
-        elif self._log_end and wrote and not self._log_end.follow():
+        elif self._log_end and wrote and not (self._log_end.is_whole() and self._log_end.follow()):
             self._note_cut()
 
     def note_given_up(self) -> None:
