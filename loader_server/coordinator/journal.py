@@ -176,6 +176,7 @@ class Journal:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             self._files.note_given_up()
+            self.refuse_lost()  # SQLite cannot read what was cut, and does not say why
             raise (error if isinstance(error, JournalLostError) else self._no_room(error)) from error
         self._files.note(wrote=self._database.total_changes > changes)
         self.refuse_lost()

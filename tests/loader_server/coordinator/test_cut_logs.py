@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sqlite3
 
 import pytest
 
@@ -68,12 +69,23 @@ def test_a_log_that_begins_anew_is_not_cut(journal):
     journal.refuse_lost()
 
 
-def test_what_a_write_that_was_given_up_left_is_not_taken_for_the_end(monkeypatch, journal):
+def test_what_a_write_that_was_given_up_left_is_not_taken_for_the_end(journal):
     journal._database.execute("PRAGMA cache_size = 1")  # frames are written before the transaction ends
-    with monkeypatch.context() as once:
-        once.setattr(journal, "refuse_lost", lambda: journal._database.execute("no such statement"))
-        with pytest.raises(WriteError):
-            journal.write([CulpritFound("train", f"{number}.wav 8 1", "x" * 5000) for number in range(20)])
+
+    def failing():
+        yield from (CulpritFound("train", f"{number}.wav 8 1", "x" * 5000) for number in range(20))
+        raise sqlite3.OperationalError
+
+    with pytest.raises(WriteError):
+        journal.write(failing())
     for number in range(5):
         journal.write([Advanced("train", 0, number)])
     journal.refuse_lost()
+
+
+@pytest.mark.fault(56)
+def test_a_log_that_sqlite_cannot_read_any_more_is_lost_and_no_full_disk(journal, log):
+    journal._database.execute("PRAGMA shrink_memory")  # what SQLite needs, it has to read
+    os.truncate(log, log.stat().st_size // 2)
+    with pytest.raises(JournalLostError, match=r"journal\.sqlite-wal was shortened"):
+        journal.write([Advanced("train", 0, 9)])
