@@ -26,7 +26,7 @@ from tests.support.loaders import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Slurm", "reason_not_here", "slurm"]
+__all__ = ["Slurm", "SlurmError", "reason_not_here", "slurm"]
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 _INSTALL = ("apt-get", "install", "--yes", "--no-install-recommends", "slurm-wlm", "munge")
@@ -97,6 +97,10 @@ def _lacking() -> list[str]:
     return [program for program in _PROGRAMS if shutil.which(program) is None]
 
 
+class SlurmError(Exception):
+    """A command of Slurm's failed."""
+
+
 class Slurm:
     """A running Slurm; jobs are submitted from `folder`, where their outputs are."""
 
@@ -163,7 +167,7 @@ class Slurm:
         """Return the lines that one of Slurm's commands says; none if the controller does not answer yet."""
         try:
             return self._run(*command).split("\n")[:-1]
-        except subprocess.CalledProcessError:
+        except SlurmError:
             return []
 
     def fields(self, job: str) -> dict[str, str]:
@@ -181,8 +185,10 @@ class Slurm:
 
     def _run(self, *command: str, folder: Path | None = None) -> str:
         done = subprocess.run(
-            command, cwd=folder, env=self.environment, capture_output=True, check=True, text=True, timeout=60
+            command, cwd=folder, env=self.environment, capture_output=True, check=False, text=True, timeout=60
         )
+        if done.returncode:
+            raise SlurmError(f"{' '.join(command)}: {done.stderr}")
         return done.stdout
 
 
