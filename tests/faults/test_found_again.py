@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import trainer_client
 from loader_server.commands import status
 from shared.errors import LostError, SettingsError, StokerError
 from shared.system.endpoint_file import write_endpoint
+from tests.support.forked import run_module
 from tests.support.loaders import ROOT, wait_until, write_job
 
 if TYPE_CHECKING:
@@ -94,6 +96,47 @@ def test_a_coordinator_at_another_address_is_found_by_its_file(tmp_path: Path, g
         assert worker.poll() is None
         assert not ended
     assert not file.exists()
+
+
+def _verify(named: str, *words: str) -> dict[str, Any]:
+    code, said, complained = run_module("trainer_client", "verify", named, "--json", *words)
+    assert code == 0, (said, complained)
+    document: dict[str, Any] = json.loads(said)
+    return document
+
+
+@pytest.mark.slow
+@pytest.mark.fault(67)
+def test_a_host_that_joined_by_the_file_finds_a_coordinator_at_another_address(tmp_path: Path) -> None:
+    """As Slurm's scripts have it: the host may be started first, and knows the file alone."""
+    own, other = tmp_path / "own", tmp_path / "other"
+    own.mkdir()
+    other.mkdir()
+    job = write_job(own)
+    subprocess.run([sys.executable, "-m", "loader_server", "index", str(job)], cwd=ROOT, check=True, timeout=100)
+    named = f"file://{own}/.stoker/tones/endpoint"
+    log, host_log = own / "log", other / "log"
+    with contextlib.ExitStack() as stack:
+        host = stack.enter_context(_started(host_log, "run", named, "--workers", "1"))
+        wait_until(lambda: "waits for the coordinator" in host_log.read_text(), "the host says what it waits for")
+        first = stack.enter_context(_started(log, "coordinator", str(job), "--listen", "tcp://127.0.0.1:*"))
+        wait_until(lambda: f"Job tones at {named} has 1 workers" in host_log.read_text(), "the host has joined")
+        wait_until(lambda: _report(named)["workers"], "its worker is there")
+        code, _, complained = run_module("loader_server", "fetch", named, "--state", str(tmp_path / "fetched"))
+        assert code == 0, complained
+        assert list((tmp_path / "fetched" / "bundles").glob("*/job.toml"))
+        before = _verify(named)
+        first.kill()
+        first.wait()
+        began_s = time.monotonic()
+        stack.enter_context(_started(log, "coordinator", str(job), "--listen", "tcp://127.0.0.2:*"))
+        wait_until(lambda: _heard(_report(named)["workers"]), "its worker has found it")
+        took_s = time.monotonic() - began_s
+        print(f"found by the host's worker after {took_s:.2f} s")
+        assert took_s < 5.0
+        assert _verify(named, "--against", named)["digest"] == before["digest"]
+        assert host.poll() is None
+        assert host_log.read_text().count("waits for the coordinator") == 1
 
 
 @pytest.mark.fault(67)
