@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["BATCHES", "BUILD_S", "HEARTBEAT_TIMEOUT_S", "longest_gap_s", "reference", "verify", "write_job"]
+__all__ = ["BATCHES", "BUILD_S", "HEARTBEAT_TIMEOUT_S", "copy_job", "longest_gap_s", "reference", "verify", "write_job"]
 
 HEARTBEAT_TIMEOUT_S = 2.0
 _ROWS, _LONGEST, BATCHES = 16, 200, 320
@@ -88,6 +89,12 @@ def write_job(folder: Path, state: Path | None = None) -> Path:
     _run("loader_server", "keys", str(folder / "keys"))
     _run("loader_server", "index", str(job))
     return job
+
+
+def copy_job(job: Path, into: Path) -> Path:
+    """Copy a job that nobody has served yet, so that each case begins at its first epoch; return the copy's file."""
+    shutil.copytree(job.parent, into)
+    return into / job.name
 
 
 def reference(job: Path) -> tuple[str, int]:

@@ -4,6 +4,7 @@
 
 It reads as fast as the job gives, through the public door, and reports each batch as trained on. The digest is that of
 `trainer-client verify`. The longest gap is the longest time between two batches, so it leaves out the first one.
+Batches come by TCP, as between machines: engines run all hosts on one, where shared memory would be taken.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def read_epoch(
     endpoint: str, *, keys: str = "", stream: str = "train", then: Callable[[int], object] = lambda _number: None
 ) -> EpochRead:
     """Read the epoch at the job's cursor; `then` is called with each batch's number once the batch is read."""
-    with trainer_client.connect(endpoint, stream=stream, keys=keys, connect_timeout_s=_CONNECT_TIMEOUT_S) as feed:
+    with trainer_client.connect(
+        endpoint, stream=stream, keys=keys, shared_memory=False, connect_timeout_s=_CONNECT_TIMEOUT_S
+    ) as feed:
         epoch, expected = feed.epoch, feed.rounds_left()
         numbers: list[int] = []
         digests = EpochDigests(epoch=epoch, group=1, plan_digest="")
