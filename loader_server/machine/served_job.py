@@ -132,7 +132,12 @@ class JoinedJob(ServedJob):
     """A job that is served elsewhere: this machine has workers of it, which listen at `listen` and ports after it."""
 
     def __init__(
-        self, folder: JobFolder, listen: str, base_command: Callable[[str, JobFolder, str], list[str]], *, insecure: bool
+        self,
+        folder: JobFolder,
+        listen: str,
+        base_command: Callable[[str, JobFolder, str], list[str]],
+        *,
+        insecure: bool,
     ) -> None:
         super().__init__(folder, folder.settings.listen, base_command)
         self._worker_listen = listen or _usual_listen(folder, insecure=insecure)

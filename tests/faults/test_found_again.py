@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -137,6 +138,72 @@ def test_a_host_that_joined_by_the_file_finds_a_coordinator_at_another_address(t
         assert _verify(named, "--against", named)["digest"] == before["digest"]
         assert host.poll() is None
         assert host_log.read_text().count("waits for the coordinator") == 1
+
+
+_READER = """
+import sys
+import trainer_client
+
+with trainer_client.connect(sys.argv[1], epochs=1_000_000) as feed:
+    for _ in range(1_000_000):
+        for batch in feed:
+            feed.trained()
+            print("batch", batch.epoch, batch.number, flush=True)
+"""
+
+
+@contextlib.contextmanager
+def _started_with_names(names: Path, log: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that finds the addresses of hosts in this file, and on no name server's list."""
+    script = 'mount --bind "$0" /etc/hosts && exec "$@"'
+    with log.open("a") as said:
+        process = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", script, str(names), sys.executable, *command],
+            cwd=log.parent, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=said, stderr=said,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.mark.slow
+@pytest.mark.fault(67)
+def test_a_coordinator_whose_name_has_another_address_is_found_by_its_name(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("a mount namespace needs root and unshare")
+    job = write_job(tmp_path)
+    subprocess.run([sys.executable, "-m", "loader_server", "index", str(job)], cwd=ROOT, check=True, timeout=100)
+    (tmp_path / "reader.py").write_text(_READER)
+    names, log, read_log = tmp_path / "hosts", tmp_path / "log", tmp_path / "read"
+    names.write_text("127.0.0.1 stoker-coordinator.test\n")
+    names.chmod(0o644)
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(_started(log, "coordinator", str(job), "--listen", "tcp://127.0.0.1:*"))
+        file = tmp_path / ".stoker" / "tones" / "endpoint"
+        wait_until(file.exists, "the coordinator serves")
+        port = file.read_text().strip().rpartition(":")[2]
+        named = f"tcp://stoker-coordinator.test:{port}"
+        worker = ("-m", "loader_server", "worker", str(job), "--coordinator", named)
+        stack.enter_context(_started_with_names(names, log, *worker))
+        reader = stack.enter_context(_started_with_names(names, read_log, str(tmp_path / "reader.py"), named))
+        wait_until(lambda: read_log.read_text().count("batch") > 5, "it trains")
+        first.kill()
+        first.wait()
+        names.write_text("127.0.0.2 stoker-coordinator.test\n")  # in place: another file would not be seen there
+        began_s = time.monotonic()
+        endpoint = f"tcp://127.0.0.2:{port}"
+        stack.enter_context(_started(log, "coordinator", str(job), "--listen", endpoint))
+        wait_until(lambda: _heard(_report(endpoint)["workers"]), "the worker has found it")
+        worker_s = time.monotonic() - began_s
+        wait_until(lambda: _heard(_report(endpoint)["streams"]["train"]["trainers"]), "the trainer has found it")
+        trainer_s = time.monotonic() - began_s
+        print(f"found by name by the worker after {worker_s:.2f} s, by the trainer {trainer_s:.2f} s")
+        assert max(worker_s, trainer_s) < 5.0
+        count = read_log.read_text().count("batch")
+        wait_until(lambda: read_log.read_text().count("batch") > count + 5, "it trains on")
+        assert reader.poll() is None
 
 
 @pytest.mark.fault(67)
