@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from loader_server.job_folder import JobFolder
-from tests.fleet.job import BATCHES
+from tests.fleet.job import copy_job, longest_gap_s
 from tests.fleet.reading import EpochRead
 from tests.fleet.slurm_cluster import Slurm, reason_not_here, slurm
 from tests.support.forked import ROOT
@@ -24,9 +23,9 @@ from tests.support.loaders import wait_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["measure", "reason_not_here"]
+__all__ = ["SCRIPTS", "measure", "reason_not_here"]
 
-_SCRIPTS = ROOT / "examples" / "slurm"
+SCRIPTS = ROOT / "examples" / "slurm"
 #: One for the coordinator, one for the trainer, two for the array, one for the task whose node is lost.
 _NODES = 5
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
@@ -45,11 +44,11 @@ class _Fleet:
         """Submit two hosts with a worker each, to start once another job has."""
         words = (f"file://{self.endpoint}", "--keys", "keys", "--workers", "1")
         options = ("--array=1-2", f"--dependency=after:{after}")
-        return self.slurm.submit(*options, str(_SCRIPTS / "workers.sh"), *words, folder=self.job.parent)
+        return self.slurm.submit(*options, str(SCRIPTS / "workers.sh"), *words, folder=self.job.parent)
 
     def submit_trainer(self, *command: str) -> str:
         """Submit a coordinator and a trainer."""
-        return self.slurm.submit(str(_SCRIPTS / "train.sh"), self.job.name, *command, folder=self.job.parent)
+        return self.slurm.submit(str(SCRIPTS / "train.sh"), self.job.name, *command, folder=self.job.parent)
 
     def said(self, job: str) -> str:
         """Return what a job, or a task of an array, has said so far."""
@@ -83,14 +82,14 @@ class _Fleet:
 
 def measure(job: Path, work: Path) -> dict[str, Any]:
     """Serve a job by Slurm, whole and with a node lost; return the epoch's digests, its batches and the longest gap."""
-    shared = _share(job, work)
+    shared = copy_job(job, work / "shared")
     with slurm(work / "slurm", _NODES) as cluster:
         fleet = _Fleet(slurm=cluster, job=shared, endpoint=JobFolder(shared).state / "endpoint")
         verifying = fleet.submit_trainer(*_python("trainer_client", "verify"), *_read(fleet, "--json"))
         workers = fleet.submit_workers(after=verifying)
         whole = fleet.wait_for_trainer(verifying)
         task = f"{workers}_1"
-        at = BATCHES // 3
+        at = whole["batches"] // 3
         reading = fleet.submit_trainer(*_python("tests.fleet.reading"), *_read(fleet, "--say-at", str(at)))
         wait_until(lambda: f"at batch {at}" in fleet.said(reading), f"the trainer has read {at} batches", 120)
         lost = fleet.lose_node_of(task)
@@ -101,17 +100,14 @@ def measure(job: Path, work: Path) -> dict[str, Any]:
     return {
         "digest": whole["digest"],
         "batches": whole["batches"],
-        "lost_node": {"digest": outcome.digest, "gap_s": outcome.gap_s},
+        "lost_node": {
+            "digest": outcome.digest,
+            "gap_s": outcome.gap_s,
+            "bound_s": longest_gap_s(),
+            "lost": outcome.lost,
+            "repeated": outcome.repeated,
+        },
     }
-
-
-def _share(job: Path, work: Path) -> Path:
-    """Copy the job's folder to one that all nodes share, with its state there; return the job file."""
-    shared = work / "shared"
-    shutil.copytree(job.parent, shared, ignore=shutil.ignore_patterns(".stoker"))
-    copied = shared / job.name
-    copied.write_text(re.sub("(?m)^state = .*$", 'state = ".stoker"', copied.read_text()))
-    return copied
 
 
 def _python(module: str, *words: str) -> tuple[str, ...]:

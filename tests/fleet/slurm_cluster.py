@@ -66,6 +66,8 @@ SlurmdTimeout=3
 MessageTimeout=2
 TCPTimeout=1
 KillWait=15
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/controller.pid
@@ -74,7 +76,8 @@ SlurmctldLogFile={folder}/controller.log
 SlurmdLogFile={folder}/%n.log
 SlurmdParameters=config_overrides
 {nodes}
-PartitionName=main Nodes=ALL Default=YES State=UP
+PartitionName=main Nodes=ALL Default=YES State=UP PriorityTier=1
+PartitionName=urgent Nodes=ALL State=UP PriorityTier=2
 """
 
 
@@ -102,7 +105,7 @@ class SlurmError(Exception):
 
 
 class Slurm:
-    """A running Slurm; jobs are submitted from `folder`, where their outputs are."""
+    """A running Slurm; its files are in `folder`. What is in the partition `urgent` preempts what is in `main`."""
 
     def __init__(self, folder: Path, nodes: int, cleanup: contextlib.ExitStack) -> None:
         self.folder = folder
@@ -122,7 +125,7 @@ class Slurm:
         self._start("controller", "slurmctld", "-D")
         for name in names:
             self._start(name, "slurmd", "-D", "-N", name)
-        wait_until(lambda: self.ask("sinfo", "-h", "-N", "-o", "%T") == ["idle"] * nodes, "all nodes are idle")
+        wait_until(lambda: self.ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T") == ["idle"] * nodes, "all nodes are idle")
 
     def _configure(self, names: Sequence[str]) -> None:
         port, *ports = _free_ports(1 + len(names))
