@@ -1,9 +1,9 @@
 #!/bin/bash
-# Worker hosts for a job that is served elsewhere, each an array task of its own, so that each comes, dies and is requeued alone:
+# Worker hosts for a job that is served elsewhere: tasks of an array, each of which comes, dies and is requeued alone.
+# All arguments are those of `loader-server run`:
 #
 #     sbatch --array=1-8 workers.sh file:///shared/.stoker/digits/endpoint --keys keys
 #
-# All arguments are those of `loader-server run`.
 #SBATCH --job-name=stoker-workers
 #SBATCH --nodes=1
 #SBATCH --exclusive
@@ -11,5 +11,5 @@
 #SBATCH --open-mode=append
 #SBATCH --signal=B:TERM@60
 
-# By exec, as Slurm's SIGTERM goes to this process, and the workers drain.
+# By exec, so that SIGTERM ends the loaders in good order: sent to bash alone, it would wait for them instead.
 exec loader-server run "$@"

@@ -50,18 +50,18 @@ class _Fleet:
         """Submit a coordinator and a trainer."""
         return self.slurm.submit(str(SCRIPTS / "train.sh"), self.job.name, *command, folder=self.job.parent)
 
-    def said(self, job: str) -> str:
+    def output(self, job: str) -> str:
         """Return what a job, or a task of an array, has said so far."""
-        output = self.job.parent / f"slurm-{job}.out"
-        return output.read_text() if output.exists() else ""
+        path = self.job.parent / f"slurm-{job}.out"
+        return path.read_text() if path.exists() else ""
 
     def wait_for_trainer(self, job: str) -> dict[str, Any]:
         """Wait until the job of coordinator and trainer has ended well; return the JSON that the trainer printed."""
         wait_until(lambda: self.slurm.fields(job).get("JobState") in _ENDED, f"the job has ended: {job}", 120)
         fields = self.slurm.fields(job)
-        assert (fields["JobState"], fields["ExitCode"]) == ("COMPLETED", "0:0"), self.said(job)
+        assert (fields["JobState"], fields["ExitCode"]) == ("COMPLETED", "0:0"), self.output(job)
         wait_until(lambda: not self.endpoint.exists(), "the coordinator has ended in good order")
-        last: dict[str, Any] = json.loads(re.findall(r'^\{"digest".*\}$', self.said(job), re.MULTILINE)[-1])
+        last: dict[str, Any] = json.loads(re.findall(r'^\{"digest".*\}$', self.output(job), re.MULTILINE)[-1])
         return last
 
     def lose_node_of(self, task: str) -> str:
@@ -91,7 +91,7 @@ def measure(job: Path, work: Path) -> dict[str, Any]:
         task = f"{workers}_1"
         at = whole["batches"] // 3
         reading = fleet.submit_trainer(*_python("tests.fleet.reading"), *_read(fleet, "--say-at", str(at)))
-        wait_until(lambda: f"at batch {at}" in fleet.said(reading), f"the trainer has read {at} batches", 120)
+        wait_until(lambda: f"at batch {at}" in fleet.output(reading), f"the trainer has read {at} batches", 120)
         lost = fleet.lose_node_of(task)
         outcome = EpochRead(**fleet.wait_for_trainer(reading))
         outcome.refuse_faults()

@@ -125,39 +125,38 @@ class Slurm:
         self._start("controller", "slurmctld", "-D")
         for name in names:
             self._start(name, "slurmd", "-D", "-N", name)
-        wait_until(lambda: self.ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T") == ["idle"] * nodes, "all nodes are idle")
+        idle = ["idle"] * nodes
+        wait_until(lambda: self.ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T") == idle, "all nodes are idle")
 
     def _configure(self, names: Sequence[str]) -> None:
         port, *ports = _free_ports(1 + len(names))
         nodes = [
             f"NodeName={name} NodeAddr=127.0.0.1 Port={port} CPUs=4" for name, port in zip(names, ports, strict=True)
         ]
-        socket_path = str(self.folder / "munge.socket")
-        if len(socket_path) > _LONGEST_SOCKET:
-            raise AssertionError(f"expected at most {_LONGEST_SOCKET} characters in the path of a socket: {socket_path}")
-        configuration = _CONFIGURATION.format(
-            folder=self.folder, socket=socket_path, port=port, nodes="\n".join(nodes)
-        )
+        munge = str(self.folder / "munge.socket")
+        if len(munge) > _LONGEST_SOCKET:
+            raise SlurmError(f"expected a socket's path of at most {_LONGEST_SOCKET} characters, got {munge}")
+        configuration = _CONFIGURATION.format(folder=self.folder, socket=munge, port=port, nodes="\n".join(nodes))
         (self.folder / "slurm.conf").write_text(configuration)
 
     def _start_munge(self) -> None:
         key = self.folder / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o400)
-        names = {"socket": "munge.socket", "pid-file": "munged.pid", "log-file": "munged.log", "seed-file": "munge.seed"}
-        files = [f"--{option}={self.folder / name}" for option, name in names.items()]
+        files = [f"--{name}-file={self.folder / f'munged.{name}'}" for name in ("pid", "log", "seed")]
         # By force, as the folders above may be private, and munged expects one that everybody may enter.
-        self._start("munged", "munged", "--foreground", "--force", f"--key-file={key}", *files)
-        wait_until((self.folder / "munge.socket").exists, "munged listens")
+        listen = self.folder / "munge.socket"
+        self._start("munged", "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={listen}", *files)
+        wait_until(listen.exists, "munged listens")
 
     def _start(self, host: str, *command: str) -> None:
-        with (self.folder / f"{host}.out").open("wb") as said:
+        with (self.folder / f"{host}.out").open("wb") as log:
             process = self._processes[host] = subprocess.Popen(
                 [*_ALONE, *_AS_HOST, host, *command],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
             )
         self._cleanup.callback(_kill, process)
@@ -174,8 +173,9 @@ class Slurm:
             return []
 
     def fields(self, job: str) -> dict[str, str]:
-        """Return what `scontrol show job` says of a job, or of one task of an array (`7_1`)."""
-        return dict(re.findall(r"(\w+)=(\S*)", " ".join(self.ask("scontrol", "--oneliner", "show", "job", job))))
+        """Return what Slurm says of a job, of a heterogeneous one's first part, or of an array's task (`7_1`)."""
+        lines = self.ask("scontrol", "--oneliner", "show", "job", job)
+        return dict(re.findall(r"(\w+)=(\S*)", lines[0])) if lines else {}
 
     def lose(self, node: str) -> None:
         """Kill a node's slurmd and all that its jobs have started, at once."""
@@ -199,9 +199,9 @@ def _free_ports(count: int) -> list[int]:
     """Ports that nobody has now, all different."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for bound in sockets:
+            bound.bind(("127.0.0.1", 0))
+        return [bound.getsockname()[1] for bound in sockets]
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
