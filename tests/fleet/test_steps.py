@@ -1,19 +1,11 @@
-"""The lines from nothing to training: how many there are, and what they do."""
+"""The lines from nothing to training: how many there are, and where they are typed."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
-import pytest
-
-from tests.fleet.namespaces import reason_not_here
-from tests.fleet.steps import MOST_STEPS, TypedLine, lines_of, type_steps
+from tests.fleet.steps import MOST_STEPS, TypedLine, lines_of
 from tests.support.forked import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 _PAGE = (ROOT / "docs/fleet.md").read_text("utf-8")
 
 
@@ -32,10 +24,3 @@ def test_the_page_needs_at_most_seven_lines_and_one_on_each_host_that_joins() ->
     counts = Counter(line.machine for line in lines)
     assert counts["loader-b"] == counts["loader-c"] == counts["trainer"] == 1
     assert sum("run tcp://" in line.text for line in lines) == 2
-
-
-@pytest.mark.slow
-def test_typing_them_trains(tmp_path: Path) -> None:
-    if reason := reason_not_here():
-        pytest.skip(reason)
-    assert type_steps(tmp_path) == len(lines_of(_PAGE))
