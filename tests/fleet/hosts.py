@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from tests.fleet.job import BATCHES, copy_job, longest_gap_s, verify
-from tests.fleet.namespaces import Machine, machines, reason_not_here
+from tests.fleet.namespaces import Machine, last_line, machines, reason_not_here
 from tests.fleet.reading import EpochRead, read_by
 
 if TYPE_CHECKING:
@@ -70,17 +70,18 @@ def _move_coordinator(job: Path, work: Path) -> tuple[EpochRead, float]:
         for machine in (second, third):
             _join(machine, endpoint, keys)
         _wait(trainer, endpoint, own, "--workers", "2")
-        found: list[float] = []
+        there = f"tcp://{spare.address}:{_PORT}"
+        watch = spare.ask(*_waiting(there, keys, "--workers", "2", "--trainers", "1"))
+        begun_s = 0.0
 
         def move() -> None:
+            nonlocal begun_s
             first.lose()
             begun_s = time.monotonic()
             spare.start(*coordinator)
-            there = f"tcp://{spare.address}:{_PORT}"
-            found.append(round(_wait(spare, there, keys, "--workers", "2", "--trainers", "1") - begun_s, 2))
 
         epoch = read_by(trainer.prefix, endpoint, keys=own, at=BATCHES // 3, then=move)
-        return epoch, found[0]
+        return epoch, round(json.loads(last_line(watch))["at_s"] - begun_s, 2)
 
 
 def _join(machine: Machine, endpoint: str, keys: Path) -> None:
@@ -88,8 +89,10 @@ def _join(machine: Machine, endpoint: str, keys: Path) -> None:
     machine.start("loader_server", "run", endpoint, "--keys", str(own), "--workers", "1")
 
 
-def _wait(machine: Machine, endpoint: str, keys: Path, *options: str) -> float:
-    """Wait on a machine until so many are heard; return when that was, on the monotonic clock."""
-    said = machine.run("tests.fleet.waiting", endpoint, "--keys", str(keys), *options)
-    at_s: float = json.loads(said)["at_s"]
-    return at_s
+def _wait(machine: Machine, endpoint: str, keys: Path, *options: str) -> None:
+    """Wait on a machine until so many are heard."""
+    machine.run(*_waiting(endpoint, keys, *options))
+
+
+def _waiting(endpoint: str, keys: Path, *options: str) -> tuple[str, ...]:
+    return ("tests.fleet.waiting", endpoint, "--keys", str(keys), *options)

@@ -18,10 +18,10 @@ from tests.support.forked import ROOT
 from tests.support.hosts import Host, hosts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Machine", "machines", "reason_not_here"]
+__all__ = ["Machine", "last_line", "machines", "reason_not_here"]
 
 #: The files of a folder of keys that each kind of machine needs, as the page says.
 _CARRIED = {
@@ -29,8 +29,13 @@ _CARRIED = {
     "trainer": ("trainer.key_secret", "coordinator.key", "worker.key"),
 }
 
-#: Gives a namespace a name of its own and the fleet's hosts file, then becomes the command.
-_ENTER = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
+#: Gives a namespace a name of its own and mounts (pairs of paths, up to `--`), then becomes the command.
+_ENTER = """
+hostname "$0"
+while [ "$1" != -- ]; do mount --bind "$1" "$2" || exit 1; shift 2; done
+shift
+exec "$@"
+"""
 
 
 def reason_not_here() -> str:
@@ -47,14 +52,15 @@ def reason_not_here() -> str:
 class Machine:
     """One machine: where its programs start, and what they say."""
 
-    def __init__(self, host: Host, name: str, folder: Path, hosts_file: Path) -> None:
+    def __init__(self, host: Host, name: str, folder: Path, mounts: Mapping[str, str]) -> None:
         self._host = host
         self.name = name
         #: What it has of its own; programs start here.
         self.folder = folder
         self.address = host.address
         self.log = folder / "log"
-        self._enter = ("unshare", "--uts", "sh", "-c", _ENTER, name, str(hosts_file))
+        #: What lies elsewhere on this machine than on the others: from where, by where.
+        self.mounts = dict(mounts)
         folder.mkdir(parents=True)
         self.log.touch()
         self._programs: list[subprocess.Popen[str]] = []
@@ -62,7 +68,9 @@ class Machine:
     @property
     def prefix(self) -> tuple[str, ...]:
         """The words before a command that runs on this machine."""
-        return ("ip", "netns", "exec", self._host.namespace, *self._enter)
+        mounts = (path for target, source in self.mounts.items() for path in (source, target))
+        enter = ("unshare", "--uts", "sh", "-c", _ENTER, self.name, *mounts, "--")
+        return ("ip", "netns", "exec", self._host.namespace, *enter)
 
     def carry(self, keys: Path, role: str) -> Path:
         """Copy the keys that a role needs onto this machine; return their folder."""
@@ -75,24 +83,34 @@ class Machine:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start a module of ours there, such as `loader_server`, with its arguments."""
+        return self.begin([sys.executable, "-m", *words], _environment())
+
+    def begin(self, words: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+        """Start a command there, in this environment."""
         with self.log.open("a") as log:
             program = subprocess.Popen(
-                self._command(words), cwd=self.folder, env=_environment(), stdout=log, stderr=log, text=True
+                [*self.prefix, *words], cwd=self.folder, env=environment, stdout=log, stderr=log, text=True
             )
         self._programs.append(program)
         return program
 
     def run(self, *words: str) -> str:
         """Run a module of ours there; return the last line that it printed."""
-        with self.log.open("a") as log:
-            done = subprocess.run(
-                self._command(words), cwd=self.folder, env=_environment(), stdout=subprocess.PIPE, stderr=log,
-                text=True, check=True, timeout=200,
-            )  # fmt: skip
-        return done.stdout.splitlines()[-1]
+        return last_line(self.ask(*words))
 
-    def _command(self, words: Sequence[str]) -> list[str]:
-        return [*self.prefix, sys.executable, "-m", *words]
+    def ask(self, *words: str) -> subprocess.Popen[str]:
+        """Start a module of ours there whose last line is its answer."""
+        with self.log.open("a") as log:
+            program = subprocess.Popen(
+                [*self.prefix, sys.executable, "-m", *words],
+                cwd=self.folder,
+                env=_environment(),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        self._programs.append(program)
+        return program
 
     def lose(self) -> None:
         """Pull its cable, and kill all that runs there."""
@@ -110,6 +128,14 @@ class Machine:
         return [int(pid) for pid in listed.stdout.split()]
 
 
+def last_line(program: subprocess.Popen[str]) -> str:
+    """Wait for a program's end; return the last line that it printed, and raise if it failed."""
+    output, _ = program.communicate(timeout=200)
+    if program.returncode:
+        raise subprocess.CalledProcessError(program.returncode, program.args)
+    return output.splitlines()[-1]
+
+
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
@@ -122,7 +148,8 @@ def machines(names: Sequence[str], work: Path) -> Iterator[list[Machine]]:
     with hosts(len(names)) as made:
         lines = [f"{host.address} {name}" for host, name in zip(made, names, strict=True)]
         hosts_file.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
-        fleet = [Machine(host, name, work / name, hosts_file) for host, name in zip(made, names, strict=True)]
+        mounts = {"/etc/hosts": str(hosts_file)}
+        fleet = [Machine(host, name, work / name, mounts) for host, name in zip(made, names, strict=True)]
         for host in made:
             host.plug_in()
         try:
