@@ -29,7 +29,7 @@ from typing_extensions import Self
 
 from shared.errors import SettingsError
 from shared.logs import Log
-from shared.metrics.connections import Places
+from shared.metrics.connections import BoundedConnections
 from shared.metrics.listening import Listening, bracketed
 from shared.metrics.names import WAIT_BOUNDS_S
 from shared.metrics.scrape_targets import TargetFile
@@ -136,7 +136,7 @@ class MetricsServer:
 
     def _serve(self) -> None:
         while not self._closing:
-            self._server.timeout = self._server.places.end_overdue(time.monotonic())
+            self._server.timeout = self._server.connections.end_overdue(time.monotonic())
             self._server.handle_request()
 
     def __enter__(self) -> Self:
@@ -156,7 +156,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     request_queue_size = 128  # of a crowd, who finds no place there is heard a second later
 
     def __init__(self, host: str, port: int) -> None:
-        self.places = Places(_MOST_AT_ONCE)
+        self.connections = BoundedConnections(_MOST_AT_ONCE)
         if ":" in host:
             self.address_family = socket.AF_INET6
         super().__init__((host, port), _Handler)
@@ -176,8 +176,8 @@ class _Server(ThreadingMixIn, WSGIServer):
             raise
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ANN401, ARG002
-        """Whether there is a place for it."""
-        return self.places.take(request, time.monotonic())
+        """Whether there is room for it."""
+        return self.connections.admit(request, time.monotonic())
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
         """Answer, in a thread of its own."""
@@ -186,7 +186,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def shutdown_request(self, request: Any) -> None:  # noqa: ANN401
         """Close a connection, whatever has become of it."""
-        self.places.leave(request)
+        self.connections.leave(request)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
@@ -242,7 +242,7 @@ class _Handler(WSGIRequestHandler):
 
     def parse_request(self) -> bool:
         """Read the request; return whether it is one, and is to be answered."""
-        return super().parse_request() and self.server.places.note_asked(self.connection, time.monotonic())
+        return super().parse_request() and self.server.connections.note_asked(self.connection, time.monotonic())
 
     def get_environ(self) -> WSGIEnvironment:
         """The request, with the host that it came to."""

@@ -142,7 +142,7 @@ def test_a_crowd_that_asks_slowly_or_reads_nothing_keeps_no_probe_waiting(
         server = crowd.enter_context(MetricsServer(lambda: samples, labels=LABELS, targets_folder=None, probes=_READY))
         for one in _crowd(server, 8, crowd):
             one.sendall(said)
-        wait_until(lambda: _answering() == 8, "all places are taken")
+        wait_until(lambda: _answering() == 8, "there is no more room")
         for _ in range(5):
             assert _ask(server.address, "/readyz") == (200, "ok\n")
 
