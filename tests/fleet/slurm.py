@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from loader_server.job_folder import JobFolder
-from tests.fleet.job import copy_job, longest_gap_s
+from tests.fleet.job import copy_job
 from tests.fleet.reading import EpochRead
 from tests.fleet.slurm_cluster import Slurm, reason_not_here, slurm
 from tests.support.forked import ROOT
@@ -103,7 +103,6 @@ def measure(job: Path, work: Path) -> dict[str, Any]:
         "lost_node": {
             "digest": outcome.digest,
             "gap_s": outcome.gap_s,
-            "bound_s": longest_gap_s(),
             "lost": outcome.lost,
             "repeated": outcome.repeated,
         },
