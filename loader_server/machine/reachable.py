@@ -5,7 +5,9 @@ Both are worked out when they are needed, because a machine's address may come l
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import struct
 
 __all__ = ["find_reachable_endpoint", "look_up"]
 
@@ -14,12 +16,17 @@ _EVERYWHERE = ("0.0.0.0", "*", "[::]")  # noqa: S104 - recognised here, bound on
 #: An address that is reserved for documentation: the route to it is the route to the world.
 _SOME_OTHER_HOST = "192.0.2.1"
 
+#: Linux's requests for a network interface's flags and address, and the flags of one that works.
+_GET_FLAGS, _GET_ADDRESS = 0x8913, 0x8915
+_UP_AND_RUNNING = 0x1 | 0x40
+
 
 def find_reachable_endpoint(endpoint: str, coordinator: str) -> str | None:
     """Return the endpoint at which trainers reach a worker, or None if there is no route to the coordinator now.
 
     A worker that listens on all addresses names the one that it has on the route to the coordinator, or, if that is on
-    this host, on the route to the world.
+    this host, on the route to the world. On a host of a closed network, which has no such route, it names the address
+    of the first network interface that works.
     """
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")
@@ -28,8 +35,8 @@ def find_reachable_endpoint(endpoint: str, coordinator: str) -> str | None:
     target = coordinator.partition("://")[2].rpartition(":")[0]
     local = target in _EVERYWHERE or target == "localhost" or target.startswith("127.")
     address = _find_address_towards(_SOME_OTHER_HOST if local else target)
-    if address is None and local:  # no way out of this host, and none is needed
-        address = "127.0.0.1"
+    if address is None and local:  # if there is no network at all, none is needed
+        address = _find_address_of_interface() or "127.0.0.1"
     return address and f"{scheme}://{address}:{port}"
 
 
@@ -42,6 +49,21 @@ def _find_address_towards(host: str) -> str | None:
         except OSError:
             return None
         return address
+
+
+def _find_address_of_interface() -> str | None:
+    """Return the address of the first interface that works and is not loopback; None if there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                (flags,) = struct.unpack_from("H", fcntl.ioctl(probe, _GET_FLAGS, request), 16)
+                address = socket.inet_ntoa(fcntl.ioctl(probe, _GET_ADDRESS, request)[20:24])
+            except OSError:  # it has no address, or has just gone
+                continue
+            if flags & _UP_AND_RUNNING == _UP_AND_RUNNING and not address.startswith("127."):
+                return address
+    return None
 
 
 def look_up(endpoint: str) -> str | None:
