@@ -19,6 +19,8 @@ from shared.errors import SettingsError
         (("tcp://10.0.0.1:7400",), "without keys"),
         (("ipc://somewhere",), "an endpoint like tcp://"),
         (("tcp://127.0.0.1:7400", "--keys", "nowhere"), "nowhere/worker.key_secret"),
+        (("job.toml", "--advertise", "203.0.113.7:17400"), "--advertise: expected a host alone"),
+        (("tcp://127.0.0.1:7400", "--advertise", "0.0.0.0"), "--advertise: expected a host alone"),
     ],
 )
 def test_what_does_not_go_together_is_refused(tmp_path, monkeypatch, words, got) -> None:
