@@ -8,7 +8,7 @@ PACKAGES := shared loader_server trainer_client monitoring tests examples
 # Tests start hundreds of processes, each of which would have to compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test all-tests faults-test quick lint monitoring-test frameworks-test examples-test mutants dist clean
+.PHONY: demo test all-tests faults-test quick lint monitoring-test frameworks-test examples-test fleet-test mutants dist clean
 
 demo: $(STAMP) ## the main job, from synthesis to a trained model; ends by itself
 	$(BIN)/loader-server demo
@@ -39,6 +39,11 @@ frameworks-test: $(STAMP) ## the feed into PyTorch and JAX, which are installed 
 examples-test: $(STAMP) ## each example as its page says; those of PyTorch and JAX where these are installed
 	$(BIN)/python -c 'import jax' 2>/dev/null && $(BIN)/python -m pip install --quiet --disable-pip-version-check optax || true
 	$(BIN)/python -m pytest tests/examples -rs
+
+# Engines install what they need besides; one that cannot be had is left out, with its reason.
+fleet-test: $(STAMP) ## one digest on hosts, in containers and in Slurm, also when a node is lost
+	command -v ip >/dev/null || { apt-get update && apt-get install -y --no-install-recommends iproute2; } || true
+	$(BIN)/python -m tests.fleet --json
 
 mutants: $(STAMP) ## one-line mistakes put into the code: which of them does no test notice?
 	$(BIN)/python -m tests.mutants

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from loader_server.fleet.joining import JoinSettings, join
 from loader_server.job_folder import JobFolder
-from shared.endpoints import check_endpoint, is_connectable
+from shared.endpoints import is_connectable
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -55,23 +55,13 @@ def _own_jobs(options: argparse.Namespace) -> list[JobFolder]:
 
 def joined_jobs(options: argparse.Namespace) -> list[JobFolder]:
     """Fetch what the jobs at these endpoints need, unless it is here."""
-    for endpoint in options.job:  # all of them, before anything is fetched
-        _check(endpoint, options)
-    return [
-        join(
-            JoinSettings(
-                endpoint=endpoint,
-                state=options.state or Path(".stoker"),
-                keys=options.keys,
-                data=options.data,
-                index=options.index,
-            )
-        )
-        for endpoint in options.job
-    ]
+    settings = [_join_settings(endpoint, options) for endpoint in options.job]
+    for job in settings:  # all of them, before anything is fetched
+        job.follow()
+    return [join(job) for job in settings]
 
 
-def _check(endpoint: str, options: argparse.Namespace) -> None:
+def _join_settings(endpoint: str, options: argparse.Namespace) -> JoinSettings:
     if "://" not in endpoint:
         raise SettingsError(
             expected="endpoints alone, or job files alone",
@@ -79,7 +69,14 @@ def _check(endpoint: str, options: argparse.Namespace) -> None:
             where="loader-server run",
             remedy="Serve the job file by a `loader-server run` of its own.",
         )
-    check_endpoint(endpoint, where="loader-server run", encrypted=options.keys is not None, insecure=options.insecure)
+    return JoinSettings(
+        endpoint=endpoint,
+        state=options.state or Path(".stoker"),
+        keys=options.keys,
+        data=options.data,
+        index=options.index,
+        insecure=options.insecure,
+    )
 
 
 def announce_joined(name: str, endpoint: str, workers: int) -> None:

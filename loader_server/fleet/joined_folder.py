@@ -30,7 +30,7 @@ _NAME = "joined.json"
 class JoinedFolder:
     """The folder of a joined job on its host; all folders are absolute."""
 
-    #: Where the coordinator serves.
+    #: Where the coordinator serves, or the file that says it.
     endpoint: str
     #: The folder that stands for that of the job file.
     data: str

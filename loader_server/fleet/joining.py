@@ -1,11 +1,13 @@
 """A host joins a job: it fetches the bundle from the coordinator, unless it is here, and makes a job folder of it.
 
 Rules: one piece is asked for at a time, and asked for again if nothing comes. Nobody is waited for without end: a
-coordinator that says nothing for a minute is an error. What was fetched before a cut is kept, and used by the next try.
+coordinator that says nothing for a minute is an error; so is a file that names none for so long. A coordinator that is
+named by a file is followed to where it is next. What was fetched before a cut is kept, and used by the next try.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import shutil
@@ -21,11 +23,12 @@ from loader_server.fleet.joined_folder import JoinedFolder
 from loader_server.fleet.manifest import INDEX, JOB_FILE
 from loader_server.job_folder import JobFolder
 from loader_server.sources.index.folder import read_meta
-from shared.command import LONGEST_WAIT_S
+from shared.endpoints import check_coordinator, check_endpoint
 from shared.errors import DataError, LostError, ProtocolError, SettingsError, StokerError
 from shared.keys import ClientKeys
 from shared.logs import Log
 from shared.sockets import connect_dealer, read_waiting, send_if_up
+from shared.system.endpoint_file import FollowedEndpoint
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from shared.wire.refusals import error_of
@@ -44,25 +47,44 @@ __all__ = ["JoinSettings", "join"]
 _FIRST_S, _AGAIN_S = 1.0, 5.0
 #: How often to look whether the connection is up.
 _LOOK_S = 0.05
-#: A coordinator that says nothing for so long is not there.
+#: How often to see whether the file that names the coordinator says another address.
+_FOLLOW_S = 0.25
+#: A coordinator that says nothing for so long is not there; how long to wait for it in silence.
 _LOST_S = 60.0
+_SAYS_SO_AFTER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinSettings:
     """What a host says of itself when it joins; `data` stands for the job's folder, `index` for its state folder."""
 
+    #: The coordinator's endpoint, or its file (`file:///…`).
     endpoint: str
     state: Path
     keys: Path | None = None
     data: Path | None = None
     index: Path | None = None
+    #: Whether a job may be joined without keys that is not served on this host.
+    insecure: bool = False
 
     def options(self) -> tuple[str, ...]:
         """Return the options of a command that say the same."""
         folders = {"--state": self.state, "--keys": self.keys, "--data": self.data, "--index": self.index}
         given = ((name, str(folder.resolve())) for name, folder in folders.items() if folder is not None)
         return tuple(word for option in given for word in option)
+
+    def follow(self) -> FollowedEndpoint:
+        """Return where the coordinator is; raise a SettingsError if it is known already that it may not be joined."""
+        check_coordinator(self.endpoint, where="loader-server run")
+        followed = FollowedEndpoint(self.endpoint, encrypted=self.keys is not None)
+        self.refuse_open(followed.address)
+        return followed
+
+    def refuse_open(self, address: str) -> None:
+        """Raise a SettingsError if the coordinator is beyond this host, and there are no keys."""
+        if address:
+            encrypted = self.keys is not None
+            check_endpoint(address, where=f"joining {self.endpoint}", encrypted=encrypted, insecure=self.insecure)
 
 
 def join(settings: JoinSettings) -> JobFolder:
@@ -76,33 +98,46 @@ def join(settings: JoinSettings) -> JobFolder:
     """
     state = settings.state.resolve()
     bundles = state / "bundles"
-    with locked(bundles):
-        with _FetchConnection(settings) as connection:
-            manifest, bundle = _fetched(connection, settings, bundles)
-        index = settings.index.resolve() if settings.index is not None else bundle.path / INDEX
-        folder = state / "hosts" / os.uname().nodename / manifest.job
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(bundle.path / JOB_FILE, folder / JOB_FILE)
-        joined = JoinedFolder(
-            endpoint=settings.endpoint,
-            data=str(settings.data.resolve() if settings.data is not None else manifest.folder),
-            state=str(folder.parent),
-            index=str(index),
-            keys=str(settings.keys.resolve()) if settings.keys is not None else "",
-            again=settings.options(),
-            named={said: str(bundle.path / name) for said, name in manifest.named.items()},
-        )
-        joined.write(folder / JOB_FILE)
-        return JobFolder(folder / JOB_FILE)
+    with _FetchConnection(settings) as connection:
+        fetching = Fetching()
+        _learn_manifest(connection, fetching)  # before the lock, so that nobody waits for who waits for a coordinator
+        with locked(bundles):
+            manifest, bundle = _fetched(connection, fetching, settings, bundles)
+            return _make_folder(manifest, bundle, settings)
 
 
-def _fetched(connection: _FetchConnection, settings: JoinSettings, bundles: Path) -> tuple[Manifest, BundleFolder]:
+def _make_folder(manifest: Manifest, bundle: BundleFolder, settings: JoinSettings) -> JobFolder:
+    """Write the folder of the job as this host serves it."""
+    state = settings.state.resolve()
+    index = settings.index.resolve() if settings.index is not None else bundle.path / INDEX
+    folder = state / "hosts" / os.uname().nodename / manifest.job
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(bundle.path / JOB_FILE, folder / JOB_FILE)
+    joined = JoinedFolder(
+        endpoint=settings.endpoint,
+        data=str(settings.data.resolve() if settings.data is not None else manifest.folder),
+        state=str(folder.parent),
+        index=str(index),
+        keys=str(settings.keys.resolve()) if settings.keys is not None else "",
+        again=settings.options(),
+        named={said: str(bundle.path / name) for said, name in manifest.named.items()},
+    )
+    joined.write(folder / JOB_FILE)
+    return JobFolder(folder / JOB_FILE)
+
+
+def _learn_manifest(connection: _FetchConnection, fetching: Fetching) -> Manifest:
+    while fetching.manifest is None:
+        connection.ask(fetching)
+    return fetching.manifest
+
+
+def _fetched(
+    connection: _FetchConnection, fetching: Fetching, settings: JoinSettings, bundles: Path
+) -> tuple[Manifest, BundleFolder]:
     """Return the manifest, and the bundle's folder, which is whole."""
-    fetching = Fetching()
     while True:
-        while fetching.manifest is None:
-            connection.ask(fetching)
-        manifest = fetching.manifest
+        manifest = _learn_manifest(connection, fetching)
         skipped = _own_files(manifest, settings.index)
         _refuse_too_large(manifest, skipped, settings.endpoint)
         folder = BundleFolder(bundles, manifest, skipped)
@@ -177,34 +212,67 @@ class _FetchConnection:
 
     def __init__(self, settings: JoinSettings) -> None:
         self.endpoint = settings.endpoint
-        keys = ClientKeys.read(settings.keys, "worker", to="coordinator") if settings.keys is not None else None
+        self._settings = settings
+        self._log = Log("join", endpoint=settings.endpoint)
+        self._followed = settings.follow()
+        self._keys = ClientKeys.read(settings.keys, "worker", to="coordinator") if settings.keys is not None else None
+        #: The address that we are connected to; empty as long as none is known.
+        self._connected = ""
+        #: When the coordinator was heard last, or else asked first.
+        self._heard_s = time.monotonic()
+        self._has_answered = self._has_said_so = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._dealer = connect_dealer(self._context, settings.endpoint, keys, secrets.token_bytes(16))
-        except BaseException as error:
+            self._dealer = self._connect()
+        except BaseException:
             self._context.term()
-            if isinstance(error, zmq.ZMQError):
-                raise _no_endpoint(f"{settings.endpoint}: {error}") from None
             raise
-        self._heard_s = time.monotonic()
-        self._has_answered = False
+
+    def _connect(self) -> zmq.Socket[bytes]:
+        address = self._followed.address
+        self._settings.refuse_open(address)
+        try:
+            dealer = connect_dealer(self._context, address, self._keys, secrets.token_bytes(16))
+        except zmq.ZMQError as error:
+            raise _no_endpoint(f"{address}: {error}") from None
+        self._connected, self._has_answered = address, False
+        return dealer
 
     def ask(self, fetching: Fetching) -> FilePiece | None:
         """Ask for what is wanted next; return the bytes of a file if they came, and None if something else did."""
         wanted = fetching.wanted()
         assert wanted is not None
-        due_s = 0.0
+        self._heard_s, due_s = time.monotonic(), 0.0
         while True:
             now_s = time.monotonic()
             if now_s - self._heard_s > _LOST_S:
                 raise self._lost()
+            if self._follow(now_s):
+                due_s = 0.0
+            self._say_so(now_s)
             if now_s >= due_s and send_if_up(self._dealer, encode(wanted)):
                 due_s = now_s + (_AGAIN_S if self._has_answered else _FIRST_S)
-            if self._dealer.poll(int(1000 * min(LONGEST_WAIT_S, max(_LOOK_S, due_s - now_s)))):
+            if self._dealer.poll(int(1000 * min(_FOLLOW_S, max(_LOOK_S, due_s - now_s)))):
                 for frames in read_waiting(self._dealer, 1):
                     piece = self._read(frames[0])
                     if piece is not None:
                         return fetching.take(piece)
+
+    def _follow(self, now_s: float) -> bool:
+        """Connect to where the coordinator is now, if its file says another address; return whether it does."""
+        quiet_s = now_s - self._heard_s if self._connected else math.inf
+        if not self._followed.has_moved(self._connected, quiet_s, now_s):
+            return False
+        former, self._dealer = self._dealer, self._connect()
+        former.close(linger=0)
+        return True
+
+    def _say_so(self, now_s: float) -> None:
+        """Say once, long before patience ends, what is waited for."""
+        if now_s - self._heard_s > _SAYS_SO_AFTER_S and not self._has_said_so:
+            self._has_said_so = True
+            reason = self._followed.problem or "no answer"
+            self._log.warning("waits for the coordinator", reason=reason, seconds=_LOST_S)
 
     def _read(self, frame: zmq.Frame) -> m.BundlePiece | None:
         self._heard_s = time.monotonic()
@@ -223,7 +291,7 @@ class _FetchConnection:
     def _lost(self) -> StokerError:
         return LostError(
             expected="a coordinator that gives this host what the job needs",
-            got="no answer for a minute",
+            got=self._followed.problem or "no answer for a minute",
             where=self.endpoint,
             remedy="Start the job there, correct the endpoint, or name the folder with this host's keys by --keys.",
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from loader_server.machine import deadline
 from loader_server.machine.child import Child
 from loader_server.machine.processes import how_it_ended
-from shared.endpoints import at_any_port, at_port, check_endpoint, is_loopback
+from shared.endpoints import at_any_port, at_port, check_endpoint, file_of, is_loopback
 from shared.errors import SettingsError, StokerError
 from shared.silence import GONE_AFTER
 
@@ -132,11 +132,15 @@ class JoinedJob(ServedJob):
     """A job that is served elsewhere: this machine has workers of it, which listen at `listen` and ports after it."""
 
     def __init__(
-        self, folder: JobFolder, listen: str, base_command: Callable[[str, JobFolder, str], list[str]]
+        self,
+        folder: JobFolder,
+        listen: str,
+        base_command: Callable[[str, JobFolder, str], list[str]],
+        *,
+        insecure: bool,
     ) -> None:
         super().__init__(folder, folder.settings.listen, base_command)
-        # On loopback only if the job is served there.
-        self._worker_listen = listen or f"tcp://{'127.0.0.1' if is_loopback(self.endpoint) else '0.0.0.0'}:*"  # noqa: S104 - refused without keys
+        self._worker_listen = listen or _usual_listen(folder, insecure=insecure)
         self.stage = Stage.COORDINATING
         self.coordinator.served = True  # as far as this machine can know
         self.indexer = Child("fetch", lambda _: base_command("fetch", folder, ""))
@@ -163,10 +167,22 @@ class JoinedJob(ServedJob):
         return child
 
 
-def make_job(folder: JobFolder, listen: str, base_command: Callable[[str, JobFolder, str], list[str]]) -> ServedJob:
+def _usual_listen(folder: JobFolder, *, insecure: bool) -> str:
+    """Return where workers of a joined job listen: on loopback if the job is served there, and stays there.
+
+    A coordinator that is named by a file may come back on another host; without keys none beyond this one is joined.
+    """
+    by_file = bool(file_of(folder.settings.listen))
+    is_here = not (insecure or folder.keys) if by_file else is_loopback(folder.settings.listen)
+    return "tcp://127.0.0.1:*" if is_here else "tcp://0.0.0.0:*"
+
+
+def make_job(
+    folder: JobFolder, listen: str, base_command: Callable[[str, JobFolder, str], list[str]], *, insecure: bool
+) -> ServedJob:
     """Return a job to be served here, or one that is served elsewhere; `listen`, if given, says where it listens."""
     if folder.joined is not None:
-        return JoinedJob(folder, listen, base_command)
+        return JoinedJob(folder, listen, base_command, insecure=insecure)
     return ServedJob(folder, listen or folder.settings.listen, base_command)
 
 

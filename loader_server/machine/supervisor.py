@@ -198,7 +198,7 @@ class Supervisor:
 
     def _take_in(self, folder: JobFolder, listen: str = "") -> ServedJob:
         """Take on a job; of one that is served elsewhere there is nothing to start but workers."""
-        job = make_job(folder, listen, self._command)
+        job = make_job(folder, listen, self._command, insecure=self.settings.insecure)
         job.refuse_listening(insecure=self.settings.insecure)
         refuse_conflicts(self.jobs.values(), folder, job.endpoint, max(self.settings.workers, len(self.jobs) + 1))
         try:

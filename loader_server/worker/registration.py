@@ -61,8 +61,10 @@ class Registration:
         #: With the endpoint that we are bound to, which may be that of all addresses.
         self._bound = register
         self._register = register
-        #: The coordinator's endpoint by address, once its name was looked up: that may take long, so it is done once.
+        #: The coordinator's endpoint by address, once its name was looked up. That may take long, most of all while the
+        #: network is down, so it is looked up again only when the coordinator has taken us in.
         self._looked_up: str | None = None
+        self._looks_up_again = False
         self.socket = self._connect()
         self._log = Log("worker", worker=register.worker)
         self._pieces: list[m.GraphPiece] = []
@@ -150,7 +152,8 @@ class Registration:
         """Work out our address; while there is no route we keep the one we had, because it may come back."""
         if not self._connected:
             return
-        self._looked_up = self._looked_up or look_up(self._connected)
+        if self._looks_up_again or self._looked_up is None:
+            self._looked_up, self._looks_up_again = look_up(self._connected) or self._looked_up, False
         endpoint = find_reachable_endpoint(self._bound.endpoint, self._looked_up or self._connected)
         if endpoint is not None and endpoint != self._register.endpoint:
             if self.membership.registered:
@@ -178,6 +181,7 @@ class Registration:
         self.membership.take_in(message, now_s)
         if isinstance(message, m.Culprits):
             return [message]
+        self._looks_up_again |= isinstance(message, m.Registered)
         if isinstance(message, m.GraphPiece):
             self._pieces.append(message)
         if isinstance(message, m.Refused) and message.code == "builder" and self._refusal in {None, message}:

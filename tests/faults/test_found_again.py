@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,6 +18,7 @@ import trainer_client
 from loader_server.commands import status
 from shared.errors import LostError, SettingsError, StokerError
 from shared.system.endpoint_file import write_endpoint
+from tests.support.forked import run_module
 from tests.support.loaders import ROOT, running, wait_until, write_job
 
 if TYPE_CHECKING:
@@ -94,6 +97,113 @@ def test_a_coordinator_at_another_address_is_found_by_its_file(tmp_path: Path, g
         assert worker.poll() is None
         assert not ended
     assert not file.exists()
+
+
+def _verify(named: str, *words: str) -> dict[str, Any]:
+    code, said, complained = run_module("trainer_client", "verify", named, "--json", *words)
+    assert code == 0, (said, complained)
+    document: dict[str, Any] = json.loads(said)
+    return document
+
+
+@pytest.mark.slow
+@pytest.mark.fault(67)
+def test_a_host_that_joined_by_the_file_finds_a_coordinator_at_another_address(tmp_path: Path) -> None:
+    """As Slurm's scripts have it: the host may be started first, and knows the file alone."""
+    own, other = tmp_path / "own", tmp_path / "other"
+    own.mkdir()
+    other.mkdir()
+    job = write_job(own)
+    subprocess.run([sys.executable, "-m", "loader_server", "index", str(job)], cwd=ROOT, check=True, timeout=100)
+    named = f"file://{own}/.stoker/tones/endpoint"
+    log, host_log = own / "log", other / "log"
+    with contextlib.ExitStack() as stack:
+        host = stack.enter_context(_started(host_log, "run", named, "--workers", "1"))
+        wait_until(lambda: "waits for the coordinator" in host_log.read_text(), "the host says what it waits for")
+        first = stack.enter_context(_started(log, "coordinator", str(job), "--listen", "tcp://127.0.0.1:*"))
+        wait_until(lambda: f"Job tones at {named} has 1 workers" in host_log.read_text(), "the host has joined")
+        wait_until(lambda: _report(named)["workers"], "its worker is there")
+        code, _, complained = run_module("loader_server", "fetch", named, "--state", str(tmp_path / "fetched"))
+        assert code == 0, complained
+        assert list((tmp_path / "fetched" / "bundles").glob("*/job.toml"))
+        before = _verify(named)
+        first.kill()
+        first.wait()
+        began_s = time.monotonic()
+        stack.enter_context(_started(log, "coordinator", str(job), "--listen", "tcp://127.0.0.2:*"))
+        wait_until(lambda: _heard(_report(named)["workers"]), "its worker has found it")
+        took_s = time.monotonic() - began_s
+        print(f"found by the host's worker after {took_s:.2f} s")
+        assert took_s < 5.0
+        assert _verify(named, "--against", named)["digest"] == before["digest"]
+        assert host.poll() is None
+        assert host_log.read_text().count("waits for the coordinator") == 1
+
+
+_READER = """
+import sys
+import trainer_client
+
+with trainer_client.connect(sys.argv[1], epochs=1_000_000) as feed:
+    for _ in range(1_000_000):
+        for batch in feed:
+            feed.trained()
+            print("batch", batch.epoch, batch.number, flush=True)
+"""
+
+
+@contextlib.contextmanager
+def _started_with_names(names: Path, log: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that finds the addresses of hosts in this file, and on no name server's list."""
+    script = 'mount --bind "$0" /etc/hosts && exec "$@"'
+    with log.open("a") as said:
+        process = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", script, str(names), sys.executable, *command],
+            cwd=log.parent, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=said, stderr=said,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.mark.slow
+@pytest.mark.fault(67)
+def test_a_coordinator_whose_name_has_another_address_is_found_by_its_name(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("a mount namespace needs root and unshare")
+    job = write_job(tmp_path)
+    subprocess.run([sys.executable, "-m", "loader_server", "index", str(job)], cwd=ROOT, check=True, timeout=100)
+    (tmp_path / "reader.py").write_text(_READER)
+    names, log, read_log = tmp_path / "hosts", tmp_path / "log", tmp_path / "read"
+    names.write_text("127.0.0.1 stoker-coordinator.test\n")
+    names.chmod(0o644)
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(_started(log, "coordinator", str(job), "--listen", "tcp://127.0.0.1:*"))
+        file = tmp_path / ".stoker" / "tones" / "endpoint"
+        wait_until(file.exists, "the coordinator serves")
+        port = file.read_text().strip().rpartition(":")[2]
+        named = f"tcp://stoker-coordinator.test:{port}"
+        worker = ("-m", "loader_server", "worker", str(job), "--coordinator", named)
+        stack.enter_context(_started_with_names(names, log, *worker))
+        reader = stack.enter_context(_started_with_names(names, read_log, str(tmp_path / "reader.py"), named))
+        wait_until(lambda: read_log.read_text().count("batch") > 5, "it trains")
+        first.kill()
+        first.wait()
+        names.write_text("127.0.0.2 stoker-coordinator.test\n")  # in place: another file would not be seen there
+        began_s = time.monotonic()
+        endpoint = f"tcp://127.0.0.2:{port}"
+        stack.enter_context(_started(log, "coordinator", str(job), "--listen", endpoint))
+        wait_until(lambda: _heard(_report(endpoint)["workers"]), "the worker has found it")
+        worker_s = time.monotonic() - began_s
+        wait_until(lambda: _heard(_report(endpoint)["streams"]["train"]["trainers"]), "the trainer has found it")
+        trainer_s = time.monotonic() - began_s
+        print(f"found by name by the worker after {worker_s:.2f} s, by the trainer {trainer_s:.2f} s")
+        assert max(worker_s, trainer_s) < 5.0
+        count = read_log.read_text().count("batch")
+        wait_until(lambda: read_log.read_text().count("batch") > count + 5, "it trains on")
+        assert reader.poll() is None
 
 
 @pytest.mark.fault(67)

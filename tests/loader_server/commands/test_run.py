@@ -7,6 +7,7 @@ import pytest
 from loader_server.cli import _parser
 from loader_server.commands.run import jobs_of
 from shared.errors import SettingsError
+from shared.system.endpoint_file import write_endpoint
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,8 @@ from shared.errors import SettingsError
         (("tcp://127.0.0.1:7400", "--keys", "nowhere"), "nowhere/worker.key_secret"),
         (("job.toml", "--advertise", "203.0.113.7:17400"), "--advertise: expected a host alone"),
         (("tcp://127.0.0.1:7400", "--advertise", "0.0.0.0"), "--advertise: expected a host alone"),
+        (("file://endpoint",), "Write three slashes"),
+        (("file:///shared/endpoint", "job.toml"), "job.toml beside an endpoint"),
     ],
 )
 def test_what_does_not_go_together_is_refused(tmp_path, monkeypatch, words, got) -> None:
@@ -28,3 +31,15 @@ def test_what_does_not_go_together_is_refused(tmp_path, monkeypatch, words, got)
     with pytest.raises(SettingsError) as error:
         jobs_of(_parser("run").parse_args(["run", *words]))
     assert got in str(error.value)
+
+
+def test_a_file_that_names_the_coordinator_is_looked_at_before_anything_is_fetched(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "endpoint"
+    write_endpoint(file, "tcp://10.0.0.1:7400")
+    run = _parser("run").parse_args(["run", "tcp://127.0.0.1:9", f"file://{file}"])
+    with pytest.raises(SettingsError, match=r"tcp://10\.0\.0\.1:7400 without keys"):
+        jobs_of(run)
+    file.chmod(0o666)
+    with pytest.raises(SettingsError, match="endpoint, which others may write"):
+        jobs_of(run)

@@ -22,6 +22,7 @@ from loader_server.job_file import JobFile
 from loader_server.stream import Stream
 from shared.errors import DataError, LostError, RefusedError, SettingsError
 from shared.keys import ServerKeys, make_keys
+from shared.system.endpoint_file import write_endpoint
 from shared.wire import messages as m
 from shared.wire.codec import encode
 from tests.support.loaders import wait_until, write_job
@@ -249,6 +250,73 @@ def test_nobody_is_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(LostError) as error:
         joined("tcp://127.0.0.1:9", tmp_path / "state")
     assert "--keys" in error.value.remedy
+
+
+def test_a_coordinator_is_waited_for_that_has_not_written_its_file_yet(
+    job: JobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(joining, "_SAYS_SO_AFTER_S", 0.05)
+    file, found = tmp_path / "endpoint", list[JobFile]()
+    host = threading.Thread(target=lambda: found.append(joined(f"file://{file}", tmp_path / "state")))
+    with caplog.at_level("WARNING", "stoker"):
+        host.start()
+        wait_until(lambda: "waits for the coordinator" in caplog.text, "it says what it waits for")
+        with served(job) as coordinator:
+            file.write_text("tcp://127.0.")  # half of it
+            write_endpoint(file, coordinator.endpoint)
+            host.join(60)
+    assert caplog.text.count("waits for the coordinator") == 1
+    assert "reason=No such file or directory" in caplog.text
+    assert builder(found[0]) == builder(job)
+    assert found[0].settings.listen == f"file://{file}"
+
+
+def test_a_coordinator_is_followed_to_another_address_in_mid_fetch(
+    job: JobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, is_first, go_on = joining.BundleFolder.write, threading.Event(), threading.Event()
+
+    def stopping(self, piece):
+        write(self, piece)
+        if not is_first.is_set():
+            is_first.set()
+            assert go_on.wait(60)
+
+    monkeypatch.setattr(joining.BundleFolder, "write", stopping)
+    file, found = tmp_path / "endpoint", list[JobFile]()
+    with served(job) as coordinator:
+        write_endpoint(file, coordinator.endpoint)
+        host = threading.Thread(target=lambda: found.append(joined(f"file://{file}", tmp_path / "state")))
+        host.start()
+        assert is_first.wait(60)
+    with served(job, endpoint="tcp://127.0.0.2:*") as coordinator:
+        write_endpoint(file, coordinator.endpoint)
+        go_on.set()
+        host.join(60)
+    assert builder(found[0]) == builder(job)
+
+
+def test_a_file_that_says_nothing_is_named_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "_LOST_S", 0.2)
+    with pytest.raises(LostError) as error:
+        joined(f"file://{tmp_path}/endpoint", tmp_path / "state")
+    assert (error.value.got, error.value.where) == ("No such file or directory", f"file://{tmp_path}/endpoint")
+
+
+def test_an_address_beyond_this_host_that_a_file_says_late_is_refused_without_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "endpoint"
+    connect = joining._FetchConnection._connect
+
+    def write_then(self):
+        dealer = connect(self)
+        write_endpoint(file, "tcp://192.0.2.1:7400")
+        return dealer
+
+    monkeypatch.setattr(joining._FetchConnection, "_connect", write_then)
+    with pytest.raises(SettingsError, match=r"tcp://192\.0\.2\.1:7400 without keys"):
+        joined(f"file://{file}", tmp_path / "state")
 
 
 def test_what_is_no_endpoint_is_refused(tmp_path: Path) -> None:

@@ -169,6 +169,34 @@ def test_the_coordinators_name_is_looked_up_once_it_can_be_and_then_no_more(work
     assert asked == [worker.desk.endpoint] * 2
 
 
+def test_a_coordinator_whose_name_has_another_address_when_it_is_back_is_told_our_address_on_the_way_there(
+    context, monkeypatch
+):
+    where, asked = {"coordinator": "10.0.0.1"}, []
+    monkeypatch.setattr(
+        registration, "look_up", lambda _endpoint: asked.append(1) or f"tcp://{where['coordinator']}:7400"
+    )
+    monkeypatch.setattr(reachable, "_find_address_towards", lambda host: host.replace("0.1", "0.7"))
+    worker = Worker(context, replace(REGISTER, endpoint="tcp://0.0.0.0:7411"))
+
+    def register():
+        who, heard = worker.hear()
+        while not isinstance(heard, m.Register):
+            who, heard = worker.hear()
+        worker.tell(who, m.Registered(heartbeat_timeout_ms=2000))
+        worker.turn()
+        return heard.endpoint
+
+    assert register() == "tcp://10.0.0.7:7411"
+    for _ in range(3):
+        worker.hear()
+    assert len(asked) == 2, "nor does it look up with each heartbeat"
+    where["coordinator"] = "10.9.0.1"
+    worker.renewal()
+    assert [register(), register()] == ["tcp://10.0.0.7:7411", "tcp://10.9.0.7:7411"]
+    worker.close()
+
+
 @pytest.mark.parametrize(
     ("bound", "coordinator", "route", "endpoint"),
     [

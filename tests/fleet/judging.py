@@ -1,0 +1,63 @@
+"""What is wrong with the figures of the engines: digests that differ, batches lost or repeated, bounds not held.
+
+Rules: pure. An engine gives `{"digest": …, "batches": …, "lost_node": {"digest": …, "gap_s": …}}`, or `{"error": …}`;
+each case may also say `lost`, `repeated` and, of a coordinator that moved, `found_s`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["Expected", "faults_of"]
+
+_UNDISTURBED, _CASES = "undisturbed", ("lost_node", "moved_coordinator")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What one machine gave, and the bounds."""
+
+    digest: str
+    batches: int
+    longest_gap_s: float
+    found_within_s: float
+
+
+def faults_of(engines: Mapping[str, Mapping[str, Any]], expected: Expected) -> list[str]:
+    """Return a sentence for each thing that is wrong."""
+    return [f"{name}, {fault}" for name, engine in engines.items() for fault in _of_engine(engine, expected)]
+
+
+def _of_engine(engine: Mapping[str, Any], expected: Expected) -> Iterator[str]:
+    if "error" in engine:
+        yield f"it failed: {engine['error']}"
+        return
+    if engine["batches"] != expected.batches:
+        yield f"{_UNDISTURBED}: {engine['batches']} batches instead of {expected.batches}"
+    yield from (f"{_UNDISTURBED}: {fault}" for fault in _of_digest(engine, expected))
+    if not engine.get(_CASES[0]):
+        yield f"{_CASES[0]}: not measured"
+    for case in _CASES:
+        yield from (f"{case}: {fault}" for fault in _of_case(engine.get(case, {}), expected))
+
+
+def _of_case(case: Mapping[str, Any], expected: Expected) -> Iterator[str]:
+    if not case:
+        return
+    yield from _of_digest(case, expected)
+    for what in ("lost", "repeated"):
+        if case.get(what, 0):
+            yield f"{case[what]} batches {what}"
+    if case["gap_s"] > expected.longest_gap_s:
+        yield f"a gap of {case['gap_s']:g} s, more than {expected.longest_gap_s:g} s"
+    if case.get("found_s", 0.0) > expected.found_within_s:
+        yield f"found after {case['found_s']:g} s, more than {expected.found_within_s:g} s"
+
+
+def _of_digest(case: Mapping[str, Any], expected: Expected) -> Iterator[str]:
+    if case["digest"] != expected.digest:
+        yield f"digest {case['digest']} instead of {expected.digest}"

@@ -1,0 +1,44 @@
+"""What counts as a fault of an engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.fleet.judging import Expected, faults_of
+
+_EXPECTED = Expected(digest="aa", batches=10, longest_gap_s=2.5, found_within_s=5.0)
+
+
+def _engine(**change: Any) -> dict[str, Any]:
+    case = {"digest": "aa", "gap_s": 2.5, "lost": 0, "repeated": 0}
+    return {"digest": "aa", "batches": 10, "lost_node": case, "moved_coordinator": case | {"found_s": 5.0}} | change
+
+
+def _case(**change: Any) -> dict[str, Any]:
+    return {"digest": "aa", "gap_s": 1.0} | change
+
+
+def test_equal_digests_within_the_bounds_are_no_fault() -> None:
+    least = {"digest": "aa", "batches": 10, "lost_node": _case()}
+    assert faults_of({"hosts": _engine(), "slurm": least}, _EXPECTED) == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "fault"),
+    [
+        ({"error": "no daemon"}, "it failed: no daemon"),
+        (_engine(digest="bb"), "undisturbed: digest bb instead of aa"),
+        (_engine(batches=9), "undisturbed: 9 batches instead of 10"),
+        (_engine(lost_node={}), "lost_node: not measured"),
+        (_engine(lost_node=_case(digest="bb")), "lost_node: digest bb instead of aa"),
+        (_engine(lost_node=_case(lost=1)), "lost_node: 1 batches lost"),
+        (_engine(lost_node=_case(repeated=2)), "lost_node: 2 batches repeated"),
+        (_engine(lost_node=_case(gap_s=2.6)), "lost_node: a gap of 2.6 s, more than 2.5 s"),
+        (_engine(moved_coordinator=_case(found_s=5.1)), "moved_coordinator: found after 5.1 s, more than 5 s"),
+        (_engine(moved_coordinator=_case(digest="bb")), "moved_coordinator: digest bb instead of aa"),
+    ],
+)
+def test_each_fault_is_said(engine: dict[str, Any], fault: str) -> None:
+    assert faults_of({"hosts": engine}, _EXPECTED) == [f"hosts, {fault}"]
