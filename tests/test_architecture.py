@@ -265,6 +265,9 @@ def test_how_a_feed_is_opened_and_made_a_dataset():
         "lost_timeout_s": 60.0,
         "metrics_port": None,
         "metrics_targets": None,
+        "metrics_listen": "",
+        "metrics_token": None,
+        "metrics_insecure": False,
     }
     form = ["inputs", "targets", "weights", "map"]
     for function, before in ((Feed.dataset, []), (Feed.distributed, ["strategy"]), (Feed.warm_up, ["step"])):

@@ -31,8 +31,9 @@ from trainer_client.session.connect_checks import (
     refuse_work,
 )
 from trainer_client.session.elastic_member import ElasticMember
-from trainer_client.session.feed_session import FeedSession, MetricsSettings
+from trainer_client.session.feed_session import FeedSession
 from trainer_client.session.lease_account import only_in_queue
+from trainer_client.session.metrics_settings import MetricsSettings
 from trainer_client.session.shared_results import refuse_what_cannot_be_told
 from trainer_client.tf.element_structure import ElementStructure
 
@@ -73,6 +74,9 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
     lost_timeout_s: float = 60.0,
     metrics_port: int | None = None,
     metrics_targets: str | Path | None = None,
+    metrics_listen: str = "",
+    metrics_token: str | Path | None = None,
+    metrics_insecure: bool = False,
 ) -> Feed:
     """Attach to a stream of a running job.
 
@@ -86,17 +90,24 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
     are asked for ahead (8; up to 32 if they are small), within `prefetch_bytes` of buffers. The feed talks to
     all workers on its own host, and to `workers` on other hosts. `connect_timeout_s` is how long to wait for the job (a
     minute), or for enough trainers (ten). With a `metrics_port` (0: any free one) it serves its metrics to Prometheus
-    on loopback, and announces the port in a file in the folder `metrics_targets`.
+    on loopback, and announces the port in a file in the folder `metrics_targets`. `metrics_listen` (HOST or HOST:PORT)
+    serves them elsewhere: beyond loopback to those who show the token in the file `metrics_token`, or to all if they
+    may be `metrics_insecure`.
     """
-    refuse_texts(endpoint=endpoint, stream=stream, job=job, keys=keys)
+    refuse_texts(endpoint=endpoint, stream=stream, job=job, keys=keys, metrics_listen=metrics_listen)
     patience_s = _USUAL_PATIENCE_S if elastic is None else _ELASTIC_PATIENCE_S
     if connect_timeout_s is not None:
         patience_s = seconds(connect_timeout_s, "connect_timeout_s", "connect")
     lost_timeout_s = seconds(lost_timeout_s, "lost_timeout_s", "connect")
     refuse_numbers(rank=rank, replicas=replicas, world=world, epochs=epochs, prefetch=prefetch, workers=workers)
     prefetch_bytes = whole(prefetch_bytes, "prefetch_bytes", "connect", least=1)
-    if metrics_port is not None:
-        metrics_port = whole(metrics_port, "metrics_port", "connect", most=2**16 - 1)
+    metrics = MetricsSettings.of(
+        port=metrics_port,
+        listen=metrics_listen,
+        token=metrics_token,
+        insecure=metrics_insecure,
+        targets=metrics_targets,
+    )
     refuse_work(work)
     if strategy is not None:
         from trainer_client.tf.dataset import ranks_of  # noqa: PLC0415 - TensorFlow only when it is used
@@ -130,7 +141,6 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
         connect_timeout_s=patience_s,
     )
     refuse_unsendable(attach_request(settings.core, None, None), "connect")
-    metrics = MetricsSettings(port=metrics_port, targets=metrics_targets)
     if elastic is None:
         return Feed(FeedSession(settings, metrics))
     refuse_fixed_places(ranks, rank, elastic)

@@ -17,9 +17,21 @@ from shared.errors import SettingsError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Listening", "bracketed", "listening_of"]
+__all__ = ["Listening", "ListeningWords", "bracketed", "listening_of"]
 
 _LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListeningWords:
+    """What errors call the address, the file with the token, and leave to do without; on a command line by default."""
+
+    listen: str = "--metrics-listen"
+    file: str = "--metrics-token"
+    insecure: str = "--insecure"
+
+
+_ON_COMMAND_LINES = ListeningWords()
 
 #: A token that is shorter can be guessed.
 _SHORTEST_TOKEN = 16
@@ -47,24 +59,26 @@ class Listening:
         return "::1" if ":" in self.host else _LOOPBACK
 
 
-def listening_of(listen: str, port: int, token_file: Path | None, *, insecure: bool) -> Listening:
+def listening_of(
+    listen: str, port: int, token_file: Path | None, *, insecure: bool, words: ListeningWords = _ON_COMMAND_LINES
+) -> Listening:
     """Return where to serve, from `HOST` or `HOST:PORT` (empty: loopback) and the file that holds the token.
 
     Without a port there, `port` is the one. Raises a SettingsError if anybody could read metrics from elsewhere.
     """
-    host, said_port = _split(listen) if listen else (_LOOPBACK, None)
-    token = _read_token(token_file) if token_file is not None else ""
+    host, said_port = _split(listen, words) if listen else (_LOOPBACK, None)
+    token = _read_token(token_file, words) if token_file is not None else ""
     if not token and not insecure and not is_loopback(f"tcp://{bracketed(host)}:0"):
         raise SettingsError(
             expected="a token, or a loopback address such as 127.0.0.1:9100",
             got=f"{listen} without one: anyone who reaches it could read the metrics",
-            where="--metrics-listen",
-            remedy="Write a secret into a file and name it with --metrics-token FILE, or write --insecure.",
+            where=words.listen,
+            remedy=f"Write a secret into a file and name it with {words.file} FILE, or write {words.insecure}.",
         )
     return Listening(host=host, port=port if said_port is None else said_port, token=token)
 
 
-def _split(listen: str) -> tuple[str, int | None]:
+def _split(listen: str, words: ListeningWords) -> tuple[str, int | None]:
     host, colon, port = listen.rpartition(":")
     if not colon or listen.endswith("]"):
         host, port = listen, ""
@@ -75,7 +89,7 @@ def _split(listen: str) -> tuple[str, int | None]:
         raise SettingsError(
             expected="a host, or a host and a port, such as 0.0.0.0:9100",
             got=repr(listen),
-            where="--metrics-listen",
+            where=words.listen,
             remedy="Write HOST:PORT; 0.0.0.0 is all addresses of this machine, and port 0 any free one.",
         )
     return plain, int(port) if port else None
@@ -93,20 +107,20 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _read_token(file: Path) -> str:
+def _read_token(file: Path, words: ListeningWords) -> str:
     try:
         token = file.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise _no_token(file, getattr(error, "strerror", None) or "no text") from None
+        raise _no_token(file, getattr(error, "strerror", None) or "no text", words) from None
     if len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
-        raise _no_token(file, f"{len(token)} characters, or other ones")
+        raise _no_token(file, f"{len(token)} characters, or other ones", words)
     return token
 
 
-def _no_token(file: Path, got: str) -> SettingsError:
+def _no_token(file: Path, got: str, words: ListeningWords) -> SettingsError:
     return SettingsError(
         expected=f"a token: a line of {_SHORTEST_TOKEN} or more letters and digits",
         got=got,
-        where=f"--metrics-token {file}",
+        where=f"{words.file} {file}",
         remedy="Make one with `openssl rand -hex 32 > FILE && chmod 600 FILE`.",
     )

@@ -3,8 +3,9 @@
 Rules: `samples` is called in the server's thread, so it reads plain numbers and complete snapshots, and changes
 nothing. `/metrics` has the metrics, `/targets` where those of other processes are, `/healthz` and `/readyz` what
 `probes` says, and no other path has anything. Probes are open to whoever reaches the port; the others are not if
-`Listening` has a token. What a process exposes is declared in `names`; a sample of anything else is a defect.
-prometheus_client adds its own `process_…` metrics: CPU seconds, memory, start time.
+`Listening` has a token. Who holds a connection keeps nobody else waiting (see `connections`). What a process exposes is
+declared in `names`; a sample of anything else is a defect. prometheus_client adds its own `process_…` metrics: CPU
+seconds, memory, start time.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing_extensions import Self
 
 from shared.errors import SettingsError
 from shared.logs import Log
+from shared.metrics.connections import BoundedConnections
 from shared.metrics.listening import Listening, bracketed
 from shared.metrics.names import WAIT_BOUNDS_S
 from shared.metrics.scrape_targets import TargetFile
@@ -45,9 +47,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MetricSamples", "MetricsServer", "Spread", "Values"]
 
-#: Requests beyond so many at once, and connections that have not asked after so long, are closed.
+#: So many are answered at once; `connections` says who makes room for others.
 _MOST_AT_ONCE = 8
-_PATIENCE_S = 5.0
 
 #: Pause when no descriptor is left to accept with, or the thread would spin.
 _EXHAUSTED_PAUSE_S = 0.1
@@ -135,6 +136,7 @@ class MetricsServer:
 
     def _serve(self) -> None:
         while not self._closing:
+            self._server.timeout = self._server.connections.end_overdue(time.monotonic())
             self._server.handle_request()
 
     def __enter__(self) -> Self:
@@ -151,9 +153,10 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
     allow_reuse_port = False  # some releases of Python let two servers share a port without a word
+    request_queue_size = 128  # of a crowd, who finds no place there is heard a second later
 
     def __init__(self, host: str, port: int) -> None:
-        self._places = threading.Semaphore(_MOST_AT_ONCE)
+        self.connections = BoundedConnections(_MOST_AT_ONCE)
         if ":" in host:
             self.address_family = socket.AF_INET6
         super().__init__((host, port), _Handler)
@@ -173,16 +176,18 @@ class _Server(ThreadingMixIn, WSGIServer):
             raise
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ANN401, ARG002
-        """Whether a thread is free to answer it."""
-        return self._places.acquire(blocking=False)
+        """Whether there is room for it."""
+        return self.connections.admit(request, time.monotonic())
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
         """Answer, in a thread of its own."""
         threading.current_thread().name = "stoker-metrics-answer"
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
+        super().process_request_thread(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:  # noqa: ANN401
+        """Close a connection, whatever has become of it."""
+        self.connections.leave(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
         """Say nothing: a client that hangs up, or never asks, is not news."""
@@ -233,7 +238,11 @@ def _say(begin: StartResponse, status: str, text: str, *more: tuple[str, str]) -
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = _PATIENCE_S
+    server: _Server
+
+    def parse_request(self) -> bool:
+        """Read the request; return whether it is one, and is to be answered."""
+        return super().parse_request() and self.server.connections.note_asked(self.connection, time.monotonic())
 
     def get_environ(self) -> WSGIEnvironment:
         """The request, with the host that it came to."""

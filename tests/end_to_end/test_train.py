@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
+import urllib.error
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -313,19 +315,27 @@ def test_gradients_that_stay_infinite_end_training_with_the_batch_that_they_come
 @pytest.mark.heritage("E13")
 @pytest.mark.heritage("T11")
 def test_how_long_each_phase_takes_is_a_metric_while_it_trains(folder: Path, endpoint: str) -> None:
-    targets = folder / "port"
+    targets, token = folder / "port", folder / "token"
+    token.write_text("0123456789abcdef\n")
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
     arguments = ("--checkpoint", str(folder / "measured"), "--callbacks", "slow", "--max-time", "600")
     process = start(
-        folder, endpoint, "train", *arguments, "--metrics-port", "0", "--metrics-targets", str(targets),
+        folder, endpoint, "train", *arguments, "--metrics-port", str(port), "--metrics-targets", str(targets),
+        "--metrics-listen", "0.0.0.0", "--metrics-token", str(token),
         "--save-every-steps", "2", "--log-every", "1", "--term-exit", "0",
     )  # fmt: skip
     with process:
         process.wait_for_text(", step 4: ")
         wait_until(lambda: list(targets.glob("*.json")), "the port of the metrics")
         (target,) = read_targets(targets).values()
+        assert target["address"] == f"127.0.0.1:{port}"
+        with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+            fetch_metrics(target["address"])
+        refused.value.close()
         staged = ("stoker_staged_batches", (("stream", "train"),))
-        wait_until(lambda: fetch_metrics(target["address"])[staged] > 0, "batches that TensorFlow has")
-        found = fetch_metrics(target["address"])
+        wait_until(lambda: fetch_metrics(target["address"], "0123456789abcdef")[staged] > 0, "batches that TensorFlow has")
+        found = fetch_metrics(target["address"], "0123456789abcdef")
         process.send_signal(signal.SIGTERM)
         _, complained = ended(process)
     words = complained.splitlines()[-1]

@@ -23,9 +23,11 @@ __all__ = ["Scrape", "fetch_metrics", "metrics_of", "read_targets", "total"]
 Scrape = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def fetch_metrics(address: str) -> Scrape:
-    """All samples at an address."""
-    text = urllib.request.urlopen(f"http://{address}/metrics", timeout=30).read().decode()
+def fetch_metrics(address: str, token: str = "") -> Scrape:
+    """All samples at an address, for who shows this token."""
+    asked = urllib.request.Request(f"http://{address}/metrics", headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        text = answer.read().decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)

@@ -36,10 +36,12 @@ def find_repeated(flag: str, names: Sequence[str]) -> str:
 
 
 def find_unheeded(options: argparse.Namespace, needed: Mapping[str, str]) -> str:
-    """Return what is wrong if an option is given without the one that it needs, by the names of their flags."""
-    for flag, other in needed.items():
-        if _is_given(options, flag) and not _is_given(options, other):
-            return f"argument {flag}: expected {other} with it, because without it changes nothing"
+    """Return what is wrong if an option is given without the one that it needs, by the names of their flags; of
+    several, divided by "or", one is enough.
+    """
+    for flag, others in needed.items():
+        if _is_given(options, flag) and not any(_is_given(options, other) for other in others.split(" or ")):
+            return f"argument {flag}: expected {others} with it, because without it changes nothing"
     return ""
 
 
@@ -67,7 +69,9 @@ _TRAIN_NEEDS = {
     "--validate-every": "--validate",
     "--validate-every-steps": "--validate",
     "--eval-metrics": "--validate",
-    "--metrics-targets": "--metrics-port",
+    "--metrics-targets": "--metrics-port or --metrics-listen",
+    "--metrics-token": "--metrics-port or --metrics-listen",
+    "--insecure": "--metrics-listen",
 }
 
 

@@ -17,7 +17,7 @@ from trainer_client.session.feed_session import FeedSession
 
 if TYPE_CHECKING:
     from trainer_client.network.receiver import ReceiverSettings
-    from trainer_client.session.feed_session import MetricsSettings
+    from trainer_client.session.metrics_settings import MetricsSettings
 
 __all__ = ["ElasticMember"]
 

@@ -7,7 +7,6 @@ or TensorFlow, and nothing that it imports knows the `Feed` in front of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import SettingsError, WorldChangedError
@@ -18,6 +17,7 @@ from trainer_client.session.batch_iterator import BatchIterator
 from trainer_client.session.batch_maker import BatchMaker
 from trainer_client.session.epoch_account import Accounts
 from trainer_client.session.lease_account import LeaseAccount, only_in_lockstep
+from trainer_client.session.metrics_settings import NO_METRICS, MetricsSettings
 from trainer_client.session.shared_results import SharedResults
 from trainer_client.session.trained_cursor import TrainedCursor
 
@@ -30,18 +30,10 @@ if TYPE_CHECKING:
     from trainer_client.network.receiver import ReceiverSettings
     from trainer_client.session.shared_results import MeansOfTrainers
 
-__all__ = ["FeedSession", "MetricsSettings"]
+__all__ = ["FeedSession"]
 
 #: How long the results of an epoch are waited for, which others report as soon as they hear of its end.
 _GATHERING_S = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricsSettings:
-    """The port to serve metrics on (None: do not), and the folder to announce it in."""
-
-    port: int | None = None
-    targets: str | Path | None = None
 
 
 class FeedSession:
@@ -49,7 +41,7 @@ class FeedSession:
     batches.
     """
 
-    def __init__(self, settings: ReceiverSettings, metrics: MetricsSettings = MetricsSettings()) -> None:
+    def __init__(self, settings: ReceiverSettings, metrics: MetricsSettings = NO_METRICS) -> None:
         self.receiver = Receiver(settings)
         self.maker = BatchMaker(self.receiver)
         #: Of an elastic run: gives the session in the next world.
@@ -74,10 +66,10 @@ class FeedSession:
         self.cursor = self.leases or TrainedCursor(self.receiver, self.accounts, answer)
 
     def _serve_metrics(self, settings: MetricsSettings) -> None:
-        if settings.port is not None:
+        if settings.listening is not None:
             from trainer_client.session.metrics import serve  # noqa: PLC0415 - prometheus_client only when it is used
 
-            serve(self.receiver, self.maker, self.accounts, port=settings.port, targets=settings.targets)
+            serve(self.receiver, self.maker, self.accounts, listening=settings.listening, targets=settings.targets)
 
     # --- what the stream is ---
 

@@ -3,7 +3,7 @@
 Rules: everything here runs in the server's thread and reads only single numbers and lists of fixed length; nothing here
 runs for each batch. The server references the feed weakly, so that it keeps none open that nobody else has, and ends
 with its receive thread. What the numbers mean is declared in `shared.metrics.names`. A trainer serves metrics only if
-it was connected with `metrics_port`.
+it was connected with `metrics_port` or `metrics_listen`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.metrics import names
-from shared.metrics.listening import Listening
 from shared.metrics.server import MetricSamples, MetricsServer, Spread
 from trainer_client.core.slot_states import SlotState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shared.metrics.listening import Listening
     from trainer_client.core.workers.worker_tickets import WantCounts
     from trainer_client.network.receiver import Receiver
     from trainer_client.session.batch_maker import BatchMaker
@@ -30,14 +30,16 @@ if TYPE_CHECKING:
 __all__ = ["serve", "trainer_samples"]
 
 
-def serve(receiver: Receiver, maker: BatchMaker, accounts: Accounts, *, port: int, targets: str | Path | None) -> None:
+def serve(
+    receiver: Receiver, maker: BatchMaker, accounts: Accounts, *, listening: Listening, targets: str | Path | None
+) -> None:
     """Serve a feed's metrics until its receive thread ends; with `targets`, a file in that folder says where."""
     spec, core = receiver.spec, receiver.settings.core
     process = f"{spec.stream}-{os.uname().nodename}-{os.getpid()}"
     labels = {"job": spec.job, "role": "trainer", "rank": str(core.ranks.rank), "trainer": process}
     samples = partial(_samples_while_used, weakref.ref(receiver), weakref.ref(maker), accounts)
     folder = Path(targets) if targets is not None else None
-    receiver.at_end(MetricsServer(samples, listening=Listening(port=port), labels=labels, targets_folder=folder).close)
+    receiver.at_end(MetricsServer(samples, listening=listening, labels=labels, targets_folder=folder).close)
 
 
 def _samples_while_used(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shared.metrics.listening import listening_of
 from trainer_client.runs.arguments import (
     add_job,
     add_model,
@@ -59,14 +60,29 @@ def add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     add_job(command)
     command.add_argument("--stream", default="train", help="the stream to train on (train)")
-    command.add_argument(
-        "--metrics-port", type=port, metavar="PORT", help="serve metrics on loopback; 0: any free port"
-    )
-    command.add_argument("--metrics-targets", type=Path, metavar="FOLDER", help="tell Prometheus there where")
+    _add_metrics(command)
     _add_strategy(command)
     _add_limits(command)
     _add_saving(command)
     return command
+
+
+def _add_metrics(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("metrics")
+    group.add_argument(
+        "--metrics-port", type=port, metavar="PORT", help="serve metrics at this port, on loopback; 0: any free port"
+    )
+    group.add_argument("--metrics-targets", type=Path, metavar="FOLDER", help="tell Prometheus there where")
+    group.add_argument(
+        "--metrics-listen", default="", metavar="HOST[:PORT]", help="serve metrics there, such as 0.0.0.0:9100"
+    )
+    group.add_argument(
+        "--metrics-token",
+        type=Path,
+        metavar="FILE",
+        help="file with the token that reads metrics (Authorization: Bearer); needed beyond loopback, or --insecure",
+    )
+    group.add_argument("--insecure", action="store_true", help="serve metrics beyond loopback without a token")
 
 
 _STRATEGIES = """\
@@ -152,6 +168,7 @@ def _train(options: argparse.Namespace) -> int:
     with wrong_usage(options):
         strategy.refuse_unheeded()
         until = Until(epochs=options.epochs, steps=options.steps, max_time_s=options.max_time)
+        listening_of(options.metrics_listen, 0, options.metrics_token, insecure=options.insecure)
     names = {piece: getattr(options, piece) for piece in ("loss", "optimizer", "eval_metrics", "callbacks")}
     order = TrainOrder(
         module=model_module(options, names),
@@ -165,8 +182,13 @@ def _train(options: argparse.Namespace) -> int:
         export=options.export,
         precision=options.precision,
         seed=options.seed,
-        metrics_port=options.metrics_port,
-        metrics_targets=options.metrics_targets,
+        metrics={
+            "metrics_port": options.metrics_port,
+            "metrics_targets": options.metrics_targets,
+            "metrics_listen": options.metrics_listen,
+            "metrics_token": options.metrics_token,
+            "metrics_insecure": options.insecure,
+        },
     )
     train(
         order,

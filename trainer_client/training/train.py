@@ -48,9 +48,8 @@ class TrainOrder:
     export: Path | None
     precision: str
     seed: int | None
-    #: None: serve no metrics; and the folder to announce the port in.
-    metrics_port: int | None
-    metrics_targets: Path | None
+    #: Where to serve metrics, as `connect` has it.
+    metrics: dict[str, Any]
 
 
 def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the loop
@@ -64,7 +63,6 @@ def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the 
         _wait_for_coordinator(order)
         placement = None if order.strategy.name == "single" else _placement(order)  # which says the ranks
         ranks = {} if placement is None else placement.ranks
-        metrics = {"metrics_port": order.metrics_port, "metrics_targets": order.metrics_targets}
         judging = {"rank": 0} if placement is None else placement.judging
         judges = [stack.enter_context(_connect_judge(order, name, **judging)) for name in order.judges]
         placement = placement or _placement(order)
@@ -75,7 +73,7 @@ def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the 
         callbacks = _callbacks(order, judges)
         order.module.refuse_unknown_parameters()
         loop_settings = LoopSettings(**settings)
-        feed = stack.enter_context(_connect(order, order.stream, **ranks, **metrics))
+        feed = stack.enter_context(_connect(order, order.stream, **ranks, **order.metrics))
         _refuse_evaluation(feed)
         for judge in judges:
             judge._session.evaluate_for(feed._session)  # noqa: SLF001 - as below
@@ -100,10 +98,11 @@ def _train_with_servers(order: TrainOrder, settings: dict[str, Any]) -> None:
         return
     until = settings["until"]
     with ExitStack() as stack:
-        metrics = {"metrics_port": order.metrics_port, "metrics_targets": order.metrics_targets}
         names = order.judges if place.is_master else ()
         judges = [stack.enter_context(_connect_judge(order, name, rank=0)) for name in names]
-        feed = stack.enter_context(_connect(order, order.stream, rank=0, epochs=servers.epochs_of(until), **metrics))
+        feed = stack.enter_context(
+            _connect(order, order.stream, rank=0, epochs=servers.epochs_of(until), **order.metrics)
+        )
         _refuse_evaluation(feed)
         with quick_import():  # TensorFlow takes seconds
             from trainer_client.servers.served_loop import ServedLoop  # noqa: PLC0415 - as said

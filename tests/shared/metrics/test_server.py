@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
+import statistics
 import threading
+import time
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
@@ -95,18 +98,87 @@ def _answering() -> int:
     return sum(one.name == "stoker-metrics-answer" for one in threading.enumerate())
 
 
-@pytest.mark.slow
+_READY = Probes(lambda _now_s: "", lambda _now_s: "")
+
+
+def _crowd(server: MetricsServer, count: int, crowd: contextlib.ExitStack) -> list[socket.socket]:
+    """Connections that have asked nothing, and hold little of an answer."""
+    host, _, port = server.address.partition(":")
+    made = [crowd.enter_context(socket.socket()) for _ in range(count)]
+    for one in made:
+        one.settimeout(60)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.connect((host, int(port)))
+    return made
+
+
+def _seconds_to_ready(address: str) -> float:
+    began_s = time.monotonic()
+    assert _ask(address, "/readyz") == (200, "ok\n")
+    return time.monotonic() - began_s
+
+
 @pytest.mark.fault(38)
-def test_a_crowd_that_asks_nothing_takes_few_threads_and_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.metrics.server._Handler.timeout", 1.0)
-    with _serve(MetricSamples.one(names.WORKERS, 3)) as server, contextlib.ExitStack() as crowd:
-        host, _, port = server.address.partition(":")
-        for _ in range(50):
-            crowd.enter_context(socket.create_connection((host, int(port)), 60))
-        wait_until(lambda: _answering() > 0, "some are waited for")
-        assert _answering() <= 8
+def test_a_crowd_that_asks_nothing_takes_few_threads_and_keeps_no_probe_waiting() -> None:
+    with MetricsServer(list, labels=LABELS, targets_folder=None, probes=_READY) as server:
+        with contextlib.ExitStack() as crowd:
+            _crowd(server, 50, crowd)
+            wait_until(lambda: _answering() > 0, "some are waited for")
+            assert statistics.median(_seconds_to_ready(server.address) for _ in range(5)) < 1.0
+            wait_until(lambda: _answering() <= 8, "who made room has gone")
         wait_until(lambda: _answering() == 0, "nobody is waited for any longer")
-        assert fetch_metrics(server.address)["stoker_workers", ()] == 3
+
+
+@pytest.mark.fault(38)
+@pytest.mark.parametrize("said", [b"GET /readyz HTTP/1.0\r\nSlow: ", b"GET /metrics HTTP/1.0\r\n\r\n"])
+def test_a_crowd_that_asks_slowly_or_reads_nothing_keeps_no_probe_waiting(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a request; and a whole one, for more than a connection holds. None of them is ended because it is late."""
+    monkeypatch.setattr("shared.metrics.connections.ASKING_S", 600)
+    monkeypatch.setattr("shared.metrics.connections.ANSWERING_S", 600)
+    samples = [MetricSamples(names.STALE_BATCHES, {(f"{number:09999}",): number for number in range(500)})]
+    with contextlib.ExitStack() as crowd:
+        server = crowd.enter_context(MetricsServer(lambda: samples, labels=LABELS, targets_folder=None, probes=_READY))
+        for one in _crowd(server, 8, crowd):
+            one.sendall(said)
+        wait_until(lambda: _answering() == 8, "there is no more room")
+        for _ in range(5):
+            assert _ask(server.address, "/readyz") == (200, "ok\n")
+
+
+def test_who_asks_nothing_is_cut_off_after_two_seconds_whatever_it_drips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.metrics.connections.ASKING_S", 0.5)
+    with _serve() as server, contextlib.ExitStack() as crowd:
+        slow, silent = _crowd(server, 2, crowd)
+        began_s = time.monotonic()
+        with contextlib.suppress(OSError):  # it has hung up
+            while time.monotonic() - began_s < 30:
+                slow.sendall(b"G")
+                if select.select([slow], [], [], 0.05)[0]:
+                    break
+        assert 0.3 < time.monotonic() - began_s < 30
+        silent.settimeout(30)
+        assert silent.recv(1) == b""
+
+
+def test_who_has_asked_has_longer_to_read_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.metrics.connections.ASKING_S", 0.3)
+    came = threading.Event()
+
+    def unready(_now_s: float) -> str:
+        assert came.wait(30)
+        return ""
+
+    probes = Probes(lambda _now_s: "", unready)
+    with contextlib.ExitStack() as crowd:
+        server = crowd.enter_context(MetricsServer(list, labels=LABELS, targets_folder=None, probes=probes))
+        asking, silent = _crowd(server, 2, crowd)
+        asking.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+        silent.settimeout(30)
+        assert silent.recv(1) == b""
+        came.set()
+        assert asking.recv(12) == b"HTTP/1.0 200"
 
 
 def _ask(address: str, path: str, authorization: str = "") -> tuple[int, str]:

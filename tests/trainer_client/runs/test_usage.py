@@ -22,7 +22,23 @@ EVALUATE, PREDICT = ("evaluate", *JOB), ("predict", *JOB)
         ((*TRAIN, "--validate-every", "2"), "argument --validate-every: expected --validate with it"),
         ((*TRAIN, "--validate-every-steps", "2"), "argument --validate-every-steps: expected --validate with it"),
         ((*TRAIN, "--eval-metrics", "errors"), "argument --eval-metrics: expected --validate with it"),
-        ((*TRAIN, "--metrics-targets", "here"), "argument --metrics-targets: expected --metrics-port with it"),
+        (
+            (*TRAIN, "--metrics-targets", "here"),
+            "argument --metrics-targets: expected --metrics-port or --metrics-listen with it",
+        ),
+        (
+            (*TRAIN, "--metrics-token", "here"),
+            "argument --metrics-token: expected --metrics-port or --metrics-listen with it",
+        ),
+        ((*TRAIN, "--metrics-port", "0", "--insecure"), "argument --insecure: expected --metrics-listen with it"),
+        (
+            (*TRAIN, "--metrics-listen", "0.0.0.0:9100"),
+            "--metrics-listen: expected a token, or a loopback address such as 127.0.0.1:9100, got 0.0.0.0:9100 w",
+        ),
+        (
+            (*TRAIN, "--metrics-listen", "0.0.0.0:9100", "--metrics-token", "/nowhere/token"),
+            "--metrics-token /nowhere/token: expected a token",
+        ),
         ((*TRAIN, "--metrics-port", "70000"), "argument --metrics-port: expected a port from 0 to 65535, got 70000"),
         ((*TRAIN, "--validate", "dev", "--validate", "dev"), "argument --validate: expected each name once, got dev"),
         ((*TRAIN, "--validate", "train"), "argument --validate: expected a stream for evaluation, got train"),
@@ -73,8 +89,9 @@ def test_wrong_usage_is_2_and_says_what_is_wrong(arguments, said, capsys):
 
 
 def test_nought_is_given():
-    options = Namespace(metrics_port=0, metrics_targets="here")
+    options = Namespace(metrics_port=0, metrics_targets="here", metrics_listen="")
     assert find_unheeded(options, {"--metrics-targets": "--metrics-port"}) == ""
+    assert find_unheeded(options, {"--metrics-targets": "--metrics-listen or --metrics-port"}) == ""
     options = Namespace(mode="train", feed="tcp://127.0.0.1:1", workers=None, seed=0)
     assert find_load_test_problem(options).startswith("argument --seed: expected no --feed")
 

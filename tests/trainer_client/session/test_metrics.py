@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import urllib.error
+import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
@@ -102,6 +103,38 @@ def test_a_port_that_is_taken_stops_the_connecting(loaders: Loaders, tmp_path: P
         port = int(target["address"].partition(":")[2])
         with pytest.raises(trainer_client.SettingsError, match=f"metrics_port: .* on {port}"):
             trainer_client.connect(loaders.endpoint, stream="dev", metrics_port=port)
+
+
+def test_beyond_loopback_metrics_are_for_those_who_show_the_token(loaders: Loaders, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef\n")
+    targets = tmp_path / "targets"
+    with trainer_client.connect(
+        loaders.endpoint, metrics_listen="0.0.0.0", metrics_token=token, metrics_targets=targets
+    ):
+        (target,) = read_targets(targets).values()
+        url = f"http://{target['address']}/metrics"
+        with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+            urllib.request.urlopen(url, timeout=30)
+        refused.value.close()
+        headers = {"Authorization": "Bearer 0123456789abcdef"}
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer:
+            assert b"stoker_read_batches_total" in answer.read()
+
+
+def test_beyond_loopback_metrics_need_a_token_or_that_they_may_be_open(loaders: Loaders, tmp_path: Path) -> None:
+    with pytest.raises(trainer_client.SettingsError) as refused:
+        trainer_client.connect(loaders.endpoint, metrics_listen="0.0.0.0:9100")
+    assert str(refused.value) == (
+        "metrics_listen: expected a token, or a loopback address such as 127.0.0.1:9100, got 0.0.0.0:9100 without one: "
+        "anyone who reaches it could read the metrics. Write a secret into a file and name it with "
+        "metrics_token = FILE, or write metrics_insecure = True."
+    )
+    with trainer_client.connect(
+        loaders.endpoint, metrics_listen="0.0.0.0:0", metrics_insecure=True, metrics_targets=tmp_path
+    ):
+        (target,) = read_targets(tmp_path).values()
+        assert fetch_metrics(target["address"])
 
 
 @pytest.mark.heritage("R8")
