@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loader_server.job_folder import JobFolder
 from tests.fleet.docker_engine import DockerEngine, missing_programs
 from tests.fleet.job import BATCHES, verify
-from tests.fleet.reading import read_epoch
+from tests.fleet.reading import read_by
 from tests.support.loaders import ask, wait_until
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["measure", "reason_not_here"]
 
+_IMAGE = "stoker-loader"
 #: Who the image's processes are.
 _USER = 65534
 _HOSTS = ("host-a", "host-b", "host-c")
@@ -42,28 +44,22 @@ def reason_not_here() -> str:
 
 def measure(job: Path, work: Path) -> dict[str, Any]:
     """Return the digest of the job's epoch, undisturbed and with a host's container killed in its middle."""
-    keys = str(job.parent / "keys")
+    keys = job.parent / "keys"
     with DockerEngine(work / "docker") as engine:
-        image = engine.build("deploy/loader.Dockerfile", "stoker-loader", "loader")
-        fleet = _Fleet(engine, image, job, work)
-        endpoint = fleet.start()
-        digest, batches = verify((), endpoint, job.parent / "keys")
-        number = BATCHES // 3
-
-        def lose(at: int) -> None:
-            if at == number:
-                engine.docker("kill", _HOSTS[1])
-
-        read = read_epoch(endpoint, keys=keys, then=lose)
-        read.refuse_faults()
-    return {"digest": digest, "batches": batches, "lost_node": {"digest": read.digest, "gap_s": read.gap_s}}
+        engine.build("deploy/loader.Dockerfile", _IMAGE, "loader")
+        endpoint = _Fleet(engine, job, work).start()
+        digest, batches = verify((), endpoint, keys)
+        lose = partial(engine.docker, "kill", _HOSTS[1])
+        epoch = read_by((), endpoint, keys=keys, at=BATCHES // 3, then=lose)
+    lost_node = {"digest": epoch.digest, "gap_s": epoch.gap_s, "lost": epoch.lost, "repeated": epoch.repeated}
+    return {"digest": digest, "batches": batches, "lost_node": lost_node}
 
 
 class _Fleet:
     """The containers of one job."""
 
-    def __init__(self, engine: DockerEngine, image: str, job: Path, work: Path) -> None:
-        self._engine, self._image, self._job = engine, image, job
+    def __init__(self, engine: DockerEngine, job: Path, work: Path) -> None:
+        self._engine, self._job = engine, job
         #: A copy that belongs to the containers' user, mounted where the job is.
         self._folder = work / "job"
         shutil.copytree(job.parent, self._folder)
@@ -89,7 +85,7 @@ class _Fleet:
     def _run(self, name: str, words: tuple[str, ...], *options: str) -> None:
         mounted = f"--volume={self._folder}:{self._job.parent}:ro"
         self._engine.docker(
-            "run", "--detach", "--name", name, "--hostname", name, *_CLOSED, mounted, *options, self._image, *words
+            "run", "--detach", "--name", name, "--hostname", name, *_CLOSED, mounted, *options, _IMAGE, *words
         )
 
     def _are_serving(self, endpoint: str) -> bool:

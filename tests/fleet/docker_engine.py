@@ -40,21 +40,15 @@ _PACKAGES = {
 _SUITE, _PYTHON = "bookworm", "3.11"
 _BASE_PACKAGES = "python3,python3-venv,tini"
 #: What an image has no use for, by `tar --exclude`.
-_LEFT_OUT = ("./var/cache/apt/archives/*.deb", "./var/lib/apt/lists/*", "./usr/share/doc/*", "./dev/*")
-
-#: What an image is built from; as the page says, all of it lies beside pyproject.toml.
-_SOURCES = (
-    ".dockerignore",
-    "LICENSE",
-    "README.md",
-    "pyproject.toml",
-    "deploy",
-    "shared",
-    "loader_server",
-    "trainer_client",
+_LEFT_OUT = (
+    "./var/cache/apt/archives/*.deb",
+    "./var/lib/apt/lists/*",
+    "./usr/share/doc/*",
+    "./usr/share/locale/*",
+    "./dev/*",
 )
 
-#: What is in our own wheel's way to a build without an index.
+#: What builds our own package in an image without an index.
 _BUILD_PACKAGES = ("setuptools>=77",)
 
 
@@ -191,19 +185,24 @@ class DockerEngine:
 
     # --- images ---
 
-    def build(self, dockerfile: str, name: str, extras: str) -> str:
+    def build(self, dockerfile: str, name: str, extras: str) -> None:
         """Build an image of this tree by one of its Dockerfiles, as the page says for a place without an index."""
         if not self.docker("images", "--quiet", "base"):
             self.docker("import", str(_base_archive(self.work)), "base")
         context = self.work / "context"
         shutil.rmtree(context, ignore_errors=True)
         context.mkdir()
-        for source in _SOURCES:
+        for source in (".dockerignore", "deploy", *_sources()):
             _copy(ROOT / source, context / source)
         _download_wheels(context, extras)
         options = ("--network", "none", "--build-arg", "BASE=base", "--build-arg", f"EXTRAS={extras}")
         self.docker("build", *options, "--file", str(context / dockerfile), "--tag", name, str(context))
-        return name
+
+
+def _sources() -> list[str]:
+    """Return what an image is built from, as .dockerignore says it; wheels are ours to bring."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    return [line[1:] for line in lines if line.startswith("!") and line != "!wheels"]
 
 
 def _copy(source: Path, target: Path) -> None:
