@@ -29,6 +29,7 @@ __all__ = [
     "add_parent",
     "add_plan",
     "add_show",
+    "advertise_arguments",
     "command_named",
     "metrics_arguments",
     "metrics_listening",
@@ -98,6 +99,11 @@ def add_advertise(command: argparse.ArgumentParser) -> None:
         metavar="HOST[:PORT]",
         help="what others are told to connect to, if they cannot reach this address: behind NAT, or a published port",
     )
+
+
+def advertise_arguments(options: argparse.Namespace) -> tuple[str, ...]:
+    """Return the same for the processes of a machine, each of which has a port of its own."""
+    return ("--advertise", options.advertise) if options.advertise else ()
 
 
 def add_metrics(command: argparse.ArgumentParser) -> None:

@@ -24,6 +24,7 @@ from loader_server.arguments import (
     add_parent,
     add_plan,
     add_show,
+    advertise_arguments,
     command_named,
     metrics_arguments,
     metrics_listening,
@@ -178,6 +179,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> a
         "--workers", type=int, default=0, help="worker processes; 0: as the job file says, or one per core"
     )
     add_listen(command)
+    add_advertise(command)
     add_metrics(command)
     add_joining(command)
     return command
@@ -201,7 +203,7 @@ def _run_loaders(options: argparse.Namespace, nursery: Nursery) -> int:
         workers=options.workers or max(job.settings.workers for job in jobs) or granted_cores(),
         insecure=options.insecure,
         log_level=options.log_level,
-        metrics=metrics_arguments(options),
+        arguments=metrics_arguments(options) + advertise_arguments(options),
         announce=run.announce_joined if jobs[0].joined is not None else run.announce,
     )
     supervisor = Supervisor(settings, nursery)

@@ -98,7 +98,7 @@ def test_every_page_and_picture_of_docs_is_found_from_the_readme() -> None:
         if page not in found and page.exists():
             found.add(page)
             ahead += [file for file, _ in links_of(page.relative_to(ROOT).as_posix())] if page.suffix == ".md" else []
-    assert {path for path in (ROOT / "docs").iterdir() if path.suffix in (".md", ".png")} - found == set()
+    assert {path for path in (ROOT / "docs").iterdir() if path.suffix in (".md", ".png", ".svg")} - found == set()
 
 
 def test_the_settings_tables_are_the_codes() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from loader_server.fleet.joining import JoinSettings, join
 from loader_server.job_folder import JobFolder
+from shared.endpoints import is_connectable
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ __all__ = ["announce", "announce_joined", "jobs_of", "joined_jobs"]
 
 def jobs_of(options: argparse.Namespace) -> list[JobFolder]:
     """Return the jobs that the arguments name; those to join are fetched first, unless they are here."""
+    _refuse_port(options.advertise)
     if any("://" in word for word in options.job):
         return joined_jobs(options)
     if options.listen and len(options.job) > 1:
@@ -27,6 +29,16 @@ def jobs_of(options: argparse.Namespace) -> list[JobFolder]:
             remedy="Write listen = … into [job] of each.",
         )
     return _own_jobs(options)
+
+
+def _refuse_port(advertise: str) -> None:
+    if advertise and not is_connectable(f"tcp://{advertise}:1"):
+        raise SettingsError(
+            expected="a host alone, such as loader-1 or 203.0.113.7",
+            got=repr(advertise),
+            where="--advertise",
+            remedy="Each process of a machine has a port of its own: publish these under the same numbers.",
+        )
 
 
 def _own_jobs(options: argparse.Namespace) -> list[JobFolder]:

@@ -66,8 +66,8 @@ class SupervisorSettings:
     insecure: bool = False
     drain_timeout_s: float = 10.0
     log_level: str = "info"
-    #: Where all processes serve metrics and probes, as arguments of theirs; none: on loopback.
-    metrics: tuple[str, ...] = ()
+    #: More arguments of all coordinators and workers: where they serve metrics and probes, what they advertise.
+    arguments: tuple[str, ...] = ()
     #: Called with each job that is served from now on.
     announce: Callable[[str, str, int], None] = lambda _name, _endpoint, _workers: None
 
@@ -137,8 +137,8 @@ class Supervisor:
         shares = role == "worker" and folder.settings.share
         shelf = ["--shelf", f"/proc/{os.getpid()}/fd/{self._shelf}"] if shares else []
         asks = ["--nursery-fd", str(ASKING_FD)] if role == "worker" else []
-        metrics = self.settings.metrics
-        return [role, str(folder.path), "--listen", listen, *common, *metrics, *insecure, *shelf, *asks]
+        more = self.settings.arguments
+        return [role, str(folder.path), "--listen", listen, *common, *more, *insecure, *shelf, *asks]
 
     # --- life ---
 

@@ -19,7 +19,7 @@ from loader_server.commands import status
 from shared.errors import LostError, SettingsError, StokerError
 from shared.system.endpoint_file import write_endpoint
 from tests.support.forked import run_module
-from tests.support.loaders import ROOT, wait_until, write_job
+from tests.support.loaders import ROOT, running, wait_until, write_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -249,3 +249,17 @@ def test_what_is_advertised_is_what_others_are_told(tmp_path: Path) -> None:
         with _started(log, "worker", str(job), *to, *open_to_all, "--advertise", "203.0.113.7:17410"):
             wait_until(lambda: _report(f"file://{file}")["workers"], "the worker is there")
             assert [one["endpoint"] for one in _report(f"file://{file}")["workers"]] == ["tcp://203.0.113.7:17410"]
+
+
+def test_what_a_machine_advertises_is_what_others_are_told_of_all_its_processes(tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    open_to_all = ("--insecure", "--listen", "tcp://0.0.0.0:*")
+    with running(job, workers=1, arguments=(*open_to_all, "--advertise", "localhost")):
+        said = f"file://{tmp_path / '.stoker' / 'tones' / 'endpoint'}"
+        endpoint = (tmp_path / ".stoker" / "tones" / "endpoint").read_text().strip()
+        assert endpoint.startswith("tcp://localhost:")
+        joins = ("run", endpoint, "--workers", "1", "--state", str(tmp_path / "host"), "--advertise", "203.0.113.7")
+        with _started(tmp_path / "log", *joins, *open_to_all):
+            wait_until(lambda: len(_report(said)["workers"]) == 2, "both workers are there")
+            hosts = {one["endpoint"].rpartition(":")[0] for one in _report(said)["workers"]}
+    assert hosts == {"tcp://localhost", "tcp://203.0.113.7"}

@@ -1,19 +1,18 @@
 """Types the lines of `docs/fleet.md` that lead from nothing to training, on machines that have nothing else.
 
-Each machine has an empty home, a virtual environment of its own and the mounted folder. There is no package
-index: what Stoker needs is found in this interpreter's packages, Stoker itself is the wheel of this tree. The lines,
-the job file and the model are those of the pages.
+Each machine has an empty home, Python and the mounted folder. There is no package index: what Stoker needs is found in
+this interpreter's packages, Stoker itself is the wheel of this tree. The lines, the job file and the model are those of
+the pages.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-import venv
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.fleet.namespaces import Machine, machines
@@ -24,7 +23,6 @@ from tests.support.loaders import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 __all__ = ["MOST_STEPS", "TypedLine", "lines_of", "type_steps"]
 
@@ -68,31 +66,26 @@ def type_steps(work: Path) -> int:
     names = list(dict.fromkeys(line.machine for line in lines))
     with machines(names, work) as fleet:
         by_name = {machine.name: machine for machine in fleet}
-        mounts = _mounts(work)
+        mounted = _make_mounted(work / "mounted")
         for machine in fleet:
-            machine.mounts |= {**mounts, str(work / "venv"): str(work / "environments" / machine.name)}
-            shutil.copytree(work / "venv", work / "environments" / machine.name, symlinks=True)
+            machine.mounts[_MOUNTED] = str(mounted)
         (by_name[names[0]].folder / "job.toml").write_text(_block(_section(page), "toml"))
         model = (ROOT / "docs/training.md").read_text("utf-8").partition("## `trainer-client train`")[2]
         (by_name[names[-1]].folder / "levels.py").write_text(_block(model, "python"))
         for line in lines:
-            _type(line, by_name, work)
+            _type(line, by_name)
     return len(lines)
 
 
-def _mounts(work: Path) -> Mapping[str, str]:
-    """Make what is mounted, and the empty virtual environment that each machine begins with."""
-    mounted = work / "mounted"
-    make_corpus(mounted / "digits", samples=400, longest_s=3.0).rename(mounted / "digits" / "train.csv")
-    build(mounted / "digits", "--wheel")
-    venv.create(work / "venv", with_pip=True)
-    packages = next((work / "venv").glob("lib/python*/site-packages"))
-    found = [path for path in sys.path if path.endswith("site-packages")]
-    (packages / "of-the-test.pth").write_text("\n".join(found))  # paths alone: what is editable there stays unseen
-    return {_MOUNTED: str(mounted)}
+def _make_mounted(folder: Path) -> Path:
+    """Make the folder that is mounted on all machines: the data, and the wheel."""
+    digits = folder / "digits"
+    make_corpus(digits, samples=400, longest_s=3.0).rename(digits / "train.csv")
+    build(digits, "--wheel", "--quiet")
+    return folder
 
 
-def _type(line: TypedLine, by_name: Mapping[str, Machine], work: Path) -> None:
+def _type(line: TypedLine, by_name: Mapping[str, Machine]) -> None:
     machine = by_name[line.machine]
     first = next(iter(by_name.values()))
     if machine is not first and not (machine.folder / "keys").exists():
@@ -100,7 +93,9 @@ def _type(line: TypedLine, by_name: Mapping[str, Machine], work: Path) -> None:
     environment = {
         "HOME": str(machine.folder),
         "LANG": "C.UTF-8",
-        "PATH": f"{work / 'venv' / 'bin'}:{os.environ['PATH']}",
+        "PATH": f"{Path(sys._base_executable).parent}:{os.environ['PATH']}",
+        # Paths alone are no site directories: what is installed there as editable, as we are, cannot be imported.
+        "PYTHONPATH": ":".join(path for path in sys.path if path.endswith("site-packages")),
         "PIP_NO_INDEX": "1",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",

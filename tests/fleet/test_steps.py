@@ -6,6 +6,7 @@ from collections import Counter
 
 from tests.fleet.steps import MOST_STEPS, TypedLine, lines_of
 from tests.support.forked import ROOT
+
 _PAGE = (ROOT / "docs/fleet.md").read_text("utf-8")
 
 

@@ -20,6 +20,8 @@ from shared.system.endpoint_file import write_endpoint
         (("tcp://10.0.0.1:7400",), "without keys"),
         (("ipc://somewhere",), "an endpoint like tcp://"),
         (("tcp://127.0.0.1:7400", "--keys", "nowhere"), "nowhere/worker.key_secret"),
+        (("job.toml", "--advertise", "203.0.113.7:17400"), "--advertise: expected a host alone"),
+        (("tcp://127.0.0.1:7400", "--advertise", "0.0.0.0"), "--advertise: expected a host alone"),
         (("file://endpoint",), "Write three slashes"),
         (("file:///shared/endpoint", "job.toml"), "job.toml beside an endpoint"),
     ],
