@@ -126,14 +126,12 @@ class Registration:
     def _say_what_is_due(self, now_s: float, load: Callable[[], m.Beat]) -> None:
         message = load() if self.membership.registered else self._register
         sent = True
-        if self._unexplained is not None and self.refusal is None:
-            self._note_refusal(self._unexplained, now_s)
-        self._unexplained = None
+        if self._unexplained is not None:
+            self._note_refusal(self.refusal or self._unexplained, now_s)
         if self._may_register or self.membership.registered:
             sent = is_connectable(self._register.endpoint) and self._send(message)
-        failing = self._failing_of_refusal() or self._failing
-        if sent and failing is not None and now_s >= self._failing_s:
-            sent = self._send(failing)
+        if sent and self._failing is not None and not self.membership.is_refused and now_s >= self._failing_s:
+            sent = self._send(self._failing)
             self._failing_s = now_s + _FAILING_PAUSE_S
         for culprit in self.membership.unlisted() if sent else ():
             self._send(culprit)
@@ -201,22 +199,18 @@ class Registration:
             self._note_refusal(refusal, now_s)
 
     def _note_refusal(self, refusal: m.Refused, now_s: float) -> None:
+        """Tell people what we wait for: the log once, the coordinator now and then.
+
+        That follows a refusal, and not a Register, which may be the one that lets us in.
+        """
         self._unexplained = None
+        words = self.error_of(refusal).words()
         if refusal != self.refusal:
             self.refusal, self._failing_s = refusal, now_s
-            words = {"expected": refusal.expected, "got": refusal.got, "remedy": refusal.remedy}
-            self._log.warning(
-                "this worker waits: it would build other bytes than its coordinator",
-                coordinator=self._connected,
-                **words,
-            )
-
-    def _failing_of_refusal(self) -> m.Failing | None:
-        """Return what people are told who look at the job's status, while we would build other bytes."""
-        if self.refusal is None:
-            return None
-        words = self.error_of(self.refusal).words()
-        return m.Failing(worker=self._register.worker, **{name: clipped(text) for name, text in words.items()})
+            self._log.warning("this worker waits: it would build other bytes than its coordinator", **words)
+        if now_s >= self._failing_s:
+            self._failing_s = now_s + _FAILING_PAUSE_S
+            self._send(m.Failing(worker=self._register.worker, **{name: clipped(text) for name, text in words.items()}))
 
     def error_of(self, refusal: m.Refused) -> StokerError:
         """Return what the coordinator said as an error."""
