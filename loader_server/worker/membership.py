@@ -3,8 +3,8 @@
 Rules: pure. A coordinator answers every heartbeat, so a connection on which nothing comes may be one that only this
 side still believes in (see `silence`). Any message may be lost on its way, so a heartbeat names the list of culprits
 that is known here, and is followed by those that are not on it yet. A worker that has left says nothing more, because a
-heartbeat would register it again. One that would build other bytes than its coordinator registers again and again,
-because either of them may be replaced.
+heartbeat would register it again. One whose coordinator speaks another protocol or builds other bytes registers again
+and again, because either of them may be replaced.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ _FIRST_TIME_S = 60.0
 
 #: Pause before registering again, and before sending again what could not be sent.
 _PAUSE_S = 0.5
-#: The same if we would build other bytes.
+#: The same while we are refused.
 _REFUSED_PAUSE_S = 1.0
+
+#: Refusals that end once a release is replaced, ours or the coordinator's: its protocol, and what shapes bytes.
+_WAITED_FOR = ("version", "builder")
 _NOT_YET_S = 0.02
 
 
@@ -43,7 +46,7 @@ class Membership:
         self._first_try_s: float | None = None
         #: Whether the coordinator has ever taken us in.
         self.was_registered = False
-        #: Whether the coordinator says that we would build other bytes.
+        #: Whether the coordinator does not take us in because it is of a release that does not fit ours.
         self.is_refused = False
         #: When it said something last.
         self.heard_s = 0.0
@@ -65,7 +68,7 @@ class Membership:
             self.heartbeat_timeout_s = message.heartbeat_timeout_ms / 1000
             self.registered, self.due_s = True, now_s
             self.was_registered, self.is_refused = True, False
-        elif isinstance(message, m.Refused) and message.code == "builder":
+        elif isinstance(message, m.Refused) and message.code in _WAITED_FOR:
             self.registered, self.is_refused = False, True
             self.due_s = now_s + _REFUSED_PAUSE_S
         elif isinstance(message, m.Refused) and message.code == "unknown":

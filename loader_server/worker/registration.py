@@ -3,9 +3,9 @@
 Rules: used in the worker's poll loop only; when to say what is decided in `membership`. A machine's address may come
 late or change, so where trainers reach us is worked out anew with each registration and each heartbeat. If the
 coordinator is away we wait for it, and register again when it is back; attached trainers are served meanwhile. A
-coordinator that was never there is waited for only so long. One that would have other bytes than ours is waited for as
-well: in a rolling restart it was upgraded before us, or we before it. What differs is said once, and whenever that
-changes.
+coordinator that was never there is waited for only so long. One that speaks another protocol or has other bytes is
+waited for as well: in a rolling restart it was upgraded before us, or we before it. What differs is said once, and
+whenever that changes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Registration:
         self._pieces: list[m.GraphPiece] = []
         #: What our builder fingerprint is made of.
         self._parts = parts
-        #: Why the coordinator does not take us in, if that is because we would build other bytes.
+        #: Why the coordinator does not take us in, if we wait until it or we are replaced.
         self.refusal: m.Refused | None = None
         #: The same before it says which part differs, if it has not said so since we registered last.
         self._unexplained: m.Refused | None = None
@@ -186,6 +186,8 @@ class Registration:
             self.refusal = self._unexplained = None
         if isinstance(message, m.Refused) and message.code == "builder":
             self._hear_refusal(message, now_s)
+        elif isinstance(message, m.Refused) and message.code == "version":
+            self._note_refusal(message, now_s)
         elif isinstance(message, m.Refused) and message.code != "unknown":
             raise self.error_of(message)
         return []
@@ -207,8 +209,8 @@ class Registration:
         words = self.error_of(refusal).words()
         if refusal != self.refusal:
             self.refusal, self._failing_s = refusal, now_s
-            self._log.warning("this worker waits: it would build other bytes than its coordinator", **words)
-        if now_s >= self._failing_s:
+            self._log.warning("this worker waits until it or its coordinator is replaced", **words)
+        if refusal.code == "builder" and now_s >= self._failing_s:
             self._failing_s = now_s + _FAILING_PAUSE_S
             self._send(m.Failing(worker=self._register.worker, **{name: clipped(text) for name, text in words.items()}))
 

@@ -169,7 +169,7 @@ class Worker:
         self.counts = self._reception.counts
         builder = builder_fingerprint(self._streams, self._job.versions_of_sent())
         self._restart_watch = RestartWatch(partial(builder_on_disk, settings.job_path), builder, self._waker.wake)
-        #: Tells whoever started us that the coordinator refuses us, each time that we look whether a restart would help.
+        #: Tells whoever started us that we are refused, each time that we look whether a restart would help.
         self.tell_refused: Callable[[], None] = lambda: None
         self._registration = Registration(
             self._context,

@@ -29,7 +29,7 @@ def test_a_refused_worker_hears_which_part_differs(tmp_path: Path) -> None:
         said = loaders.text()
     assert failing["got"].startswith("vm-1, which differs: processor (")
     assert failing["got"].endswith(f"OPENBLAS_CORETYPE={OTHER} on the worker's)")
-    assert said.count("this worker waits: it would build other bytes than its coordinator") == 1
+    assert said.count("this worker waits until it or its coordinator is replaced") == 1
     assert "worker differs from this machine" in said
     assert "index of stream" not in said
     assert "plan of stream" not in said

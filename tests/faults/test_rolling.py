@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from shared.wire.codec import VERSION
 from tests.support.builds import make_build
 from tests.support.forked import run_module
 from tests.support.loaders import wait_until, write_job
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
     from tests.support.rolling import Rolling
 
-OLD, NEW, OTHER_BYTES = "0.1.0", "0.2.0", "0.3.0"
+WAITS = "this worker waits until it or its coordinator is replaced"
+
+OLD, NEW, OTHER_BYTES, OTHER_PROTOCOL = "0.1.0", "0.2.0", "0.3.0", "0.4.0"
 
 #: A heartbeat timeout and half a second; one build comes on top, which takes at most as long as the longest gap before.
 BOUND_S = 2.0 + 0.5
@@ -40,12 +43,13 @@ HOST = f"{os.uname().nodename}-0"
 
 @pytest.fixture(scope="module")
 def builds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two releases that build the same bytes, and one that builds others, as it says."""
+    """Two releases that fit, one that builds other bytes, as it says, and one of another protocol."""
     folder = tmp_path_factory.mktemp("builds")
     return {
         OLD: make_build(folder / "old", OLD),
         NEW: make_build(folder / "new", NEW),
-        OTHER_BYTES: make_build(folder / "other", OTHER_BYTES, bytes_version=3),
+        OTHER_BYTES: make_build(folder / "bytes", OTHER_BYTES, bytes_version=3),
+        OTHER_PROTOCOL: make_build(folder / "protocol", OTHER_PROTOCOL, protocol=VERSION + 1),
     }
 
 
@@ -116,7 +120,7 @@ def test_no_trainer_notices_that_all_loaders_become_another_release(
         assert loaders.digest(epochs) == verified(loaders, epochs)["digest"]
         assert loaders.refused() == {}
         for name in order:
-            assert "it would build other bytes" not in loaders.text(name)
+            assert WAITS not in loaders.text(name)
 
 
 @pytest.mark.slow
@@ -147,7 +151,7 @@ def test_a_coordinator_of_other_bytes_throws_no_worker_out(job: Path, builds: di
         assert loaders.report()["workers"] == []
         assert loaders.readyz("w0") == "refused"
         loaders.wait_for_batches(60)
-        waits = [loaders.text(name).count("it would build other bytes") for name in ("w0", "w1", "host")]
+        waits = [loaders.text(name).count(WAITS) for name in ("w0", "w1", "host")]
         assert waits == [1, 1, 1], "each log has it once"
         assert loaders.text("coordinator").count('"event": "worker differs from this machine"') == 3
         assert all(loaders.lives(name) for name in ("w0", "w1", "host"))
@@ -178,3 +182,29 @@ def replace_w0(loaders: Rolling, release: str) -> None:
     """Upgrade one worker."""
     loaders.end("w0")
     loaders.work("w0", release)
+
+
+@pytest.mark.slow
+@pytest.mark.fault(68)
+def test_a_coordinator_of_another_protocol_throws_no_worker_out(job: Path, builds: dict[str, Path]) -> None:
+    with rolling(job, builds) as loaders:
+        loaders.index(OLD)
+        loaders.coordinate(OLD)
+        loaders.work("w0", OLD)
+        loaders.join("host", OLD)
+        loaders.wait_for_workers("w0", HOST)
+        loaders.end("coordinator")
+        loaders.coordinate(OTHER_PROTOCOL)
+        for name in ("w0", "host"):
+            wait_until(lambda name=name: WAITS in loaders.text(name), f"{name} waits")
+            assert f"protocol version {VERSION + 1}" in loaders.text(name)
+        wait_until(lambda: loaders.readyz("w0") == "refused", "a probe says so")
+        loaders.work("w1", OTHER_PROTOCOL)
+        wait_until(lambda: loaders.readyz("w1") == "ok", "one of its release is taken in")
+        loaders.end("coordinator")
+        loaders.coordinate(OLD)
+        loaders.wait_for_workers("w0", HOST)
+        wait_until(lambda: loaders.readyz("w1") == "refused", "now the newer one waits")
+        assert all(loaders.lives(name) for name in ("w0", "w1", "host"))
+        assert "died" not in loaders.text("host")
+        assert [loaders.text(name).count(WAITS) for name in ("w0", "host")] == [1, 1]

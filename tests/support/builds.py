@@ -1,4 +1,4 @@
-"""Builds of this tree that differ: copies of our packages in a folder, with another release or another version of bytes.
+"""Builds of this tree that differ: copies of our packages in a folder, of another release or version of bytes.
 
 A process that has such a folder first on its path runs that copy, and says so on stderr: which release, and its pid.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
+from loader_server.transforms.chain import BYTES_VERSION
+from shared.wire.codec import VERSION
 from tests.support.forked import ROOT
 
 if TYPE_CHECKING:
@@ -22,11 +24,12 @@ import os, sys
 
 print(f"release {release} runs as {{os.getpid()}}", file=sys.stderr, flush=True)
 """
-_BYTES = "BYTES_VERSION = 2\n"
 
 
-def make_build(folder: Path, release: str, *, bytes_version: int = 2) -> Path:
-    """Copy our packages into a folder, as this release; with another version of bytes it is no other code."""
+def make_build(
+    folder: Path, release: str, *, bytes_version: int = BYTES_VERSION, protocol: int = VERSION
+) -> Path:  # fmt: skip
+    """Copy our packages into a folder, as this release; another version of bytes or protocol is a number alone."""
     for package in _PACKAGES:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.md"))
     about = folder / f"stoker-{release}.dist-info"
@@ -34,11 +37,15 @@ def make_build(folder: Path, release: str, *, bytes_version: int = 2) -> Path:
     (about / "METADATA").write_text(_METADATA.format(release=release))
     marked = folder / "shared" / "__init__.py"
     marked.write_text(marked.read_text() + _SAYS.format(release=release))
-    chain = folder / "loader_server" / "transforms" / "chain.py"
-    text = chain.read_text()
-    assert text.count(_BYTES) == 1
-    chain.write_text(text.replace(_BYTES, f"BYTES_VERSION = {bytes_version}\n"))
+    _replace(folder / "loader_server" / "transforms" / "chain.py", "BYTES_VERSION", BYTES_VERSION, bytes_version)
+    _replace(folder / "shared" / "wire" / "codec.py", "VERSION", VERSION, protocol)
     return folder
+
+
+def _replace(file: Path, name: str, before: int, now: int) -> None:
+    text, line = file.read_text(), f"\n{name} = {before}\n"
+    assert text.count(line) == 1
+    file.write_text(text.replace(line, f"\n{name} = {now}\n"))
 
 
 def runs(text: str, release: str, pid: int) -> bool:

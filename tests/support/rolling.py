@@ -9,6 +9,7 @@ import urllib.request
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from loader_server.commands import status
@@ -188,7 +189,7 @@ class Rolling:
         gaps = [0.0]
         for name in self._trainers:
             times = [at_s for *_, at_s in self.read(name) if since_s <= at_s <= until_s]
-            gaps += [after - before for before, after in zip(times, times[1:], strict=False)]
+            gaps += [after - before for before, after in pairwise(times)]
         return max(gaps)
 
     def stop_trainers(self) -> None:

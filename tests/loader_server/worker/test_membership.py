@@ -64,11 +64,12 @@ def test_another_refusal_changes_nothing():
 
 
 @pytest.mark.fault(68)
-def test_one_that_would_build_other_bytes_registers_every_second_and_gives_nobody_up():
+@pytest.mark.parametrize("code", ["builder", "version"])
+def test_one_that_would_build_other_bytes_registers_every_second_and_gives_nobody_up(code):
     one = Membership()
     assert not one.gives_up(10.0)
     one.say(10.0, sent=True)
-    one.take_in(m.Refused(code="builder", expected="a", got="b", remedy="c"), 10.3)
+    one.take_in(m.Refused(code=code, expected="a", got="b", remedy="c"), 10.3)
     assert (one.registered, one.is_refused) == (False, True)
     assert (one.is_due(11.29), one.is_due(11.3)) == (False, True)
     one.say(11.3, sent=True)

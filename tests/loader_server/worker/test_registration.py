@@ -407,3 +407,16 @@ def test_a_coordinator_that_does_not_say_what_differs_is_waited_for_as_well(work
     assert worker.registration.refusal == BUILDER
     hear_kinds(worker, 100.0)  # for ever: it would have given up one that never answers
     assert worker.registration.refusal == BUILDER
+
+
+@pytest.mark.fault(68)
+def test_a_coordinator_of_another_protocol_is_waited_for_and_told_nothing_that_it_cannot_read(worker, caplog):
+    version = m.Refused(code="version", expected="protocol version 9", got="version 8", remedy="Install the same.")
+    for _ in range(3):
+        refuse(worker, version)
+    assert worker.registration.refusal == version
+    worker.arrived.clear()
+    assert {said for _, said in hear_kinds(worker, 4.0)} == {REGISTER}
+    assert len([one for one in caplog.records if one.event.startswith("this worker waits")]) == 1
+    refuse(worker, m.Registered(heartbeat_timeout_ms=2000))
+    assert worker.registration.refusal is None
