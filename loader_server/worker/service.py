@@ -66,7 +66,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker", "WorkerSettings"]
 
-#: How long a worker that has run out of descriptors or memory may take to finish what it has begun.
+#: How long a worker that ends by itself (it is out of descriptors or memory, or another is to take its place) may take
+#: to finish what it has begun.
 _LAST_WORDS_S = 5.0
 #: How long its trainers have to read its last answers: what a DEALER has received and nobody has read is lost when the
 #: connection ends.
@@ -133,6 +134,8 @@ class Worker:
         )
         self._aftermath = Aftermath()
         self._draining = False
+        #: Why it ends, if its coordinator may take another in its place.
+        self._refusal: m.Refused | None = None
         #: When the main loop turned last.
         self._turned_s = time.monotonic()
         self._stop_s = float("inf")
@@ -230,6 +233,8 @@ class Worker:
                 ready = {sock for sock, _ in poller.poll(self._pause_ms(time.monotonic()))}
                 self._turn(ready)
             self._registration.leave()  # which no turn has said if there was nothing to finish
+            if self._refusal is not None:
+                raise self._registration.error_of(self._refusal)
         finally:
             self._close()
 
@@ -349,12 +354,18 @@ class Worker:
         self._reception.serve(stream)
 
     def _look_whether_to_restart(self, now_s: float) -> None:
-        """Raise the coordinator's refusal if a worker in our place would build other bytes than we do."""
+        """End in good order with the coordinator's refusal if a worker in our place would build other bytes.
+
+        It would speak the same protocol, so that is no reason to look.
+        """
         refusal = self._registration.refusal
-        if refusal is None:
+        if refusal is None or refusal.code == "version":
             self._restart_watch.calm()
+        elif self._draining:
+            return
         elif self._restart_watch.take(now_s):
-            raise self._registration.error_of(refusal)
+            self._refusal = refusal
+            self.drain(_LAST_WORDS_S)
         elif self._restart_watch.is_due(now_s):
             self.tell_refused()
             self._restart_watch.begin()

@@ -37,7 +37,7 @@ REASONS = {
     "draining": "it was told to end, and finishes what it has",
     "loop": "its main loop has not turned for long: a transform holds the interpreter, or the process was stopped",
     "no_data": "a worker's machine lacks the data of all its streams, as its log and `loader-server status` say",
-    "refused": "a worker waits until it or its coordinator is replaced: they differ in protocol or in the bytes they build",
+    "refused": "a worker waits until it or its coordinator is replaced: they differ in protocol or in bytes",
     "coordinator": "the coordinator has not answered for longer than the heartbeat timeout",
     "journal": "the coordinator cannot write its journal",
     "workers": "not every worker of this machine serves",

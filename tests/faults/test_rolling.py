@@ -208,3 +208,4 @@ def test_a_coordinator_of_another_protocol_throws_no_worker_out(job: Path, build
         assert all(loaders.lives(name) for name in ("w0", "w1", "host"))
         assert "died" not in loaders.text("host")
         assert [loaders.text(name).count(WAITS) for name in ("w0", "host")] == [1, 1]
+        assert "loader-server: " not in loaders.text("host"), "nothing was fetched again"
