@@ -194,7 +194,6 @@ FAULTS = {
 #: Faults that no test with real processes shows yet, and what will.
 FAULTS_LATER = {
     66: "later: fleet",
-    68: "later: fleet",
 }
 
 #: Tests that lie here run real processes.

@@ -11,7 +11,7 @@ from loader_server import metrics
 from loader_server.arguments import metrics_listening, read_job
 from loader_server.machine.deadline import let_deadlines_end_us
 from loader_server.machine.oom_score import WORKER_OFFER, offer_once
-from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_ready
+from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_more
 from loader_server.worker.last_words import say_why
 from loader_server.worker.service import Worker, WorkerSettings
 from loader_server.worker.waiting import open_once_there
@@ -63,8 +63,9 @@ def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -
     with serve_metrics(partial(metrics.worker_metrics, worker), probes=worker.probes()) as served:
         worker.tell_metrics(served.bound)
         keep_ports_from_children([*worker.ports, port_of(served.address)])
-        say_ready(options.ready_fd, endpoint=worker.endpoint, metrics=served.address)
-        options.ready_fd = -1
+        say_more(options.ready_fd, endpoint=worker.endpoint, metrics=served.address)
+        worker.tell_refused = partial(say_more, options.ready_fd, refused=True)
+        options.ready_fd = -1  # an error is for the log from now on
         worker.run()
     return 0
 

@@ -95,6 +95,8 @@ _DEAD_S = 60.0
 _LINGER_MS = 200
 #: The most messages that are looked at in a turn; more are left over, and the brakes are told.
 _MOST_MESSAGES = 1024
+#: Workers that differ, of which the log says so once.
+_MOST_DIFFERING = 256
 #: How soon to look again whether libzmq has got rid of answers, or whether a flood has ended.
 _SOON_MS = 20
 
@@ -140,6 +142,8 @@ class Coordinator:
         #: The streams that trainers are attached to, by name; replaced as a whole, for other threads to read.
         self.streams = streams
         self._builder_parts = settings.builder_parts
+        #: What the log says of workers that differ, by name: they ask again and again.
+        self._differing: dict[str, str] = {}
         self._comings = Comings()
         self._graphs: GraphKeeper | None = None
         self._bundle: BundleKeeper | None = None
@@ -385,8 +389,14 @@ class Coordinator:
 
     def _say_what_differs(self, peer: bytes, builder: BuilderParts) -> list[Instruction]:
         differing = differing_parts(self._builder_parts, builder.parts)
-        what = {"worker": builder.worker, "parts": "; ".join(differing) or "none that has a name"}
-        return [Warn("worker differs from this machine", what), Send(peer, refusals.other_parts(builder, differing))]
+        parts = "; ".join(differing) or "none that has a name"
+        answer = Send(peer, refusals.other_parts(builder, differing))
+        if self._differing.get(builder.worker) == parts:
+            return [answer]
+        if len(self._differing) >= _MOST_DIFFERING:
+            self._differing.clear()
+        self._differing[builder.worker] = parts
+        return [Warn("worker differs from this machine", {"worker": builder.worker, "parts": parts}), answer]
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         facts = [one.fact for one in instructions if isinstance(one, Keep)]

@@ -91,8 +91,15 @@ class ServedJob:
         self.coordinator.signal(DRAIN_SIGNAL)
         return True
 
-    def hear(self, said: Mapping[str, Any], now_s: float) -> None:
-        """What its coordinator says of the end; one that was started again has to be told anew."""
+    def hear(self, child: Child, said: Mapping[str, Any], now_s: float) -> None:
+        """Take in what a process of the job says: a worker that it was refused, or the coordinator about the end.
+
+        A coordinator that was started again has to be told of the end anew.
+        """
+        if "refused" in said:
+            self.note_refusal(now_s)
+        if child is not self.coordinator:
+            return
         if "endpoint" in said:
             self._known_s = now_s + GONE_AFTER * self.folder.settings.heartbeat_timeout_s
             if self.end_s < math.inf:
