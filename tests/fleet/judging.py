@@ -1,7 +1,7 @@
 """What is wrong with the figures of the engines: digests that differ, batches lost or repeated, bounds not held.
 
-Rules: pure. An engine gives `{"digest": …, "batches": …, "lost_node": {"digest": …, "gap_s": …}}`, or `{"error": …}`;
-each case may also say `lost`, `repeated` and, of a coordinator that moved, `found_s`.
+Rules: pure. An engine gives `{"digest": …, "batches": …, "lost_node": CASE}`, with a case of `{"digest": …, "gap_s": …,
+"lost": …, "repeated": …}`, or `{"error": …}`. A coordinator that moved is another case, which also says `found_s`.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def _of_case(case: Mapping[str, Any], expected: Expected) -> Iterator[str]:
         return
     yield from _of_digest(case, expected)
     for what in ("lost", "repeated"):
-        if case.get(what, 0):
-            yield f"{case[what]} batches {what}"
+        if case.get(what) != 0:
+            yield f"{case.get(what)} batches {what}"
     if case["gap_s"] > expected.longest_gap_s:
         yield f"a gap of {case['gap_s']:g} s, more than {expected.longest_gap_s:g} s"
     if case.get("found_s", 0.0) > expected.found_within_s:

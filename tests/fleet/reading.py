@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["EpochRead", "read_by", "read_epoch"]
+__all__ = ["EpochRead", "count_faults", "read_by", "read_epoch"]
 
 #: How long the job's first batch may take; containers and Slurm have to start.
 _CONNECT_TIMEOUT_S = 120.0
@@ -73,16 +73,22 @@ def read_epoch(
                 digests.batches.append(batch.digest)
                 feed.trained()
                 then(batch.number)
-    distinct = set(numbers)
+    lost, repeated = count_faults(numbers, expected)
     return EpochRead(
         digest=digests.digest,
         batches=len(numbers),
-        lost=len(set(range(expected)) - distinct),
-        repeated=len(numbers) - len(distinct),
+        lost=lost,
+        repeated=repeated,
         gap_s=round(gap_s, 3),
         gap_at=gap_at,
         seconds=round(last_s - began_s, 3),
     )
+
+
+def count_faults(numbers: Sequence[int], expected: int) -> tuple[int, int]:
+    """Return how many of the batches from 0 on are lost, and how many came again."""
+    distinct = set(numbers)
+    return len(set(range(expected)) - distinct), len(numbers) - len(distinct)
 
 
 def read_by(

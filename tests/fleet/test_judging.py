@@ -17,7 +17,7 @@ def _engine(**change: Any) -> dict[str, Any]:
 
 
 def _case(**change: Any) -> dict[str, Any]:
-    return {"digest": "aa", "gap_s": 1.0} | change
+    return {"digest": "aa", "gap_s": 1.0, "lost": 0, "repeated": 0} | change
 
 
 def test_equal_digests_within_the_bounds_are_no_fault() -> None:
@@ -35,6 +35,7 @@ def test_equal_digests_within_the_bounds_are_no_fault() -> None:
         (_engine(lost_node=_case(digest="bb")), "lost_node: digest bb instead of aa"),
         (_engine(lost_node=_case(lost=1)), "lost_node: 1 batches lost"),
         (_engine(lost_node=_case(repeated=2)), "lost_node: 2 batches repeated"),
+        (_engine(lost_node=_case(lost=None)), "lost_node: None batches lost"),
         (_engine(lost_node=_case(gap_s=2.6)), "lost_node: a gap of 2.6 s, more than 2.5 s"),
         (_engine(moved_coordinator=_case(found_s=5.1)), "moved_coordinator: found after 5.1 s, more than 5 s"),
         (_engine(moved_coordinator=_case(digest="bb")), "moved_coordinator: digest bb instead of aa"),
