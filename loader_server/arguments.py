@@ -91,18 +91,18 @@ def add_listen(command: argparse.ArgumentParser) -> None:
     command.add_argument("--insecure", action="store_true", help="serve beyond loopback without keys")
 
 
-def add_advertise(command: argparse.ArgumentParser) -> None:
+def add_advertise(command: argparse.ArgumentParser, metavar: str = "HOST[:PORT]") -> None:
     """Add what a server tells others to connect to."""
     command.add_argument(
         "--advertise",
         default="",
-        metavar="HOST[:PORT]",
+        metavar=metavar,
         help="what others are told to connect to, if they cannot reach this address: behind NAT, or a published port",
     )
 
 
 def advertise_arguments(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return the same for the processes of a machine, each of which has a port of its own."""
+    """Return what the processes of a machine advertise: its host, and each its own port."""
     return ("--advertise", options.advertise) if options.advertise else ()
 
 

@@ -179,7 +179,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> a
         "--workers", type=int, default=0, help="worker processes; 0: as the job file says, or one per core"
     )
     add_listen(command)
-    add_advertise(command)
+    add_advertise(command, "HOST")
     add_metrics(command)
     add_joining(command)
     return command

@@ -30,7 +30,7 @@ _HOSTS = ("host-a", "host-b", "host-c")
 _PORT = 7400
 _CLOSED = (
     "--network=fleet", "--read-only", f"--user={_USER}:{_USER}", "--cap-drop=all",
-    "--security-opt=no-new-privileges", "--tmpfs=/tmp",
+    "--security-opt=no-new-privileges",
 )  # fmt: skip
 
 

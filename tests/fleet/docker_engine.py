@@ -1,9 +1,10 @@
 """A Docker Engine of our own for the length of a block, with an image of ours and a network that this host is part of.
 
-`dockerd` runs in a PID namespace and a mount namespace of its own, with a `/run` of its own. So whatever becomes of it,
-or of us, no process, mount or socket of it is left; only the bridge and the control group lie outside, and `close`
-removes them. There is no registry: the base image comes from Debian by `debootstrap`, and is kept in the folder that
-STOKER_FLEET_CACHE names (`~/.cache/stoker-fleet`). Builds have no network: their wheels are downloaded before.
+`dockerd` runs in a PID namespace and a mount namespace of its own, with a `/run` of its own that has all of its files,
+half a gigabyte in memory. So whatever becomes of it, or of us, no process, mount, socket or image is left; only the
+bridge and the control group lie outside, and `close` removes them. There is no registry: the base image comes from
+Debian by `debootstrap`, and is kept in the folder that STOKER_FLEET_CACHE names (`~/.cache/stoker-fleet`). Builds have
+no network: their wheels are downloaded before.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def missing_programs(*, install: bool) -> list[str]:
 
 
 class DockerEngine:
-    """The engine; `work` takes its images and containers while it runs."""
+    """The engine; `work` takes its log, and what images are built from."""
 
     def __init__(self, work: Path) -> None:
         self.work = work
@@ -86,29 +87,13 @@ class DockerEngine:
 
     def _start(self) -> subprocess.Popen[bytes]:
         own_run = 'mount -t tmpfs stoker /run && exec tini -s -- dockerd "$@"'
-        namespaces = (
-            "unshare",
-            "--mount",
-            "--pid",
-            "--fork",
-            "--kill-child",
-            "--mount-proc",
-            "sh",
-            "-c",
-            own_run,
-            "sh",
-        )
+        namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        command = ["setpriv", "--pdeathsig", "KILL", *namespaces, "sh", "-c", own_run, "sh"]
         # Rules of iptables, forwarding and a default bridge would stay behind; one network needs none of them.
         settings = ("--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false")
-        places = (
-            f"--data-root={self.work / 'data'}",
-            f"--cgroup-parent={self._name}",
-            "--host=unix:///run/docker.sock",
-        )
+        places = ("--data-root=/run/data", "--host=unix:///run/docker.sock", f"--cgroup-parent={self._name}")
         with self._log.open("wb") as log:
-            return subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *namespaces, *settings, *places], stdout=log, stderr=log
-            )
+            return subprocess.Popen([*command, *settings, *places], stdout=log, stderr=log)
 
     def _answers(self) -> bool:
         if self._process.poll() is not None:
@@ -141,7 +126,6 @@ class DockerEngine:
             self._process.wait()
             subprocess.run(["ip", "link", "delete", self._name], check=False, stderr=subprocess.DEVNULL)
             _remove_control_group(self._name)
-            shutil.rmtree(self.work / "data", ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
