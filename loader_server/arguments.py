@@ -317,6 +317,7 @@ def add_fetch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command.add_argument("job", nargs="+", metavar="ENDPOINT", help="the endpoints of the jobs")
     command.add_argument("--insecure", action="store_true", help="fetch from beyond loopback without keys")
     add_joining(command)
+    command.add_argument("--into", type=Path, default=None, help=argparse.SUPPRESS)
     command.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
     command.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
     command.add_argument("--said", default="", help=argparse.SUPPRESS)
@@ -329,5 +330,5 @@ def _fetch(options: argparse.Namespace) -> int:
 
     if options.parent:
         end_with_parent(options.parent)
-    run.joined_jobs(options)
+    run.fetch_jobs(options)
     return 0

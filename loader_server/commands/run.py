@@ -5,21 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loader_server.fleet.joining import JoinSettings, join
+from loader_server.fleet.joining import JoinSettings, fetch, join
 from loader_server.job_folder import JobFolder
 from shared.endpoints import check_endpoint
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
+    from contextlib import ExitStack
 
-__all__ = ["announce", "announce_joined", "jobs_of", "joined_jobs"]
+__all__ = ["announce", "announce_joined", "fetch_jobs", "jobs_of"]
 
 
-def jobs_of(options: argparse.Namespace) -> list[JobFolder]:
-    """Return the jobs that the arguments name; those to join are fetched first, unless they are here."""
+def jobs_of(options: argparse.Namespace, held: ExitStack) -> list[JobFolder]:
+    """Return the jobs that the arguments name; those to join are fetched first, unless they are here.
+
+    Their folders on this host are this process's alone until `held` ends.
+    """
     if any("://" in word for word in options.job):
-        return joined_jobs(options)
+        hosts = [held.enter_context(join(settings)) for settings in _joining(options)]
+        return [JobFolder(host.job_file) for host in hosts]
     if options.listen and len(options.job) > 1:
         raise SettingsError(
             expected="one job",
@@ -42,22 +48,24 @@ def _own_jobs(options: argparse.Namespace) -> list[JobFolder]:
     return [JobFolder(path) for path in options.job]
 
 
-def joined_jobs(options: argparse.Namespace) -> list[JobFolder]:
+def fetch_jobs(options: argparse.Namespace) -> None:
     """Fetch what the jobs at these endpoints need, unless it is here."""
-    for endpoint in options.job:  # all of them, before anything is fetched
+    for settings in _joining(options):
+        fetch(settings, options.into)
+
+
+def _joining(options: argparse.Namespace) -> Iterator[JoinSettings]:
+    """Yield how each job is joined; all endpoints are checked before anything is fetched."""
+    for endpoint in options.job:
         _check(endpoint, options)
-    return [
-        join(
-            JoinSettings(
-                endpoint=endpoint,
-                state=options.state or Path(".stoker"),
-                keys=options.keys,
-                data=options.data,
-                index=options.index,
-            )
+    for endpoint in options.job:
+        yield JoinSettings(
+            endpoint=endpoint,
+            state=options.state or Path(".stoker"),
+            keys=options.keys,
+            data=options.data,
+            index=options.index,
         )
-        for endpoint in options.job
-    ]
 
 
 def _check(endpoint: str, options: argparse.Namespace) -> None:

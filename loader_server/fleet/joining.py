@@ -6,9 +6,8 @@ coordinator that says nothing for a minute is an error. What was fetched before 
 
 from __future__ import annotations
 
-import os
+import contextlib
 import secrets
-import shutil
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,20 +16,23 @@ import zmq
 
 from loader_server.fleet.bundle_folder import BundleFolder, locked
 from loader_server.fleet.fetching import Fetching
+from loader_server.fleet.host_folder import HostFolder
 from loader_server.fleet.joined_folder import JoinedFolder
 from loader_server.fleet.manifest import INDEX, JOB_FILE
-from loader_server.job_folder import JobFolder
+from loader_server.fleet.old_bundles import remove_old_bundles
 from loader_server.sources.index.folder import read_meta
 from shared.command import LONGEST_WAIT_S
 from shared.errors import DataError, LostError, ProtocolError, SettingsError, StokerError
 from shared.keys import ClientKeys
 from shared.logs import Log
 from shared.sockets import connect_dealer, read_waiting, send_if_up
+from shared.system.own_files import replacing
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from shared.wire.refusals import error_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from typing_extensions import Self
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from loader_server.fleet.fetching import FilePiece
     from loader_server.fleet.manifest import Manifest
 
-__all__ = ["JoinSettings", "join"]
+__all__ = ["JoinSettings", "fetch", "join"]
 
 #: How long to wait for an answer before asking again: at first, and once answers have come.
 _FIRST_S, _AGAIN_S = 1.0, 5.0
@@ -58,6 +60,16 @@ class JoinSettings:
     data: Path | None = None
     index: Path | None = None
 
+    @property
+    def bundles(self) -> Path:
+        """Where bundles are kept."""
+        return self.state.resolve() / "bundles"
+
+    @property
+    def hosts(self) -> Path:
+        """Where hosts have folders of their own."""
+        return self.state.resolve() / "hosts"
+
     def options(self) -> tuple[str, ...]:
         """Return the options of a command that say the same."""
         folders = {"--state": self.state, "--keys": self.keys, "--data": self.data, "--index": self.index}
@@ -65,8 +77,8 @@ class JoinSettings:
         return tuple(word for option in given for word in option)
 
 
-def join(settings: JoinSettings) -> JobFolder:
-    """Fetch what is lacking, and return the job as this host serves it.
+def join(settings: JoinSettings) -> HostFolder:
+    """Fetch what is lacking, and return a folder with the job as this host serves it, which nobody else has.
 
     Raises:
         LostError: No coordinator answers there.
@@ -74,26 +86,60 @@ def join(settings: JoinSettings) -> JobFolder:
         DataError: The bundle is too large, damaged, or does not fit this host's own index.
 
     """
-    state = settings.state.resolve()
-    bundles = state / "bundles"
-    with locked(bundles):
+    with _whole_bundle(settings) as (manifest, bundle):
+        host = HostFolder.take(settings.hosts, manifest.job)
+        try:
+            _settle(host.path, host.tag, settings, manifest, bundle)
+        except BaseException:
+            host.close()
+            raise
+        return host
+
+
+def fetch(settings: JoinSettings, into: Path | None = None) -> None:
+    """Fetch what is lacking; for the process that has a host's folder, bring that up to date. Raises as `join` does."""
+    with _whole_bundle(settings) as (manifest, bundle):
+        if into is None:
+            return
+        joined = JoinedFolder.beside(into / JOB_FILE)
+        if joined is None or into.name != manifest.job:
+            raise DataError(
+                expected=f"the job {into.name}, which this host joined",
+                got=manifest.job,
+                where=settings.endpoint,
+                remedy="Join the job that is served there by a `loader-server run` of its own.",
+            )
+        _settle(into, joined.tag, settings, manifest, bundle)
+
+
+@contextlib.contextmanager
+def _whole_bundle(settings: JoinSettings) -> Iterator[tuple[Manifest, BundleFolder]]:
+    """Hold the lock of the bundles, with the coordinator's bundle among them; remove old ones at the end."""
+    with locked(settings.bundles):
         with _FetchConnection(settings) as connection:
-            manifest, bundle = _fetched(connection, settings, bundles)
-        index = settings.index.resolve() if settings.index is not None else bundle.path / INDEX
-        folder = state / "hosts" / os.uname().nodename / manifest.job
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(bundle.path / JOB_FILE, folder / JOB_FILE)
-        joined = JoinedFolder(
-            endpoint=settings.endpoint,
-            data=str(settings.data.resolve() if settings.data is not None else manifest.folder),
-            state=str(folder.parent),
-            index=str(index),
-            keys=str(settings.keys.resolve()) if settings.keys is not None else "",
-            again=settings.options(),
-            named={said: str(bundle.path / name) for said, name in manifest.named.items()},
-        )
-        joined.write(folder / JOB_FILE)
-        return JobFolder(folder / JOB_FILE)
+            manifest, bundle = _fetched(connection, settings, settings.bundles)
+        bundle.note_use()
+        yield manifest, bundle
+        remove_old_bundles(settings.bundles, settings.hosts)
+
+
+def _settle(folder: Path, tag: str, settings: JoinSettings, manifest: Manifest, bundle: BundleFolder) -> None:
+    """Write the job file of a host's folder, and what this host says in place of it."""
+    index = settings.index.resolve() if settings.index is not None else bundle.path / INDEX
+    joined = JoinedFolder(
+        endpoint=settings.endpoint,
+        data=str(settings.data.resolve() if settings.data is not None else manifest.folder),
+        state=str(folder.parent),
+        index=str(index),
+        keys=str(settings.keys.resolve()) if settings.keys is not None else "",
+        bundle=bundle.path.name,
+        tag=tag,
+        again=(*settings.options(), "--into", str(folder)),
+        named={said: str(bundle.path / name) for said, name in manifest.named.items()},
+    )
+    joined.write(folder / JOB_FILE)
+    with replacing(folder / JOB_FILE) as file:
+        file.write((bundle.path / JOB_FILE).read_bytes())
 
 
 def _fetched(connection: _FetchConnection, settings: JoinSettings, bundles: Path) -> tuple[Manifest, BundleFolder]:

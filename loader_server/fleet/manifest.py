@@ -6,6 +6,7 @@ from elsewhere is checked completely before anything is done with it: names lead
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -117,6 +118,10 @@ class Manifest:
     def digest(self) -> str:
         """The bundle's name."""
         return sha256(self.encoded).hex()
+
+    def without(self, names: frozenset[str]) -> Manifest:
+        """Return the manifest of a bundle that lacks these files."""
+        return dataclasses.replace(self, files=tuple(file for file in self.files if file.name not in names))
 
     @property
     def nbytes(self) -> int:

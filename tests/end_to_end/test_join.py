@@ -103,6 +103,28 @@ def test_a_host_without_the_jobs_files_joins_and_its_kill_costs_nothing(tmp_path
             assert again.text().count("fetches what the job needs") == 1  # by the first host, in the same log
 
 
+@pytest.mark.slow
+def test_one_host_joins_twice_with_one_state_folder(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    job = write_job(tmp_path / "own", samples=120, budget="3 s")
+    state = ("--state", str(tmp_path / "state"), "--workers", "1")
+    with running(job, workers=1) as loaders:
+        expected = read(loaders.endpoint)
+        with joined(tmp_path / "one", loaders.endpoint, *state) as one:
+            with joined(tmp_path / "two", loaders.endpoint, *state):
+                wait_until(lambda: len(ask(loaders.endpoint)["workers"]) == 3, "all three are there")
+                names = [worker["name"] for worker in ask(loaders.endpoint)["workers"]]
+                assert len(set(names)) == 3
+                assert all(name.startswith(os.uname().nodename) for name in names)
+                assert len(list((tmp_path / "state").glob("hosts/*/tones/job.toml"))) == 2
+                assert read(loaders.endpoint, 5, one.kill) == expected
+            wait_until(lambda: len(ask(loaders.endpoint)["workers"]) == 1, "they are gone")
+        with joined(tmp_path / "three", loaders.endpoint, *state):  # the name of the one that was killed
+            wait_until(lambda: len(ask(loaders.endpoint)["workers"]) == 2, "it has joined")
+            assert {worker["name"] for worker in ask(loaders.endpoint)["workers"]} < set(names)
+            assert len(list((tmp_path / "state").glob("hosts/*/tones"))) == 2
+
+
 _READER = """
 import sys
 import time

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 
 from loader_server.cli import _parser
@@ -23,6 +25,6 @@ from shared.errors import SettingsError
 )
 def test_what_does_not_go_together_is_refused(tmp_path, monkeypatch, words, got) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SettingsError) as error:
-        jobs_of(_parser("run").parse_args(["run", *words]))
+    with pytest.raises(SettingsError) as error, ExitStack() as held:
+        jobs_of(_parser("run").parse_args(["run", *words]), held)
     assert got in str(error.value)

@@ -17,7 +17,7 @@ from loader_server.commands.statistics import make_statistics
 from loader_server.coordinator.service import open_coordinator
 from loader_server.fleet import joining
 from loader_server.fleet.bundle import Bundle
-from loader_server.fleet.joining import JoinSettings, join
+from loader_server.fleet.joining import JoinSettings, fetch, join
 from loader_server.job_file import JobFile
 from loader_server.stream import Stream
 from shared.errors import DataError, LostError, RefusedError, SettingsError
@@ -75,7 +75,8 @@ def builder(job: JobFile) -> str:
 
 
 def joined(endpoint: str, state: Path, **how: Path) -> JobFile:
-    return JobFile(join(JoinSettings(endpoint=endpoint, state=state, **how)).path)
+    with join(JoinSettings(endpoint=endpoint, state=state, **how)) as host:
+        return JobFile(host.job_file)
 
 
 @pytest.fixture
@@ -93,6 +94,55 @@ def test_it_would_build_the_same_bytes_and_has_settings_of_its_own(job: JobFile,
     for path in (other.path, other.index_folder("train"), other.cache.folder, other.feature_cache.folder):
         assert path.is_relative_to(tmp_path / "state")
     assert other.keys is None
+
+
+def test_two_joins_of_one_state_folder_have_a_folder_and_a_name_each(job: JobFile, tmp_path: Path) -> None:
+    with served(job) as coordinator:
+        settings = JoinSettings(endpoint=coordinator.endpoint, state=tmp_path / "state")
+        with join(settings) as first, join(settings) as second:
+            jobs = [JobFile(host.job_file) for host in (first, second)]
+            assert jobs[0].state != jobs[1].state
+            assert jobs[0].cache.folder != jobs[1].cache.folder
+            assert {made.joined.tag for made in jobs if made.joined} == {first.tag, second.tag}
+            assert jobs[0].index_folder("train") == jobs[1].index_folder("train")
+            assert builder(jobs[1]) == builder(job)
+
+
+def test_who_has_a_folder_can_have_it_brought_up_to_date(job: JobFile, tmp_path: Path) -> None:
+    with served(job) as coordinator:
+        endpoint = coordinator.endpoint
+        settings = JoinSettings(endpoint=endpoint, state=tmp_path / "state")
+        host = join(settings)
+    job.path.write_text(job.path.read_text().replace("seed = 7", "seed = 8"))
+    with host, served(JobFile(job.path), endpoint=endpoint):
+        fetch(settings)
+        assert JobFile(host.job_file).settings.seed == 7
+        fetch(settings, host.path)
+        made = JobFile(host.job_file)
+        assert made.settings.seed == 8
+        assert made.joined is not None
+        assert made.joined.tag == host.tag
+        assert list(made.joined.again)[-2:] == ["--into", str(host.path)]
+        with pytest.raises(DataError, match="elsewhere"):
+            fetch(settings, tmp_path / "elsewhere")
+
+
+def test_bundles_of_earlier_indexes_do_not_pile_up(job: JobFile, tmp_path: Path) -> None:
+    bundles = tmp_path / "state" / "bundles"
+    names: list[str] = []
+    for seed in range(6):
+        job.path.write_text(job.path.read_text().replace(f"seed = {7 + seed}", f"seed = {8 + seed}"))
+        with served(JobFile(job.path)) as coordinator:
+            settings = JoinSettings(endpoint=coordinator.endpoint, state=tmp_path / "state")
+            if seed == 0:
+                first = join(settings)
+            fetch(settings)
+        made = sorted(bundles.glob("*/job.toml"), key=lambda path: path.parent.stat().st_mtime_ns)[-1].parent
+        names.append(made.name)
+    assert len(set(names)) == 6
+    assert {path.name for path in bundles.iterdir() if path.is_dir()} == {names[0], *names[-3:]}
+    assert builder(JobFile(first.job_file))  # it can still be read
+    first.close()
 
 
 def test_files_that_transforms_name_are_those_that_were_fetched(job: JobFile, tmp_path: Path) -> None:
