@@ -308,6 +308,7 @@ def add_joining(command: argparse.ArgumentParser) -> None:
     joining.add_argument("--state", type=Path, metavar="FOLDER", help="where what is fetched is kept (.stoker)")
     joining.add_argument("--data", type=Path, metavar="FOLDER", help="stands for the job's folder in paths of data")
     joining.add_argument("--index", type=Path, metavar="FOLDER", help="an equal index of this host's, not to fetch one")
+    joining.add_argument("--accept-code", action="store_true", help="fetch the job's own modules; only with keys")
 
 
 def add_fetch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:

@@ -37,7 +37,8 @@ def jobs_of(options: argparse.Namespace, held: ExitStack) -> list[JobFolder]:
 
 
 def _own_jobs(options: argparse.Namespace) -> list[JobFolder]:
-    given = [name for name in ("keys", "state", "data", "index") if getattr(options, name) is not None]
+    names = ("keys", "state", "data", "index", "accept_code")
+    given = [name.replace("_", "-") for name in names if getattr(options, name) not in (None, False)]
     if given:
         raise SettingsError(
             expected=f"--{given[0]} with the endpoint of a job that is served elsewhere",
@@ -65,6 +66,7 @@ def _joining(options: argparse.Namespace) -> Iterator[JoinSettings]:
             keys=options.keys,
             data=options.data,
             index=options.index,
+            accepts_code=options.accept_code,
         )
 
 
@@ -75,6 +77,13 @@ def _check(endpoint: str, options: argparse.Namespace) -> None:
             got=f"{endpoint} beside an endpoint",
             where="loader-server run",
             remedy="Serve the job file by a `loader-server run` of its own.",
+        )
+    if options.accept_code and options.keys is None:
+        raise SettingsError(
+            expected="--accept-code with --keys, as whoever poses as the coordinator would run code here",
+            got="no keys",
+            where="loader-server run",
+            remedy="Name the folder with this host's keys, or install the job's modules on this host.",
         )
     check_endpoint(endpoint, where="loader-server run", encrypted=options.keys is not None, insecure=options.insecure)
 

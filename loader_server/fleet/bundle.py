@@ -14,9 +14,10 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loader_server.fleet.manifest import INDEX, JOB_FILE, BundleFile, Manifest, sha256
+from loader_server.fleet.manifest import CODE, INDEX, JOB_FILE, BundleFile, Manifest, is_safe_name, sha256
 from loader_server.sources.index.folder import read_meta
 from loader_server.transforms.find import named_files
+from loader_server.transforms.own_code import own_files
 from shared.errors import StokerError
 from shared.logs import Log
 from shared.wire import messages as m
@@ -33,11 +34,14 @@ _SUFFIX = re.compile(r"\.[A-Za-z0-9_]{1,16}")
 
 
 def bundle_files(job: JobFile) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a job's bundle by their names there: the job file, named files, then indexes with their plans.
+    """Yield the files of a job's bundle by their names there: job file, code, named files, indexes with their plans.
 
-    The smallest come first, so that a host with an index of its own gets the rest of a bundle that is too large.
+    The smallest come first, so that a host with an index of its own gets the rest of a bundle that is too large. Code
+    belongs to it only with keys: nobody else may fetch it.
     """
     yield JOB_FILE, job.path
+    if job.keys is not None:
+        yield from _code(job)
     for name, path in _named(job).items():
         yield name, job.base / path
     for folder in _index_folders(job):
@@ -55,6 +59,13 @@ def bundle_nbytes(job: JobFile) -> int | None:
         return sum(path.stat().st_size for _, path in bundle_files(job))
     except (StokerError, OSError):
         return None
+
+
+def _code(job: JobFile) -> Iterator[tuple[str, Path]]:
+    """Yield the modules of the user's own that lie in the job's folder."""
+    for place, file in own_files(job.modules(), job.base).items():
+        if is_safe_name(name := f"{CODE}/{place}"):
+            yield name, file
 
 
 def _named(job: JobFile) -> dict[str, str]:

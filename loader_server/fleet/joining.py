@@ -18,7 +18,7 @@ from loader_server.fleet.bundle_folder import BundleFolder, locked
 from loader_server.fleet.fetching import Fetching
 from loader_server.fleet.host_folder import HostFolder
 from loader_server.fleet.joined_folder import JoinedFolder
-from loader_server.fleet.manifest import INDEX, JOB_FILE
+from loader_server.fleet.manifest import CODE, INDEX, JOB_FILE
 from loader_server.fleet.old_bundles import remove_old_bundles
 from loader_server.sources.index.folder import read_meta
 from shared.command import LONGEST_WAIT_S
@@ -59,6 +59,8 @@ class JoinSettings:
     keys: Path | None = None
     data: Path | None = None
     index: Path | None = None
+    #: Whether to fetch modules of the user's own, and import them.
+    accepts_code: bool = False
 
     @property
     def bundles(self) -> Path:
@@ -74,7 +76,7 @@ class JoinSettings:
         """Return the options of a command that say the same."""
         folders = {"--state": self.state, "--keys": self.keys, "--data": self.data, "--index": self.index}
         given = ((name, str(folder.resolve())) for name, folder in folders.items() if folder is not None)
-        return tuple(word for option in given for word in option)
+        return (*(word for option in given for word in option), *(["--accept-code"] if self.accepts_code else []))
 
 
 def join(settings: JoinSettings) -> HostFolder:
@@ -132,6 +134,7 @@ def _settle(folder: Path, tag: str, settings: JoinSettings, manifest: Manifest, 
         state=str(folder.parent),
         index=str(index),
         keys=str(settings.keys.resolve()) if settings.keys is not None else "",
+        code=str(bundle.path / CODE) if settings.accepts_code and manifest.names_below(CODE) else "",
         bundle=bundle.path.name,
         tag=tag,
         again=(*settings.options(), "--into", str(folder)),
@@ -149,7 +152,7 @@ def _fetched(connection: _FetchConnection, settings: JoinSettings, bundles: Path
         while fetching.manifest is None:
             connection.ask(fetching)
         manifest = fetching.manifest
-        skipped = _own_files(manifest, settings.index)
+        skipped = _own_index(manifest, settings.index) | _refused_code(manifest, settings)
         _refuse_too_large(manifest, skipped, settings.endpoint)
         folder = BundleFolder(bundles, manifest, skipped)
         if not folder.is_whole and not _fetch_files(connection, fetching, folder):
@@ -175,7 +178,11 @@ def _fetch_files(connection: _FetchConnection, fetching: Fetching, folder: Bundl
     return True
 
 
-def _own_files(manifest: Manifest, index: Path | None) -> frozenset[str]:
+def _refused_code(manifest: Manifest, settings: JoinSettings) -> frozenset[str]:
+    return frozenset() if settings.accepts_code else manifest.names_below(CODE)
+
+
+def _own_index(manifest: Manifest, index: Path | None) -> frozenset[str]:
     """Return the files that need not be fetched, because this host has an index of its own that is equal."""
     if index is None:
         return frozenset()
@@ -193,7 +200,7 @@ def _own_files(manifest: Manifest, index: Path | None) -> frozenset[str]:
                 remedy="Name the folder <state>/<job> in which `loader-server index` made it of the same data, or "
                 "leave --index out: then it is fetched.",
             )
-    return frozenset(file.name for file in manifest.files if file.name.startswith(f"{INDEX}/"))
+    return manifest.names_below(INDEX)
 
 
 def _refuse_too_large(manifest: Manifest, skipped: frozenset[str], endpoint: str) -> None:

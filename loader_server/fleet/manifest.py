@@ -22,14 +22,15 @@ from shared.wire.parts import BUNDLE_PIECE_BYTES, MOST_MANIFEST_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["INDEX", "JOB_FILE", "BundleFile", "BundlePlace", "Manifest", "is_safe_name", "sha256"]
+__all__ = ["CODE", "INDEX", "JOB_FILE", "BundleFile", "BundlePlace", "Manifest", "is_safe_name", "sha256"]
 
 _FORMAT = 1
 _DIGEST_BYTES = 32
 
-#: What the job file is called in a bundle, and the folder of the indexes.
+#: What the job file is called in a bundle, and the folders of the indexes and of the user's own modules.
 JOB_FILE = "job.toml"
 INDEX = "index"
+CODE = "code"
 
 _MOST_FILES = 65_536
 _MOST_PARTS = 8
@@ -118,6 +119,10 @@ class Manifest:
     def digest(self) -> str:
         """The bundle's name."""
         return sha256(self.encoded).hex()
+
+    def names_below(self, folder: str) -> frozenset[str]:
+        """Return the names of the files in a folder."""
+        return frozenset(file.name for file in self.files if file.name.startswith(f"{folder}/"))
 
     def without(self, names: frozenset[str]) -> Manifest:
         """Return the manifest of a bundle that lacks these files."""

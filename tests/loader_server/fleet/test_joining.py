@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
+import sys
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,9 +19,10 @@ from loader_server.commands.index import index_missing
 from loader_server.commands.statistics import make_statistics
 from loader_server.coordinator.service import open_coordinator
 from loader_server.fleet import joining
-from loader_server.fleet.bundle import Bundle
+from loader_server.fleet.bundle import Bundle, bundle_files
 from loader_server.fleet.joining import JoinSettings, fetch, join
 from loader_server.job_file import JobFile
+from loader_server.job_folder import JobFolder
 from loader_server.stream import Stream
 from shared.errors import DataError, LostError, RefusedError, SettingsError
 from shared.keys import ServerKeys, make_keys
@@ -28,7 +32,6 @@ from tests.support.loaders import wait_until, write_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from loader_server.coordinator.service import Coordinator
 
@@ -292,6 +295,86 @@ def test_only_a_workers_key_gets_a_bundle(job: JobFile, tmp_path: Path) -> None:
         assert not list((tmp_path / "thief" / "bundles").glob("*/job.toml"))
         other = joined(coordinator.endpoint, tmp_path / "state", keys=keys)
     assert other.keys == keys
+
+
+NOISES = """
+from joined_own_level import LEVEL
+from loader_server.transforms import transform
+
+@transform()
+def none(sample, rng): ...
+"""
+
+
+def make_own(folder: Path) -> tuple[JobFile, Path]:
+    """A job with a transform of its own, which imports from beside it, and its keys."""
+    folder.mkdir()
+    make_keys(folder / "keys")
+    (folder / "joined_own").mkdir()
+    (folder / "joined_own" / "__init__.py").touch()
+    (folder / "joined_own" / "noises.py").write_text(NOISES)
+    (folder / "joined_own_level.py").write_text("LEVEL = 0\n")
+    transforms = ("logmel", "joined_own.noises:none", "characters")
+    write_job(folder, samples=12, transforms=transforms, job='keys = "keys"')
+    job = JobFile(folder / "job.toml")
+    job.make_importable()
+    index_missing(job)
+    return job, folder / "keys"
+
+
+OWN = ["code/joined_own/__init__.py", "code/joined_own/noises.py", "code/joined_own_level.py"]
+
+
+@pytest.fixture
+def own_path() -> Iterator[None]:
+    """Forget what a test made importable and imported."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
+    for name in [name for name in sys.modules if name.startswith("joined_own")]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("own_path")
+def test_with_keys_code_comes_for_who_accepts_it(tmp_path: Path) -> None:
+    job, keys = make_own(tmp_path / "own")
+    settings = JoinSettings(endpoint="", state=tmp_path / "state", keys=keys, data=tmp_path / "data")
+    (tmp_path / "data").mkdir()
+    with served(job, keys) as coordinator:
+        plain = dataclasses.replace(settings, endpoint=coordinator.endpoint)
+        accepting = dataclasses.replace(plain, accepts_code=True)
+        with join(plain) as without, join(accepting) as host:
+            assert JobFolder(without.job_file).joined.code == ""  # type: ignore[union-attr]
+            folder = JobFolder(host.job_file).joined
+            assert folder is not None
+            assert folder.again[-3:-2] == ["--accept-code"]
+            code = Path(folder.code)
+            assert sorted(f"code/{path.relative_to(code)}" for path in code.rglob("*.py")) == OWN
+            others = [path for path in (tmp_path / "state").rglob("*.py") if not path.is_relative_to(code)]
+            assert others == []
+            made = JobFile(host.job_file)
+            made.make_importable()
+            assert sys.path[0] == folder.code
+            assert sys.path[1] == str(tmp_path / "data")
+
+
+@pytest.mark.usefixtures("own_path")
+def test_other_code_changes_nothing_for_who_does_not_take_it(tmp_path: Path) -> None:
+    job, keys = make_own(tmp_path / "own")
+    with served(job, keys) as coordinator:
+        endpoint = coordinator.endpoint
+        fetch(JoinSettings(endpoint=endpoint, state=tmp_path / "state", keys=keys))
+    (job.base / "joined_own_level.py").write_text("LEVEL = 17\n")
+    with served(job, keys, endpoint):
+        fetch(JoinSettings(endpoint=endpoint, state=tmp_path / "state", keys=keys))
+    assert len(list((tmp_path / "state" / "bundles").glob("*/job.toml"))) == 1
+
+
+@pytest.mark.usefixtures("own_path")
+def test_without_keys_no_code_is_given(tmp_path: Path) -> None:
+    job, _ = make_own(tmp_path / "own")
+    job.path.write_text(job.path.read_text().replace('keys = "keys"', ""))
+    assert not [name for name, _ in bundle_files(JobFile(job.path)) if name.startswith("code/")]
 
 
 def test_nobody_is_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
