@@ -6,6 +6,8 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loader_server.commands.index import index_missing
 from loader_server.commands.statistics import make_statistics
@@ -13,6 +15,8 @@ from loader_server.fleet.bundle import Bundle, BundleKeeper, bundle_files, bundl
 from loader_server.fleet.manifest import Manifest
 from loader_server.job_file import JobFile
 from shared.wire import messages as m
+from shared.wire.codec import decode, encode
+from tests.loader_server.fleet.bundles import PIECE
 from tests.support.loaders import write_job
 
 if TYPE_CHECKING:
@@ -101,4 +105,38 @@ def test_a_keeper_makes_it_once_it_is_asked_and_answers_from_then_on(job: JobFil
     assert first == keeper.answer(m.BundleWanted(digest="another", offset=77))
     last = keeper.answer(m.BundleWanted(digest=first.digest, offset=2**39))
     assert last is None
+    keeper.close()
+
+
+def test_whatever_is_asked_for_gets_the_bytes_that_lie_there_or_nothing(job: JobFile) -> None:
+    is_made = threading.Event()
+    keeper = BundleKeeper(job, is_made.set)
+    assert not keeper.is_ready
+    assert is_made.wait(60)
+    first = keeper.answer(m.BundleWanted(digest="", offset=0))
+    assert first is not None
+    everything = b"".join(path.read_bytes() for _, path in bundle_files(job))
+    end = first.manifest_nbytes + len(everything)
+
+    @given(
+        digest=st.sampled_from([first.digest, first.digest]) | st.text(max_size=70),
+        offset=st.integers(0, 2 * end) | st.integers(0, 2**40),
+    )
+    def check(digest: str, offset: int) -> None:
+        piece = keeper.answer(m.BundleWanted(digest=digest, offset=offset))
+        if digest != first.digest:
+            assert piece == first
+        elif offset >= end:
+            assert piece is None
+        else:
+            assert piece is not None
+            start = offset - first.manifest_nbytes
+            assert 0 < len(piece.content) <= PIECE
+            if start >= 0:
+                assert piece.content == everything[start : start + len(piece.content)]
+            else:
+                assert piece.content == first.content[offset:]
+            assert decode(encode(piece)) == piece
+
+    check()
     keeper.close()
