@@ -18,7 +18,7 @@ from loader_server.fleet.bundle_folder import BundleFolder, locked
 from loader_server.fleet.fetching import Fetching
 from loader_server.fleet.host_folder import HostFolder
 from loader_server.fleet.joined_folder import JoinedFolder
-from loader_server.fleet.manifest import CODE, INDEX, JOB_FILE
+from loader_server.fleet.manifest import CODE, GRAPHS, INDEX, JOB_FILE
 from loader_server.fleet.old_bundles import remove_old_bundles
 from loader_server.sources.index.folder import read_meta
 from shared.command import LONGEST_WAIT_S
@@ -152,7 +152,7 @@ def _fetched(connection: _FetchConnection, settings: JoinSettings, bundles: Path
         while fetching.manifest is None:
             connection.ask(fetching)
         manifest = fetching.manifest
-        skipped = _own_index(manifest, settings.index) | _refused_code(manifest, settings)
+        skipped = _own_index(manifest, settings.index) | _not_taken(manifest, settings)
         _refuse_too_large(manifest, skipped, settings.endpoint)
         folder = BundleFolder(bundles, manifest, skipped)
         if not folder.is_whole and not _fetch_files(connection, fetching, folder):
@@ -178,8 +178,10 @@ def _fetch_files(connection: _FetchConnection, fetching: Fetching, folder: Bundl
     return True
 
 
-def _refused_code(manifest: Manifest, settings: JoinSettings) -> frozenset[str]:
-    return frozenset() if settings.accepts_code else manifest.names_below(CODE)
+def _not_taken(manifest: Manifest, settings: JoinSettings) -> frozenset[str]:
+    """Return the files that belong to graphs, which workers fetch themselves, and code that nobody said to accept."""
+    code = frozenset[str]() if settings.accepts_code else manifest.names_below(CODE)
+    return manifest.names_below(GRAPHS) | code
 
 
 def _own_index(manifest: Manifest, index: Path | None) -> frozenset[str]:

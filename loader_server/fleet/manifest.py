@@ -22,15 +22,17 @@ from shared.wire.parts import BUNDLE_PIECE_BYTES, MOST_MANIFEST_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["CODE", "INDEX", "JOB_FILE", "BundleFile", "BundlePlace", "Manifest", "is_safe_name", "sha256"]
+__all__ = ["CODE", "GRAPHS", "INDEX", "JOB_FILE", "BundleFile", "BundlePlace", "Manifest", "is_safe_name", "sha256"]
 
 _FORMAT = 1
 _DIGEST_BYTES = 32
 
-#: What the job file is called in a bundle, and the folders of the indexes and of the user's own modules.
+#: What the job file is called in a bundle, and the folders of the indexes, of the user's own modules and of graphs that
+#: trainers sent.
 JOB_FILE = "job.toml"
 INDEX = "index"
 CODE = "code"
+GRAPHS = "graphs"
 
 _MOST_FILES = 65_536
 _MOST_PARTS = 8
@@ -137,6 +139,11 @@ class Manifest:
     def offsets(self) -> tuple[int, ...]:
         """Where each file begins, from the manifest's first byte on; and where the last one ends."""
         return tuple(accumulate((file.nbytes for file in self.files), initial=len(self.encoded)))
+
+    @property
+    def end(self) -> int:
+        """The offset after the last byte."""
+        return self.offsets[-1]
 
     def offset_of(self, file: BundleFile) -> int:
         """Return where one of its files begins."""

@@ -65,7 +65,7 @@ class Registration:
         self._looked_up: str | None = None
         self.socket = self._connect()
         self._log = Log("worker", worker=register.worker)
-        self._pieces: list[m.GraphPiece] = []
+        self._pieces: list[m.BundlePiece] = []
         #: What our builder fingerprint is made of.
         self._parts = parts
         #: The refusal of that fingerprint, and when it is raised if the coordinator does not say what differs.
@@ -178,7 +178,7 @@ class Registration:
         self.membership.take_in(message, now_s)
         if isinstance(message, m.Culprits):
             return [message]
-        if isinstance(message, m.GraphPiece):
+        if isinstance(message, m.BundlePiece):
             self._pieces.append(message)
         if isinstance(message, m.Refused) and message.code == "builder" and self._refusal in {None, message}:
             self._ask_what_differs(message, now_s)
@@ -195,13 +195,13 @@ class Registration:
     def _error_of(self, refusal: m.Refused) -> StokerError:
         return error_of(refusal, f"coordinator at {self._connected}")
 
-    def take_pieces(self) -> list[m.GraphPiece]:
-        """Pieces of graphs that came since the last call."""
+    def take_pieces(self) -> list[m.BundlePiece]:
+        """Pieces of the bundle that came since the last call."""
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    def ask(self, wanted: Iterable[m.GraphWanted]) -> None:
-        """Ask for pieces; what does not get out is asked for again."""
+    def ask(self, wanted: Iterable[m.BundleWanted]) -> None:
+        """Ask for pieces of the bundle; what does not get out is asked for again."""
         for one in wanted:
             self._send(one)
 

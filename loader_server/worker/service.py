@@ -324,7 +324,7 @@ class Worker:
         for culprits in self._registration.turn(now_s, self._make_beat, spoken_to=spoken_to):
             for builder in self._builders.values():
                 builder.culprits.hear(culprits.keys)
-        self._registration.ask(self._late.take_pieces(self._registration.take_pieces()))
+        self._registration.ask(self._late.take_pieces(self._registration.take_pieces(), now_s))
         self._registration.ask(self._late.look(now_s))
         for builder in self._late.take_opened():
             self._serve(builder)

@@ -8,6 +8,7 @@ import shutil
 import sys
 import threading
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from shared.errors import DataError, LostError, RefusedError, SettingsError
 from shared.keys import ServerKeys, make_keys
 from shared.wire import messages as m
 from shared.wire.codec import encode
+from tests.loader_server.fleet.bundles import answered, made
 from tests.support.loaders import wait_until, write_job
 
 if TYPE_CHECKING:
@@ -375,6 +377,22 @@ def test_without_keys_no_code_is_given(tmp_path: Path) -> None:
     job, _ = make_own(tmp_path / "own")
     job.path.write_text(job.path.read_text().replace('keys = "keys"', ""))
     assert not [name for name, _ in bundle_files(JobFile(job.path)) if name.startswith("code/")]
+
+
+def test_graphs_are_left_to_the_workers_and_change_nothing_for_the_host(job: JobFile, tmp_path: Path) -> None:
+    before = {"job.toml": job.path.read_bytes(), "index/index-train/meta.json": b"{}"}
+    after = {**before, "graphs/sent/graph": b"graph", "graphs/sent/index/meta.json": b"{}"}
+    with served(job) as coordinator:
+        bundle = coordinator._bundle
+        assert bundle is not None
+        settings = JoinSettings(endpoint=coordinator.endpoint, state=tmp_path / "state")
+        for files in (before, after):
+            bundle.answer = partial(answered, made(files), files)  # type: ignore[method-assign]
+            fetch(settings)
+    (path,) = (tmp_path / "state" / "bundles").glob("*/job.toml")
+    assert {file.relative_to(path.parent).as_posix() for file in path.parent.rglob("*") if file.is_file()} == set(
+        before
+    )
 
 
 def test_nobody_is_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
