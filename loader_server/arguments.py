@@ -314,6 +314,7 @@ def add_joining(command: argparse.ArgumentParser) -> None:
     joining.add_argument("--state", type=Path, metavar="FOLDER", help="where what is fetched is kept (.stoker)")
     joining.add_argument("--data", type=Path, metavar="FOLDER", help="stands for the job's folder in paths of data")
     joining.add_argument("--index", type=Path, metavar="FOLDER", help="an equal index of this host's, not to fetch one")
+    joining.add_argument("--accept-code", action="store_true", help="fetch the job's own modules; only with keys")
 
 
 def add_fetch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -323,6 +324,7 @@ def add_fetch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command.add_argument("job", nargs="+", metavar="ENDPOINT", help="the endpoints of the jobs")
     command.add_argument("--insecure", action="store_true", help="fetch from beyond loopback without keys")
     add_joining(command)
+    command.add_argument("--into", type=Path, default=None, help=argparse.SUPPRESS)
     command.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
     command.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
     command.add_argument("--said", default="", help=argparse.SUPPRESS)
@@ -335,5 +337,5 @@ def _fetch(options: argparse.Namespace) -> int:
 
     if options.parent:
         end_with_parent(options.parent)
-    run.joined_jobs(options)
+    run.fetch_jobs(options)
     return 0

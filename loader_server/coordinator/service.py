@@ -62,7 +62,6 @@ from shared.wire.messages import (
     BundleWanted,
     Forgiven,
     GraphPiece,
-    GraphWanted,
     Leases,
     Members,
     Placed,
@@ -118,7 +117,8 @@ def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None, *, ad
         counting = CountingThread()
         views = {name: View(stream, counting) for name, stream in streams.items()}
         coordinator = Coordinator(settings, views, journal, endpoint, keys)
-        coordinator.give_bundle(lambda wake: BundleKeeper(job, wake))
+        sent = [name for name in job.accepting if name in streams]
+        coordinator.give_bundle(lambda wake: BundleKeeper(job, wake, sent))
         coordinator.write_endpoint_to(job.endpoint_file, advertise)
         coordinator.keep_graphs(lambda tell: GraphKeeper(job, lambda stream: View(stream, counting), tell))
         return coordinator
@@ -330,12 +330,13 @@ class Coordinator:
             asked[peer] = None
             return []
         if isinstance(message, BundleWanted) and refusal is None:
-            if not self._giving.ask(peer, message):
+            is_at_end = self._bundle is not None and self._bundle.is_end(message)
+            if is_at_end or not self._giving.ask(peer, message):
                 self._bear(identity)
             return []
         instructions = self._decide(identity, message, now_s) if refusal is None else refusal
         # Of a graph each piece is asked for on its own, so there are as many messages as it takes.
-        if refusal is not None or not (isinstance(message, (GraphPiece, GraphWanted)) and instructions):
+        if refusal is not None or not (isinstance(message, GraphPiece) and instructions):
             self._bear(identity)
         return instructions
 
@@ -357,6 +358,8 @@ class Coordinator:
             if isinstance(event, GraphRuns):
                 assert isinstance(event.view, View)
                 self.streams = {**self.streams, event.stream: event.view}
+                if self._bundle is not None:
+                    self._bundle.add_graph(event.stream)
             instructions += self._state.handle(event, now_s)
         return instructions
 
@@ -379,9 +382,6 @@ class Coordinator:
 
     def _decide(self, identity: zmq.Frame, message: Message, now_s: float) -> list[Instruction]:
         peer = identity.bytes
-        if isinstance(message, GraphWanted):
-            piece = self._graphs.piece(message) if self._graphs is not None else None
-            return [Send(peer, piece)] if piece is not None else []
         if isinstance(message, BuilderParts):
             return self._say_what_differs(peer, message)
         host = identity.get("Peer-Address") if isinstance(message, Register) else ""

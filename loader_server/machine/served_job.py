@@ -163,8 +163,11 @@ class JoinedJob(ServedJob):
             self.indexer.start_when_possible(now_s)
 
     def worker(self, number: int, host: str) -> Child:
-        """Its worker in a place of this machine; ports count up from the first one, if one was asked for."""
-        child = super().worker(number, host)
+        """Its worker in a place of this machine; ports count up from the first one, if one was asked for.
+
+        Hosts may have equal names, and a host may join a job twice, so its workers are named for its folder as well.
+        """
+        child = super().worker(number, f"{host}-{self.folder.joined.tag}" if self.folder.joined is not None else host)
         port = self._worker_listen.rpartition(":")[2]
         if port not in ("*", "0"):  # a firewall may let these ports through alone, so there is no spare one
             ports = 1 if self.folder.keys is None else 2  # the next one is for sealed batches

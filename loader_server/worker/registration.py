@@ -67,7 +67,7 @@ class Registration:
         self._looks_up_again = False
         self.socket = self._connect()
         self._log = Log("worker", worker=register.worker)
-        self._pieces: list[m.GraphPiece] = []
+        self._pieces: list[m.BundlePiece] = []
         #: What our builder fingerprint is made of.
         self._parts = parts
         #: Why the coordinator does not take us in, if we wait until it or we are replaced.
@@ -183,7 +183,7 @@ class Registration:
         if isinstance(message, m.Culprits):
             return [message]
         self._looks_up_again |= isinstance(message, m.Registered)
-        if isinstance(message, m.GraphPiece):
+        if isinstance(message, m.BundlePiece):
             self._pieces.append(message)
         if isinstance(message, m.Registered) and self.refusal is not None:
             self._log.info("the coordinator takes this worker in again", coordinator=self._connected)
@@ -222,13 +222,13 @@ class Registration:
         """Return what the coordinator said as an error."""
         return error_of(refusal, f"coordinator at {self._connected}")
 
-    def take_pieces(self) -> list[m.GraphPiece]:
-        """Pieces of graphs that came since the last call."""
+    def take_pieces(self) -> list[m.BundlePiece]:
+        """Pieces of the bundle that came since the last call."""
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    def ask(self, wanted: Iterable[m.GraphWanted]) -> None:
-        """Ask for pieces; what does not get out is asked for again."""
+    def ask(self, wanted: Iterable[m.BundleWanted]) -> None:
+        """Ask for pieces of the bundle; what does not get out is asked for again."""
         for one in wanted:
             self._send(one)
 

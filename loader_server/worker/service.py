@@ -338,7 +338,7 @@ class Worker:
             for builder in self._builders.values():
                 builder.culprits.hear(culprits.keys)
         self._look_whether_to_restart(now_s)
-        self._registration.ask(self._late.take_pieces(self._registration.take_pieces()))
+        self._registration.ask(self._late.take_pieces(self._registration.take_pieces(), now_s))
         self._registration.ask(self._late.look(now_s))
         for builder in self._late.take_opened():
             self._serve(builder)
