@@ -248,7 +248,7 @@ def _waited_s(process: psutil.Process) -> float:
 
 
 @contextmanager
-def _coordinator(job: Path, environment: dict[str, str]) -> Iterator[tuple[psutil.Process, str]]:
+def serving(job: Path, environment: dict[str, str]) -> Iterator[tuple[psutil.Process, str]]:
     """A coordinator's process, and where it serves."""
     ready, said = os.pipe()
     command = [sys.executable, "-m", "loader_server", "coordinator", str(job), "--ready-fd", str(said)]
@@ -280,7 +280,7 @@ def measure(*, trainers: int, workers: int, rate: float, seconds: float, slow: b
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT)})
         opened = JobFile(job)
         builder = builder_fingerprint({"train": Stream(opened, "train")}, opened.versions_of_sent())
-        with _coordinator(job, _slow_fsync(Path(name)) if slow else {}) as (process, endpoint):
+        with serving(job, _slow_fsync(Path(name)) if slow else {}) as (process, endpoint):
             crowd = Crowd(endpoint, builder, trainers, workers)
             try:
                 crowd.run(process, 2, 0)  # the lists of workers and culprits have come
