@@ -105,6 +105,8 @@ class Crowd:
         self._by_socket: dict[zmq.Socket[bytes], Fake] = {}
         self._latencies_s: list[float] = []
         self._ready = self._granted = 0
+        #: Messages that were sent and read.
+        self.said = 0
         self.workers = [self._worker(endpoint, builder, number) for number in range(1, workers + 1)]
         self._wait_for(workers)
         self.trainers = [self._trainer(endpoint, number) for number in range(1, trainers + 1)]
@@ -176,6 +178,7 @@ class Crowd:
                 at_s, at, fake, pause_s = due[0]
                 heapq.heapreplace(due, (at_s + pause_s, at, fake, pause_s))
                 self._lease(fake, now_s) if at < 0 else fake.socket.send(fake.beat)
+                self.said += 1
             self._read(2)
         took_s = time.monotonic() - began_s
         cores = (_cpu_s(coordinator) - cpu_s) / took_s
@@ -198,6 +201,7 @@ class Crowd:
     def _read(self, most_ms: int) -> None:
         for socket, _ in self._poller.poll(most_ms):
             for frames in read_waiting(socket):
+                self.said += 1
                 if frames[0].bytes != _NOTED:
                     self._take(self._by_socket[socket], decode(frames[0].buffer))
 
@@ -253,11 +257,16 @@ def serving(job: Path, environment: dict[str, str]) -> Iterator[tuple[psutil.Pro
     ready, said = os.pipe()
     command = [sys.executable, "-m", "loader_server", "coordinator", str(job), "--ready-fd", str(said)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    process = subprocess.Popen(command, env=environment, cwd=job.parent, pass_fds=[said])
+    log = job.parent / "coordinator.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(command, env=environment, cwd=job.parent, pass_fds=[said], stderr=file)
     os.close(said)
     try:
-        with os.fdopen(ready) as line:
-            yield psutil.Process(process.pid), json.loads(line.readline())["endpoint"]
+        with os.fdopen(ready) as lines:
+            line = lines.readline()
+            if not line:
+                raise RuntimeError(log.read_text())
+            yield psutil.Process(process.pid), json.loads(line)["endpoint"]
     finally:
         process.terminate()
         process.wait(30)
