@@ -14,10 +14,11 @@ from __future__ import annotations
 import json
 import resource
 import secrets
+import select
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,17 +42,23 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    _Take = Callable[["_Worker", list[zmq.Frame]], None]
+
 __all__ = ["HEARTBEAT_S"]
 
 #: As of real workers and trainers: a quarter of the heartbeat timeout.
 HEARTBEAT_S = 0.5
+
+_NOTED = encode(m.Noted())
+_STDIN = 0
 
 
 class _Worker:
     """One worker's connections."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, number: int, builder: str) -> None:
-        self.name, self.incarnation, self.culprits = f"worker-{number}", secrets.randbits(60), 0
+        self.name, self.incarnation = f"worker-{number}", secrets.randbits(60)
+        self.beat = self._make_beat(0)
         self.router = bind_router(context, "tcp://127.0.0.1:*", None)
         self.dealer = connect_dealer(context, endpoint, None, secrets.token_bytes(16))
         register = m.Register(
@@ -60,13 +67,17 @@ class _Worker:
         )  # fmt: skip
         self.dealer.send(encode(register))  # blocks until the connection is there
 
-    def beat(self) -> m.Beat:
+    def note(self, culprits: m.Culprits) -> None:
+        """Say from now on that this list has come."""
+        self.beat = self._make_beat(culprits.version)
+
+    def _make_beat(self, culprits: int) -> bytes:
         counts = dict.fromkeys(("waiting", "building", "masked", "kept", "taken"), 0)
         remote = dict.fromkeys(("remote_bytes", "remote_found", "remote_waited"), 0)
-        return m.Beat(
-            worker=self.name, incarnation=self.incarnation, built=99, decoded=99, culprits=self.culprits, **counts,
-            **remote,
-        )  # fmt: skip
+        beat = m.Beat(
+            worker=self.name, incarnation=self.incarnation, built=99, decoded=99, culprits=culprits, **counts, **remote
+        )
+        return encode(beat)
 
 
 class _Crowd:
@@ -82,16 +93,18 @@ class _Crowd:
         context.set(zmq.MAX_SOCKETS, 4 * count + 16)
         #: Messages and bytes, by who they are exchanged with.
         self.said: Counter[str] = Counter()
-        self._poller = zmq.Poller()
-        self._poller.register(0, zmq.POLLIN)
-        self._takes: dict[object, tuple[_Worker, Callable[[_Worker, list[zmq.Frame]], None]]] = {}
+        #: What zmq.Poller takes for two thousand sockets a turn would keep this process busy.
+        self._epoll = select.epoll()
+        self._epoll.register(_STDIN, select.EPOLLIN)
+        self._takes: dict[int, tuple[_Worker, zmq.Socket[bytes], _Take]] = {}
         self._registered = 0
-        self._due: list[tuple[float, _Worker]] = []
+        self._due: deque[tuple[float, _Worker]] = deque()
         for number in range(1, count + 1):
             worker = _Worker(context, endpoint, number, builder)
             for socket, take in ((worker.router, self._answer_trainer), (worker.dealer, self._hear_coordinator)):
-                self._takes[socket] = (worker, take)
-                self._poller.register(socket, zmq.POLLIN)
+                self._takes[socket.FD] = (worker, socket, take)
+                self._epoll.register(socket.FD, select.EPOLLIN | select.EPOLLET)
+                self._drain(socket.FD)
             self._due.append((0.0, worker))
         self._count = count
 
@@ -99,20 +112,25 @@ class _Crowd:
         """Serve until the input ends."""
         has_told = False
         while True:
-            for ready, _ in self._poller.poll(5):
-                if ready == 0:
-                    if not sys.stdin.readline():
-                        return
+            for ready, _ in self._epoll.poll(0.005):
+                if ready != _STDIN:
+                    self._drain(ready)
+                elif sys.stdin.readline():
                     self._tell()
-                    continue
-                worker, take = self._takes[ready]
-                for frames in read_waiting(ready):  # type: ignore[arg-type] # all others are sockets
-                    take(worker, frames)
+                else:
+                    return
             if self._registered == self._count:
                 self._send_beats()
                 if not has_told:
                     has_told = True
                     self._tell()
+
+    def _drain(self, descriptor: int) -> None:
+        """Read until nothing is left: only then does a socket's descriptor tell of more."""
+        worker, socket, take = self._takes[descriptor]
+        while messages := list(read_waiting(socket)):
+            for frames in messages:
+                take(worker, frames)
 
     def _tell(self) -> None:
         print(json.dumps(self.said), flush=True)
@@ -121,12 +139,12 @@ class _Crowd:
     def _send_beats(self) -> None:
         now_s = time.monotonic()
         if not self._due[0][0]:
-            self._due = [(now_s + HEARTBEAT_S * at / self._count, one) for at, (_, one) in enumerate(self._due)]
+            self._due = deque((now_s + HEARTBEAT_S * at / self._count, one) for at, (_, one) in enumerate(self._due))
         while self._due[0][0] <= now_s:
-            due_s, worker = self._due.pop(0)
-            frame = encode(worker.beat())
-            worker.dealer.send(frame)
-            self._count_said("coordinator", len(frame))
+            due_s, worker = self._due.popleft()
+            worker.dealer.send(worker.beat)
+            self._count_said("coordinator", len(worker.beat))
+            self._drain(worker.dealer.FD)
             self._due.append((due_s + HEARTBEAT_S, worker))
 
     def _count_said(self, who: str, nbytes: int) -> None:
@@ -135,12 +153,14 @@ class _Crowd:
 
     def _hear_coordinator(self, worker: _Worker, frames: list[zmq.Frame]) -> None:
         for frame in frames:
-            message = decode(frame.buffer)
             self._count_said("coordinator", len(frame.buffer))
+            if frame.bytes == _NOTED:
+                continue
+            message = decode(frame.buffer)
             if isinstance(message, m.Registered):
                 self._registered += 1
             elif isinstance(message, m.Culprits):
-                worker.culprits = message.version
+                worker.note(message)
             elif isinstance(message, m.Refused):
                 raise SystemExit(f"refused: {message}")
 
