@@ -5,9 +5,9 @@
     python -m tests.benchmarks.between_hosts_end read-stoker ENDPOINT RANK WORLD [KEYS]
 
 Rules: bare sockets are pyzmq's with the options of Stoker's own (`shared.sockets`): a ROUTER that sends a batch of
-10 MB for each byte of credit, and one DEALER a sender. Both sides copy what Stoker cannot help copying: the sender makes
-each batch by a copy and a stamp, the reader receives into memory that it uses again. A reader is idle between two lines
-of its input (seconds to read), and answers each with one line of JSON.
+10 MB for each byte of credit, and one DEALER a sender. Both sides copy what Stoker cannot help copying: the sender
+makes each batch by a copy and a stamp, the reader receives into memory that it uses again. A reader is idle between two
+lines of its input (seconds to read), and answers each with one line of JSON.
 """
 
 from __future__ import annotations

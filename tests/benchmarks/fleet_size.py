@@ -5,9 +5,9 @@
 Coordinator and trainer are real processes; the workers are thin ones (`fleet_size_ends`), each with connections of its
 own and as if on a host of its own, and so are the other trainers (those of `coordinator`). All is on loopback and
 without keys. The coordinator is measured with all workers and the thin trainers; then one real trainer attaches, which
-reads 20 batches a second. Bytes are those of TCP, as the kernel counts them for that process's connections; messages
-are counted by the thin ends, so the trainer's are those with its workers; memory is what is the process's own, and CPU
-the share of a core. `list_bytes` is the list of workers that each trainer gets whenever one comes or goes.
+reads 20 batches a second. Bytes are those of TCP, as `ss` tells them for that process's connections; messages are
+counted by the thin ends, so the trainer's are those with its workers; memory is what is the process's own, and CPU the
+share of a core. `list_bytes` is the list of workers that each trainer gets whenever one comes or goes.
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ class _Seen:
     def of(cls, pid: int) -> _Seen:
         """Look at it now."""
         inodes = _socket_inodes(pid)
-        listed = subprocess.run(["ss", "-tineH", "-O", "state", "established"], capture_output=True, text=True, check=True)
+        listed = subprocess.run(
+            ["ss", "-tineH", "-O", "state", "established"], capture_output=True, text=True, check=True
+        )
         lines = [line for line in listed.stdout.splitlines() if (found := _INODE.search(line)) and found[1] in inodes]
         return cls(
             at_s=time.monotonic(),
@@ -211,10 +213,9 @@ def measured(count: int, *, trainers: int, seconds: float) -> dict[str, Any]:
 
 def _line(found: dict[str, Any], who: str) -> str:
     one = found[who]
-    return (
-        f"| {who}, {found['workers']} workers | {one['connections']} | {one['messages_per_s']} | {one['kb_per_s']:.0f} | "
-        f"{one['cpu_cores']:.3f} | {one['own_mib']:.0f} |"
-    )
+    cells = [f"{who}, {found['workers']} workers", one["connections"], one["messages_per_s"], f"{one['kb_per_s']:.0f}"]
+    cells += [f"{one['cpu_cores']:.3f}", f"{one['own_mib']:.0f}"]
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def main() -> None:

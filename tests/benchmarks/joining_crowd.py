@@ -2,10 +2,10 @@
 
     python -m tests.benchmarks.joining_crowd ENDPOINT BUILDER HOSTS
 
-Each line of the input lets all of them join, each on a connection of its own; what that took is one line of JSON. A host
-fetches the bundle, one request outstanding, as `loader-server run ENDPOINT` does, and then registers one worker, which
-leaves once all are there. Rules: what comes is thrown away and not checked, so that a coordinator on the same machine
-is as busy as it can be.
+Each line of the input lets all of them join, each on a connection of its own; what that took is one line of JSON. A
+host fetches the bundle, one request outstanding, as `loader-server run ENDPOINT` does, and then registers one worker,
+which leaves once all are there. Rules: what comes is thrown away and not checked, so that a coordinator on the same
+machine is as busy as it can be.
 """
 
 from __future__ import annotations

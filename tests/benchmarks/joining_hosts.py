@@ -1,14 +1,15 @@
 """Hosts that join a job with an index of a million samples: how soon one of them is of use, and whom 64 disturb.
 
-    python -m tests.benchmarks.joining_hosts [--json] [--samples 1000000] [--hosts 64] [--rounds 5] [--only PART] [--quick]
+    python -m tests.benchmarks.joining_hosts [--json] [--samples 1000000] [--hosts 64] [--rounds 5] [--only …] [--quick]
 
 All is on this machine, by loopback and without keys; the data are lines of text, indexed for real. fresh: from starting
 `loader-server run ENDPOINT` with an empty state folder, while a trainer waits and there is no other worker, to that
 trainer's first batch. crowd: 64 thin hosts fetch the bundle and register at once (`joining_crowd`), while 64 thin
-trainers say `Progress` four times a second; `p99_ms` is within which time 99 % of the answers came, and `quiet_p99_ms` the
-same for as long without the hosts, just before. `grown_mib` is how much the coordinator's own memory grew at most. The
-exit code is 1 if a first batch took over 5 s in the median, if p99 is over 50 ms above that without the hosts, or if the
-coordinator grew by more than 32 MiB: 16 MiB may be queued, and as much again is its own.
+trainers say `Progress` four times a second. `p99_ms` is the time within which 99 % of the answers came, `quiet_p99_ms`
+the same for as long without the hosts, just before, `more_ms` the difference; `grown_mib` is how much the coordinator's
+own memory grew at most. The exit code is 1 if a first batch took over 5 s in the median, if p99 is over 50 ms above
+that without the hosts in the median, or if the coordinator ever grew by more than 32 MiB: 16 MiB may be queued, and as
+much again is its own.
 """
 
 from __future__ import annotations
