@@ -28,6 +28,7 @@ from loader_server.transforms.features.moments import Moments
 from loader_server.transforms.features.normalise import NormaliseSettings, statistics_text
 from shared.errors import DataError, SampleError, SettingsError
 from shared.settings.tables import read_table
+from shared.system.closed_places import refuse_closed
 from shared.system.own_files import replacing
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def _settings_of(recipe: StreamRecipe) -> NormaliseSettings | None:
 
 
 def _make(job: JobFile, name: str, path: Path, processes: int) -> StatisticsReport:
+    refuse_closed(path.parent, where=f"{job.recipes[name].where}, {_NAME}, statistics")
     _make_columns(job, job.recipes[name], processes)
     gatherer = _Gatherer(job, name)
     total = _Total()
@@ -111,6 +113,7 @@ def _make_columns(job: JobFile, recipe: StreamRecipe, processes: int) -> None:
         with progress_bar(f"index {recipe.name}") as progress:
             request = IndexRequest(folder=folder, spec=spec, source=spec.make(), processes=processes, progress=progress)
             if unchanged_index(request) is None:
+                job.refuse_closed(folder)
                 make_index(request)
 
 

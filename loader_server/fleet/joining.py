@@ -26,6 +26,7 @@ from shared.errors import DataError, LostError, ProtocolError, SettingsError, St
 from shared.keys import ClientKeys
 from shared.logs import Log
 from shared.sockets import connect_dealer, read_waiting, send_if_up
+from shared.system.closed_places import refuse_closed
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from shared.wire.refusals import error_of
@@ -75,6 +76,7 @@ def join(settings: JoinSettings) -> JobFolder:
 
     """
     state = settings.state.resolve()
+    refuse_closed(state, where="--state")
     bundles = state / "bundles"
     with locked(bundles):
         with _FetchConnection(settings) as connection:
