@@ -6,6 +6,7 @@ capabilities add to; some network file systems know better only when something i
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,10 @@ from shared.errors import SettingsError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["CLOSED_REMEDY", "refuse_closed", "why_closed"]
+__all__ = ["CLOSED", "CLOSED_REMEDY", "refuse_closed", "why_closed"]
+
+#: What the system says of such a place.
+CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 CLOSED_REMEDY = "Let this user write there (chown, chmod, a mount that is not read-only), or name another place."
 

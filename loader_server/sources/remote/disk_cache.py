@@ -173,7 +173,8 @@ class DiskCache:
             expected="a folder that remote files can be kept in",
             got=error.strerror or type(error).__name__,
             where=str(self.folder),
-            remedy="Make room there, name another folder (remote_cache in [job]), or lower remote_cache_bytes.",
+            remedy="Make room there, let this user write there, name another folder (remote_cache in [job]), or lower "
+            "remote_cache_bytes.",
         )
 
 
