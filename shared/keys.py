@@ -168,7 +168,7 @@ def _refuse_closed_allowed(folder: Path) -> None:
     except OSError as error:
         raise SettingsError(
             expected=f"a folder of allowed keys that user {os.geteuid()} may look into",
-            got=error.strerror,
+            got=str(error.strerror),
             where=str(error.filename),
             remedy=_MAY_READ,
         ) from None

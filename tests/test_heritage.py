@@ -193,7 +193,6 @@ FAULTS = {
 
 #: Faults that no test with real processes shows yet, and what will.
 FAULTS_LATER = {
-    66: "later: fleet",
     68: "later: fleet",
 }
 
