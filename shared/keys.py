@@ -56,8 +56,9 @@ class ServerKeys:
     @classmethod
     def read(cls, folder: str | Path, role: Role) -> ServerKeys:
         """Return the pair that this role serves with; refuse keys beside which nobody could be let in."""
+        keys = cls(Path(folder), *_load_pair(Path(folder), role))
         _refuse_closed_allowed(Path(folder) / ALLOWED)
-        return cls(Path(folder), *_load_pair(Path(folder), role))
+        return keys
 
     def serve(self, socket: zmq.Socket[bytes]) -> None:
         """Let in only clients that the context's guard knows; without one, anyone with our public key could connect."""

@@ -4,7 +4,8 @@
     python -m tests.support.closed only=/srv/cache loader_server run tcp://loader-a:7400 --state /srv/cache
 
 Root's capabilities are dropped, so modes of files and folders count. With `only=FOLDER` all file systems are read-only
-but for that folder, as in a container that is started so: `/tmp` and `/dev/shm` as well; and there is no HOME.
+but for that folder, as in a container that is started so: `/tmp` and `/dev/shm` as well; and there is no HOME. With
+`only=` there is no such folder.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["may_close"]
+__all__ = ["CLOSED", "may_close"]
+
+#: The module's own name, to run it by.
+CLOSED = "tests.support.closed"
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,7 +35,7 @@ _READ_ONLY, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 1, 32, 4096, 16384, 1 << 18
 
 def may_close() -> bool:
     """Return whether file systems can be made read-only for one process here."""
-    trial = [sys.executable, "-m", __spec__.name, "only=/", "this"]
+    trial = [sys.executable, "-m", CLOSED, "only=", "this"]
     return os.geteuid() == 0 and subprocess.run(trial, cwd=ROOT, stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
@@ -42,13 +46,13 @@ def _drop_rights() -> None:
     _call("capset", struct.pack("Ii", _CAPABILITIES_3, 0), bytes(24))
 
 
-def _open_only(folder: Path) -> None:
-    """Make all file systems read-only for this process and its children, except for one folder."""
+def _open_only(folder: str) -> None:
+    """Make all file systems read-only for this process and its children, except for one folder if it is named."""
     _call("unshare", _NEW_MOUNTS)
     _mount("", "/", _RECURSIVE | _PRIVATE)
     mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    if folder != Path("/"):
-        _mount(str(folder), str(folder), _BIND)
+    if folder:
+        _mount(folder, folder, _BIND)
     for place in mounted:
         if not place.startswith(("/proc", "/sys")):
             _mount("", place, _REMOUNT | _BIND | _READ_ONLY)
@@ -70,7 +74,7 @@ def main() -> None:
     """Close what is to be closed, and become the module."""
     del sys.argv[0]
     if sys.argv[0].startswith("only="):
-        _open_only(Path(sys.argv.pop(0).removeprefix("only=")))
+        _open_only(sys.argv.pop(0).removeprefix("only="))
     _drop_rights()
     if sys.argv[0] != "this":
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
