@@ -52,7 +52,8 @@ class Quarantine:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             return open_own(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         except (OSError, MachineError) as error:
-            say = self._log.debug if why_closed(self._path) else self._log.warning  # a worker says what is closed
+            is_known = isinstance(error, OSError) and why_closed(self._path.parent)  # a worker says so of the folder
+            say = self._log.debug if is_known else self._log.warning
             say("quarantine log cannot be opened", quarantine=str(error))
             return None
 

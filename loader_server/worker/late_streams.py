@@ -16,6 +16,7 @@ from loader_server.machine.graph_files import unpack
 from shared.errors import StokerError
 from shared.logs import Log
 from shared.pipelines.sent_graph import digest_of_graph
+from shared.system.closed_places import why_closed
 from shared.wire import messages as m
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class LateStreams:
         self._wake = wake
         self._lacking = {name: _Fetched() for name in job.recipes if not job.is_there(name)}
         self._opening: set[str] = set()
+        #: The streams whose files could not be kept.
+        self._unkept: set[str] = set()
         self._look_s = 0.0
         #: The streams that were tried: name, and the builder if it could be opened.
         self._tried: SimpleQueue[tuple[str, Builder | None]] = SimpleQueue()
@@ -115,7 +118,10 @@ class LateStreams:
         try:
             unpack(content, self._job.graph_path(name), self._job.index_folder(name))
         except (StokerError, OSError) as error:
-            Log("worker").warning("graph cannot be kept", stream=name, error=str(error))
+            closed = why_closed(self._job.graph_path(name))  # said once, and tried again: somebody may open the folder
+            if not closed or name not in self._unkept:
+                Log("worker").warning("graph cannot be kept", stream=name, error=closed or str(error))
+            self._unkept.add(name)
 
 
 def _wanted(name: str, arriving: _Fetched) -> m.GraphWanted:

@@ -9,6 +9,7 @@ from loader_server.worker.late_streams import LateStreams
 from shared.errors import DataError
 from shared.pipelines.sent_graph import digest_of_graph
 from shared.wire import messages as m
+from tests.support.another_user import as_another_user, folder_for_all
 
 PACKED = msgpack.packb([b"graph", [["columns-1/digest.npy", bytes(40_000)], ["meta.json", b"{}"]]])
 DIGEST = digest_of_graph(PACKED)
@@ -123,6 +124,23 @@ def test_bytes_that_do_not_match_their_digest_or_are_no_graph_are_not_kept(worke
     worker.late.take_pieces([piece(wanted, content=b"no graph", digest=digest_of_graph(b"no graph"))])
     assert not worker.job.graph_path("sent").exists()
     assert worker.look() == [m.GraphWanted(stream="sent", digest="", offset=0)]
+
+
+@pytest.mark.fault(66)
+def test_a_closed_folder_is_said_once_and_tried_again(caplog):
+    with folder_for_all() as folder:
+        worker = Worker(folder)
+        with as_another_user():
+            for _ in range(2):
+                (wanted,) = worker.look()
+                (more,) = worker.late.take_pieces([piece(wanted)])
+                worker.late.take_pieces([piece(more)])
+        assert caplog.text.count("graph cannot be kept") == 1
+        assert f"{folder} of user 0 with mode 755" in caplog.text
+        (wanted,) = worker.look()
+        (more,) = worker.late.take_pieces([piece(wanted)])
+        worker.late.take_pieces([piece(more)])
+        assert worker.job.graph_path("sent").read_bytes() == b"graph"
 
 
 def test_pieces_of_streams_that_are_open_are_ignored(worker):
