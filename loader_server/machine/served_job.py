@@ -164,7 +164,13 @@ class JoinedJob(ServedJob):
 
 
 def make_job(folder: JobFolder, listen: str, base_command: Callable[[str, JobFolder, str], list[str]]) -> ServedJob:
-    """Return a job to be served here, or one that is served elsewhere; `listen`, if given, says where it listens."""
+    """Return a job to be served here, or one that is served elsewhere; `listen`, if given, says where it listens.
+
+    Raises:
+        SettingsError: The state folder cannot be written to.
+
+    """
+    folder.refuse_closed(folder.state)
     if folder.joined is not None:
         return JoinedJob(folder, listen, base_command)
     return ServedJob(folder, listen or folder.settings.listen, base_command)
