@@ -85,6 +85,26 @@ def test_who_writes_says_where_it_may_not(closed: Path, words: tuple[str, ...], 
 
 
 @pytest.mark.fault(66)
+@pytest.mark.parametrize(
+    ("state", "statistics", "where"),
+    [
+        ("closed/state", "s.json", "[job], state"),
+        ("state", "closed/s.json", "[streams.train], normalise, statistics"),
+    ],
+)
+def test_statistics_are_refused_before_the_data_are_read(
+    tmp_path: Path, state: str, statistics: str, where: str
+) -> None:
+    (tmp_path / "closed").mkdir(mode=0o555)
+    transforms = ("logmel", "normalise", "characters")
+    job = write_job(tmp_path, samples=6, transforms=transforms, job=f'state = "{state}"')
+    job.write_text(job.read_text() + f'[streams.train.normalise]\nstatistics = "{statistics}"\n')
+    errors = said_by("loader_server", "index", job, "--statistics")
+    assert f"{where}: expected a folder that user {os.geteuid()} may write to, got {tmp_path / 'closed'}" in errors
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.fault(66)
 def test_what_is_indexed_already_is_planned_shown_and_found_unchanged(closed: Path) -> None:
     job = closed / "job.toml"
     closed.chmod(0o755)
