@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from shared.errors import StokerError
 from shared.quick_import import quick_import
+from shared.system.system_errors import is_refusal, system_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,10 +60,13 @@ def tells_its_error(run: Callable[[argparse.Namespace], int]) -> Callable[[argpa
     def told(options: argparse.Namespace) -> int:
         try:
             return run(options)
-        except StokerError as error:
+        except Exception as failure:
             from loader_server.machine.processes import say_error
             from shared.hashing import fingerprint
 
+            if not (isinstance(failure, StokerError) or is_refusal(failure)):
+                raise
+            error = failure if isinstance(failure, StokerError) else system_error(failure)
             say_error(options.ready_fd, error)
             if fingerprint(*error.words().values()) == getattr(options, "said", ""):
                 raise SystemExit(error.exit_code) from None

@@ -22,9 +22,11 @@ from shared.command import allow_many_files
 from shared.endpoints import at_any_port, check_endpoint, port_of
 from shared.errors import DataError, SettingsError, StokerError
 from shared.keys import ClientKeys, ServerKeys
+from shared.logs import Log
 from shared.malloc_tuning import keep_freed_memory
 from shared.metrics.probes import Probes
 from shared.metrics.server import MetricsServer
+from shared.system.closed_places import why_closed
 
 if TYPE_CHECKING:
     import argparse
@@ -57,7 +59,7 @@ def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -
         MetricsServer,
         listening=metrics_listening(options),
         labels={"job": job.settings.name, "role": "worker", "worker": settings.name},
-        targets_folder=job.targets_folder,
+        targets_folder=_open_targets(job, settings.name),
     )
     worker = _open(settings, nursery, serve_metrics, on_stop, waits=not options.parent)
     if worker is None:
@@ -91,6 +93,18 @@ def _hint_at_accept_code(job_file: Path) -> Iterator[None]:
             remedy="Install it on this host, or put it into the folder that --data names; or, with keys, join with "
             "--accept-code: then it is fetched, if it lies in the job's folder.",
         ) from error
+
+
+def _open_targets(job: JobFile, name: str) -> Path | None:
+    """Return where to write the metrics' address, or None if the state folder is closed; nothing else needs it."""
+    closed = why_closed(job.state)
+    if not closed:
+        return job.targets_folder
+    Log("worker", worker=name).warning(
+        "state folder is closed: serves without quarantine.jsonl, kept plans and a file that says where metrics are",
+        state=closed,
+    )
+    return None
 
 
 def _settings(options: argparse.Namespace, job: JobFile) -> WorkerSettings:

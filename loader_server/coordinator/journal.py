@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,7 @@ from loader_server.leases.facts import (
 from shared.errors import DataError
 from shared.hashing import digest64
 from shared.logs import Log
+from shared.system.closed_places import CLOSED_REMEDY, why_closed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -205,11 +207,12 @@ class Journal:
         return held
 
     def _no_room(self, error: Exception) -> WriteError:
+        closed = why_closed(self._path.parent) or why_closed(self._path)
         return WriteError(
-            expected="to write the journal",
-            got=str(error),
+            expected="to write the journal" + (f" as user {os.geteuid()}" if closed else ""),
+            got=closed or str(error),
             where=str(self._path),
-            remedy="Make room on its disk, and let this user write there.",
+            remedy=CLOSED_REMEDY if closed else "Make room on its disk, and let this user write there.",
         )
 
     def _lost(self, problem: str) -> JournalLostError:

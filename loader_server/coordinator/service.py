@@ -102,6 +102,7 @@ _SOON_MS = 20
 
 def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None, *, advertise: str = "") -> Coordinator:
     """The coordinator of a job file, with the journal and the endpoint file in its state folder."""
+    job.refuse_closed(job.state)
     journal = Journal(job.state / "journal.sqlite")
     try:
         streams = {name: Stream(job, name) for name in job.recipes if job.is_there(name)}

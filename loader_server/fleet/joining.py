@@ -28,6 +28,7 @@ from shared.errors import DataError, LostError, ProtocolError, SettingsError, St
 from shared.keys import ClientKeys
 from shared.logs import Log
 from shared.sockets import connect_dealer, read_waiting, send_if_up
+from shared.system.closed_places import refuse_closed
 from shared.system.endpoint_file import FollowedEndpoint
 from shared.system.own_files import replacing
 from shared.wire import messages as m
@@ -139,6 +140,7 @@ def fetch(settings: JoinSettings, into: Path | None = None) -> None:
 @contextlib.contextmanager
 def _whole_bundle(settings: JoinSettings) -> Iterator[tuple[Manifest, BundleFolder]]:
     """Hold the lock of the bundles, with the coordinator's bundle among them; remove old ones at the end."""
+    refuse_closed(settings.state.resolve(), where="--state")
     with _FetchConnection(settings) as connection, contextlib.ExitStack() as held:
         fetching = Fetching()
         _learn_manifest(connection, fetching)  # before the lock, so that nobody waits for who waits for a coordinator

@@ -190,7 +190,13 @@ def _usual_listen(folder: JobFolder, *, insecure: bool) -> str:
 def make_job(
     folder: JobFolder, listen: str, base_command: Callable[[str, JobFolder, str], list[str]], *, insecure: bool
 ) -> ServedJob:
-    """Return a job to be served here, or one that is served elsewhere; `listen`, if given, says where it listens."""
+    """Return a job to be served here, or one that is served elsewhere; `listen`, if given, says where it listens.
+
+    Raises:
+        SettingsError: The state folder cannot be written to.
+
+    """
+    folder.refuse_closed(folder.state)
     if folder.joined is not None:
         return JoinedJob(folder, listen, base_command, insecure=insecure)
     return ServedJob(folder, listen or folder.settings.listen, base_command)

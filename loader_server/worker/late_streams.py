@@ -15,6 +15,7 @@ from loader_server.fleet.graph_fetching import GraphFetching
 from loader_server.machine.graph_files import write_graph
 from shared.errors import DataError, StokerError
 from shared.logs import Log
+from shared.system.closed_places import why_closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -42,6 +43,8 @@ class LateStreams:
         self._wake = wake
         self._lacking = {name for name in job.recipes if not job.is_there(name)}
         self._opening: set[str] = set()
+        #: The streams whose files could not be kept.
+        self._unkept: set[str] = set()
         self._look_s = 0.0
         self._fetching = GraphFetching()
         #: What was asked for last, and when to ask for it again.
@@ -129,4 +132,7 @@ class LateStreams:
         try:
             write_graph(self._job.graph_path(name), fetched.graph, self._job.index_folder(name), fetched.index)
         except (StokerError, OSError) as error:
-            Log("worker").warning("graph cannot be kept", stream=name, error=str(error))
+            closed = why_closed(self._job.graph_path(name))  # said once, and tried again: somebody may open the folder
+            if not closed or name not in self._unkept:
+                Log("worker").warning("graph cannot be kept", stream=name, error=closed or str(error))
+            self._unkept.add(name)

@@ -9,6 +9,7 @@ from loader_server.worker.late_streams import LateStreams
 from shared.errors import DataError
 from shared.wire import messages as m
 from tests.loader_server.fleet.bundles import PIECE, answered, made
+from tests.support.another_user import as_another_user, folder_for_all
 
 BEFORE = {JOB_FILE: b"[job]\n", "index/index-train/meta.json": bytes(3 * PIECE)}
 GRAPH = {
@@ -174,6 +175,19 @@ def test_what_cannot_be_kept_is_fetched_again_later(worker):
     worker.job.index_folder("sent").unlink()
     assert fetch(worker, worker.look(), AFTER) is not None
     assert worker.job.is_there("sent")
+
+
+@pytest.mark.fault(66)
+def test_a_closed_folder_is_said_once_and_tried_again(caplog):
+    with folder_for_all() as folder:
+        worker = Worker(folder)
+        with as_another_user():
+            for _ in range(2):
+                fetch(worker, worker.look(), AFTER)
+        assert caplog.text.count("graph cannot be kept") == 1
+        assert f"{folder} of user 0 with mode 755" in caplog.text
+        fetch(worker, worker.look(), AFTER)
+        assert worker.job.graph_path("sent").read_bytes() == GRAPH["graphs/sent/graph"]
 
 
 def test_pieces_are_ignored_once_all_streams_are_open(worker):
