@@ -170,7 +170,10 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> a
     )
     command = command_named(commands, "run", _run_machine, about, "loader-server run job.toml --workers 4")
     command.add_argument(
-        "job", nargs="+", metavar="JOB|ENDPOINT", help="the job file, or several; or the endpoints of jobs to join"
+        "job",
+        nargs="+",
+        metavar="JOB|ENDPOINT",
+        help="the job file, or several; or the endpoints (tcp://…, file:///…) of jobs to join",
     )
     command.add_argument(
         "--workers", type=int, default=0, help="worker processes; 0: as the job file says, or one per core"

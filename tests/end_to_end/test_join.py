@@ -119,7 +119,8 @@ print("read", flush=True)
 
 
 @pytest.mark.slow
-def test_across_hosts_with_keys_alone_from_a_coordinator_without_workers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["tcp", "file"])
+def test_across_hosts_with_keys_alone_from_a_coordinator_without_workers(tmp_path: Path, way: str) -> None:
     """Network namespaces: all batches come from the host that joined, which is killed, and joins again."""
     own, other = tmp_path / "own", tmp_path / "other"
     own.mkdir()
@@ -140,10 +141,13 @@ def test_across_hosts_with_keys_alone_from_a_coordinator_without_workers(tmp_pat
         endpoint = f"tcp://{first.address}:7400"
         joining = ("loader_server", "run", endpoint, "--keys", "keys", "--workers", "2")
         joining = (*joining, "--listen", "tcp://0.0.0.0:7410")
+        if way == "file":
+            joining = (*joining[:2], f"file://{own}/.stoker/tones/endpoint", *joining[3:-2])
         host = second.start(*joining, folder=other, log=tmp_path / "second.log")
         wait_until(lambda: "has 2 workers" in (tmp_path / "second.log").read_text(), "it has joined")
-        ports = sorted(word for word in (tmp_path / "second.log").read_text().split('"') if ":741" in word)
-        assert ports == ["tcp://0.0.0.0:7410", "tcp://0.0.0.0:7412"]  # between them those of sealed batches
+        if way == "tcp":
+            ports = sorted(word for word in (tmp_path / "second.log").read_text().split('"') if ":741" in word)
+            assert ports == ["tcp://0.0.0.0:7410", "tcp://0.0.0.0:7412"]  # between them those of sealed batches
         reader = first.start("reader", endpoint, str(tmp_path / "keys"), "2", folder=tmp_path, log=read_log)
         wait_until(lambda: read_log.read_text().count("batch") >= len(expected) + 5, "the second epoch has begun")
         for process in [*psutil.Process(host.pid).children(recursive=True), psutil.Process(host.pid)]:

@@ -334,7 +334,9 @@ def test_how_long_each_phase_takes_is_a_metric_while_it_trains(folder: Path, end
             fetch_metrics(target["address"])
         refused.value.close()
         staged = ("stoker_staged_batches", (("stream", "train"),))
-        wait_until(lambda: fetch_metrics(target["address"], "0123456789abcdef")[staged] > 0, "batches that TensorFlow has")
+        wait_until(
+            lambda: fetch_metrics(target["address"], "0123456789abcdef")[staged] > 0, "batches that TensorFlow has"
+        )
         found = fetch_metrics(target["address"], "0123456789abcdef")
         process.send_signal(signal.SIGTERM)
         _, complained = ended(process)

@@ -115,7 +115,8 @@ def test_a_host_that_joined_by_the_file_finds_a_coordinator_at_another_address(t
     other.mkdir()
     job = write_job(own)
     subprocess.run([sys.executable, "-m", "loader_server", "index", str(job)], cwd=ROOT, check=True, timeout=100)
-    named = f"file://{own}/.stoker/tones/endpoint"
+    file = own / ".stoker" / "tones" / "endpoint"
+    named = f"file://{file}"
     log, host_log = own / "log", other / "log"
     with contextlib.ExitStack() as stack:
         host = stack.enter_context(_started(host_log, "run", named, "--workers", "1"))
@@ -129,8 +130,9 @@ def test_a_host_that_joined_by_the_file_finds_a_coordinator_at_another_address(t
         before = _verify(named)
         first.kill()
         first.wait()
-        began_s = time.monotonic()
         stack.enter_context(_started(log, "coordinator", str(job), "--listen", "tcp://127.0.0.2:*"))
+        wait_until(lambda: "127.0.0.2" in file.read_text(), "it serves")
+        began_s = time.monotonic()
         wait_until(lambda: _heard(_report(named)["workers"]), "its worker has found it")
         took_s = time.monotonic() - began_s
         print(f"found by the host's worker after {took_s:.2f} s")
@@ -192,9 +194,10 @@ def test_a_coordinator_whose_name_has_another_address_is_found_by_its_name(tmp_p
         first.kill()
         first.wait()
         names.write_text("127.0.0.2 stoker-coordinator.test\n")  # in place: another file would not be seen there
-        began_s = time.monotonic()
         endpoint = f"tcp://127.0.0.2:{port}"
         stack.enter_context(_started(log, "coordinator", str(job), "--listen", endpoint))
+        wait_until(lambda: "127.0.0.2" in file.read_text(), "it serves")
+        began_s = time.monotonic()
         wait_until(lambda: _heard(_report(endpoint)["workers"]), "the worker has found it")
         worker_s = time.monotonic() - began_s
         wait_until(lambda: _heard(_report(endpoint)["streams"]["train"]["trainers"]), "the trainer has found it")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -74,6 +75,7 @@ class _Outcome:
 def main(words: Sequence[str] | None = None) -> int:
     """Run the engines that the arguments name."""
     options = _options(words)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that engines are taken down
     outcome = _Outcome()
     with tempfile.TemporaryDirectory(prefix="stoker-fleet-", ignore_cleanup_errors=True) as folder:
         work = Path(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from dataclasses import replace
 
 import pytest
@@ -209,7 +210,33 @@ def test_a_coordinator_whose_name_has_another_address_when_it_is_back_is_told_ou
 )
 def test_who_listens_everywhere_names_the_address_on_the_route(bound, coordinator, route, endpoint, monkeypatch):
     monkeypatch.setattr(reachable, "_find_address_towards", lambda _host: route)
+    monkeypatch.setattr(reachable, "_find_address_of_interface", lambda: None)
     assert find_reachable_endpoint(bound, coordinator) == endpoint
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "interface", "endpoint"),
+    [
+        ("tcp://127.0.0.1:7400", "10.0.0.7", "tcp://10.0.0.7:7411"),
+        ("tcp://127.0.0.1:7400", None, "tcp://127.0.0.1:7411"),
+        ("tcp://10.0.0.1:7400", "10.0.0.7", None),
+    ],
+)
+def test_in_a_closed_network_without_a_route_to_the_world_the_address_is_that_of_an_interface(
+    coordinator, interface, endpoint, monkeypatch
+):
+    monkeypatch.setattr(reachable, "_find_address_towards", lambda _host: None)
+    monkeypatch.setattr(reachable, "_find_address_of_interface", lambda: interface)
+    assert find_reachable_endpoint("tcp://0.0.0.0:7411", coordinator) == endpoint
+
+
+def test_the_address_of_an_interface_is_one_of_this_host_and_not_loopback():
+    address = reachable._find_address_of_interface()
+    if address is None:
+        pytest.skip("this host has no network")
+    with socket.socket() as bound:
+        bound.bind((address, 0))
+    assert not address.startswith("127.")
 
 
 def test_a_coordinator_that_forgot_it_is_told_who_it_is(worker):
