@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from shared.errors import StokerError
 from shared.quick_import import quick_import
+from shared.system.system_errors import is_refusal, system_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,10 +60,13 @@ def tells_its_error(run: Callable[[argparse.Namespace], int]) -> Callable[[argpa
     def told(options: argparse.Namespace) -> int:
         try:
             return run(options)
-        except StokerError as error:
+        except Exception as failure:
             from loader_server.machine.processes import say_error
             from shared.hashing import fingerprint
 
+            if not (isinstance(failure, StokerError) or is_refusal(failure)):
+                raise
+            error = failure if isinstance(failure, StokerError) else system_error(failure)
             say_error(options.ready_fd, error)
             if fingerprint(*error.words().values()) == getattr(options, "said", ""):
                 raise SystemExit(error.exit_code) from None
@@ -314,6 +318,7 @@ def add_joining(command: argparse.ArgumentParser) -> None:
     joining.add_argument("--state", type=Path, metavar="FOLDER", help="where what is fetched is kept (.stoker)")
     joining.add_argument("--data", type=Path, metavar="FOLDER", help="stands for the job's folder in paths of data")
     joining.add_argument("--index", type=Path, metavar="FOLDER", help="an equal index of this host's, not to fetch one")
+    joining.add_argument("--accept-code", action="store_true", help="fetch the job's own modules; only with keys")
 
 
 def add_fetch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -323,6 +328,7 @@ def add_fetch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command.add_argument("job", nargs="+", metavar="ENDPOINT", help="the endpoints of the jobs")
     command.add_argument("--insecure", action="store_true", help="fetch from beyond loopback without keys")
     add_joining(command)
+    command.add_argument("--into", type=Path, default=None, help=argparse.SUPPRESS)
     command.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
     command.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
     command.add_argument("--said", default="", help=argparse.SUPPRESS)
@@ -335,5 +341,5 @@ def _fetch(options: argparse.Namespace) -> int:
 
     if options.parent:
         end_with_parent(options.parent)
-    run.joined_jobs(options)
+    run.fetch_jobs(options)
     return 0

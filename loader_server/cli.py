@@ -187,18 +187,18 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> a
 
 def _run_machine(options: argparse.Namespace) -> int:
     refuse_small_limits()
-    with contextlib.closing(_open_nursery("coordinator", "worker")) as nursery:
-        return _run_loaders(options, nursery)
+    with contextlib.closing(_open_nursery("coordinator", "worker")) as nursery, contextlib.ExitStack() as held:
+        return _run_loaders(options, nursery, held)
 
 
-def _run_loaders(options: argparse.Namespace, nursery: Nursery) -> int:
+def _run_loaders(options: argparse.Namespace, nursery: Nursery, held: contextlib.ExitStack) -> int:
     from loader_server.commands import run
     from loader_server.machine.granted_cores import granted_cores
     from loader_server.machine.machine_probes import serve_probes
     from loader_server.machine.served_job import PrintedError
     from loader_server.machine.supervisor import Supervisor, SupervisorSettings
 
-    jobs = run.jobs_of(options)
+    jobs = run.jobs_of(options, held)
     settings = SupervisorSettings(
         workers=options.workers or max(job.settings.workers for job in jobs) or granted_cores(),
         insecure=options.insecure,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -148,9 +149,18 @@ class JobFile(JobFolder):
         return FilePlaces(self.base, self.cache, fetched)
 
     def make_importable(self) -> None:
-        """Let the job file name modules that lie beside it; they come before those of the current folder."""
-        if str(self.base) not in sys.path:
-            sys.path.insert(0, str(self.base))
+        """Let the job file name modules that lie beside it; they come before those of the current folder.
+
+        On a host that joined, those that were fetched come before both.
+        """
+        fetched = [self.joined.code] if self.joined is not None and self.joined.code else []
+        for folder in (str(self.base), *fetched):
+            if folder not in sys.path:
+                sys.path.insert(0, folder)
+
+    def modules(self) -> set[str]:
+        """Return the modules that the streams name as sources, transforms or pipelines; perhaps other words as well."""
+        return {word.partition(":")[0] for word in _words_in(self.job.streams) if _NAMED_OBJECT.fullmatch(word)}
 
     def index_folder(self, name: str) -> Path:
         """Where a stream's index lives; that of a graph that a trainer sends is never part of what a host fetched."""
@@ -258,6 +268,19 @@ class JobFile(JobFolder):
             largest_sample=self.settings.largest_sample,
             cuts=cuts,
         )
+
+
+#: A name of an object of a module, as job files write it.
+_NAMED_OBJECT = re.compile(r"\w+(\.\w+)*:\w+")
+
+
+def _words_in(value: object) -> Iterator[str]:
+    """Yield all strings in nested tables and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _words_in(inner)
 
 
 def _names_of_code(job: Job) -> list[str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from loader_server.fleet.joined_folder import JoinedFolder
 from shared.errors import SettingsError
 from shared.settings.job import parse_job
+from shared.system.closed_places import refuse_closed
 
 if TYPE_CHECKING:
     from shared.settings.job import Job, JobSettings
@@ -65,6 +66,11 @@ class JobFolder:
     def state(self) -> Path:
         """Where index, journal and quarantine log live."""
         return self.base / self.settings.state / self.settings.name
+
+    def refuse_closed(self, folder: Path) -> None:
+        """Raise a SettingsError if nothing can be written into the state folder, or into this one below it."""
+        where = "--state" if self.joined is not None else f"{self.path}, [job], state"
+        refuse_closed(folder, where=where)
 
     @property
     def index_root(self) -> Path:

@@ -16,7 +16,11 @@ from shared.settings.values import nearest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["import_named"]
+__all__ = ["MissingModuleError", "import_named"]
+
+
+class MissingModuleError(SettingsError):
+    """A module cannot be found, or one that it imports."""
 
 
 def import_named(name: str, what: str, where: str) -> Callable[..., Any]:
@@ -24,6 +28,7 @@ def import_named(name: str, what: str, where: str) -> Callable[..., Any]:
 
     Raises:
         SettingsError: It is not there, or its module refuses what it declares; `where` names the setting.
+        MissingModuleError: Its module is not there, or one that its module imports.
 
     """
     place, _, attribute = name.partition(":")
@@ -33,7 +38,8 @@ def import_named(name: str, what: str, where: str) -> Callable[..., Any]:
     except SettingsError:
         raise  # the module is there, and what it declares says what is wrong
     except Exception as error:
-        raise SettingsError(
+        kind = MissingModuleError if isinstance(error, ModuleNotFoundError) else SettingsError
+        raise kind(
             expected=f'the module "{place}" to be importable{_nearest_module(place, error)}',
             got=f"{type(error).__name__}: {error}",
             where=where,

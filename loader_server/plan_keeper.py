@@ -16,6 +16,7 @@ import numpy as np
 
 from shared.hashing import fingerprint
 from shared.logs import Log
+from shared.system.closed_places import why_closed
 from shared.system.own_files import draft_of
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ class PlanKeeper:
             self._remove_old(f"{kind}-*.plan")
             self._remove_old("*.tmp*")
         except OSError as error:
-            self._log.warning("the plan is not kept: the next start works it out again", error=str(error))
+            say = self._log.debug if why_closed(self._folder) else self._log.warning  # an index that is only read
+            say("the plan is not kept: the next start works it out again", error=str(error))
             with contextlib.suppress(OSError):
                 draft.unlink()
 

@@ -7,18 +7,21 @@ number means the same to all. Rules: nothing is written here but the plan's cach
 from __future__ import annotations
 
 from functools import cached_property
+from importlib.metadata import PackageNotFoundError
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loader_server.installed import version_of
 from loader_server.machine.processor import processor_features
 from loader_server.plan_keeper import PlanKeeper
-from loader_server.planning import LEFT_OUT, OrdinalPlan, Plan
+from loader_server.planning import LEFT_OUT, PLANNER_VERSION, OrdinalPlan, Plan
 from loader_server.sources.chunks.source import ChunkedSource
 from loader_server.sources.decoding import decoded
 from loader_server.sources.index.folder import open_index
 from loader_server.sources.joined import OpenedSource, SourceSet
 from loader_server.sources.whole_source import WholeSource
+from loader_server.transforms.chain import BYTES_VERSION
 from loader_server.transforms.own_code import OwnCode, own_code
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
@@ -161,6 +164,9 @@ class Stream:
             "setting float32": self.float32,
             "setting not_finite": "mask" if self.masks_not_finite else "keep",
             "processor": processor_features(),
+            "version of Stoker's bytes": str(BYTES_VERSION),
+            "version of Stoker's plans": str(PLANNER_VERSION),
+            "release of Stoker": _release(),
             **{f"package {name}": version for name, version in packages.items()},
         }
 
@@ -213,6 +219,14 @@ class Stream:
 def _ordinals(source: WholeSource, index: str) -> OrdinalPlan:
     """The plan of whole batches: nothing but their numbers."""
     return OrdinalPlan(producers=source.producers, elements=source.elements, largest=source.largest, made_from=(index,))
+
+
+def _release() -> str:
+    """The release of our package: it shapes no bytes, and tells people what to install."""
+    try:
+        return version_of("stoker")
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _foreign_code(modules: Sequence[str]) -> OwnCode | None:

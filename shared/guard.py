@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import zmq
 from zmq.utils import z85
 
-from shared.keys import AllowedKeys
+from shared.keys import ALLOWED, AllowedKeys
 from shared.wire.permissions import refusal
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Guard:
         #: How many messages came from keys without the role for them.
         self.wrong_roles = 0
         self._may_say = may_say
-        self._allowed = AllowedKeys(keys.folder / "allowed") if keys is not None else None
+        self._allowed = AllowedKeys(keys.folder / ALLOWED) if keys is not None else None
         self._look_s = 0.0
         #: Identities of connections for sealed payloads.
         self._expected: set[bytes] = set()

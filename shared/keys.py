@@ -33,11 +33,15 @@ if TYPE_CHECKING:
 
     from shared.wire.permissions import Role
 
-__all__ = ["AllowedKeys", "ClientKeys", "ServerKeys", "make_keys"]
+__all__ = ["ALLOWED", "AllowedKeys", "ClientKeys", "ServerKeys", "make_keys"]
 
 #: Length of a key in its text form, Z85.
 _KEY_CHARACTERS = 40
 
+#: The folder with the public halves that are let in.
+ALLOWED = "allowed"
+
+_MAY_READ = "Let this user read it and its folder (chown, chmod), or run as the user that they belong to."
 _REMEDY = "Make keys with `loader-server keys FOLDER` and copy what each machine needs."
 
 
@@ -51,8 +55,10 @@ class ServerKeys:
 
     @classmethod
     def read(cls, folder: str | Path, role: Role) -> ServerKeys:
-        """The pair that this role serves with."""
-        return cls(Path(folder), *_load_pair(Path(folder), role))
+        """Return the pair that this role serves with; refuse keys beside which nobody could be let in."""
+        keys = cls(Path(folder), *_load_pair(Path(folder), role))
+        _refuse_closed_allowed(Path(folder) / ALLOWED)
+        return keys
 
     def serve(self, socket: zmq.Socket[bytes]) -> None:
         """Let in only clients that the context's guard knows; without one, anyone with our public key could connect."""
@@ -155,6 +161,20 @@ def _list_key_files(folder: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
                     yield Path(entry.path), (state.st_ino, state.st_size, state.st_mtime_ns)
 
 
+def _refuse_closed_allowed(folder: Path) -> None:
+    """Refuse a folder of allowed keys that cannot be looked at: everybody would be turned away."""
+    try:
+        for _ in _list_key_files(folder):
+            pass
+    except OSError as error:
+        raise SettingsError(
+            expected=f"a folder of allowed keys that user {os.geteuid()} may look into",
+            got=str(error.strerror),
+            where=str(error.filename),
+            remedy=_MAY_READ,
+        ) from None
+
+
 def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
@@ -183,8 +203,8 @@ def make_keys(folder: str | Path) -> None:
                 path = Path(made)
                 path.chmod(0o600 if path.suffix == ".key_secret" else 0o644)
                 path.replace(folder / path.name)
-            (folder / "allowed" / role).mkdir(parents=True)
-            (folder / "allowed" / role / f"{role}.key").write_bytes((folder / f"{role}.key").read_bytes())
+            (folder / ALLOWED / role).mkdir(parents=True)
+            (folder / ALLOWED / role / f"{role}.key").write_bytes((folder / f"{role}.key").read_bytes())
 
 
 def _load_pair(folder: Path, role: Role) -> tuple[bytes, bytes]:
@@ -230,7 +250,7 @@ def _load_key(path: Path) -> tuple[bytes, bytes | None]:
             expected="a CURVE key that this user may read",
             got="permission denied",
             where=str(path),
-            remedy="Let this user read it and its folder (chown, chmod), or run as the user that they belong to.",
+            remedy=_MAY_READ,
         ) from None
     except (OSError, ValueError, IndexError) as error:
         raise _unreadable(path, str(error)) from None

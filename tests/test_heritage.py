@@ -192,10 +192,7 @@ FAULTS = {
 }
 
 #: Faults that no test with real processes shows yet, and what will.
-FAULTS_LATER = {
-    66: "later: fleet",
-    68: "later: fleet",
-}
+FAULTS_LATER = {}
 
 #: Tests that lie here run real processes.
 REAL = ("end_to_end/", "faults/", "trainer_client/tf/test_with_loaders.py")

@@ -120,6 +120,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         """Restore, and install the counting iterator."""
         self._warn_of_replicas()
         if self._writes():
+            self._folder.refuse_closed()
             self._folder.mark(finished=False)
         self._restore()
         self._wrap()

@@ -25,6 +25,7 @@ import xxhash
 
 from shared.errors import DataError, WorldChangedError
 from shared.logs import Log
+from shared.system.closed_places import refuse_closed
 from shared.system.own_files import draft_of, open_own
 from shared.system.system_errors import system_error
 
@@ -75,6 +76,10 @@ class CheckpointFolder:
 
     def __str__(self) -> str:
         return str(self._folder)
+
+    def refuse_closed(self) -> None:
+        """Raise a SettingsError if no checkpoint can be written here: that is better known before training."""
+        refuse_closed(self._folder, where="checkpoints")
 
     def write(self, arrays: Mapping[str, NDArray[np.generic]], record: Mapping[str, Any]) -> Path:
         """Commit one checkpoint, whole or not at all."""

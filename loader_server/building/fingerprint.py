@@ -2,7 +2,7 @@
 
 Rules: pure. The coordinator works it out on its own machine, and turns away workers that have another one. What is
 told to such a worker names the parts that differ, and no digest of the coordinator's: all of them together would let it
-in.
+in. Stoker's own code counts by the versions of its bytes and plans; the release of the package is named only to people.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["builder_fingerprint", "builder_parts", "differing_parts"]
 
 #: Parts whose values people understand, and may know.
-_OPEN = ("package ", "processor", "setting ")
+_OPEN = ("package ", "processor", "setting ", "version of ", "release of ")
+
+#: What our own code counts by, as streams name it: these are in the fingerprints of transforms and plans.
+_BYTES, _PLANS = "version of Stoker's bytes", "version of Stoker's plans"
+#: Not in any fingerprint: it says which package to install where one of the two differs.
+_RELEASE = "release of Stoker"
 
 _LONGEST = 200
 
@@ -52,6 +57,8 @@ def differing_parts(own: Iterable[tuple[str, str]], others: Iterable[tuple[str, 
     """Return how another machine's parts differ from ours: names, and for packages and the like both values."""
     here, there = dict(own), dict(others)
     names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+    if _RELEASE in names and not {_BYTES, _PLANS} & set(names):
+        names.remove(_RELEASE)
     return [_difference(name, here.get(name), there.get(name)) for name in names if not _follows(name, names)]
 
 
@@ -60,9 +67,9 @@ def _follows(name: str, names: list[str]) -> bool:
     kind, _, stream = name.partition(" of stream ")
     stream = stream.partition(" (")[0]
     if kind == "plan":
-        return f"index of stream {stream}" in names
+        return f"index of stream {stream}" in names or _PLANS in names
     if kind == "all transforms":
-        return any(one.startswith(("transform ", "package ")) for one in names)
+        return any(one.startswith(("transform ", "package ", _BYTES)) for one in names)
     return False
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shared.errors import MachineError
 from shared.logs import Log
+from shared.system.closed_places import why_closed
 from shared.system.own_files import open_own
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ class Quarantine:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             return open_own(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         except (OSError, MachineError) as error:
-            self._log.warning("quarantine log cannot be opened", quarantine=str(error))
+            is_known = isinstance(error, OSError) and why_closed(self._path.parent)  # a worker says so of the folder
+            say = self._log.debug if is_known else self._log.warning
+            say("quarantine log cannot be opened", quarantine=str(error))
             return None
 
     def note(self, stream: str, sample: int, name: str, error: SampleError) -> None:

@@ -136,7 +136,11 @@ def _index_stream(job: JobFile, name: str, *, strict: bool, processes: int, forc
                 max_bad=job.settings.max_bad,
                 progress=progress,
             )
-            reports[title] = (None if force else unchanged_index(request)) or make_index(request)
+            report = None if force else unchanged_index(request)
+            if report is None:
+                job.refuse_closed(folder)
+                report = make_index(request)
+            reports[title] = report
     rates = _try_keys(job, recipe)
     return {title: replace(report, low_rates=low) for (title, report), low in zip(reports.items(), rates, strict=True)}
 

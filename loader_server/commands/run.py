@@ -5,22 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loader_server.fleet.joining import JoinSettings, join
+from loader_server.fleet.joining import JoinSettings, fetch, join
 from loader_server.job_folder import JobFolder
 from shared.endpoints import is_connectable
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
     import argparse
+    from contextlib import ExitStack
 
-__all__ = ["announce", "announce_joined", "jobs_of", "joined_jobs"]
+__all__ = ["announce", "announce_joined", "fetch_jobs", "jobs_of"]
 
 
-def jobs_of(options: argparse.Namespace) -> list[JobFolder]:
-    """Return the jobs that the arguments name; those to join are fetched first, unless they are here."""
+def jobs_of(options: argparse.Namespace, held: ExitStack) -> list[JobFolder]:
+    """Return the jobs that the arguments name; those to join are fetched first, unless they are here.
+
+    Their folders on this host are this process's alone until `held` ends.
+    """
     _refuse_port(options.advertise)
     if any("://" in word for word in options.job):
-        return joined_jobs(options)
+        hosts = [held.enter_context(join(settings)) for settings in _joining(options)]
+        return [JobFolder(host.job_file) for host in hosts]
     if options.listen and len(options.job) > 1:
         raise SettingsError(
             expected="one job",
@@ -42,7 +47,8 @@ def _refuse_port(advertise: str) -> None:
 
 
 def _own_jobs(options: argparse.Namespace) -> list[JobFolder]:
-    given = [name for name in ("keys", "state", "data", "index") if getattr(options, name) is not None]
+    names = ("keys", "state", "data", "index", "accept_code")
+    given = [name.replace("_", "-") for name in names if getattr(options, name) not in (None, False)]
     if given:
         raise SettingsError(
             expected=f"--{given[0]} with the endpoint of a job that is served elsewhere",
@@ -53,12 +59,18 @@ def _own_jobs(options: argparse.Namespace) -> list[JobFolder]:
     return [JobFolder(path) for path in options.job]
 
 
-def joined_jobs(options: argparse.Namespace) -> list[JobFolder]:
+def fetch_jobs(options: argparse.Namespace) -> None:
     """Fetch what the jobs at these endpoints need, unless it is here."""
-    settings = [_join_settings(endpoint, options) for endpoint in options.job]
-    for job in settings:  # all of them, before anything is fetched
-        job.follow()
-    return [join(job) for job in settings]
+    for settings in _joining(options):
+        fetch(settings, options.into)
+
+
+def _joining(options: argparse.Namespace) -> list[JoinSettings]:
+    """Return how each job is joined; all endpoints are checked before anything is fetched."""
+    joining = [_join_settings(endpoint, options) for endpoint in options.job]
+    for settings in joining:
+        settings.follow()
+    return joining
 
 
 def _join_settings(endpoint: str, options: argparse.Namespace) -> JoinSettings:
@@ -69,6 +81,13 @@ def _join_settings(endpoint: str, options: argparse.Namespace) -> JoinSettings:
             where="loader-server run",
             remedy="Serve the job file by a `loader-server run` of its own.",
         )
+    if options.accept_code and options.keys is None:
+        raise SettingsError(
+            expected="--accept-code with --keys, as whoever poses as the coordinator would run code here",
+            got="no keys",
+            where="loader-server run",
+            remedy="Name the folder with this host's keys, or install the job's modules on this host.",
+        )
     return JoinSettings(
         endpoint=endpoint,
         state=options.state or Path(".stoker"),
@@ -76,6 +95,7 @@ def _join_settings(endpoint: str, options: argparse.Namespace) -> JoinSettings:
         data=options.data,
         index=options.index,
         insecure=options.insecure,
+        accepts_code=options.accept_code,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from functools import partial
@@ -9,23 +10,28 @@ from typing import TYPE_CHECKING
 
 from loader_server import metrics
 from loader_server.arguments import metrics_listening, read_job
+from loader_server.fleet.joined_folder import JoinedFolder
 from loader_server.machine.deadline import let_deadlines_end_us
 from loader_server.machine.oom_score import WORKER_OFFER, offer_once
-from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_ready
+from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_more
+from loader_server.named_objects import MissingModuleError
 from loader_server.worker.last_words import say_why
 from loader_server.worker.service import Worker, WorkerSettings
 from loader_server.worker.waiting import open_once_there
 from shared.command import allow_many_files
 from shared.endpoints import at_any_port, check_endpoint, port_of
-from shared.errors import DataError, StokerError
+from shared.errors import DataError, SettingsError, StokerError
 from shared.keys import ClientKeys, ServerKeys
+from shared.logs import Log
 from shared.malloc_tuning import keep_freed_memory
 from shared.metrics.probes import Probes
 from shared.metrics.server import MetricsServer
+from shared.system.closed_places import why_closed
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from loader_server.job_file import JobFile
     from loader_server.machine.asking import Asker
@@ -46,13 +52,14 @@ def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -
     unoffered = offer_once(WORKER_OFFER)
     keep_freed_memory(trim_bytes=_KEPT_BYTES, mmap_bytes=_KEPT_BYTES)
     let_deadlines_end_us()
-    job = read_job(options.job)
+    with _hint_at_accept_code(options.job):
+        job = read_job(options.job)
     settings = _settings(options, job)
     serve_metrics = partial(
         MetricsServer,
         listening=metrics_listening(options),
         labels={"job": job.settings.name, "role": "worker", "worker": settings.name},
-        targets_folder=job.targets_folder,
+        targets_folder=_open_targets(job, settings.name),
     )
     worker = _open(settings, nursery, serve_metrics, on_stop, waits=not options.parent)
     if worker is None:
@@ -63,10 +70,41 @@ def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -
     with serve_metrics(partial(metrics.worker_metrics, worker), probes=worker.probes()) as served:
         worker.tell_metrics(served.bound)
         keep_ports_from_children([*worker.ports, port_of(served.address)])
-        say_ready(options.ready_fd, endpoint=worker.endpoint, metrics=served.address)
-        options.ready_fd = -1
+        say_more(options.ready_fd, endpoint=worker.endpoint, metrics=served.address)
+        worker.tell_refused = partial(say_more, options.ready_fd, refused=True)
+        options.ready_fd = -1  # an error is for the log from now on
         worker.run()
     return 0
+
+
+@contextlib.contextmanager
+def _hint_at_accept_code(job_file: Path) -> Iterator[None]:
+    """Say how a host that joined by endpoint comes by a module that it lacks."""
+    try:
+        yield
+    except MissingModuleError as error:
+        joined = JoinedFolder.beside(job_file)
+        if joined is None or joined.code:
+            raise
+        raise SettingsError(
+            expected=error.expected,
+            got=error.got,
+            where=error.where,
+            remedy="Install it on this host, or put it into the folder that --data names; or, with keys, join with "
+            "--accept-code: then it is fetched, if it lies in the job's folder.",
+        ) from error
+
+
+def _open_targets(job: JobFile, name: str) -> Path | None:
+    """Return where to write the metrics' address, or None if the state folder is closed; nothing else needs it."""
+    closed = why_closed(job.state)
+    if not closed:
+        return job.targets_folder
+    Log("worker", worker=name).warning(
+        "state folder is closed: serves without quarantine.jsonl, kept plans and a file that says where metrics are",
+        state=closed,
+    )
+    return None
 
 
 def _settings(options: argparse.Namespace, job: JobFile) -> WorkerSettings:
@@ -93,7 +131,11 @@ def _open(
     waits: bool,
 ) -> Worker | None:
     """Return a worker once its data are there, or None if it is told to end before; without `waits` they must be."""
-    make = partial(Worker, settings, nursery)
+
+    def make() -> Worker:
+        with _hint_at_accept_code(settings.job_path):
+            return Worker(settings, nursery)
+
     tell = partial(say_why, settings.coordinator, settings.client_keys, settings.name)
     try:
         return make()

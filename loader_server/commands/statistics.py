@@ -22,12 +22,13 @@ from loader_server.machine.processes import end_with_parent
 from loader_server.sources.decoding import decoded
 from loader_server.sources.files.patience import read_patiently
 from loader_server.sources.index.make import IndexRequest, make_index, unchanged_index
-from loader_server.sources.index.pool import run_in_order
+from loader_server.sources.index.pool import run_in_order, usable_processes
 from loader_server.stream import open_sources
 from loader_server.transforms.features.moments import Moments
 from loader_server.transforms.features.normalise import NormaliseSettings, statistics_text
 from shared.errors import DataError, SampleError, SettingsError
 from shared.settings.tables import read_table
+from shared.system.closed_places import refuse_closed
 from shared.system.own_files import replacing
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def _settings_of(recipe: StreamRecipe) -> NormaliseSettings | None:
 
 
 def _make(job: JobFile, name: str, path: Path, processes: int) -> StatisticsReport:
+    refuse_closed(path.parent, where=f"{job.recipes[name].where}, {_NAME}, statistics")
     _make_columns(job, job.recipes[name], processes)
     gatherer = _Gatherer(job, name)
     total = _Total()
@@ -111,6 +113,7 @@ def _make_columns(job: JobFile, recipe: StreamRecipe, processes: int) -> None:
         with progress_bar(f"index {recipe.name}") as progress:
             request = IndexRequest(folder=folder, spec=spec, source=spec.make(), processes=processes, progress=progress)
             if unchanged_index(request) is None:
+                job.refuse_closed(folder)
                 make_index(request)
 
 
@@ -188,7 +191,7 @@ class _Gatherer:
 def _parts(gatherer: _Gatherer, processes: int) -> Iterator[_Gathered]:
     starts = range(0, gatherer.samples, _PIECE_SAMPLES)
     pieces = (range(start, min(start + _PIECE_SAMPLES, gatherer.samples)) for start in starts)
-    processes = processes or (os.cpu_count() or 1 if len(starts) >= _PIECES_THAT_PAY else 1)
+    processes = usable_processes(processes or (os.cpu_count() or 1 if len(starts) >= _PIECES_THAT_PAY else 1))
     if processes == 1:
         return map(gatherer.gather, pieces)
     begin = partial(_begin, gatherer.job.path, gatherer.recipe.name, os.getpid())

@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,7 @@ from loader_server.leases.facts import (
 from shared.errors import DataError
 from shared.hashing import digest64
 from shared.logs import Log
+from shared.system.closed_places import CLOSED_REMEDY, why_closed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -131,6 +133,9 @@ class Journal:
             database.execute(
                 "CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, body TEXT NOT NULL, digest TEXT NOT NULL)"
             )
+            with contextlib.suppress(sqlite3.OperationalError):  # for want of room: the log goes on
+                # A log that is begun anew has a known end.
+                database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except _DAMAGE as error:
             if database is not None:
                 database.close()
@@ -162,6 +167,7 @@ class Journal:
 
     def write(self, facts: Iterable[Fact]) -> None:
         """Keep facts, all or none; each replaces the older one of its key, or removes it."""
+        changes = self._database.total_changes
         try:
             self._database.execute("BEGIN IMMEDIATE")
             for fact in facts:
@@ -171,9 +177,11 @@ class Journal:
         except (sqlite3.Error, JournalLostError) as error:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
+            self._files.note_given_up()
+            self.refuse_lost()  # SQLite cannot read what was cut, and does not say why
             raise (error if isinstance(error, JournalLostError) else self._no_room(error)) from error
+        self._files.note(wrote=self._database.total_changes > changes)
         self.refuse_lost()
-        self._files.note()
 
     def refuse_lost(self) -> None:
         """Raise if the journal's files were unlinked, moved, replaced or cut: what is in them would not survive."""
@@ -199,11 +207,12 @@ class Journal:
         return held
 
     def _no_room(self, error: Exception) -> WriteError:
+        closed = why_closed(self._path.parent) or why_closed(self._path)
         return WriteError(
-            expected="to write the journal",
-            got=str(error),
+            expected="to write the journal" + (f" as user {os.geteuid()}" if closed else ""),
+            got=closed or str(error),
             where=str(self._path),
-            remedy="Make room on its disk, and let this user write there.",
+            remedy=CLOSED_REMEDY if closed else "Make room on its disk, and let this user write there.",
         )
 
     def _lost(self, problem: str) -> JournalLostError:

@@ -62,7 +62,6 @@ from shared.wire.messages import (
     BundleWanted,
     Forgiven,
     GraphPiece,
-    GraphWanted,
     Leases,
     Members,
     Placed,
@@ -95,12 +94,15 @@ _DEAD_S = 60.0
 _LINGER_MS = 200
 #: The most messages that are looked at in a turn; more are left over, and the brakes are told.
 _MOST_MESSAGES = 1024
+#: Workers that differ, of which the log says so once.
+_MOST_DIFFERING = 256
 #: How soon to look again whether libzmq has got rid of answers, or whether a flood has ended.
 _SOON_MS = 20
 
 
 def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None, *, advertise: str = "") -> Coordinator:
     """The coordinator of a job file, with the journal and the endpoint file in its state folder."""
+    job.refuse_closed(job.state)
     journal = Journal(job.state / "journal.sqlite")
     try:
         streams = {name: Stream(job, name) for name in job.recipes if job.is_there(name)}
@@ -116,7 +118,8 @@ def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None, *, ad
         counting = CountingThread()
         views = {name: View(stream, counting) for name, stream in streams.items()}
         coordinator = Coordinator(settings, views, journal, endpoint, keys)
-        coordinator.give_bundle(lambda wake: BundleKeeper(job, wake))
+        sent = [name for name in job.accepting if name in streams]
+        coordinator.give_bundle(lambda wake: BundleKeeper(job, wake, sent))
         coordinator.write_endpoint_to(job.endpoint_file, advertise)
         coordinator.keep_graphs(lambda tell: GraphKeeper(job, lambda stream: View(stream, counting), tell))
         return coordinator
@@ -140,6 +143,8 @@ class Coordinator:
         #: The streams that trainers are attached to, by name; replaced as a whole, for other threads to read.
         self.streams = streams
         self._builder_parts = settings.builder_parts
+        #: What the log says of workers that differ, by name: they ask again and again.
+        self._differing: dict[str, str] = {}
         self._comings = Comings()
         self._graphs: GraphKeeper | None = None
         self._bundle: BundleKeeper | None = None
@@ -326,12 +331,13 @@ class Coordinator:
             asked[peer] = None
             return []
         if isinstance(message, BundleWanted) and refusal is None:
-            if not self._giving.ask(peer, message):
+            is_at_end = self._bundle is not None and self._bundle.is_end(message)
+            if is_at_end or not self._giving.ask(peer, message):
                 self._bear(identity)
             return []
         instructions = self._decide(identity, message, now_s) if refusal is None else refusal
         # Of a graph each piece is asked for on its own, so there are as many messages as it takes.
-        if refusal is not None or not (isinstance(message, (GraphPiece, GraphWanted)) and instructions):
+        if refusal is not None or not (isinstance(message, GraphPiece) and instructions):
             self._bear(identity)
         return instructions
 
@@ -353,6 +359,8 @@ class Coordinator:
             if isinstance(event, GraphRuns):
                 assert isinstance(event.view, View)
                 self.streams = {**self.streams, event.stream: event.view}
+                if self._bundle is not None:
+                    self._bundle.add_graph(event.stream)
             instructions += self._state.handle(event, now_s)
         return instructions
 
@@ -375,9 +383,6 @@ class Coordinator:
 
     def _decide(self, identity: zmq.Frame, message: Message, now_s: float) -> list[Instruction]:
         peer = identity.bytes
-        if isinstance(message, GraphWanted):
-            piece = self._graphs.piece(message) if self._graphs is not None else None
-            return [Send(peer, piece)] if piece is not None else []
         if isinstance(message, BuilderParts):
             return self._say_what_differs(peer, message)
         host = identity.get("Peer-Address") if isinstance(message, Register) else ""
@@ -385,8 +390,14 @@ class Coordinator:
 
     def _say_what_differs(self, peer: bytes, builder: BuilderParts) -> list[Instruction]:
         differing = differing_parts(self._builder_parts, builder.parts)
-        what = {"worker": builder.worker, "parts": "; ".join(differing) or "none that has a name"}
-        return [Warn("worker differs from this machine", what), Send(peer, refusals.other_parts(builder, differing))]
+        parts = "; ".join(differing) or "none that has a name"
+        answer = Send(peer, refusals.other_parts(builder, differing))
+        if self._differing.get(builder.worker) == parts:
+            return [answer]
+        if len(self._differing) >= _MOST_DIFFERING:
+            self._differing.clear()
+        self._differing[builder.worker] = parts
+        return [Warn("worker differs from this machine", {"worker": builder.worker, "parts": parts}), answer]
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         facts = [one.fact for one in instructions if isinstance(one, Keep)]

@@ -380,7 +380,7 @@ class CoordinatorState:
         refusal = refusals.register_misfit(register, host, self._settings.builder)
         if refusal is not None:
             self._refuse(peer, refusal)
-            if refusal.code == "builder":
+            if refusal.code == "builder" and self._workers.note_refused(register):
                 # The fingerprint proves that a worker belongs here, so a worker with another one is not told it.
                 self._warn("worker builds other bytes", worker=register.worker, endpoint=register.endpoint)
             return

@@ -61,6 +61,8 @@ class Workers:
         self._members: m.Members | None = None
         #: Workers that could not begin to serve, or not all, by name.
         self._failing: dict[str, FailingWorker] = {}
+        #: The builder fingerprints of workers that would build other bytes, by name.
+        self._refused: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -103,6 +105,7 @@ class Workers:
         )
         known = self._workers.get(register.incarnation)
         self._failing.pop(register.worker, None)
+        self._refused.pop(register.worker, None)
         if known is not None and known.address == address:
             known.peer, known.heard_s, known.metrics = peer, now_s, scrape_address(register.metrics, host)
             return False
@@ -121,6 +124,15 @@ class Workers:
         if not self._drop(incarnation):
             return False
         self._count_change()
+        return True
+
+    def note_refused(self, register: m.Register) -> bool:
+        """Note that a worker would build other bytes; return whether that is news, as it will ask again and again."""
+        if self._refused.get(register.worker) == register.builder:
+            return False
+        if len(self._refused) >= _MOST_FAILING:
+            self._refused.clear()
+        self._refused[register.worker] = register.builder
         return True
 
     @property

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from loader_server.feature_cache.store import SampleStore
 from loader_server.feature_cache.values import as_bytes, from_bytes
+from shared.logs import Log
+from shared.system.closed_places import CLOSED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,11 +36,22 @@ class FeatureCache:
 
     @staticmethod
     def open(job: JobFile, stream: Stream) -> FeatureCache | None:
-        """The cache of a stream, if the job has one and the stream has anything to keep."""
+        """Return the cache of a stream, or None if the job has none, if the stream has nothing to keep, or if the
+        cache's folder is closed to this user.
+        """
         settings = job.feature_cache
         if not settings.bytes or not stream.chain.steady_steps:
             return None
-        return FeatureCache(stream, SampleStore(settings.folder, stream.steady, stream.samples, settings.bytes))
+        try:
+            store = SampleStore(settings.folder, stream.steady, stream.samples, settings.bytes)
+        except OSError as error:
+            if error.errno not in CLOSED:
+                raise
+            Log("worker", stream=stream.name).warning(
+                "feature cache is closed: samples are made anew", folder=settings.folder, error=str(error)
+            )
+            return None
+        return FeatureCache(stream, store)
 
     def find(self, samples: Sequence[int]) -> dict[int, bytearray]:
         """Those of these samples that are kept."""

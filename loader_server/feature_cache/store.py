@@ -12,7 +12,6 @@ file or folder is never followed.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import mmap
 import os
@@ -25,7 +24,9 @@ import xxhash
 
 from shared.errors import MachineError
 from shared.logs import Log
+from shared.system.closed_places import CLOSED
 from shared.system.own_files import open_own, refuse_linked_folder
+from shared.system.system_errors import OUT_OF_ROOM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +41,6 @@ _ENTRY = np.dtype([("check", "<u8"), ("offset", "<u8"), ("nbytes", "<u4"), ("seg
 _LEAST_SEGMENTS, _MOST_SEGMENTS = 64, 1024
 _USUAL_BYTES = 2**26
 _TABLE, _SEGMENT = "table", "segment-"
-_OUT_OF_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class SampleStore:
@@ -184,9 +184,9 @@ class SampleStore:
         try:
             yield
         except OSError as error:
-            if error.errno not in _OUT_OF_ROOM:
+            if error.errno not in (*OUT_OF_ROOM, *CLOSED):
                 raise
-            self._stop("feature cache has no room on its disk: further samples are made anew", error=str(error))
+            self._stop("feature cache cannot grow on its disk: further samples are made anew", error=str(error))
             self._end_segment()
 
     def _stop(self, event: str, **facts: object) -> None:

@@ -7,23 +7,26 @@ map would kill the coordinator, and a piece from the page cache costs the same.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import re
 import threading
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loader_server.fleet.manifest import INDEX, JOB_FILE, BundleFile, Manifest, sha256
+from loader_server.fleet.manifest import CODE, GRAPHS, INDEX, JOB_FILE, BundleFile, Manifest, is_safe_name, sha256
 from loader_server.sources.index.folder import read_meta
 from loader_server.transforms.find import named_files
+from loader_server.transforms.own_code import own_files
 from shared.errors import StokerError
 from shared.logs import Log
 from shared.wire import messages as m
 from shared.wire.parts import BUNDLE_PIECE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from loader_server.job_file import JobFile
 
@@ -33,16 +36,19 @@ _SUFFIX = re.compile(r"\.[A-Za-z0-9_]{1,16}")
 
 
 def bundle_files(job: JobFile) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a job's bundle by their names there: the job file, named files, then indexes with their plans.
+    """Yield the files of a job's bundle by their names there: job file, code, named files, then indexes.
 
-    The smallest come first, so that a host with an index of its own gets the rest of a bundle that is too large.
+    Of an index its cached plans are part. Graphs that trainers send come later. The smallest come first, so that a host
+    with an index of its own gets the rest of a bundle that is too large. Code belongs to it only with keys: nobody else
+    may fetch it.
     """
     yield JOB_FILE, job.path
+    if job.keys is not None:
+        yield from _code(job)
     for name, path in _named(job).items():
         yield name, job.base / path
     for folder in _index_folders(job):
-        columns = sorted(file for file in (folder / read_meta(folder).folder).iterdir() if file.is_file())
-        for file in (folder / "meta.json", *columns):
+        for file in _index_files(folder):
             yield _name_of(job, file), file
     for name in _fetched_streams(job):
         for file in sorted(job.index_folder(name).glob("*.plan")):
@@ -55,6 +61,13 @@ def bundle_nbytes(job: JobFile) -> int | None:
         return sum(path.stat().st_size for _, path in bundle_files(job))
     except (StokerError, OSError):
         return None
+
+
+def _code(job: JobFile) -> Iterator[tuple[str, Path]]:
+    """Yield the modules of the user's own that lie in the job's folder."""
+    for place, file in own_files(job.modules(), job.base).items():
+        if is_safe_name(name := f"{CODE}/{place}"):
+            yield name, file
 
 
 def _named(job: JobFile) -> dict[str, str]:
@@ -72,6 +85,19 @@ def _fetched_streams(job: JobFile) -> Iterator[str]:
     yield from (name for name, _ in job.recipes.readable() if name not in job.accepting)
 
 
+def _graph(job: JobFile, name: str) -> Iterator[tuple[str, Path]]:
+    """Yield the files of a stream whose graph a trainer has sent."""
+    yield f"{GRAPHS}/{name}/graph", job.graph_path(name)
+    folder = job.index_folder(name)
+    for file in _index_files(folder):
+        yield f"{GRAPHS}/{name}/{INDEX}/{file.relative_to(folder).as_posix()}", file
+
+
+def _index_files(folder: Path) -> Iterator[Path]:
+    yield folder / "meta.json"
+    yield from sorted(file for file in (folder / read_meta(folder).folder).iterdir() if file.is_file())
+
+
 def _index_folders(job: JobFile) -> Iterator[Path]:
     for name in _fetched_streams(job):
         yield from (folder for _, folder in job.sources(job.recipes[name]))
@@ -85,6 +111,7 @@ class Bundle:
     """A job's files, summed and open."""
 
     def __init__(self, job: JobFile) -> None:
+        self._job = job
         self._descriptors: dict[str, int] = {}
         try:
             files = tuple(self._open(name, path) for name, path in bundle_files(job))
@@ -101,7 +128,16 @@ class Bundle:
             indexes={_name_of(job, folder): read_meta(folder).fingerprint for folder in folders},
         )
 
+    def add_graph(self, name: str) -> None:
+        """Take in a graph that runs now; all other files stay as they were summed."""
+        files = self.manifest.files
+        graph = [self._open(name, path) for name, path in _graph(self._job, name)]
+        first = next((at for at, file in enumerate(files) if file.name.startswith(f"{INDEX}/")), len(files))
+        self.manifest = dataclasses.replace(self.manifest, files=(*files[:first], *graph, *files[first:]))
+
     def _open(self, name: str, path: Path) -> BundleFile:
+        if name in self._descriptors:  # of a try that failed
+            os.close(self._descriptors.pop(name))
         descriptor = self._descriptors[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         whole, pieces, nbytes = hashlib.sha256(), bytearray(), 0
         while content := os.pread(descriptor, BUNDLE_PIECE_BYTES, nbytes):
@@ -112,12 +148,16 @@ class Bundle:
 
     def piece(self, offset: int) -> bytes | None:
         """Return the piece that begins at an offset; None if nothing is given from there."""
-        place = self.manifest.place_of(offset)
+        return self.piece_of(self.manifest, offset)
+
+    def piece_of(self, manifest: Manifest, offset: int) -> bytes | None:
+        """Return the piece that begins at an offset of the bundle with this manifest."""
+        place = manifest.place_of(offset)
         if place is None:
             return None
         if place.file is None:
-            return self.manifest.encoded[place.start : place.start + place.nbytes]
-        if place.file.name in self.manifest.refused:
+            return manifest.encoded[place.start : place.start + place.nbytes]
+        if place.file.name in manifest.refused:
             return None
         content = os.pread(self._descriptors[place.file.name], place.nbytes, place.start)
         return content if len(content) == place.nbytes else None
@@ -130,23 +170,45 @@ class Bundle:
 
 
 class BundleKeeper:
-    """A coordinator's bundle; it is summed when a host asks first, by a thread, which calls `wake` when it is done."""
+    """A coordinator's bundle; it is summed when a host asks first, by a thread, which calls `wake` when it is done.
 
-    def __init__(self, job: JobFile, wake: Callable[[], None]) -> None:
+    So are graphs that come later. Until they are summed the bundle is given as it was.
+    """
+
+    def __init__(self, job: JobFile, wake: Callable[[], None], graphs: Iterable[str] = ()) -> None:
         self._job = job
         self._wake = wake
         self._thread: threading.Thread | None = None
         self._bundle: Bundle | None = None
+        #: Streams whose graphs run and are not summed yet.
+        self._graphs = deque(graphs)
         self._log = Log("coordinator")
 
     @property
     def is_ready(self) -> bool:
         """Whether pieces can be given; asking begins the work."""
         is_ready = self._bundle is not None
-        if not is_ready and (self._thread is None or not self._thread.is_alive()):
+        self._begin()
+        return is_ready
+
+    def add_graph(self, name: str) -> None:
+        """Take in the graph of this stream, which runs from now on."""
+        self._graphs.append(name)
+        if self._bundle is not None:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Let a thread do what is to be done, unless it does so already."""
+        is_done = self._bundle is not None and not self._graphs
+        if not is_done and (self._thread is None or not self._thread.is_alive()):
             self._thread = threading.Thread(target=self._make, name="bundle", daemon=True)
             self._thread.start()
-        return is_ready
+
+    def is_end(self, wanted: m.BundleWanted) -> bool:
+        """Whether a host has all of this bundle, and waits for another one, which is made if that is due."""
+        self._begin()
+        manifest = self._bundle.manifest if self._bundle is not None else None
+        return manifest is not None and (wanted.digest, wanted.offset) == (manifest.digest, manifest.end)
 
     def answer(self, wanted: m.BundleWanted) -> m.BundlePiece | None:
         """Return the piece that a host asks for; None if it is not given."""
@@ -154,7 +216,7 @@ class BundleKeeper:
             return None
         manifest = self._bundle.manifest
         offset = wanted.offset if wanted.digest == manifest.digest else 0
-        content = self._bundle.piece(offset)
+        content = self._bundle.piece_of(manifest, offset)
         if content is None:
             return None
         return m.BundlePiece(
@@ -163,13 +225,15 @@ class BundleKeeper:
 
     def _make(self) -> None:
         try:
-            bundle = Bundle(self._job)
+            self._bundle = bundle = self._bundle or Bundle(self._job)
+            while self._graphs:
+                bundle.add_graph(self._graphs[0])
+                self._graphs.popleft()
         except (StokerError, OSError) as error:  # it is tried again when a host asks again
             self._log.warning("what joining hosts need cannot be read", error=str(error))
             return
         manifest = bundle.manifest
         self._log.info("hosts can join", digest=manifest.digest[:16], files=len(manifest.files), nbytes=manifest.nbytes)
-        self._bundle = bundle
         self._wake()
 
     def close(self) -> None:

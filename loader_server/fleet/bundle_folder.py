@@ -1,20 +1,21 @@
 """Where a joining host keeps bundles: a folder for each, whole or not there, fetched by one process at a time.
 
 Rules: a bundle is written into a draft of its own, where a later process goes on after a cut, and renamed when each
-file has the SHA-256 of the manifest. Nothing is written through a link. Of two processes with one state folder, on one
-host or on two that share it, one fetches, and the other waits for its lock.
+file has the SHA-256 of the manifest. Its name is the digest of what is kept of the manifest, so a change of files that
+this host does not take changes nothing here. Nothing is written through a link. Of two processes with one state folder,
+on one host or on two that share it, one fetches, and the other waits for its lock.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
 import time
 from typing import TYPE_CHECKING
 
+from loader_server.fleet.host_folder import lock
 from shared.errors import DataError
 from shared.logs import Log
 from shared.system.own_files import open_own
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["BundleFolder", "locked"]
 
 _LOOK_S = 0.2
-
-#: What a bundle's folder is called beside its digest if the host has an index of its own.
-_WITHOUT_INDEX = "-without-index"
 
 
 @contextlib.contextmanager
@@ -51,7 +49,7 @@ def _wait_for_lock(descriptor: int, folder: Path) -> None:
     has_said = False
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(descriptor, folder)
         except BlockingIOError:
             if not has_said:
                 Log("join").info("another process fetches into this state folder", folder=str(folder))
@@ -65,9 +63,10 @@ class BundleFolder:
     """One bundle below the folder of bundles, without the files that are `skipped`; used under the folder's lock."""
 
     def __init__(self, bundles: Path, manifest: Manifest, skipped: frozenset[str] = frozenset()) -> None:
-        name = manifest.digest[:32] + (_WITHOUT_INDEX if skipped else "")
+        kept = manifest.without(skipped)
+        name = kept.digest[:32]
         self.path = bundles / name
-        self._files = tuple(file for file in manifest.files if file.name not in skipped)
+        self._files = kept.files
         self._draft = bundles / f"{name}.draft"
 
     @property
@@ -80,6 +79,7 @@ class BundleFolder:
         if self._draft.is_symlink():
             raise _in_the_way(self._draft)
         self._draft.mkdir(mode=0o700, exist_ok=True)
+        os.utime(self._draft)
         return {file.name: self._checked_pieces(file) for file in self._files}
 
     def _checked_pieces(self, file: BundleFile) -> int:
@@ -119,6 +119,10 @@ class BundleFolder:
         for file in self._files:
             self._check(file)
         self._draft.replace(self.path)
+
+    def note_use(self) -> None:
+        """Make it the newest, which is removed last."""
+        os.utime(self.path)
 
     def _check(self, file: BundleFile) -> None:
         with self._opened(file) as descriptor:

@@ -62,6 +62,11 @@ class Fetching:
         file, number = self._left[0]
         return m.BundleWanted(digest=self._digest, offset=self._offset(file) + number * BUNDLE_PIECE_BYTES)
 
+    def wanted_after(self) -> m.BundleWanted:
+        """Return the request that is answered once there is another bundle; the manifest of this one has come."""
+        assert self.manifest is not None
+        return m.BundleWanted(digest=self._digest, offset=self.manifest.end)
+
     def need(self, pieces: Mapping[str, int]) -> None:
         """Fetch these files, each from this piece on; to be called when the manifest has come."""
         assert self.manifest is not None

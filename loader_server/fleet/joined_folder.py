@@ -40,6 +40,12 @@ class JoinedFolder:
     index: str
     #: The host's folder of keys; empty: none.
     keys: str = ""
+    #: The folder with the user's own modules that were fetched; empty: none were.
+    code: str = ""
+    #: The bundle that all of it is from, by the name of its folder.
+    bundle: str = ""
+    #: Part of its workers' names, which tells them from those of any other host.
+    tag: str = ""
     #: The options of `loader-server fetch` that fetch it again.
     again: Sequence[str] = ()
     #: Where each file is that transforms name.

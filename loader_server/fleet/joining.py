@@ -7,10 +7,9 @@ named by a file is followed to where it is next. What was fetched before a cut i
 
 from __future__ import annotations
 
+import contextlib
 import math
-import os
 import secrets
-import shutil
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,21 +18,25 @@ import zmq
 
 from loader_server.fleet.bundle_folder import BundleFolder, locked
 from loader_server.fleet.fetching import Fetching
+from loader_server.fleet.host_folder import HostFolder
 from loader_server.fleet.joined_folder import JoinedFolder
-from loader_server.fleet.manifest import INDEX, JOB_FILE
-from loader_server.job_folder import JobFolder
+from loader_server.fleet.manifest import CODE, GRAPHS, INDEX, JOB_FILE
+from loader_server.fleet.old_bundles import remove_old_bundles
 from loader_server.sources.index.folder import read_meta
 from shared.endpoints import check_coordinator, check_endpoint
 from shared.errors import DataError, LostError, ProtocolError, SettingsError, StokerError
 from shared.keys import ClientKeys
 from shared.logs import Log
 from shared.sockets import connect_dealer, read_waiting, send_if_up
+from shared.system.closed_places import refuse_closed
 from shared.system.endpoint_file import FollowedEndpoint
+from shared.system.own_files import replacing
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from shared.wire.refusals import error_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from typing_extensions import Self
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from loader_server.fleet.fetching import FilePiece
     from loader_server.fleet.manifest import Manifest
 
-__all__ = ["JoinSettings", "join"]
+__all__ = ["JoinSettings", "fetch", "join"]
 
 #: How long to wait for an answer before asking again: at first, and once answers have come.
 _FIRST_S, _AGAIN_S = 1.0, 5.0
@@ -66,12 +69,24 @@ class JoinSettings:
     index: Path | None = None
     #: Whether a job may be joined without keys that is not served on this host.
     insecure: bool = False
+    #: Whether to fetch modules of the user's own, and import them.
+    accepts_code: bool = False
+
+    @property
+    def bundles(self) -> Path:
+        """Where bundles are kept."""
+        return self.state.resolve() / "bundles"
+
+    @property
+    def hosts(self) -> Path:
+        """Where hosts have folders of their own."""
+        return self.state.resolve() / "hosts"
 
     def options(self) -> tuple[str, ...]:
         """Return the options of a command that say the same."""
         folders = {"--state": self.state, "--keys": self.keys, "--data": self.data, "--index": self.index}
         given = ((name, str(folder.resolve())) for name, folder in folders.items() if folder is not None)
-        return tuple(word for option in given for word in option)
+        return (*(word for option in given for word in option), *(["--accept-code"] if self.accepts_code else []))
 
     def follow(self) -> FollowedEndpoint:
         """Return where the coordinator is; raise a SettingsError if it is known already that it may not be joined."""
@@ -87,8 +102,8 @@ class JoinSettings:
             check_endpoint(address, where=f"joining {self.endpoint}", encrypted=encrypted, insecure=self.insecure)
 
 
-def join(settings: JoinSettings) -> JobFolder:
-    """Fetch what is lacking, and return the job as this host serves it.
+def join(settings: JoinSettings) -> HostFolder:
+    """Fetch what is lacking, and return a folder with the job as this host serves it, which nobody else has.
 
     Raises:
         LostError: No coordinator answers there.
@@ -96,34 +111,64 @@ def join(settings: JoinSettings) -> JobFolder:
         DataError: The bundle is too large, damaged, or does not fit this host's own index.
 
     """
-    state = settings.state.resolve()
-    bundles = state / "bundles"
-    with _FetchConnection(settings) as connection:
+    with _whole_bundle(settings) as (manifest, bundle):
+        host = HostFolder.take(settings.hosts, manifest.job)
+        try:
+            _settle(host.path, host.tag, settings, manifest, bundle)
+        except BaseException:
+            host.close()
+            raise
+        return host
+
+
+def fetch(settings: JoinSettings, into: Path | None = None) -> None:
+    """Fetch what is lacking; for the process that has a host's folder, bring that up to date. Raises as `join` does."""
+    with _whole_bundle(settings) as (manifest, bundle):
+        if into is None:
+            return
+        joined = JoinedFolder.beside(into / JOB_FILE)
+        if joined is None or into.name != manifest.job:
+            raise DataError(
+                expected=f"the job {into.name}, which this host joined",
+                got=manifest.job,
+                where=settings.endpoint,
+                remedy="Join the job that is served there by a `loader-server run` of its own.",
+            )
+        _settle(into, joined.tag, settings, manifest, bundle)
+
+
+@contextlib.contextmanager
+def _whole_bundle(settings: JoinSettings) -> Iterator[tuple[Manifest, BundleFolder]]:
+    """Hold the lock of the bundles, with the coordinator's bundle among them; remove old ones at the end."""
+    refuse_closed(settings.state.resolve(), where="--state")
+    with _FetchConnection(settings) as connection, contextlib.ExitStack() as held:
         fetching = Fetching()
         _learn_manifest(connection, fetching)  # before the lock, so that nobody waits for who waits for a coordinator
-        with locked(bundles):
-            manifest, bundle = _fetched(connection, fetching, settings, bundles)
-            return _make_folder(manifest, bundle, settings)
+        held.enter_context(locked(settings.bundles))
+        manifest, bundle = _fetched(connection, fetching, settings)
+        bundle.note_use()
+        yield manifest, bundle
+        remove_old_bundles(settings.bundles, settings.hosts)
 
 
-def _make_folder(manifest: Manifest, bundle: BundleFolder, settings: JoinSettings) -> JobFolder:
-    """Write the folder of the job as this host serves it."""
-    state = settings.state.resolve()
+def _settle(folder: Path, tag: str, settings: JoinSettings, manifest: Manifest, bundle: BundleFolder) -> None:
+    """Write the job file of a host's folder, and what this host says in place of it."""
     index = settings.index.resolve() if settings.index is not None else bundle.path / INDEX
-    folder = state / "hosts" / os.uname().nodename / manifest.job
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(bundle.path / JOB_FILE, folder / JOB_FILE)
     joined = JoinedFolder(
         endpoint=settings.endpoint,
         data=str(settings.data.resolve() if settings.data is not None else manifest.folder),
         state=str(folder.parent),
         index=str(index),
         keys=str(settings.keys.resolve()) if settings.keys is not None else "",
-        again=settings.options(),
+        code=str(bundle.path / CODE) if settings.accepts_code and manifest.names_below(CODE) else "",
+        bundle=bundle.path.name,
+        tag=tag,
+        again=(*settings.options(), "--into", str(folder)),
         named={said: str(bundle.path / name) for said, name in manifest.named.items()},
     )
     joined.write(folder / JOB_FILE)
-    return JobFolder(folder / JOB_FILE)
+    with replacing(folder / JOB_FILE) as file:
+        file.write((bundle.path / JOB_FILE).read_bytes())
 
 
 def _learn_manifest(connection: _FetchConnection, fetching: Fetching) -> Manifest:
@@ -132,15 +177,13 @@ def _learn_manifest(connection: _FetchConnection, fetching: Fetching) -> Manifes
     return fetching.manifest
 
 
-def _fetched(
-    connection: _FetchConnection, fetching: Fetching, settings: JoinSettings, bundles: Path
-) -> tuple[Manifest, BundleFolder]:
+def _fetched(connection: _FetchConnection, fetching: Fetching, settings: JoinSettings) -> tuple[Manifest, BundleFolder]:
     """Return the manifest, and the bundle's folder, which is whole."""
     while True:
         manifest = _learn_manifest(connection, fetching)
-        skipped = _own_files(manifest, settings.index)
+        skipped = _own_index(manifest, settings.index) | _not_taken(manifest, settings)
         _refuse_too_large(manifest, skipped, settings.endpoint)
-        folder = BundleFolder(bundles, manifest, skipped)
+        folder = BundleFolder(settings.bundles, manifest, skipped)
         if not folder.is_whole and not _fetch_files(connection, fetching, folder):
             continue  # the coordinator was started again, with another bundle
         return manifest, folder
@@ -164,7 +207,13 @@ def _fetch_files(connection: _FetchConnection, fetching: Fetching, folder: Bundl
     return True
 
 
-def _own_files(manifest: Manifest, index: Path | None) -> frozenset[str]:
+def _not_taken(manifest: Manifest, settings: JoinSettings) -> frozenset[str]:
+    """Return the files that belong to graphs, which workers fetch themselves, and code that nobody said to accept."""
+    code = frozenset[str]() if settings.accepts_code else manifest.names_below(CODE)
+    return manifest.names_below(GRAPHS) | code
+
+
+def _own_index(manifest: Manifest, index: Path | None) -> frozenset[str]:
     """Return the files that need not be fetched, because this host has an index of its own that is equal."""
     if index is None:
         return frozenset()
@@ -182,7 +231,7 @@ def _own_files(manifest: Manifest, index: Path | None) -> frozenset[str]:
                 remedy="Name the folder <state>/<job> in which `loader-server index` made it of the same data, or "
                 "leave --index out: then it is fetched.",
             )
-    return frozenset(file.name for file in manifest.files if file.name.startswith(f"{INDEX}/"))
+    return manifest.names_below(INDEX)
 
 
 def _refuse_too_large(manifest: Manifest, skipped: frozenset[str], endpoint: str) -> None:

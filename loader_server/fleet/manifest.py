@@ -6,6 +6,7 @@ from elsewhere is checked completely before anything is done with it: names lead
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -21,14 +22,17 @@ from shared.wire.parts import BUNDLE_PIECE_BYTES, MOST_MANIFEST_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["INDEX", "JOB_FILE", "BundleFile", "BundlePlace", "Manifest", "is_safe_name", "sha256"]
+__all__ = ["CODE", "GRAPHS", "INDEX", "JOB_FILE", "BundleFile", "BundlePlace", "Manifest", "is_safe_name", "sha256"]
 
 _FORMAT = 1
 _DIGEST_BYTES = 32
 
-#: What the job file is called in a bundle, and the folder of the indexes.
+#: What the job file is called in a bundle, and the folders of the indexes, of the user's own modules and of graphs that
+#: trainers sent.
 JOB_FILE = "job.toml"
 INDEX = "index"
+CODE = "code"
+GRAPHS = "graphs"
 
 _MOST_FILES = 65_536
 _MOST_PARTS = 8
@@ -118,6 +122,14 @@ class Manifest:
         """The bundle's name."""
         return sha256(self.encoded).hex()
 
+    def names_below(self, folder: str) -> frozenset[str]:
+        """Return the names of the files in a folder."""
+        return frozenset(file.name for file in self.files if file.name.startswith(f"{folder}/"))
+
+    def without(self, names: frozenset[str]) -> Manifest:
+        """Return the manifest of a bundle that lacks these files."""
+        return dataclasses.replace(self, files=tuple(file for file in self.files if file.name not in names))
+
     @property
     def nbytes(self) -> int:
         """The size of all files."""
@@ -127,6 +139,11 @@ class Manifest:
     def offsets(self) -> tuple[int, ...]:
         """Where each file begins, from the manifest's first byte on; and where the last one ends."""
         return tuple(accumulate((file.nbytes for file in self.files), initial=len(self.encoded)))
+
+    @property
+    def end(self) -> int:
+        """The offset after the last byte."""
+        return self.offsets[-1]
 
     def offset_of(self, file: BundleFile) -> int:
         """Return where one of its files begins."""

@@ -1,28 +1,22 @@
-"""The files of a graph that a trainer sent, as bytes for other machines: the graph, and the index of its first epoch.
+"""How the files of a graph that a trainer sent are written: the graph, and the index of its first epoch.
 
-Rules: a reader survives any bytes, and writes only into the folders that it is given; the graph comes last, and is
-there whole or not at all.
+Rules: each is there whole or not at all; the graph comes last, so where it is, its index is.
 """
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
-import msgpack
-
-from loader_server.sources.index.folder import read_meta
-from shared.errors import DataError
 from shared.system.own_files import replacing
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["pack", "unpack", "write_synced"]
+__all__ = ["META", "write_graph", "write_synced"]
 
-_META = "meta.json"
-#: A file of the index, or one in its folder of columns.
-_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
+#: The file of an index that names all others.
+META = "meta.json"
 
 
 def write_synced(path: Path, content: bytes) -> None:
@@ -32,26 +26,8 @@ def write_synced(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def pack(graph: Path, index: Path) -> bytes:
-    """Pack both into one piece."""
-    columns = index / read_meta(index).folder
-    files = [*sorted(file for file in columns.iterdir() if file.is_file()), index / _META]
-    named = [[file.relative_to(index).as_posix(), file.read_bytes()] for file in files]
-    packed: bytes = msgpack.packb([graph.read_bytes(), named])
-    return packed
-
-
-def unpack(content: bytes, graph: Path, index: Path) -> None:
-    """Write what `pack` gave."""
-    try:
-        found, named = msgpack.unpackb(content)
-        files = {str(name): bytes(one) for name, one in named}
-        if not all(map(_NAME.fullmatch, files)) or list(files)[-1] != _META:
-            raise ValueError
-    except Exception as error:
-        raise DataError(
-            expected="a graph and its index", got=type(error).__name__, where="coordinator", remedy="Report this."
-        ) from None
-    for name, one in files.items():
-        write_synced(index / name, one)
-    write_synced(graph, bytes(found))
+def write_graph(graph: Path, content: bytes, index: Path, files: Mapping[str, bytes]) -> None:
+    """Write a graph and the files of its index, whose names do not lead out of the index's folder."""
+    for name in sorted(files, key=lambda name: (name == META, name)):
+        write_synced(index / name, files[name])
+    write_synced(graph, content)

@@ -26,7 +26,6 @@ __all__ = [
     "keep_ports_from_children",
     "say_error",
     "say_more",
-    "say_ready",
 ]
 
 _PR_SET_PDEATHSIG = 1
@@ -57,13 +56,6 @@ def _close_ports(ports: frozenset[int]) -> None:
     for fd, port in descriptors_by_port():
         if port in ports:
             os.close(fd)
-
-
-def say_ready(ready_fd: int, **facts: Any) -> None:  # noqa: ANN401 - plain JSON values
-    """Tell whoever started us that we are ready; without a pipe nobody is waiting for that."""
-    if ready_fd >= 0:
-        os.write(ready_fd, _line(facts))
-        os.close(ready_fd)
 
 
 def say_more(ready_fd: int, **facts: Any) -> None:  # noqa: ANN401 - plain JSON values

@@ -91,8 +91,15 @@ class ServedJob:
         self.coordinator.signal(DRAIN_SIGNAL)
         return True
 
-    def hear(self, said: Mapping[str, Any], now_s: float) -> None:
-        """What its coordinator says of the end; one that was started again has to be told anew."""
+    def hear(self, child: Child, said: Mapping[str, Any], now_s: float) -> None:
+        """Take in what a process of the job says: a worker that it was refused, or the coordinator about the end.
+
+        A coordinator that was started again has to be told of the end anew.
+        """
+        if "refused" in said:
+            self.note_refusal(now_s)
+        if child is not self.coordinator:
+            return
         if "endpoint" in said:
             self._known_s = now_s + GONE_AFTER * self.folder.settings.heartbeat_timeout_s
             if self.end_s < math.inf:
@@ -156,8 +163,11 @@ class JoinedJob(ServedJob):
             self.indexer.start_when_possible(now_s)
 
     def worker(self, number: int, host: str) -> Child:
-        """Its worker in a place of this machine; ports count up from the first one, if one was asked for."""
-        child = super().worker(number, host)
+        """Its worker in a place of this machine; ports count up from the first one, if one was asked for.
+
+        Hosts may have equal names, and a host may join a job twice, so its workers are named for its folder as well.
+        """
+        child = super().worker(number, f"{host}-{self.folder.joined.tag}" if self.folder.joined is not None else host)
         port = self._worker_listen.rpartition(":")[2]
         if port not in ("*", "0"):  # a firewall may let these ports through alone, so there is no spare one
             ports = 1 if self.folder.keys is None else 2  # the next one is for sealed batches
@@ -180,7 +190,13 @@ def _usual_listen(folder: JobFolder, *, insecure: bool) -> str:
 def make_job(
     folder: JobFolder, listen: str, base_command: Callable[[str, JobFolder, str], list[str]], *, insecure: bool
 ) -> ServedJob:
-    """Return a job to be served here, or one that is served elsewhere; `listen`, if given, says where it listens."""
+    """Return a job to be served here, or one that is served elsewhere; `listen`, if given, says where it listens.
+
+    Raises:
+        SettingsError: The state folder cannot be written to.
+
+    """
+    folder.refuse_closed(folder.state)
     if folder.joined is not None:
         return JoinedJob(folder, listen, base_command, insecure=insecure)
     return ServedJob(folder, listen or folder.settings.listen, base_command)

@@ -402,8 +402,7 @@ class Supervisor:
 
     def _look_at_child(self, job: ServedJob, child: Child, now_s: float) -> None:
         for said in child.hear():
-            if child is job.coordinator:
-                job.hear(said, now_s)
+            job.hear(child, said, now_s)
             if "endpoint" in said:
                 self.log.info("ready", child=child.name, endpoint=child.listen, pid=child.pid, job=job.name)
             elif child is job.coordinator and isinstance(said.get("busy"), int):

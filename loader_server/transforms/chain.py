@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from loader_server.transforms.find import NamedTransform
     from shared.settings.values import Table
 
-__all__ = ["Chain"]
+__all__ = ["BYTES_VERSION", "Chain"]
 
 _HERE = FilePlaces()
 
 #: Raised whenever a built-in transform, or decoding, gives other bytes than before: all workers of a job have the same.
-_BYTES_VERSION = 2
+BYTES_VERSION = 2
 
 _ARRAYS = (np.ndarray, np.generic)
 
@@ -272,7 +272,7 @@ def _remade(
 
 def _fingerprint(steps: Sequence[NamedTransform]) -> str:
     versions = (f"{name} {version}" for name, version in sorted(_packages(steps).items()))
-    return fingerprint(_recipe(steps), f"bytes {_BYTES_VERSION}", *versions)
+    return fingerprint(_recipe(steps), f"bytes {BYTES_VERSION}", *versions)
 
 
 def _packages(steps: Sequence[NamedTransform]) -> dict[str, str]:

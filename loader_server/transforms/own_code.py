@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from importlib.machinery import ModuleSpec
 
-__all__ = ["OwnCode", "own_code"]
+__all__ = ["OwnCode", "own_code", "own_files"]
 
 #: Our own packages, which count by the version of their bytes that chains have.
 _OURS = frozenset(("loader_server", "shared", "trainer_client"))
@@ -49,7 +49,35 @@ class OwnCode:
 
 def own_code(modules: Sequence[str]) -> OwnCode:
     """The code behind these modules, which are identified by source even if they are installed."""
-    sources: dict[str, bytes] = {}
+    found, packages = _walk(modules)
+    return OwnCode(sources=fingerprint(*(found[name].source for name in sorted(found))), packages=packages)
+
+
+def own_files(modules: Iterable[str], folder: Path) -> dict[str, Path]:
+    """Return the files of these modules, and of those that they import, as far as they lie in this folder.
+
+    Each is named as it has to be called below a folder that modules are imported from.
+    """
+    found, _ = _walk(sorted({part for name in modules for part in _on_the_way(name)}))
+    files = {name: found[name].file.absolute() for name in sorted(found)}
+    own = {name: file for name, file in files.items() if file.is_relative_to(folder) and not _is_installed(file)}
+    return {_place_of(name, file): file for name, file in own.items()}
+
+
+def _place_of(name: str, file: Path) -> str:
+    package = name if file.name.startswith("__init__.") else name.rpartition(".")[0]
+    return "/".join((*filter(None, package.split(".")), file.name))
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    file: Path
+    source: bytes
+
+
+def _walk(modules: Sequence[str]) -> tuple[dict[str, _Module], dict[str, str]]:
+    """Return these modules and those that they import, as far as they count by source; and the packages that do not."""
+    own: dict[str, _Module] = {}
     packages: dict[str, str] = {}
     seen, waiting = set(modules), list(modules)
     while waiting:
@@ -64,11 +92,11 @@ def own_code(modules: Sequence[str]) -> OwnCode:
             packages |= _versions(top)
             if name not in modules:
                 continue
-        sources[name] = file.read_bytes()
-        found = set(_imported(sources[name], spec))
+        own[name] = _Module(file, file.read_bytes())
+        found = set(_imported(own[name].source, spec))
         waiting += found - seen
         seen |= found
-    return OwnCode(sources=fingerprint(*(sources[name] for name in sorted(sources))), packages=packages)
+    return own, packages
 
 
 def _is_installed(file: Path) -> bool:
@@ -99,8 +127,13 @@ def _first(specs: Iterable[ModuleSpec | None]) -> ModuleSpec | None:
 def _imported(source: bytes, spec: ModuleSpec) -> Iterator[str]:
     """Every module that a source may import: each package on the way, and names that may be modules in a package."""
     for name in _named(source, spec.parent or ""):
-        parts = name.split(".")
-        yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+        yield from _on_the_way(name)
+
+
+def _on_the_way(name: str) -> Iterator[str]:
+    """Yield each package that contains a module, and the module."""
+    parts = name.split(".")
+    yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
 @functools.lru_cache(maxsize=512)

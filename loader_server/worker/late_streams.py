@@ -1,41 +1,37 @@
 """Streams that cannot be opened yet, because a trainer still has to send the graph that makes their batches.
 
 They are opened once graph and index are on this machine's disk: where the coordinator runs here too it puts them there,
-and otherwise they are fetched from it, piece by piece. Rules: used by the poll loop, which never waits here: opening
-imports TensorFlow, so a thread does it. Whatever fails is tried again.
+and otherwise they are fetched from its bundle, piece by piece. Rules: used by the poll loop, which never waits here:
+opening imports TensorFlow, so a thread does it. Whatever fails is tried again.
 """
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from loader_server.machine.graph_files import unpack
-from shared.errors import StokerError
+from loader_server.fleet.graph_fetching import GraphFetching
+from loader_server.machine.graph_files import write_graph
+from shared.errors import DataError, StokerError
 from shared.logs import Log
-from shared.pipelines.sent_graph import digest_of_graph
-from shared.wire import messages as m
+from shared.system.closed_places import why_closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from loader_server.building.builder import Builder
+    from loader_server.fleet.graph_fetching import FetchedGraph
     from loader_server.job_file import JobFile
+    from shared.wire import messages as m
 
 __all__ = ["LateStreams"]
 
-#: How often to look at the disk, and to ask.
+#: How often to look at the disk, and to ask whether there is another bundle.
 _LOOK_S = 0.5
 
-
-@dataclass(slots=True)
-class _Fetched:
-    """What has arrived of a stream's files."""
-
-    digest: str = ""
-    content: bytearray = field(default_factory=bytearray)
+#: How long to wait for a piece before asking again: at first, and once the coordinator has answered.
+_FIRST_S, _AGAIN_S = 1.0, 5.0
 
 
 class LateStreams:
@@ -45,9 +41,15 @@ class LateStreams:
         self._job = job
         self._open_one = open_one
         self._wake = wake
-        self._lacking = {name: _Fetched() for name in job.recipes if not job.is_there(name)}
+        self._lacking = {name for name in job.recipes if not job.is_there(name)}
         self._opening: set[str] = set()
+        #: The streams whose files could not be kept.
+        self._unkept: set[str] = set()
         self._look_s = 0.0
+        self._fetching = GraphFetching()
+        #: What was asked for last, and when to ask for it again.
+        self._asked: m.BundleWanted | None = None
+        self._again_s = 0.0
         #: The streams that were tried: name, and the builder if it could be opened.
         self._tried: SimpleQueue[tuple[str, Builder | None]] = SimpleQueue()
 
@@ -56,21 +58,30 @@ class LateStreams:
         """The streams that are not open yet."""
         return set(self._lacking)
 
-    def look(self, now_s: float) -> list[m.GraphWanted]:
+    def look(self, now_s: float) -> list[m.BundleWanted]:
         """Now and then, begin to open the streams whose files have come; returns what to ask the coordinator for."""
         if not self._lacking or now_s < self._look_s:
             return []
         self._look_s = now_s + _LOOK_S
-        asked = []
-        for name, arriving in self._lacking.items():
-            if name in self._opening:
-                continue
+        absent = []
+        for name in sorted(self._lacking - self._opening):
             if self._job.is_there(name):
                 self._opening.add(name)
                 threading.Thread(target=self._open, args=(name,), name="opening", daemon=True).start()
             else:
-                asked.append(_wanted(name, arriving))
-        return asked
+                absent.append(name)
+        if not absent:
+            return []
+        self._fetching.need(absent)
+        return self._ask(now_s)
+
+    def _ask(self, now_s: float) -> list[m.BundleWanted]:
+        wanted = self._fetching.wanted()
+        if wanted == self._asked and now_s < self._again_s:
+            return []
+        pause_s = _AGAIN_S if wanted.digest else _FIRST_S
+        self._asked, self._again_s = wanted, now_s + (_LOOK_S if self._fetching.waits else pause_s)
+        return [wanted]
 
     def _open(self, name: str) -> None:
         try:
@@ -87,36 +98,41 @@ class LateStreams:
             name, builder = self._tried.get()
             self._opening.discard(name)
             if builder is not None:
-                del self._lacking[name]
+                self._lacking.discard(name)
                 found.append(builder)
         return found
 
-    def take_pieces(self, pieces: Iterable[m.GraphPiece]) -> list[m.GraphWanted]:
+    def take_pieces(self, pieces: Iterable[m.BundlePiece], now_s: float) -> list[m.BundleWanted]:
         """Take in pieces that came from the coordinator; returns what to ask for at once."""
-        return [wanted for piece in pieces for wanted in self._take(piece)]
+        asked: list[m.BundleWanted] = []
+        for piece in pieces:
+            self._take(piece)
+            asked += self._ask(now_s) if self._absent() else []
+        return asked[-1:]
 
-    def _take(self, piece: m.GraphPiece) -> list[m.GraphWanted]:
-        arriving = self._lacking.get(piece.stream)
-        if arriving is None or piece.stream in self._opening or piece.offset > len(arriving.content):
-            return []
-        if piece.digest != arriving.digest:
-            arriving.digest, arriving.content = piece.digest, bytearray()
-        if piece.offset == len(arriving.content):
-            arriving.content += piece.content
-        if len(arriving.content) < piece.nbytes:
-            return [_wanted(piece.stream, arriving)]
-        self._keep(piece.stream, arriving)
-        return []
+    def _take(self, piece: m.BundlePiece) -> None:
+        try:
+            fetched = self._fetching.take(piece)
+            if not fetched:
+                self._fetching.need(self._absent())
+        except DataError as error:  # a coordinator whose files were changed in place
+            Log("worker").warning("graphs cannot be fetched", error=str(error))
+            self._fetching = GraphFetching()
+            return
+        for graph in fetched:
+            self._keep(graph)
 
-    def _keep(self, name: str, arriving: _Fetched) -> None:
-        content, self._lacking[name] = bytes(arriving.content), _Fetched()
-        if digest_of_graph(content) != arriving.digest:
+    def _absent(self) -> list[str]:
+        return [name for name in self._lacking - self._opening if not self._job.is_there(name)]
+
+    def _keep(self, fetched: FetchedGraph) -> None:
+        name = fetched.stream
+        if name not in self._absent():
             return
         try:
-            unpack(content, self._job.graph_path(name), self._job.index_folder(name))
+            write_graph(self._job.graph_path(name), fetched.graph, self._job.index_folder(name), fetched.index)
         except (StokerError, OSError) as error:
-            Log("worker").warning("graph cannot be kept", stream=name, error=str(error))
-
-
-def _wanted(name: str, arriving: _Fetched) -> m.GraphWanted:
-    return m.GraphWanted(stream=name, digest=arriving.digest, offset=len(arriving.content))
+            closed = why_closed(self._job.graph_path(name))  # said once, and tried again: somebody may open the folder
+            if not closed or name not in self._unkept:
+                Log("worker").warning("graph cannot be kept", stream=name, error=closed or str(error))
+            self._unkept.add(name)

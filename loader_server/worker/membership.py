@@ -3,7 +3,8 @@
 Rules: pure. A coordinator answers every heartbeat, so a connection on which nothing comes may be one that only this
 side still believes in (see `silence`). Any message may be lost on its way, so a heartbeat names the list of culprits
 that is known here, and is followed by those that are not on it yet. A worker that has left says nothing more, because a
-heartbeat would register it again.
+heartbeat would register it again. One whose coordinator speaks another protocol or builds other bytes registers again
+and again, because either of them may be replaced.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ _FIRST_TIME_S = 60.0
 
 #: Pause before registering again, and before sending again what could not be sent.
 _PAUSE_S = 0.5
+#: The same while we are refused.
+_REFUSED_PAUSE_S = 1.0
+
+#: Refusals that end once a release is replaced, ours or the coordinator's: its protocol, and what shapes bytes.
+_WAITED_FOR = ("version", "builder")
 _NOT_YET_S = 0.02
 
 
@@ -40,6 +46,8 @@ class Membership:
         self._first_try_s: float | None = None
         #: Whether the coordinator has ever taken us in.
         self.was_registered = False
+        #: Whether the coordinator does not take us in because it is of a release that does not fit ours.
+        self.is_refused = False
         #: When it said something last.
         self.heard_s = 0.0
         #: When to speak next.
@@ -59,7 +67,10 @@ class Membership:
         if isinstance(message, m.Registered):
             self.heartbeat_timeout_s = message.heartbeat_timeout_ms / 1000
             self.registered, self.due_s = True, now_s
-            self.was_registered = True
+            self.was_registered, self.is_refused = True, False
+        elif isinstance(message, m.Refused) and message.code in _WAITED_FOR:
+            self.registered, self.is_refused = False, True
+            self.due_s = now_s + _REFUSED_PAUSE_S
         elif isinstance(message, m.Refused) and message.code == "unknown":
             self.registered, self.due_s = False, now_s
         elif isinstance(message, m.Culprits):
@@ -89,10 +100,11 @@ class Membership:
         return True
 
     def gives_up(self, now_s: float) -> bool:
-        """Whether no coordinator ever took us in, and it is time to say so; the first call starts the clock."""
+        """Whether no coordinator ever answered us, and it is time to say so; the first call starts the clock."""
         if self._first_try_s is None:
             self._first_try_s = now_s
-        return not self.was_registered and now_s - self._first_try_s > _FIRST_TIME_S
+        was_answered = self.was_registered or self.is_refused
+        return not was_answered and now_s - self._first_try_s > _FIRST_TIME_S
 
     def is_due(self, now_s: float) -> bool:
         """Whether a heartbeat, or our registration, is due now."""
@@ -100,5 +112,9 @@ class Membership:
 
     def say(self, now_s: float, *, sent: bool) -> None:
         """Note that it was sent, or could not be."""
-        pause_s = self.heartbeat_timeout_s / 4 if self.registered else _PAUSE_S
-        self.due_s = now_s + (pause_s if sent else _NOT_YET_S)
+        self.due_s = now_s + (self._pause_s() if sent else _NOT_YET_S)
+
+    def _pause_s(self) -> float:
+        if self.registered:
+            return self.heartbeat_timeout_s / 4
+        return _REFUSED_PAUSE_S if self.is_refused else _PAUSE_S

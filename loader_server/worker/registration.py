@@ -3,7 +3,9 @@
 Rules: used in the worker's poll loop only; when to say what is decided in `membership`. A machine's address may come
 late or change, so where trainers reach us is worked out anew with each registration and each heartbeat. If the
 coordinator is away we wait for it, and register again when it is back; attached trainers are served meanwhile. A
-coordinator that was never there is waited for only so long.
+coordinator that was never there is waited for only so long. One that speaks another protocol or has other bytes is
+waited for as well: in a rolling restart it was upgraded before us, or we before it. What differs is said once, and
+whenever that changes.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from shared.sockets import connect_dealer, read_waiting, send_if_up
 from shared.system.endpoint_file import FollowedEndpoint
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
+from shared.wire.parts import clipped
 from shared.wire.refusals import error_of
 
 if TYPE_CHECKING:
@@ -33,9 +36,6 @@ if TYPE_CHECKING:
     from shared.keys import ClientKeys
 
 __all__ = ["Registration"]
-
-#: How long to wait for the coordinator's word on what differs in our builder fingerprint.
-_DIFFERS_S = 2.0
 
 #: How often the coordinator is told why this worker does not serve, or not all.
 _FAILING_PAUSE_S = 2.0
@@ -67,12 +67,13 @@ class Registration:
         self._looks_up_again = False
         self.socket = self._connect()
         self._log = Log("worker", worker=register.worker)
-        self._pieces: list[m.GraphPiece] = []
+        self._pieces: list[m.BundlePiece] = []
         #: What our builder fingerprint is made of.
         self._parts = parts
-        #: The refusal of that fingerprint, and when it is raised if the coordinator does not say what differs.
-        self._refusal: m.Refused | None = None
-        self._refusal_s = 0.0
+        #: Why the coordinator does not take us in, if we wait until it or we are replaced.
+        self.refusal: m.Refused | None = None
+        #: The same before it says which part differs, if it has not said so since we registered last.
+        self._unexplained: m.Refused | None = None
         #: Why this worker serves only in part, or not at all.
         self._failing: m.Failing | None = None
         self._failing_s = 0.0
@@ -107,8 +108,6 @@ class Registration:
             self.membership.hear(now_s)
             with contextlib.suppress(ProtocolError):
                 culprits += self._take_in(decode(frames[0].buffer), now_s)
-        if self._refusal is not None and now_s >= self._refusal_s:
-            raise self._error_of(self._refusal)
         if self._may_register and self.membership.gives_up(now_s):
             raise self._nobody()
         if self.membership.lose_patience(now_s):
@@ -129,9 +128,11 @@ class Registration:
     def _say_what_is_due(self, now_s: float, load: Callable[[], m.Beat]) -> None:
         message = load() if self.membership.registered else self._register
         sent = True
-        if self._refusal is None and (self._may_register or self.membership.registered):
+        if self._unexplained is not None:
+            self._note_refusal(self.refusal or self._unexplained, now_s)
+        if self._may_register or self.membership.registered:
             sent = is_connectable(self._register.endpoint) and self._send(message)
-        if sent and self._failing is not None and now_s >= self._failing_s:
+        if sent and self._failing is not None and not self.membership.is_refused and now_s >= self._failing_s:
             sent = self._send(self._failing)
             self._failing_s = now_s + _FAILING_PAUSE_S
         for culprit in self.membership.unlisted() if sent else ():
@@ -182,30 +183,52 @@ class Registration:
         if isinstance(message, m.Culprits):
             return [message]
         self._looks_up_again |= isinstance(message, m.Registered)
-        if isinstance(message, m.GraphPiece):
+        if isinstance(message, m.BundlePiece):
             self._pieces.append(message)
-        if isinstance(message, m.Refused) and message.code == "builder" and self._refusal in {None, message}:
-            self._ask_what_differs(message, now_s)
+        if isinstance(message, m.Registered) and self.refusal is not None:
+            self._log.info("the coordinator takes this worker in again", coordinator=self._connected)
+            self.refusal = self._unexplained = None
+        if isinstance(message, m.Refused) and message.code == "builder":
+            self._hear_refusal(message, now_s)
+        elif isinstance(message, m.Refused) and message.code == "version":
+            self._note_refusal(message, now_s)
         elif isinstance(message, m.Refused) and message.code != "unknown":
-            raise self._error_of(message)
+            raise self.error_of(message)
         return []
 
-    def _ask_what_differs(self, refusal: m.Refused, now_s: float) -> None:
-        """Ask once; a Register that was said again may bring the same refusal once more."""
-        if self._refusal is None:
-            self._refusal, self._refusal_s = refusal, now_s + _DIFFERS_S
+    def _hear_refusal(self, refusal: m.Refused, now_s: float) -> None:
+        """Ask what differs; a Register that was said twice brings the same refusal twice."""
+        if self._unexplained is None:
+            self._unexplained = refusal
             self._send(m.BuilderParts(worker=self._register.worker, parts=self._parts()))
+        elif refusal != self._unexplained:
+            self._note_refusal(refusal, now_s)
 
-    def _error_of(self, refusal: m.Refused) -> StokerError:
+    def _note_refusal(self, refusal: m.Refused, now_s: float) -> None:
+        """Tell people what we wait for: the log once, the coordinator now and then.
+
+        That follows a refusal, and not a Register, which may be the one that lets us in.
+        """
+        self._unexplained = None
+        words = self.error_of(refusal).words()
+        if refusal != self.refusal:
+            self.refusal, self._failing_s = refusal, now_s
+            self._log.warning("this worker waits until it or its coordinator is replaced", **words)
+        if refusal.code == "builder" and now_s >= self._failing_s:
+            self._failing_s = now_s + _FAILING_PAUSE_S
+            self._send(m.Failing(worker=self._register.worker, **{name: clipped(text) for name, text in words.items()}))
+
+    def error_of(self, refusal: m.Refused) -> StokerError:
+        """Return what the coordinator said as an error."""
         return error_of(refusal, f"coordinator at {self._connected}")
 
-    def take_pieces(self) -> list[m.GraphPiece]:
-        """Pieces of graphs that came since the last call."""
+    def take_pieces(self) -> list[m.BundlePiece]:
+        """Pieces of the bundle that came since the last call."""
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    def ask(self, wanted: Iterable[m.GraphWanted]) -> None:
-        """Ask for pieces; what does not get out is asked for again."""
+    def ask(self, wanted: Iterable[m.BundleWanted]) -> None:
+        """Ask for pieces of the bundle; what does not get out is asked for again."""
         for one in wanted:
             self._send(one)
 

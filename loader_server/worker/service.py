@@ -11,6 +11,7 @@ import secrets
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import zmq
@@ -37,6 +38,7 @@ from loader_server.worker.data_watch import DataWatch
 from loader_server.worker.late_streams import LateStreams
 from loader_server.worker.reception import Reception, ReceptionParts
 from loader_server.worker.registration import Registration
+from loader_server.worker.restart_watch import RestartWatch, builder_on_disk
 from loader_server.worker.sender import Sender
 from shared.endpoints import advertised
 from shared.fairness.aftermath import Aftermath
@@ -52,6 +54,7 @@ from shared.wire.payload import require_library
 from shared.wire.permissions import TO_WORKER
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from loader_server.building.build_thread import Outcome
@@ -63,7 +66,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker", "WorkerSettings"]
 
-#: How long a worker that has run out of descriptors or memory may take to finish what it has begun.
+#: How long a worker that ends by itself (it is out of descriptors or memory, or another is to take its place) may take
+#: to finish what it has begun.
 _LAST_WORDS_S = 5.0
 #: How long its trainers have to read its last answers: what a DEALER has received and nobody has read is lost when the
 #: connection ends.
@@ -130,6 +134,8 @@ class Worker:
         )
         self._aftermath = Aftermath()
         self._draining = False
+        #: Why it ends, if its coordinator may take another in its place.
+        self._refusal: m.Refused | None = None
         #: When the main loop turned last.
         self._turned_s = time.monotonic()
         self._stop_s = float("inf")
@@ -164,6 +170,10 @@ class Worker:
             )
         )
         self.counts = self._reception.counts
+        builder = builder_fingerprint(self._streams, self._job.versions_of_sent())
+        self._restart_watch = RestartWatch(partial(builder_on_disk, settings.job_path), builder, self._waker.wake)
+        #: Tells whoever started us that we are refused, each time that we look whether a restart would help.
+        self.tell_refused: Callable[[], None] = lambda: None
         self._registration = Registration(
             self._context,
             settings.coordinator,
@@ -174,7 +184,7 @@ class Worker:
                 endpoint=advertised(self.endpoint, settings.advertise),
                 boot_id=boot_id(),
                 uid=os.getuid(),
-                builder=builder_fingerprint(self._streams, self._job.versions_of_sent()),
+                builder=builder,
                 metrics="",
             ),
             lambda: builder_parts(self._streams, self._job.versions_of_sent()),
@@ -223,6 +233,8 @@ class Worker:
                 ready = {sock for sock, _ in poller.poll(self._pause_ms(time.monotonic()))}
                 self._turn(ready)
             self._registration.leave()  # which no turn has said if there was nothing to finish
+            if self._refusal is not None:
+                raise self._registration.error_of(self._refusal)
         finally:
             self._close()
 
@@ -266,6 +278,7 @@ class Worker:
             has_data=self._has_data(),
             was_registered=membership.was_registered,
             is_registered=membership.registered,
+            is_refused=membership.is_refused,
             heard_s=membership.heard_s,
             heartbeat_timeout_s=membership.heartbeat_timeout_s,
         )
@@ -324,7 +337,8 @@ class Worker:
         for culprits in self._registration.turn(now_s, self._make_beat, spoken_to=spoken_to):
             for builder in self._builders.values():
                 builder.culprits.hear(culprits.keys)
-        self._registration.ask(self._late.take_pieces(self._registration.take_pieces()))
+        self._look_whether_to_restart(now_s)
+        self._registration.ask(self._late.take_pieces(self._registration.take_pieces(), now_s))
         self._registration.ask(self._late.look(now_s))
         for builder in self._late.take_opened():
             self._serve(builder)
@@ -338,6 +352,23 @@ class Worker:
         self._streams[name], self._builders[name], self._features[name] = stream, builder, None
         self.build_counts = {**self.build_counts, name: _counts_of(stream)}
         self._reception.serve(stream)
+
+    def _look_whether_to_restart(self, now_s: float) -> None:
+        """End in good order with the coordinator's refusal if a worker in our place would build other bytes.
+
+        It would speak the same protocol, so that is no reason to look.
+        """
+        refusal = self._registration.refusal
+        if refusal is None or refusal.code == "version":
+            self._restart_watch.calm()
+        elif self._draining:
+            return
+        elif self._restart_watch.take(now_s):
+            self._refusal = refusal
+            self.drain(_LAST_WORDS_S)
+        elif self._restart_watch.is_due(now_s):
+            self.tell_refused()
+            self._restart_watch.begin()
 
     def _make_beat(self) -> m.Beat:
         load = self.load = m.Beat(

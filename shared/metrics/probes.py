@@ -37,6 +37,7 @@ REASONS = {
     "draining": "it was told to end, and finishes what it has",
     "loop": "its main loop has not turned for long: a transform holds the interpreter, or the process was stopped",
     "no_data": "a worker's machine lacks the data of all its streams, as its log and `loader-server status` say",
+    "refused": "a worker waits until it or its coordinator is replaced: they differ in protocol or in bytes",
     "coordinator": "the coordinator has not answered for longer than the heartbeat timeout",
     "journal": "the coordinator cannot write its journal",
     "workers": "not every worker of this machine serves",
@@ -71,6 +72,8 @@ class WorkerView:
     #: Whether the coordinator has ever taken it in, and whether it counts as a member now.
     was_registered: bool
     is_registered: bool
+    #: Whether the coordinator does not take it in because it is of a release that does not fit.
+    is_refused: bool
     #: When the coordinator said something last.
     heard_s: float
     heartbeat_timeout_s: float
@@ -84,6 +87,8 @@ def unready_worker(worker: WorkerView, now_s: float) -> str:
         return "loop"
     if not worker.has_data:
         return "no_data"
+    if worker.is_refused:
+        return "refused"
     if not worker.was_registered:
         return "starting"
     is_silent = now_s - worker.heard_s > worker.heartbeat_timeout_s

@@ -59,8 +59,8 @@ def remove_dead_targets(folder: Path) -> list[str]:
 def _is_locked(path: Path) -> bool:
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True  # its process has just removed it
+    except (FileNotFoundError, PermissionError):
+        return True  # its process has just removed it, or is another user's
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -121,8 +121,17 @@ class MetricsServer:
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="stoker-metrics", daemon=True)
         self._thread.start()
-        self._target_file = TargetFile(targets_folder, self.address, labels) if targets_folder is not None else None
-        Log("metrics", **labels).info("metrics are served", address=self.bound)
+        self._log = Log("metrics", **labels)
+        self._target_file = self._write_target(targets_folder, labels) if targets_folder is not None else None
+        self._log.info("metrics are served", address=self.bound)
+
+    def _write_target(self, folder: Path, labels: Mapping[str, str]) -> TargetFile | None:
+        """Write where metrics are served; a folder that is closed or full costs only that."""
+        try:
+            return TargetFile(folder, self.address, labels)
+        except OSError as error:
+            self._log.warning("where metrics are served is not written", folder=folder, error=str(error))
+            return None
 
     def close(self, timeout_s: float = 2.0) -> None:
         """End the server, cutting off any request that is being answered."""

@@ -18,6 +18,9 @@ OUT_OF_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TOO_FEW = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _NO_THREAD = "can't start new thread"
 
+#: What `tempfile` says where there is no place for temporary files; TensorFlow cannot be imported there.
+_NO_TEMPORARY = "No usable temporary directory"
+
 _MAY_NOT = "Give this user the right to it, or name another place."
 _REMEDIES = {
     errno.ENOSPC: "Make room on that disk, and start again; what was there before is whole.",
@@ -47,11 +50,14 @@ def system_error(error: BaseException, where: str = "") -> MachineError:
     else:
         got = getattr(error, "strerror", None) or str(error) or type(error).__name__
         number = getattr(error, "errno", None) or 0
+    remedy = _REMEDIES.get(number, "Mend that, and start again; --log-level debug says where in the code it was.")
     if isinstance(error, OSError):
+        if _NO_TEMPORARY in got:
+            where, remedy = where or "TMPDIR", "Set TMPDIR to a folder that this user may write to."
         places = [str(name) for name in (error.filename, error.filename2) if name is not None]
     return MachineError(
         expected="the system to do what it was asked for",
         got=got,
         where=where or " and ".join(places) or "this machine",
-        remedy=_REMEDIES.get(number, "Mend that, and start again; --log-level debug says where in the code it was."),
+        remedy=remedy,
     )

@@ -36,7 +36,6 @@ TO_COORDINATOR: Mapping[type[m.Message], frozenset[Role]] = {
     m.StandsStill: _TRAINER,
     m.GraphOffer: _TRAINER,
     m.GraphPiece: _TRAINER,
-    m.GraphWanted: _WORKER,
     m.BundleWanted: _WORKER,
     m.Register: _WORKER,
     m.BuilderParts: _WORKER,

@@ -105,6 +105,8 @@ class Crowd:
         self._by_socket: dict[zmq.Socket[bytes], Fake] = {}
         self._latencies_s: list[float] = []
         self._ready = self._granted = 0
+        #: Messages that were sent and read.
+        self.said = 0
         self.workers = [self._worker(endpoint, builder, number) for number in range(1, workers + 1)]
         self._wait_for(workers)
         self.trainers = [self._trainer(endpoint, number) for number in range(1, trainers + 1)]
@@ -176,6 +178,7 @@ class Crowd:
                 at_s, at, fake, pause_s = due[0]
                 heapq.heapreplace(due, (at_s + pause_s, at, fake, pause_s))
                 self._lease(fake, now_s) if at < 0 else fake.socket.send(fake.beat)
+                self.said += 1
             self._read(2)
         took_s = time.monotonic() - began_s
         cores = (_cpu_s(coordinator) - cpu_s) / took_s
@@ -198,6 +201,7 @@ class Crowd:
     def _read(self, most_ms: int) -> None:
         for socket, _ in self._poller.poll(most_ms):
             for frames in read_waiting(socket):
+                self.said += 1
                 if frames[0].bytes != _NOTED:
                     self._take(self._by_socket[socket], decode(frames[0].buffer))
 
@@ -248,16 +252,21 @@ def _waited_s(process: psutil.Process) -> float:
 
 
 @contextmanager
-def _coordinator(job: Path, environment: dict[str, str]) -> Iterator[tuple[psutil.Process, str]]:
+def serving(job: Path, environment: dict[str, str]) -> Iterator[tuple[psutil.Process, str]]:
     """A coordinator's process, and where it serves."""
     ready, said = os.pipe()
     command = [sys.executable, "-m", "loader_server", "coordinator", str(job), "--ready-fd", str(said)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    process = subprocess.Popen(command, env=environment, cwd=job.parent, pass_fds=[said])
+    log = job.parent / "coordinator.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(command, env=environment, cwd=job.parent, pass_fds=[said], stderr=file)
     os.close(said)
     try:
-        with os.fdopen(ready) as line:
-            yield psutil.Process(process.pid), json.loads(line.readline())["endpoint"]
+        with os.fdopen(ready) as lines:
+            line = lines.readline()
+            if not line:
+                raise RuntimeError(log.read_text())
+            yield psutil.Process(process.pid), json.loads(line)["endpoint"]
     finally:
         process.terminate()
         process.wait(30)
@@ -280,7 +289,7 @@ def measure(*, trainers: int, workers: int, rate: float, seconds: float, slow: b
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT)})
         opened = JobFile(job)
         builder = builder_fingerprint({"train": Stream(opened, "train")}, opened.versions_of_sent())
-        with _coordinator(job, _slow_fsync(Path(name)) if slow else {}) as (process, endpoint):
+        with serving(job, _slow_fsync(Path(name)) if slow else {}) as (process, endpoint):
             crowd = Crowd(endpoint, builder, trainers, workers)
             try:
                 crowd.run(process, 2, 0)  # the lists of workers and culprits have come

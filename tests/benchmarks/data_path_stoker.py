@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.benchmarks.data_path_payloads import Payload, Shape
     from trainer_client import Batch, Feed
 
-__all__ = ["loaders", "make_job", "opened", "planned_shapes"]
+__all__ = ["loaders", "make_job", "opened", "planned_shapes", "start_loaders"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,24 +74,42 @@ def planned_shapes(job: Path, most: int) -> list[Shape]:
 def loaders(job: Path, workers: int = 1) -> Iterator[str]:
     """A running coordinator and workers; the coordinator's endpoint."""
     with ExitStack() as stack:
-        endpoint = _started(stack, ["coordinator", str(job), "--listen", "tcp://127.0.0.1:*"])
-        for _ in range(workers):
-            _started(stack, ["worker", str(job), "--listen", "tcp://127.0.0.1:*", "--coordinator", endpoint])
+        endpoint, _ = start_loaders(stack, job, workers)
         yield endpoint
 
 
-def _started(stack: ExitStack, arguments: Sequence[str]) -> str:
+def start_loaders(
+    stack: ExitStack, job: Path, workers: int, *, address: str = "127.0.0.1", inside: Sequence[str] = ()
+) -> tuple[str, list[int]]:
+    """Start a coordinator and workers that end with `stack`; return the coordinator's endpoint and the workers' ids.
+
+    `inside` begins each command, such as that of a network namespace which has `address`.
+    """
+    listen = ["--listen", f"tcp://{address}:*"]
+    if address != "127.0.0.1" and not (job.parent / "keys").exists():
+        listen.append("--insecure")
+    endpoint, _ = _started(stack, [*inside], ["coordinator", str(job), *listen])
+    worker = ["worker", str(job), *listen, "--coordinator", endpoint]
+    return endpoint, [_started(stack, [*inside], worker)[1] for _ in range(workers)]
+
+
+def _started(stack: ExitStack, inside: list[str], arguments: Sequence[str]) -> tuple[str, int]:
     reading, writing = os.pipe()
-    command = [sys.executable, "-m", "tests.benchmarks.data_path_source", *arguments, "--ready-fd", str(writing)]
+    program = [sys.executable, "-m", "tests.benchmarks.data_path_source", *arguments, "--ready-fd", str(writing)]
     environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
     process = subprocess.Popen(
-        command, pass_fds=[writing], env=environment, cwd=_ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        [*inside, *program],
+        pass_fds=[writing],
+        env=environment,
+        cwd=_ROOT,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
     )
     stack.callback(process.wait)
     stack.callback(process.terminate)
     os.close(writing)
     with os.fdopen(reading) as ready:
-        return str(json.loads(ready.readline())["endpoint"])
+        return str(json.loads(ready.readline())["endpoint"]), process.pid
 
 
 @contextmanager

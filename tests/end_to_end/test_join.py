@@ -15,6 +15,7 @@ import trainer_client
 from loader_server.commands.index import index_missing
 from loader_server.job_file import JobFile
 from shared.keys import make_keys
+from tests.support.corpora import make_corpus
 from tests.support.forked import ROOT, start_module
 from tests.support.hosts import hosts
 from tests.support.loaders import ask, running, wait_until, write_job
@@ -52,6 +53,10 @@ class JoinedHost:
         for process in [*psutil.Process(self.process.pid).children(recursive=True), psutil.Process(self.process.pid)]:
             process.kill()
         self.process.wait(30)
+
+    def close_itself(self) -> int:
+        """Wait until it ends, which it should; the exit code."""
+        return self.process.wait(60)
 
     def close(self) -> int:
         if self.process.poll() is None:
@@ -101,6 +106,55 @@ def test_a_host_without_the_jobs_files_joins_and_its_kill_costs_nothing(tmp_path
         assert not (tmp_path / "other" / "job.toml").exists()
         with joined(tmp_path / "other", loaders.endpoint, "--workers", "1") as again:
             assert again.text().count("fetches what the job needs") == 1  # by the first host, in the same log
+
+
+@pytest.mark.slow
+def test_one_host_joins_twice_with_one_state_folder(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    job = write_job(tmp_path / "own", samples=120, budget="3 s")
+    state = ("--state", str(tmp_path / "state"), "--workers", "1")
+    with running(job, workers=1) as loaders:
+        expected = read(loaders.endpoint)
+        with joined(tmp_path / "one", loaders.endpoint, *state) as one:
+            with joined(tmp_path / "two", loaders.endpoint, *state):
+                wait_until(lambda: len(ask(loaders.endpoint)["workers"]) == 3, "all three are there")
+                names = [worker["name"] for worker in ask(loaders.endpoint)["workers"]]
+                assert len(set(names)) == 3
+                assert all(name.startswith(os.uname().nodename) for name in names)
+                assert len(list((tmp_path / "state").glob("hosts/*/tones/job.toml"))) == 2
+                assert read(loaders.endpoint, 5, one.kill) == expected
+            wait_until(lambda: len(ask(loaders.endpoint)["workers"]) == 1, "they are gone")
+        with joined(tmp_path / "three", loaders.endpoint, *state):  # the name of the one that was killed
+            wait_until(lambda: len(ask(loaders.endpoint)["workers"]) == 2, "it has joined")
+            assert {worker["name"] for worker in ask(loaders.endpoint)["workers"]} < set(names)
+            assert len(list((tmp_path / "state").glob("hosts/*/tones"))) == 2
+
+
+@pytest.mark.slow
+def test_a_host_gets_the_jobs_own_modules_if_it_accepts_code(tmp_path: Path) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    own.mkdir()
+    other.mkdir()
+    keys = ("--keys", str(tmp_path / "keys"))
+    make_keys(tmp_path / "keys")
+    (own / "louder.py").write_text("import louder_by\n\ndef louder(sample, rng): sample['audio'] *= louder_by.FACTOR\n")
+    (own / "louder_by.py").write_text("FACTOR = 0.5\n")
+    transforms = ("louder:louder", "logmel", "characters")
+    job = write_job(own, samples=60, budget="3 s", transforms=transforms, job=f'keys = "{tmp_path / "keys"}"')
+    make_corpus(other, samples=60, longest_s=1.0)  # the same data, elsewhere
+    with running(job, workers=1) as loaders:
+        expected = read(loaders.endpoint, keys=keys[1])
+        arguments = (*keys, "--workers", "1", "--data", str(other))
+        lacking = JoinedHost(other, loaders.endpoint, *arguments)
+        assert lacking.close_itself() == 1
+        assert 'expected the module "louder" to be importable' in lacking.text()
+        assert "join with --accept-code" in lacking.text()
+        with joined(tmp_path / "accepting", loaders.endpoint, *arguments, "--accept-code"):
+            loaders.workers()[0].suspend()  # so that only the other one builds
+            try:
+                assert read(loaders.endpoint, keys=keys[1]) == expected
+            finally:
+                loaders.workers()[0].resume()
 
 
 _READER = """

@@ -188,7 +188,7 @@ def _to_coordinator(random: Random, plan: str, *, asks: bool) -> m.Message:
             m.Failing(worker=f"w{some}", expected=_words(random), got=_words(random), where="here", remedy="none"),
             m.Forgive(stream="dev", identity=_words(random)),
             m.GraphOffer(job="flooded", stream="dev", digest="d", nbytes=few),
-            m.GraphWanted(stream="dev", digest="d", offset=few),
+            m.BundleWanted(digest="d", offset=few),
         )
     )  # fmt: skip
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from loader_server.cli import main
+from shared.errors import StokerError
 from tests.support.loaders import write_job
 
 
@@ -140,6 +142,20 @@ def test_status_of_nobody_is_an_error(capsys: pytest.CaptureFixture[str]) -> Non
     code, _, err = _run(capsys, "status", "tcp://127.0.0.1:9", "--timeout-seconds", "0.2")
     assert code == 3
     assert "expected a coordinator that answers within 0.2 s" in err
+
+
+@pytest.mark.fault(66)
+def test_what_the_system_refuses_is_said_to_the_parent_as_well(capsys: pytest.CaptureFixture[str], job: Path) -> None:
+    read, write = os.pipe()
+    (job.parent / ".stoker").mkdir()
+    (job.parent / ".stoker" / "tones").touch()
+    code, _, err = _run(capsys, "index", job, "--missing", "--ready-fd", write)
+    os.close(write)
+    with os.fdopen(read) as told:
+        error = json.load(told)["error"]
+    assert code == 1
+    assert error["expected"] == "the system to do what it was asked for"
+    assert err == f"loader-server: {StokerError(**error)}\n"
 
 
 def test_keys_are_made_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

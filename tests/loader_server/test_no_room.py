@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -65,7 +66,11 @@ def test_a_full_disk_before_the_index_is_a_sentence(tmp_path: Path, capsys: pyte
 
 
 def test_a_folder_that_nobody_may_write_to_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = end_of(capsys, "index", job_of(tmp_path, 'state = "/proc/self"'))
+    job = job_of(tmp_path, 'state = "/proc/self"')
+    code, said = end_of(capsys, "index", job)
     assert code == 1
-    assert said.startswith("loader-server: /proc/self/j")
+    assert said.startswith(
+        f"loader-server: {job}, [job], state: expected a folder that user {os.geteuid()} may write to"
+    )
+    assert "got /proc/self of user" in said
     assert said.count("\n") == 1

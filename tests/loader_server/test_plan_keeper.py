@@ -17,6 +17,7 @@ from loader_server.job_file import JobFile
 from loader_server.plan_keeper import PlanKeeper
 from loader_server.stream import Stream
 from tests.loader_server.planning.tables import batches_of
+from tests.support.another_user import as_another_user, folder_for_all
 from tests.support.loaders import write_job
 
 if TYPE_CHECKING:
@@ -85,6 +86,14 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         PlanKeeper(tmp_path / "index").save("groups", "abc", ARRAYS)
     assert "the plan is not kept: the next start works it out again" in caplog.text
+
+
+@pytest.mark.fault(66)
+def test_beside_an_index_that_may_only_be_read_a_plan_is_not_kept_without_a_word(caplog):
+    with folder_for_all() as folder, as_another_user(), caplog.at_level(logging.INFO):
+        PlanKeeper(folder).save("groups", "abc", ARRAYS)
+        assert not list(folder.iterdir())
+    assert not caplog.records
 
 
 def test_a_draft_that_cannot_take_its_place_is_removed(tmp_path):

@@ -15,7 +15,7 @@ from shared.errors import SettingsError
 from shared.keys import AllowedKeys, ClientKeys, ServerKeys, make_keys
 from shared.sockets import bind_router, connect_dealer
 from shared.wire.permissions import ROLES
-from tests.support.another_user import as_another_user
+from tests.support.another_user import as_another_user, folder_for_all
 
 SECRETS = {f"{role}.key_secret" for role in ROLES}
 PUBLIC = {f"{role}.key" for role in ROLES}
@@ -156,6 +156,21 @@ def test_keys_of_another_user_are_refused_by_a_sentence(folder, read):
     folder.chmod(0o700)
     with as_another_user(), pytest.raises(SettingsError, match=r"key that this user may read, got permission denied"):
         read(folder)
+
+
+@pytest.mark.fault(66)
+@pytest.mark.parametrize("closed", ["allowed", "allowed/worker"])
+def test_a_server_that_may_not_see_whom_to_let_in_is_refused(closed):
+    with folder_for_all() as keys:
+        make_keys(keys)
+        (keys / "worker.key_secret").chmod(0o644)
+        (keys / closed).chmod(0o700)
+        ServerKeys.read(keys, "worker")
+        refusal = (
+            rf"{closed}: expected a folder of allowed keys that user \d+ may look into, got Permission denied\. Let "
+        )
+        with as_another_user(), pytest.raises(SettingsError, match=refusal):
+            ServerKeys.read(keys, "worker")
 
 
 def test_a_person_at_a_machine_without_keys_is_told_so(tmp_path):

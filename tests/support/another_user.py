@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["as_another_user"]
+__all__ = ["as_another_user", "folder_for_all"]
 
 _SOMEBODY = 12345
 
@@ -26,3 +28,12 @@ def as_another_user() -> Iterator[None]:
         yield
     finally:
         os.seteuid(0)
+
+
+@contextlib.contextmanager
+def folder_for_all() -> Iterator[Path]:
+    """Make a folder that every user can reach, which pytest's own folders are not."""
+    with tempfile.TemporaryDirectory(prefix="stoker-open-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from shared.errors import DataError, EndedError, SettingsError, WorldChangedError
+from tests.support.another_user import as_another_user, folder_for_all
 from tests.support.fake_feed import FakeFeed
 from tests.support.two_devices import mirrored
 
@@ -49,6 +50,17 @@ def values(model):
 def never_stopped(tmp_path_factory):
     feed = FakeFeed(epochs=EPOCHS)
     return values(fit(feed, [FeedCheckpoint(feed, tmp_path_factory.mktemp("whole"))]))
+
+
+@pytest.mark.fault(66)
+def test_a_closed_folder_is_refused_before_the_first_step():
+    feed = FakeFeed(epochs=EPOCHS)
+    with folder_for_all() as folder:
+        callback = FeedCheckpoint(feed, folder / "new")
+        callback.set_model(tiny_model())
+        refusal = rf"^checkpoints: expected a folder that user [1-9]\d* may write to, got {folder} of user"
+        with as_another_user(), pytest.raises(SettingsError, match=refusal):
+            callback.on_train_begin()
 
 
 class TestResume:

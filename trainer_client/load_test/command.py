@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from shared.system.closed_places import refuse_closed
 from trainer_client.load_test.conductor import LoadPlan, conduct
 from trainer_client.load_test.interrupts import Interrupts
 from trainer_client.load_test.own_job import OwnJob
@@ -83,6 +84,8 @@ def _processes(trainers: int) -> int:
 
 def load_test(asked: Asked) -> int:
     """Run the test; returns the exit code."""
+    if asked.report is not None:
+        refuse_closed(asked.report, where="--report")
     old = read_report(asked.compare) if asked.compare is not None else None
     document = _document(asked, machine())
     if asked.report is not None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.errors import DataError, EndedError, SettingsError
 from shared.quick_import import quick_import
+from shared.system.closed_places import refuse_closed
 from trainer_client.checkpoint_folder import CheckpointFolder
 from trainer_client.feed import connect
 from trainer_client.runs.lines import finished_line, judged_json, judged_line, starting_line
@@ -69,6 +70,8 @@ class EvaluateOrder:
 def evaluate(order: EvaluateOrder) -> int:
     """Evaluate, and print a line for each stream and checkpoint; return the exit code."""
     began_s = time.monotonic()
+    if order.summaries is not None:
+        refuse_closed(order.summaries, where="--summaries")
     with ExitStack() as stack:
         feeds = {name: stack.enter_context(_connect(order, name)) for name in order.streams}
         evaluator = _evaluator(order.module)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shared.errors import SettingsError
 from shared.keys import ClientKeys
 from shared.quick_import import quick_import
+from shared.system.closed_places import refuse_closed
 from trainer_client.feed import connect
 from trainer_client.network.first_word import wait_for_coordinator
 from trainer_client.runs.lines import exported_line, strategy_line
@@ -66,6 +67,7 @@ def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the 
         judging = {"rank": 0} if placement is None else placement.judging
         judges = [stack.enter_context(_connect_judge(order, name, **judging)) for name in order.judges]
         placement = placement or _placement(order)
+        _refuse_closed(order, settings, writes=placement.writes)
         from trainer_client.training.loop import LoopSettings, TrainingLoop  # noqa: PLC0415 - it needs TensorFlow
 
         model = _model(order, placement)
@@ -96,6 +98,7 @@ def _train_with_servers(order: TrainOrder, settings: dict[str, Any]) -> None:
     if place.is_ps:
         servers.serve_share(place, order.keys, partial(order.module.make, "optimizer"))
         return
+    _refuse_closed(order, settings, writes=place.is_master)
     until = settings["until"]
     with ExitStack() as stack:
         names = order.judges if place.is_master else ()
@@ -214,6 +217,18 @@ def _refuse_to_replace(path: Path) -> None:
             expected="a path of its own, or a model there that is to be replaced", got="a folder with something else",
             where=f"--export {path}", remedy="Name a path that is not there yet.",
         )  # fmt: skip
+
+
+def _refuse_closed(order: TrainOrder, settings: dict[str, Any], *, writes: bool) -> None:
+    """Refuse now, and not after hours of training, places that the process that writes may not write to."""
+    places = {
+        "--checkpoint": settings["checkpoints"],
+        "--summaries": settings["summaries"],
+        "--export": order.export.parent if order.export is not None else None,
+    }
+    for option, folder in places.items():
+        if writes and folder is not None:
+            refuse_closed(folder, where=option)
 
 
 def _export(path: Path, model: Any, data: TrainingData) -> None:  # noqa: ANN401 - Keras has no types

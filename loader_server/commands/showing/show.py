@@ -226,7 +226,7 @@ def _write_sound(batch: ShownBatch, row: int) -> str:
             remedy="Look at it with --png or --json.",
         )
     path = Path(f"{batch.stream.name}-epoch{of.epoch}-batch{of.number}-row{row}.wav")
-    with wave.open(str(path), "wb") as file:
+    with path.open("wb") as opened, wave.open(opened, "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(sound.rate)

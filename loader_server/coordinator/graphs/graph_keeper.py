@@ -14,13 +14,11 @@ import threading
 from typing import TYPE_CHECKING
 
 from loader_server.coordinator.events import GraphFailed, GraphRuns
-from loader_server.machine.graph_files import pack, write_synced
+from loader_server.machine.graph_files import write_synced
 from loader_server.stream import Stream
 from shared.errors import DataError, StokerError
 from shared.logs import Log
 from shared.pipelines.sent_graph import digest_of_graph
-from shared.wire import messages as m
-from shared.wire.parts import PIECE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,8 +42,6 @@ class GraphKeeper:
         self._view = view
         self._tell = tell
         self._log = Log("coordinator")
-        #: What workers on other machines fetch, by stream: digest and bytes.
-        self._packed: dict[str, tuple[str, bytes]] = {}
         for name in job.accepting:
             if not job.is_awaited(name) and not job.is_there(name):
                 self.run(name, b"")
@@ -68,19 +64,6 @@ class GraphKeeper:
         else:
             self._log.info("graph runs", stream=stream)
             self._tell(GraphRuns(stream, opened))
-
-    def piece(self, wanted: m.GraphWanted) -> m.GraphPiece | None:
-        """The piece that a worker asks for; None if there is nothing to fetch."""
-        name = wanted.stream
-        if name not in self._job.accepting or not self._job.is_there(name):
-            return None
-        if name not in self._packed:
-            content = pack(self._job.graph_path(name), self._job.index_folder(name))
-            self._packed[name] = digest_of_graph(content), content
-        digest, content = self._packed[name]
-        offset = wanted.offset if wanted.digest == digest else 0
-        part = content[offset : offset + PIECE_BYTES]
-        return m.GraphPiece(stream=name, digest=digest, nbytes=len(content), offset=offset, content=part)
 
     def _index(self, stream: str) -> None:
         command = [sys.executable, "-m", "loader_server", "index", str(self._job.path), "--stream", stream]

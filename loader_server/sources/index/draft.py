@@ -11,10 +11,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
+import secrets
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +34,7 @@ from shared.wire.layout import Field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -187,7 +187,8 @@ def _columns_of(found: Found) -> dict[str, Any]:
 
 def new_draft(folder: Path, made_from: str, piece_rows: int) -> Draft:
     """An empty draft."""
-    made = Path(tempfile.mkdtemp(prefix=COLUMNS, dir=folder))
+    made = folder / f"{COLUMNS}{secrets.token_hex(4)}"
+    made.mkdir()  # unlike `mkdtemp` with the usual mode: workers may be another user
     return Draft(made, DraftJournal(made_from=made_from, piece_rows=piece_rows))
 
 

@@ -17,17 +17,29 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loader_server.sources.index.probe import Probed, ProbeOrder, Prober, begin_probing, probe_piece
+from shared.logs import Log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from loader_server.sources.source import Source
 
-__all__ = ["probe_in_order", "run_in_order"]
+__all__ = ["probe_in_order", "run_in_order", "usable_processes"]
 
 _T = TypeVar("_T")
 
 _PIECES_AHEAD = 4
+
+
+def usable_processes(processes: int) -> int:
+    """Return how many processes can share work: one where there is no room for semaphores, such as without /dev/shm."""
+    if processes > 1:
+        try:
+            get_context("spawn").Lock()
+        except OSError as error:
+            Log("index").warning("one process works alone: processes share work through /dev/shm", error=str(error))
+            return 1
+    return processes
 
 
 def probe_in_order(
@@ -36,7 +48,7 @@ def probe_in_order(
     """What each piece holds. If one process is enough, `source` itself probes, unless it must not. A BrokenProcessPool
     if a process died.
     """
-    if processes == 1 and not source.apart:
+    if not source.apart and usable_processes(processes) == 1:
         yield from map(Prober(order, source).probe, pieces)
         return
     yield from run_in_order(probe_piece, pieces, processes, partial(begin_probing, order, os.getpid()))

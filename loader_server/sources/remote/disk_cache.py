@@ -10,12 +10,14 @@ the kernel's, which end with their process. Knows nothing about networks, nor ab
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.errors import MachineError, ReadError
+from shared.system.closed_places import why_closed
 from shared.system.own_files import open_own
 
 if TYPE_CHECKING:
@@ -51,7 +53,8 @@ class DiskCache:
             handle = open_own(self._entry(key), os.O_RDONLY)
         except FileNotFoundError:
             return None
-        os.utime(handle)
+        with contextlib.suppress(OSError):  # of another user, or on a file system that is read-only now
+            os.utime(handle)
         return handle
 
     def hold(self, key: str) -> tuple[int, Path] | None:
@@ -117,6 +120,9 @@ class DiskCache:
         try:
             self._entries.mkdir(parents=True, exist_ok=True)
             self._underway.mkdir(exist_ok=True)
+            closed = why_closed(self._underway)
+            if closed:  # only now: entries that are there already are read without it
+                raise PermissionError(errno.EACCES, closed)
             self._sweep()
         except OSError as error:
             raise self._unusable(error) from error
@@ -173,7 +179,8 @@ class DiskCache:
             expected="a folder that remote files can be kept in",
             got=error.strerror or type(error).__name__,
             where=str(self.folder),
-            remedy="Make room there, name another folder (remote_cache in [job]), or lower remote_cache_bytes.",
+            remedy="Make room there, let this user write there, name another folder (remote_cache in [job]), or lower "
+            "remote_cache_bytes.",
         )
 
 

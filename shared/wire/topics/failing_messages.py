@@ -15,7 +15,7 @@ __all__ = ["Failing"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failing(Message):
-    """A worker ended because of this error before it could serve: to the coordinator, and from there to trainers."""
+    """A worker cannot serve, and has ended or waits: to the coordinator, and from there to trainers."""
 
     worker: str = wire(NAME)
     expected: str = wire(PROSE)

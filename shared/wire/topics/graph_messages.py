@@ -25,7 +25,7 @@ class GraphOffer(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphWanted(Message):
-    """Send the piece that begins here: to a trainer, or from a worker, which need not know the digest yet."""
+    """Send the piece that begins here."""
 
     stream: str = wire(NAME)
     digest: str = wire(NAME)

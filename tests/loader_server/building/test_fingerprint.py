@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from loader_server.building.fingerprint import builder_fingerprint, builder_parts, differing_parts
 
 TRAIN, DEV = SimpleNamespace(digest="d1", builder="b1"), SimpleNamespace(digest="d2", builder="b2")
@@ -58,6 +60,27 @@ def test_packages_and_the_processor_are_named_with_both_values():
         "processor (x86_64 avx2 on the coordinator's machine, aarch64 on the worker's)",
         "package soxr (none on the coordinator's machine, 1.0 on the worker's)",
     ]
+
+
+@pytest.mark.fault(68)
+def test_the_release_counts_only_where_bytes_or_plans_of_two_versions_differ():
+    versions = (("version of Stoker's bytes", "2"), ("version of Stoker's plans", "2"), ("release of Stoker", "0.1.0"))
+    theirs = dict(OWN + versions)
+
+    def told(**changed):
+        return differing_parts(OWN + versions, (theirs | changed).items())
+
+    release = "release of Stoker (0.1.0 on the coordinator's machine, 0.2.0 on the worker's)"
+    assert told(**{"release of Stoker": "0.2.0"}) == []
+    assert told(**{"release of Stoker": "0.2.0", "processor": "arm"}) == [
+        "processor (x86_64 avx2 on the coordinator's machine, arm on the worker's)"
+    ]
+    other = {"release of Stoker": "0.2.0", "version of Stoker's bytes": "3", "all transforms of stream train": "a2"}
+    assert told(**other) == [
+        "version of Stoker's bytes (2 on the coordinator's machine, 3 on the worker's)", release
+    ]  # fmt: skip
+    other = {"release of Stoker": "0.2.0", "version of Stoker's plans": "3", OWN[1][0]: "p2"}
+    assert told(**other) == ["version of Stoker's plans (2 on the coordinator's machine, 3 on the worker's)", release]
 
 
 def test_of_all_else_the_name_is_told_and_never_a_digest():

@@ -13,6 +13,7 @@ import pytest
 
 from loader_server.building.quarantine import Quarantine
 from shared.errors import SampleError
+from tests.support.another_user import as_another_user, folder_for_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,3 +95,13 @@ def test_a_log_that_cannot_be_opened_is_said_and_replaced(path: Path, warnings: 
     quarantine.close()
     assert [record.event for record in warnings.records] == ["quarantine log cannot be opened", "sample is masked"]
     assert quarantine.counts == {"transform": 1}
+
+
+@pytest.mark.fault(66)
+def test_in_a_closed_state_folder_each_sample_is_named_in_the_process_log(warnings: pytest.LogCaptureFixture) -> None:
+    with folder_for_all() as folder, as_another_user():
+        quarantine = Quarantine(folder / "state" / "quarantine.jsonl")
+        quarantine.note("train", 1, "a.wav", error())
+        quarantine.close()
+    assert [record.event for record in warnings.records] == ["sample is masked"]
+    assert warnings.records[0].fields["name"] == "a.wav"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import ExitStack
+
 import pytest
 
 from loader_server.cli import _parser
@@ -16,6 +19,8 @@ from shared.system.endpoint_file import write_endpoint
         (("tcp://127.0.0.1:7400", "job.toml"), "job.toml beside an endpoint"),
         (("job.toml", "--keys", "keys"), "--keys with the endpoint"),
         (("job.toml", "--index", "index"), "--index with the endpoint"),
+        (("job.toml", "--accept-code"), "--accept-code with the endpoint"),
+        (("tcp://127.0.0.1:7400", "--accept-code"), "would run code here, got no keys"),
         (("a.toml", "b.toml", "--listen", "tcp://127.0.0.1:*"), "expected one job"),
         (("tcp://10.0.0.1:7400",), "without keys"),
         (("ipc://somewhere",), "an endpoint like tcp://"),
@@ -28,8 +33,8 @@ from shared.system.endpoint_file import write_endpoint
 )
 def test_what_does_not_go_together_is_refused(tmp_path, monkeypatch, words, got) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SettingsError) as error:
-        jobs_of(_parser("run").parse_args(["run", *words]))
+    with pytest.raises(SettingsError) as error, ExitStack() as held:
+        jobs_of(_parser("run").parse_args(["run", *words]), held)
     assert got in str(error.value)
 
 
@@ -39,7 +44,7 @@ def test_a_file_that_names_the_coordinator_is_looked_at_before_anything_is_fetch
     write_endpoint(file, "tcp://10.0.0.1:7400")
     run = _parser("run").parse_args(["run", "tcp://127.0.0.1:9", f"file://{file}"])
     with pytest.raises(SettingsError, match=r"tcp://10\.0\.0\.1:7400 without keys"):
-        jobs_of(run)
+        jobs_of(run, contextlib.ExitStack())
     file.chmod(0o666)
     with pytest.raises(SettingsError, match="endpoint, which others may write"):
-        jobs_of(run)
+        jobs_of(run, contextlib.ExitStack())

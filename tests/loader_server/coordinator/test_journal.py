@@ -18,6 +18,7 @@ from loader_server.coordinator import journal as journal_module
 from loader_server.coordinator.events import Advanced, CulpritFound, Forgot, GroupFixed, RankTaken
 from loader_server.coordinator.journal import HeldError, Journal, JournalLostError, JournalWriter, WriteError
 from shared.errors import DataError
+from tests.support.another_user import as_another_user, folder_for_all
 from tests.support.descriptors import open_descriptors
 from tests.support.disk import small_disk
 
@@ -348,6 +349,20 @@ def test_no_room_for_a_first_journal_is_an_error_with_the_remedy(disk):
     for _ in range(2):  # the refusal leaves no lock behind
         with pytest.raises(WriteError, match=r"expected to write the journal, got .* Make room on its disk"):
             Journal(disk.folder / "journal.sqlite")
+
+
+@pytest.mark.fault(66)
+@pytest.mark.parametrize(("mode", "closed"), [(0o755, ""), (0o777, "/journal.sqlite")])
+def test_a_journal_that_this_user_may_not_write_names_place_and_user(mode, closed):
+    with folder_for_all() as folder:
+        path = written(folder / "journal.sqlite", GroupFixed("train", 4))
+        folder.chmod(mode)
+        refusal = (
+            rf"expected to write the journal as user [1-9]\d*, got {folder}{closed} of user 0 with mode \d+\. Let this"
+        )
+        with as_another_user(), pytest.raises(WriteError, match=refusal):
+            Journal(path)
+        assert facts(path) == [GroupFixed("train", 4)]
 
 
 class FullJournal:

@@ -103,6 +103,6 @@ def test_no_descriptor_is_left(path):
     files = JournalFiles(path)
     for _ in range(3):
         files.note()
-    assert len(open_descriptors() - before) == 2
+    assert len(open_descriptors() - before) == 3
     files.close()
     assert not open_descriptors() - before

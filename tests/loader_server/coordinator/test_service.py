@@ -321,6 +321,8 @@ def test_a_worker_that_asks_is_told_which_parts_differ_and_so_is_the_log(serve, 
     assert (answer.code, answer.got) == ("builder", f"w0, which differs: {differs}")
     (record,) = [one for one in caplog.records if one.event == "worker differs from this machine"]
     assert (record.fields["worker"], record.fields["parts"]) == ("w0", differs)
+    assert served.peer().ask(asked).got == answer.got, "it asks again while it waits"
+    assert len([one for one in caplog.records if one.event == "worker differs from this machine"]) == 1
     alike = m.BuilderParts(worker="w0", parts=SETTINGS.builder_parts)
     assert "package numpy" in served.peer().ask(alike).got
 

@@ -162,6 +162,20 @@ class TestWorkers:
         assert warning.event == "worker builds other bytes"
         assert warning.fields == {"worker": "w0", "endpoint": "tcp://127.0.0.1:11"}
 
+    @pytest.mark.fault(68)
+    def test_the_log_says_once_that_a_worker_builds_other_bytes_though_it_asks_again(self):
+        state = coordinator()
+
+        def warnings(builder):
+            told = state.handle(Received(b"w", register(builder=builder)), 0.0)
+            assert (len([one for one in told if type(one) is Send]) > 0) == (builder != "")
+            return len([one for one in told if type(one) is Warn])
+
+        assert [warnings("b-2") for _ in range(3)] == [1, 0, 0]
+        assert warnings("b-3") == 1, "another build of it"
+        assert warnings("builder-1") == 0
+        assert warnings("b-2") == 1, "it was taken in meanwhile"
+
     @pytest.mark.fault(47)
     def test_two_of_one_name_are_both_there(self):
         state = coordinator()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from loader_server.building.quarantine import Quarantine
 from loader_server.feature_cache.cache import FeatureCache
 from loader_server.job_file import JobFile
 from loader_server.stream import Stream
+from tests.support.another_user import as_another_user, folder_for_all
 from tests.support.bad_samples import index
 from tests.support.in_memory import Steps, memory_want
 from tests.support.loaders import write_job
@@ -163,3 +165,19 @@ def test_there_is_none_where_nothing_can_be_kept(tmp_path, building, transforms,
     assert one.features is None
     one.epoch(0)
     assert not (tmp_path / ".stoker" / "features").exists()
+
+
+@pytest.mark.fault(66)
+@pytest.mark.parametrize("closed", ["features", "features/ledger"])
+def test_without_the_right_to_write_there_is_none(building, caplog, closed) -> None:
+    with folder_for_all() as folder:
+        job = job_of(folder, "logmel", "characters")
+        first = building(job)
+        first.close()
+        if closed == "features":
+            shutil.rmtree(folder / ".stoker" / "features")
+        with as_another_user():
+            without = FeatureCache.open(job, first.stream)
+        assert without is None
+    assert "feature cache is closed: samples are made anew" in caplog.text
+    assert f"Permission denied: '{folder / '.stoker' / closed}'" in caplog.text

@@ -6,14 +6,20 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loader_server.commands.index import index_missing
 from loader_server.commands.statistics import make_statistics
 from loader_server.fleet.bundle import Bundle, BundleKeeper, bundle_files, bundle_nbytes
 from loader_server.fleet.manifest import Manifest
 from loader_server.job_file import JobFile
+from loader_server.machine.graph_files import write_graph
 from shared.wire import messages as m
-from tests.support.loaders import write_job
+from shared.wire.codec import decode, encode
+from tests.loader_server.fleet.bundles import PIECE
+from tests.loader_server.machine.test_graph_files import meta
+from tests.support.loaders import wait_until, write_job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,4 +107,124 @@ def test_a_keeper_makes_it_once_it_is_asked_and_answers_from_then_on(job: JobFil
     assert first == keeper.answer(m.BundleWanted(digest="another", offset=77))
     last = keeper.answer(m.BundleWanted(digest=first.digest, offset=2**39))
     assert last is None
+    keeper.close()
+
+
+def test_whatever_is_asked_for_gets_the_bytes_that_lie_there_or_nothing(job: JobFile) -> None:
+    is_made = threading.Event()
+    keeper = BundleKeeper(job, is_made.set)
+    assert not keeper.is_ready
+    assert is_made.wait(60)
+    first = keeper.answer(m.BundleWanted(digest="", offset=0))
+    assert first is not None
+    everything = b"".join(path.read_bytes() for _, path in bundle_files(job))
+    end = first.manifest_nbytes + len(everything)
+
+    @given(
+        digest=st.sampled_from([first.digest, first.digest]) | st.text(max_size=70),
+        offset=st.integers(0, 2 * end) | st.integers(0, 2**40),
+    )
+    def check(digest: str, offset: int) -> None:
+        piece = keeper.answer(m.BundleWanted(digest=digest, offset=offset))
+        if digest != first.digest:
+            assert piece == first
+        elif offset >= end:
+            assert piece is None
+        else:
+            assert piece is not None
+            start = offset - first.manifest_nbytes
+            assert 0 < len(piece.content) <= PIECE
+            if start >= 0:
+                assert piece.content == everything[start : start + len(piece.content)]
+            else:
+                assert piece.content == first.content[offset:]
+            assert decode(encode(piece)) == piece
+
+    check()
+    keeper.close()
+
+
+GRAPH_JOB = """
+[job]
+name = "numbers"
+accept_graphs = true
+[streams.sent]
+source = "graph"
+[streams.other]
+source = "graph"
+"""
+
+
+@pytest.fixture
+def graph_job(tmp_path: Path) -> JobFile:
+    (tmp_path / "job.toml").write_text(GRAPH_JOB)
+    return JobFile(tmp_path / "job.toml")
+
+
+def put_graph(job: JobFile, name: str) -> None:
+    files = {"columns-1/digest.npy": b"12", "meta.json": meta().encode()}
+    write_graph(job.graph_path(name), f"graph of {name}".encode(), job.index_folder(name), files)
+
+
+def names(keeper: BundleKeeper) -> list[str]:
+    assert keeper._bundle is not None
+    return [file.name for file in keeper._bundle.manifest.files]
+
+
+def test_a_graph_that_runs_is_in_the_next_bundle_for_which_hosts_wait(graph_job: JobFile) -> None:
+    woken = threading.Event()
+    put_graph(graph_job, "sent")
+    keeper = BundleKeeper(graph_job, woken.set, ["sent"])
+    assert not keeper.is_ready
+    assert woken.wait(60)
+    first = keeper.answer(m.BundleWanted(digest="", offset=0))
+    assert first is not None
+    before = names(keeper)
+    own = ["graphs/sent/graph", "graphs/sent/index/meta.json", "graphs/sent/index/columns-1/digest.npy"]
+    assert before == ["job.toml", *own]
+    manifest = Manifest.decode(first.content)
+    end = m.BundleWanted(digest=manifest.digest, offset=manifest.end)
+    assert keeper.is_end(end)
+    assert not keeper.is_end(m.BundleWanted(digest=manifest.digest, offset=manifest.end - 1))
+    put_graph(graph_job, "other")
+    assert keeper.is_end(end), "it does not run yet"
+    woken.clear()
+    keeper.add_graph("other")
+    assert woken.wait(60)
+    assert not keeper.is_end(end)
+    assert names(keeper) == [*before, *(name.replace("sent", "other") for name in own)]
+    again = keeper.answer(end)
+    assert again is not None
+    assert (again.offset, again.digest != manifest.digest) == (0, True)
+    keeper.close()
+
+
+def test_other_files_stay_as_they_were_summed_when_a_graph_comes(job: JobFile, graph_job: JobFile) -> None:
+    bundle = Bundle(job)
+    before = whole(bundle)[len(bundle.manifest.encoded) :]
+    for name, path in list(bundle_files(job)):
+        if name.startswith("index/"):
+            path.unlink()
+    put_graph(graph_job, "sent")
+    bundle._job = graph_job
+    bundle.add_graph("sent")
+    content = whole(bundle)
+    manifest = Manifest.decode(content[: len(bundle.manifest.encoded)])
+    graph = b"graph of sent" + meta().encode() + b"12"
+    at = manifest.offset_of(next(file for file in manifest.files if file.name == "graphs/sent/graph"))
+    assert content[at : at + len(graph)] == graph
+    assert content[len(manifest.encoded) :].replace(graph, b"") == before
+    assert [file.name.split("/")[0] for file in manifest.files][:5] == ["job.toml", "files", *3 * ["graphs"]]
+    bundle.close()
+
+
+def test_a_graph_that_cannot_be_read_is_tried_again(graph_job: JobFile) -> None:
+    woken = threading.Event()
+    keeper = BundleKeeper(graph_job, woken.set, ["sent"])
+    assert not keeper.is_ready
+    wait_until(lambda: keeper.is_ready, "the rest of the bundle is there")
+    wait_until(lambda: not keeper._thread.is_alive(), "it was tried")  # type: ignore[union-attr]
+    assert names(keeper) == ["job.toml"]
+    put_graph(graph_job, "sent")
+    wait_until(lambda: keeper.is_ready and len(names(keeper)) == 4, "it is there")
     keeper.close()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
+import sys
 import threading
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,20 +20,21 @@ from loader_server.commands.index import index_missing
 from loader_server.commands.statistics import make_statistics
 from loader_server.coordinator.service import open_coordinator
 from loader_server.fleet import joining
-from loader_server.fleet.bundle import Bundle
-from loader_server.fleet.joining import JoinSettings, join
+from loader_server.fleet.bundle import Bundle, bundle_files
+from loader_server.fleet.joining import JoinSettings, fetch, join
 from loader_server.job_file import JobFile
+from loader_server.job_folder import JobFolder
 from loader_server.stream import Stream
 from shared.errors import DataError, LostError, RefusedError, SettingsError
 from shared.keys import ServerKeys, make_keys
 from shared.system.endpoint_file import write_endpoint
 from shared.wire import messages as m
 from shared.wire.codec import encode
+from tests.loader_server.fleet.bundles import answered, made
 from tests.support.loaders import wait_until, write_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from loader_server.coordinator.service import Coordinator
 
@@ -76,7 +81,8 @@ def builder(job: JobFile) -> str:
 
 
 def joined(endpoint: str, state: Path, **how: Path) -> JobFile:
-    return JobFile(join(JoinSettings(endpoint=endpoint, state=state, **how)).path)
+    with join(JoinSettings(endpoint=endpoint, state=state, **how)) as host:
+        return JobFile(host.job_file)
 
 
 @pytest.fixture
@@ -94,6 +100,55 @@ def test_it_would_build_the_same_bytes_and_has_settings_of_its_own(job: JobFile,
     for path in (other.path, other.index_folder("train"), other.cache.folder, other.feature_cache.folder):
         assert path.is_relative_to(tmp_path / "state")
     assert other.keys is None
+
+
+def test_two_joins_of_one_state_folder_have_a_folder_and_a_name_each(job: JobFile, tmp_path: Path) -> None:
+    with served(job) as coordinator:
+        settings = JoinSettings(endpoint=coordinator.endpoint, state=tmp_path / "state")
+        with join(settings) as first, join(settings) as second:
+            jobs = [JobFile(host.job_file) for host in (first, second)]
+            assert jobs[0].state != jobs[1].state
+            assert jobs[0].cache.folder != jobs[1].cache.folder
+            assert {made.joined.tag for made in jobs if made.joined} == {first.tag, second.tag}
+            assert jobs[0].index_folder("train") == jobs[1].index_folder("train")
+            assert builder(jobs[1]) == builder(job)
+
+
+def test_who_has_a_folder_can_have_it_brought_up_to_date(job: JobFile, tmp_path: Path) -> None:
+    with served(job) as coordinator:
+        endpoint = coordinator.endpoint
+        settings = JoinSettings(endpoint=endpoint, state=tmp_path / "state")
+        host = join(settings)
+    job.path.write_text(job.path.read_text().replace("seed = 7", "seed = 8"))
+    with host, served(JobFile(job.path), endpoint=endpoint):
+        fetch(settings)
+        assert JobFile(host.job_file).settings.seed == 7
+        fetch(settings, host.path)
+        made = JobFile(host.job_file)
+        assert made.settings.seed == 8
+        assert made.joined is not None
+        assert made.joined.tag == host.tag
+        assert list(made.joined.again)[-2:] == ["--into", str(host.path)]
+        with pytest.raises(DataError, match="elsewhere"):
+            fetch(settings, tmp_path / "elsewhere")
+
+
+def test_bundles_of_earlier_indexes_do_not_pile_up(job: JobFile, tmp_path: Path) -> None:
+    bundles = tmp_path / "state" / "bundles"
+    names: list[str] = []
+    for seed in range(6):
+        job.path.write_text(job.path.read_text().replace(f"seed = {7 + seed}", f"seed = {8 + seed}"))
+        with served(JobFile(job.path)) as coordinator:
+            settings = JoinSettings(endpoint=coordinator.endpoint, state=tmp_path / "state")
+            if seed == 0:
+                first = join(settings)
+            fetch(settings)
+        made = sorted(bundles.glob("*/job.toml"), key=lambda path: path.parent.stat().st_mtime_ns)[-1].parent
+        names.append(made.name)
+    assert len(set(names)) == 6
+    assert {path.name for path in bundles.iterdir() if path.is_dir()} == {names[0], *names[-3:]}
+    assert builder(JobFile(first.job_file))  # it can still be read
+    first.close()
 
 
 def test_files_that_transforms_name_are_those_that_were_fetched(job: JobFile, tmp_path: Path) -> None:
@@ -243,6 +298,101 @@ def test_only_a_workers_key_gets_a_bundle(job: JobFile, tmp_path: Path) -> None:
         assert not list((tmp_path / "thief" / "bundles").glob("*/job.toml"))
         other = joined(coordinator.endpoint, tmp_path / "state", keys=keys)
     assert other.keys == keys
+
+
+NOISES = """
+from joined_own_level import LEVEL
+from loader_server.transforms import transform
+
+@transform()
+def none(sample, rng): ...
+"""
+
+
+def make_own(folder: Path) -> tuple[JobFile, Path]:
+    """A job with a transform of its own, which imports from beside it, and its keys."""
+    folder.mkdir()
+    make_keys(folder / "keys")
+    (folder / "joined_own").mkdir()
+    (folder / "joined_own" / "__init__.py").touch()
+    (folder / "joined_own" / "noises.py").write_text(NOISES)
+    (folder / "joined_own_level.py").write_text("LEVEL = 0\n")
+    transforms = ("logmel", "joined_own.noises:none", "characters")
+    write_job(folder, samples=12, transforms=transforms, job='keys = "keys"')
+    job = JobFile(folder / "job.toml")
+    job.make_importable()
+    index_missing(job)
+    return job, folder / "keys"
+
+
+OWN = ["code/joined_own/__init__.py", "code/joined_own/noises.py", "code/joined_own_level.py"]
+
+
+@pytest.fixture
+def own_path() -> Iterator[None]:
+    """Forget what a test made importable and imported."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
+    for name in [name for name in sys.modules if name.startswith("joined_own")]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("own_path")
+def test_with_keys_code_comes_for_who_accepts_it(tmp_path: Path) -> None:
+    job, keys = make_own(tmp_path / "own")
+    settings = JoinSettings(endpoint="", state=tmp_path / "state", keys=keys, data=tmp_path / "data")
+    (tmp_path / "data").mkdir()
+    with served(job, keys) as coordinator:
+        plain = dataclasses.replace(settings, endpoint=coordinator.endpoint)
+        accepting = dataclasses.replace(plain, accepts_code=True)
+        with join(plain) as without, join(accepting) as host:
+            assert JobFolder(without.job_file).joined.code == ""  # type: ignore[union-attr]
+            folder = JobFolder(host.job_file).joined
+            assert folder is not None
+            assert folder.again[-3:-2] == ["--accept-code"]
+            code = Path(folder.code)
+            assert sorted(f"code/{path.relative_to(code)}" for path in code.rglob("*.py")) == OWN
+            others = [path for path in (tmp_path / "state").rglob("*.py") if not path.is_relative_to(code)]
+            assert others == []
+            made = JobFile(host.job_file)
+            made.make_importable()
+            assert sys.path[0] == folder.code
+            assert sys.path[1] == str(tmp_path / "data")
+
+
+@pytest.mark.usefixtures("own_path")
+def test_other_code_changes_nothing_for_who_does_not_take_it(tmp_path: Path) -> None:
+    job, keys = make_own(tmp_path / "own")
+    with served(job, keys) as coordinator:
+        endpoint = coordinator.endpoint
+        fetch(JoinSettings(endpoint=endpoint, state=tmp_path / "state", keys=keys))
+    (job.base / "joined_own_level.py").write_text("LEVEL = 17\n")
+    with served(job, keys, endpoint):
+        fetch(JoinSettings(endpoint=endpoint, state=tmp_path / "state", keys=keys))
+    assert len(list((tmp_path / "state" / "bundles").glob("*/job.toml"))) == 1
+
+
+@pytest.mark.usefixtures("own_path")
+def test_without_keys_no_code_is_given(tmp_path: Path) -> None:
+    job, _ = make_own(tmp_path / "own")
+    job.path.write_text(job.path.read_text().replace('keys = "keys"', ""))
+    assert not [name for name, _ in bundle_files(JobFile(job.path)) if name.startswith("code/")]
+
+
+def test_graphs_are_left_to_the_workers_and_change_nothing_for_the_host(job: JobFile, tmp_path: Path) -> None:
+    before = {"job.toml": job.path.read_bytes(), "index/index-train/meta.json": b"{}"}
+    after = {**before, "graphs/sent/graph": b"graph", "graphs/sent/index/meta.json": b"{}"}
+    with served(job) as coordinator:
+        bundle = coordinator._bundle
+        assert bundle is not None
+        settings = JoinSettings(endpoint=coordinator.endpoint, state=tmp_path / "state")
+        for files in (before, after):
+            bundle.answer = partial(answered, made(files), files)  # type: ignore[method-assign]
+            fetch(settings)
+    (job_file,) = (tmp_path / "state" / "bundles").glob("*/job.toml")
+    fetched = [file for file in job_file.parent.rglob("*") if file.is_file()]
+    assert {file.relative_to(job_file.parent).as_posix() for file in fetched} == set(before)
 
 
 def test_nobody_is_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

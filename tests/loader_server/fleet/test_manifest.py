@@ -129,3 +129,11 @@ def test_files_beyond_the_limit_are_refused_the_later_ones_first():
     assert made().refused == frozenset()
     assert made(limit=8).refused == {"index/index-train/columns/a%2Fb c.npy"}
     assert made(limit=0).refused == {name for name, content in FILES.items() if name != "files/0.npz"} | {"files/0.npz"}
+
+
+def test_what_a_host_does_not_take_changes_nothing_of_what_it_keeps():
+    index = frozenset(name for name in FILES if name.startswith("index/"))
+    kept, others = made().without(index), {**FILES, "index/index-train/meta.json": b"[]"}
+    assert [file.name for file in kept.files] == ["job.toml", "files/0.npz"]
+    assert made(others).without(index).digest == kept.digest
+    assert made({**FILES, "job.toml": b"other"}).without(index).digest != kept.digest

@@ -49,6 +49,7 @@ for line in sys.stdin:
         print(json.dumps({"error": str(error)}), flush=True)
         continue
     os.close(writing)
+    os.kill(nursery.pid, signal.SIGKILL) if "its nursery is killed" in line else None
     facts = json.loads(os.read(reading, 65536))
     ended = one.wait(0.3 if "pause" in line else None)
     one.send_signal(0) if ended is None else None
@@ -294,7 +295,7 @@ def test_without_it_there_is_an_error() -> None:
 def test_children_of_a_killed_nursery_have_ended() -> None:
     """Their owner learns of it as of any end, and kills those that do not end with their parent."""
     with owner() as made:  # which waits for the end of what does not say "pause" however long that takes
-        told = made.ask(f"os.kill({made.nursery.pid}, signal.SIGKILL)\nthreading.Event().wait()")
+        told = made.ask("threading.Event().wait()  # its nursery is killed")
         assert told["ended"] == -signal.SIGKILL
         wait_until(lambda: not psutil.pid_exists(told["pid"]) or _has_ended(psutil.Process(told["pid"])), "it is gone")
 

@@ -288,7 +288,7 @@ def test_a_chain_crosses_to_another_process(users):
 def test_fingerprint_tells_versions_of_our_own_bytes_apart_and_the_recipe_does_not(users, monkeypatch):
     before = made(users, "logmel")
     recipe, fingerprint = before.recipe, before.fingerprint
-    monkeypatch.setattr("loader_server.transforms.chain._BYTES_VERSION", 1)
+    monkeypatch.setattr("loader_server.transforms.chain.BYTES_VERSION", 1)
     assert (before.recipe, before.fingerprint == fingerprint) == (recipe, False)
 
 

@@ -18,7 +18,7 @@ from loader_server.job_file import JobFile
 from loader_server.stream import Stream
 from loader_server.transforms import own_code as module
 from loader_server.transforms.chain import Chain
-from loader_server.transforms.own_code import own_code
+from loader_server.transforms.own_code import own_code, own_files
 from tests.support.loaders import ROOT, write_job
 
 if TYPE_CHECKING:
@@ -239,3 +239,28 @@ def test_another_constant_in_a_helper_module_is_another_builder_of_the_same_plan
     assert facts[0] == facts[1]
     assert facts[2][0] == facts[0][0]
     assert facts[2][1] != facts[0][1]
+
+
+def test_files_are_those_that_count_below_the_folder_under_the_names_of_their_modules(folder):
+    assert own_files(["augment"], folder) == {name: folder / name for name in COUNTED}
+    below = folder / "tools"
+    assert own_files(["augment"], below) == {name: folder / name for name in COUNTED if name.startswith("tools/")}
+    assert own_files(["json", "numpy", "no_such_module", "loader_server.stream"], folder) == {}
+
+
+def test_files_of_a_module_in_a_package_have_the_packages_on_the_way(folder):
+    write(folder, {"tools/alone.py": "LEVEL = 1\n"})
+    assert set(own_files(["tools.alone"], folder)) == {"tools/__init__.py", "tools/alone.py"}
+
+
+def test_files_below_a_folder_that_is_imported_from_are_named_from_there(folder, monkeypatch):
+    write(folder, {"src/inner/__init__.py": "", "src/inner/more.py": ""})
+    monkeypatch.syspath_prepend(folder / "src")
+    found = own_files(["inner.more"], folder)
+    assert found == {name: folder / "src" / name for name in ("inner/__init__.py", "inner/more.py")}
+
+
+def test_what_is_installed_in_an_environment_below_the_folder_is_no_file_of_ones_own(folder, monkeypatch):
+    write(folder, {"venv/site-packages/effects.py": "LEVEL = 1\n", "augment.py": "import effects\n"})
+    monkeypatch.syspath_prepend(folder / "venv" / "site-packages")
+    assert set(own_files(["augment", "effects"], folder)) == {"augment.py"}

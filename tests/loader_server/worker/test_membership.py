@@ -63,6 +63,22 @@ def test_another_refusal_changes_nothing():
     assert not one.is_due(10.3)
 
 
+@pytest.mark.fault(68)
+@pytest.mark.parametrize("code", ["builder", "version"])
+def test_one_that_would_build_other_bytes_registers_every_second_and_gives_nobody_up(code):
+    one = Membership()
+    assert not one.gives_up(10.0)
+    one.say(10.0, sent=True)
+    one.take_in(m.Refused(code=code, expected="a", got="b", remedy="c"), 10.3)
+    assert (one.registered, one.is_refused) == (False, True)
+    assert (one.is_due(11.29), one.is_due(11.3)) == (False, True)
+    one.say(11.3, sent=True)
+    assert (one.is_due(12.29), one.is_due(12.3)) == (False, True)
+    assert not one.gives_up(1000.0)
+    one.take_in(m.Registered(heartbeat_timeout_ms=4000), 1000.0)
+    assert (one.registered, one.is_refused) == (True, False)
+
+
 @pytest.mark.fault(43)
 def test_silence_is_borne_for_longer_each_time_and_it_registers_anew():
     one, now_s, gaps = registered(timeout_ms=1000, now_s=10.0), 10.0, []

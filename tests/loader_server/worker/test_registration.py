@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from dataclasses import replace
 
 import pytest
@@ -210,33 +209,7 @@ def test_a_coordinator_whose_name_has_another_address_when_it_is_back_is_told_ou
 )
 def test_who_listens_everywhere_names_the_address_on_the_route(bound, coordinator, route, endpoint, monkeypatch):
     monkeypatch.setattr(reachable, "_find_address_towards", lambda _host: route)
-    monkeypatch.setattr(reachable, "_find_address_of_interface", lambda: None)
     assert find_reachable_endpoint(bound, coordinator) == endpoint
-
-
-@pytest.mark.parametrize(
-    ("coordinator", "interface", "endpoint"),
-    [
-        ("tcp://127.0.0.1:7400", "10.0.0.7", "tcp://10.0.0.7:7411"),
-        ("tcp://127.0.0.1:7400", None, "tcp://127.0.0.1:7411"),
-        ("tcp://10.0.0.1:7400", "10.0.0.7", None),
-    ],
-)
-def test_in_a_closed_network_without_a_route_to_the_world_the_address_is_that_of_an_interface(
-    coordinator, interface, endpoint, monkeypatch
-):
-    monkeypatch.setattr(reachable, "_find_address_towards", lambda _host: None)
-    monkeypatch.setattr(reachable, "_find_address_of_interface", lambda: interface)
-    assert find_reachable_endpoint("tcp://0.0.0.0:7411", coordinator) == endpoint
-
-
-def test_the_address_of_an_interface_is_one_of_this_host_and_not_loopback():
-    address = reachable._find_address_of_interface()
-    if address is None:
-        pytest.skip("this host has no network")
-    with socket.socket() as bound:
-        bound.bind((address, 0))
-    assert not address.startswith("127.")
 
 
 def test_a_coordinator_that_forgot_it_is_told_who_it_is(worker):
@@ -371,28 +344,107 @@ def test_where_no_socket_is_left_the_connection_is_made_anew_later(worker):
 # --- a builder that differs ---
 
 BUILDER = m.Refused(code="builder", expected="the same bytes", got="another fingerprint", remedy="Give it the same.")
+NUMPY = replace(BUILDER, got="w0, which differs: package numpy")
+SOXR = replace(BUILDER, got="w0, which differs: package soxr")
 
 
-def test_a_worker_with_another_builder_asks_what_differs_and_ends_with_that(worker):
-    who = worker.register()
+def hear_kinds(worker, seconds):
+    """What is said in so much time, and to whom."""
+    began_s, heard = worker.now_s, []
+    while worker.now_s < began_s + seconds:
+        worker.now_s += 0.05
+        worker.turn()
+        heard += worker.arrived
+        worker.arrived.clear()
+    return heard
+
+
+def refuse(worker, *answers):
+    """Answer the next Register so."""
+    heard = worker.hear()
+    while heard[1] != REGISTER:
+        heard = worker.hear()
+    for answer in answers:
+        worker.tell(heard[0], answer)
+        worker.turn()
+
+
+@pytest.mark.fault(68)
+def test_a_worker_with_another_builder_asks_what_differs_and_waits(worker, caplog):
+    worker.register()
     worker.registration._parts = lambda: (("package numpy", "2.1.0"),)
-    worker.tell(who, BUILDER)
-    worker.turn()
-    asked = worker.arrived[-1][1]
-    assert asked == m.BuilderParts(worker=REGISTER.worker, parts=(("package numpy", "2.1.0"),))
-    worker.tell(who, BUILDER)
-    worker.turn()
-    worker.now_s += 1.9
-    worker.turn()
-    assert worker.arrived[-1][1] == asked, "it says nothing more"
-    worker.tell(who, replace(BUILDER, got="package numpy (2.2.0 here)"))
-    with pytest.raises(RefusedError, match="package numpy"):
-        worker.turn()
+    worker.registration.membership.move(worker.now_s)
+    refuse(worker, BUILDER, BUILDER, NUMPY)
+    asked = [said for _, said in worker.arrived if isinstance(said, m.BuilderParts)]
+    assert asked == [m.BuilderParts(worker=REGISTER.worker, parts=(("package numpy", "2.1.0"),))]
+    assert worker.registration.refusal == NUMPY
+    assert worker.registration.membership.is_refused
+    assert not worker.registration.membership.registered
+    refuse(worker, BUILDER, NUMPY)
+    refuse(worker, BUILDER, NUMPY)
+    waits = [one.fields["got"] for one in caplog.records if one.event.startswith("this worker waits")]
+    assert waits == [NUMPY.got], "the log has it once"
+    refuse(worker, BUILDER, SOXR)
+    assert worker.registration.refusal == SOXR, "another coordinator may differ in another part"
 
 
-def test_a_coordinator_that_does_not_say_what_differs_is_not_waited_for_long(worker):
-    worker.tell(worker.register(), BUILDER)
-    worker.turn()
-    worker.now_s += 2.0
-    with pytest.raises(RefusedError, match="another fingerprint"):
-        worker.turn()
+@pytest.mark.fault(68)
+def test_while_it_is_refused_it_asks_again_and_tells_people_what_for(worker):
+    failing = m.Failing(
+        worker=REGISTER.worker, expected="the same bytes", got=NUMPY.got,
+        where=f"coordinator at {worker.desk.endpoint}", remedy="Give it the same.",
+    )  # fmt: skip
+    began_s, heard = worker.now_s, []
+    for _ in range(7):
+        refuse(worker, BUILDER, NUMPY)
+        heard += [said for _, said in worker.arrived if not isinstance(said, m.Register)]
+        worker.arrived.clear()
+    assert 6 <= worker.now_s - began_s <= 8, "once a second"
+    assert {said.kind for said in heard} == {"BuilderParts", "Failing"}
+    assert 3 <= heard.count(failing) <= 4, "and this every other second"
+
+
+@pytest.mark.fault(68)
+def test_a_word_that_it_cannot_serve_never_follows_the_register_that_lets_it_in(worker):
+    for _ in range(3):
+        refuse(worker, BUILDER, NUMPY)
+    worker.arrived.clear()
+    said = [said for _, said in hear_kinds(worker, 4.0)]
+    assert set(said) == {REGISTER}
+
+
+@pytest.mark.fault(68)
+def test_it_is_back_as_soon_as_it_is_taken_in(worker, caplog):
+    caplog.set_level("INFO")
+    refuse(worker, BUILDER, NUMPY)
+    refuse(worker, m.Registered(heartbeat_timeout_ms=2000))
+    assert worker.registration.refusal is None
+    assert not worker.registration.membership.is_refused
+    assert "the coordinator takes this worker in again" in [one.event for one in caplog.records]
+    worker.arrived.clear()
+    said = [said for _, said in hear_kinds(worker, 1.0)]
+    assert BEAT in said
+    assert not [one for one in said if isinstance(one, m.Failing)]
+
+
+@pytest.mark.fault(68)
+def test_a_coordinator_that_does_not_say_what_differs_is_waited_for_as_well(worker):
+    refuse(worker, BUILDER)
+    assert worker.registration.refusal is None
+    hear_kinds(worker, 1.1)
+    assert worker.registration.refusal == BUILDER
+    hear_kinds(worker, 100.0)  # for ever: it would have given up one that never answers
+    assert worker.registration.refusal == BUILDER
+
+
+@pytest.mark.fault(68)
+def test_a_coordinator_of_another_protocol_is_waited_for_and_told_nothing_that_it_cannot_read(worker, caplog):
+    version = m.Refused(code="version", expected="protocol version 9", got="version 8", remedy="Install the same.")
+    for _ in range(3):
+        refuse(worker, version)
+    assert worker.registration.refusal == version
+    worker.arrived.clear()
+    assert {said for _, said in hear_kinds(worker, 4.0)} == {REGISTER}
+    assert len([one for one in caplog.records if one.event.startswith("this worker waits")]) == 1
+    refuse(worker, m.Registered(heartbeat_timeout_ms=2000))
+    assert worker.registration.refusal is None

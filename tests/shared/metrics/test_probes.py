@@ -24,6 +24,7 @@ SERVING = WorkerView(
     has_data=True,
     was_registered=True,
     is_registered=True,
+    is_refused=False,
     heard_s=NOW_S,
     heartbeat_timeout_s=2.0,
 )
@@ -37,6 +38,9 @@ RUNNING = CoordinatorView(turned_s=NOW_S, is_stopping=False, facts_waiting=0, is
         ({"was_registered": False, "is_registered": False}, "starting"),
         ({"has_data": False, "was_registered": False, "is_registered": False}, "no_data"),
         ({"is_registered": False}, "coordinator"),
+        ({"is_registered": False, "is_refused": True}, "refused"),
+        ({"was_registered": False, "is_registered": False, "is_refused": True, "heard_s": 0.0}, "refused"),
+        ({"has_data": False, "is_refused": True}, "no_data"),
         ({"heard_s": NOW_S - 2.0}, ""),
         ({"heard_s": NOW_S - 2.01}, "coordinator"),
         ({"turned_s": NOW_S - LOOP_S}, ""),

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from shared.metrics.scrape_targets import TargetFile, remove_dead_targets
+from tests.support.another_user import as_another_user, folder_for_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,3 +64,12 @@ def test_the_files_of_processes_that_were_killed_are_removed_and_no_others(tmp_p
     target.close()
     assert remove_dead_targets(tmp_path) == []
     assert remove_dead_targets(tmp_path / "nothing") == []
+
+
+@pytest.mark.fault(66)
+def test_the_files_of_another_user_are_left_alone() -> None:
+    with folder_for_all() as folder:
+        TargetFile(folder, "127.0.0.1:1", LABELS)
+        with as_another_user():
+            assert remove_dead_targets(folder) == []
+        assert len(_names(folder)) == 1

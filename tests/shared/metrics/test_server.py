@@ -21,6 +21,7 @@ from shared.metrics import names
 from shared.metrics.listening import Listening
 from shared.metrics.probes import Probes
 from shared.metrics.server import MetricSamples, MetricsServer, Spread
+from tests.support.another_user import as_another_user, folder_for_all
 from tests.support.loaders import wait_until
 from tests.support.scraping import fetch_metrics
 
@@ -233,6 +234,14 @@ def test_metrics_and_targets_are_for_those_who_show_the_token_and_probes_for_all
 def test_a_process_without_probes_has_metrics_only() -> None:
     with _serve() as server:
         assert [_ask(server.address, path)[0] for path in ("/healthz", "/readyz", "/metrics")] == [404, 404, 200]
+
+
+@pytest.mark.fault(66)
+def test_a_closed_folder_for_targets_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with folder_for_all() as folder, as_another_user(), _serve(targets_folder=folder / "targets") as server:
+        assert fetch_metrics(server.address)
+    assert "where metrics are served is not written" in caplog.text
+    assert str(folder / "targets") in caplog.text
 
 
 def test_closed_means_gone(tmp_path: Path) -> None:

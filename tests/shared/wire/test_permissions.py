@@ -23,7 +23,7 @@ def test_who_says_what_to_the_coordinator():
         *("GraphOffer", "GraphPiece", "Join", "StatusQuery"),
     }
     assert said_by("worker", TO_COORDINATOR) == {
-        *("Register", "BuilderParts", "Beat", "Culprit", "Leave", "Failing", "GraphWanted", "BundleWanted", "Forgive"),
+        *("Register", "BuilderParts", "Beat", "Culprit", "Leave", "Failing", "BundleWanted", "Forgive"),
         "StatusQuery",
     }
     assert said_by("coordinator", TO_COORDINATOR) == {"Forgive", "StatusQuery"}

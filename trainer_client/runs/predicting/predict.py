@@ -21,6 +21,7 @@ from shared.errors import DataError, SettingsError
 from shared.hashing import digest64
 from shared.logs import Log
 from shared.quick_import import quick_import
+from shared.system.closed_places import refuse_closed
 from trainer_client.checkpoint_folder import CheckpointFolder
 from trainer_client.feed import connect
 from trainer_client.runs.evaluate import models_own, no_checkpoint
@@ -64,6 +65,7 @@ def predict(order: PredictOrder) -> None:
     began_s = time.monotonic()
     if order.output is not None:
         check_format(order.output)
+        refuse_closed(order.output.parent, where="--output")
     with _connect(order) as feed:
         run = _Prediction(order, feed, _sink(order, feed))
         finished = run.predict()

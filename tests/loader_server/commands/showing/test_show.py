@@ -174,6 +174,15 @@ def test_sound_is_what_features_are_made_of(job: JobFile, capsys: Any) -> None:
     assert np.array_equal(heard, np.round((audio + 0.01 * noise).astype(np.float64) * 32767).astype(np.int16))
 
 
+@pytest.mark.fault(66)
+def test_sound_that_cannot_be_written_is_one_sentence(job: JobFile, capsys: Any) -> None:
+    Path("train-epoch3-batch0-row1.wav").mkdir()
+    code, _, err = _said(capsys, job.path, "--epoch", 3, "--wav", 1)
+    assert code == 1
+    assert err.startswith("loader-server: train-epoch3-batch0-row1.wav: expected the system to do")
+    assert err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

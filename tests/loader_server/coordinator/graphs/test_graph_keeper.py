@@ -1,4 +1,4 @@
-"""Graphs on the coordinator's disk: what cannot be run leaves nothing; what there is, workers get in pieces."""
+"""Graphs on the coordinator's disk: what cannot be run leaves nothing."""
 
 import threading
 
@@ -7,11 +7,9 @@ import pytest
 from loader_server.coordinator.events import GraphFailed
 from loader_server.coordinator.graphs.graph_keeper import GraphKeeper, kept_graphs
 from loader_server.job_file import JobFile
-from loader_server.machine.graph_files import pack, write_synced
+from loader_server.machine.graph_files import write_synced
 from shared.errors import SettingsError
 from shared.pipelines.sent_graph import digest_of_graph
-from shared.wire import messages as m
-from tests.loader_server.machine.test_graph_files import meta
 
 JOB = """
 [job]
@@ -41,8 +39,6 @@ def test_a_job_has_to_say_that_it_accepts_graphs(tmp_path):
 def test_until_it_comes_there_is_nothing_to_index_or_to_open(job):
     assert (job.accepting, job.is_awaited("sent"), job.is_there("sent")) == (("sent",), True, False)
     assert kept_graphs(job) == {"sent": ""}
-    assert keeper(job).piece(m.GraphWanted(stream="sent", digest="", offset=0)) is None
-    assert keeper(job).piece(m.GraphWanted(stream="another", digest="", offset=0)) is None
     write_synced(job.graph_path("sent"), b"graph")
     assert (job.is_awaited("sent"), job.is_there("sent")) == (False, False)
     assert kept_graphs(job) == {"sent": digest_of_graph(b"graph")}
@@ -59,20 +55,3 @@ def test_what_cannot_be_run_is_removed_and_told(job):
     assert "expected a graph as a trainer sends it" in failed.reason
     assert not job.graph_path("sent").exists()
     assert not index.exists(), "it is of another graph"
-
-
-def test_workers_of_other_machines_get_it_in_pieces(job):
-    index = job.index_folder("sent")
-    write_synced(job.graph_path("sent"), bytes(range(256)) * 200)
-    write_synced(index / "columns-1" / "digest.npy", b"12")
-    write_synced(index / "meta.json", meta().encode())
-    one = keeper(job)
-    piece = one.piece(m.GraphWanted(stream="sent", digest="", offset=0))
-    content = piece.content
-    while len(content) < piece.nbytes:
-        piece = one.piece(m.GraphWanted(stream="sent", digest=piece.digest, offset=len(content)))
-        assert piece.offset == len(content)
-        content += piece.content
-    assert content == pack(job.graph_path("sent"), index)
-    assert piece.digest == digest_of_graph(content)
-    assert one.piece(m.GraphWanted(stream="sent", digest="of another", offset=9)).offset == 0

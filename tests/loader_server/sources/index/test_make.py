@@ -19,7 +19,7 @@ from loader_server.transforms.chain import Chain
 from shared.bad_limit import BadLimit
 from shared.errors import DataError
 from shared.wire.layout import Field
-from tests.support.another_user import as_another_user
+from tests.support.another_user import as_another_user, folder_for_all
 from tests.support.corpora import make_corpus, utterances
 from tests.support.sources import spec_of
 
@@ -308,6 +308,14 @@ def test_an_index_of_another_user_is_not_called_damaged(corpus):
     folder.chmod(0o700)
     with as_another_user(), pytest.raises(DataError, match=r"Permission denied.*Let this user read it"):
         open_index(folder)
+
+
+@pytest.mark.fault(66)
+def test_an_index_of_another_user_is_read(corpus):
+    with folder_for_all() as folder:
+        make_index(replace(request(corpus), folder=folder / "index"))
+        with as_another_user():
+            assert open_index(folder / "index").samples == 6
 
 
 def test_an_index_made_with_other_settings_is_refused(corpus):

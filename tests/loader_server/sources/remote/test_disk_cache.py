@@ -16,6 +16,7 @@ import pytest
 from loader_server.sources.remote import disk_cache
 from loader_server.sources.remote.disk_cache import MAPPED, DiskCache
 from shared.errors import MachineError, ReadError
+from tests.support.another_user import as_another_user, folder_for_all
 from tests.support.disk import small_disk
 
 if TYPE_CHECKING:
@@ -266,3 +267,17 @@ def test_a_link_that_somebody_planted_leads_nowhere(place: str, tmp_path: Path) 
         put(cache, "k1", 600)
         put(cache, "k2", 600)  # for which the first makes room
     assert victim.read_bytes() == b"of somebody else's" * 500
+
+
+@pytest.mark.fault(66)
+def test_what_another_user_keeps_is_read_and_nothing_is_added() -> None:
+    with folder_for_all() as folder:
+        put(DiskCache(folder, 1000), "aa1", 5)
+        with as_another_user():
+            cache = DiskCache(folder, 1000)
+            assert content(cache, "aa1") == b"1" * 5
+            refusal = (
+                rf"{folder}: expected a folder that remote .*, got {folder}.* of user 0 with mode 755\. .*let this user"
+            )
+            with pytest.raises(ReadError, match=refusal):
+                cache.make("aa2", 5, writes(b"22222"))
