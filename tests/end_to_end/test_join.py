@@ -218,18 +218,22 @@ def test_across_hosts_with_keys_alone_from_a_coordinator_without_workers(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_host_stays_joined_though_the_coordinator_comes_back_with_another_index(tmp_path: Path) -> None:
-    (tmp_path / "own").mkdir()
-    job = write_job(tmp_path / "own", samples=120, budget="3 s")
-    with running(job, workers=1) as first, joined(tmp_path / "other", first.endpoint, "--workers", "1") as host:
-        endpoint = first.endpoint
-        wait_until(lambda: len(ask(endpoint)["workers"]) == 2, "it has joined")
-        first.close()
-        (manifest,) = (tmp_path / "own").glob("*.csv")
-        lines = manifest.read_text().splitlines(keepends=True)
-        manifest.write_text("".join(lines[:-20]))
-        shutil.rmtree(tmp_path / "own" / ".stoker")
-        with running(job, workers=1, arguments=("--listen", endpoint)):
-            wait_until(lambda: len(ask(endpoint)["workers"]) == 2, "its worker has come back")
-            assert host.text().count("has fetched it") == 2
-            assert read(endpoint)
+@pytest.mark.parametrize("way", ["tcp", "file"])
+def test_a_host_stays_joined_though_the_coordinator_comes_back_with_another_index(tmp_path: Path, way: str) -> None:
+    """At the same address, or at another one that its file says."""
+    own = tmp_path / "own"
+    own.mkdir()
+    job = write_job(own, samples=120, budget="3 s")
+    with running(job, workers=1) as first:
+        named = first.endpoint if way == "tcp" else f"file://{own}/.stoker/tones/endpoint"
+        with joined(tmp_path / "other", named, "--workers", "1") as host:
+            wait_until(lambda: len(ask(named)["workers"]) == 2, "it has joined")
+            first.close()
+            (manifest,) = own.glob("*.csv")
+            lines = manifest.read_text().splitlines(keepends=True)
+            manifest.write_text("".join(lines[:-20]))
+            shutil.rmtree(own / ".stoker")
+            with running(job, workers=1, arguments=("--listen", named) if way == "tcp" else ()):
+                wait_until(lambda: len(ask(named)["workers"]) == 2, "its worker has come back")
+                assert host.text().count("has fetched it") == 2
+                assert read(named)
