@@ -5,11 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from loader_server.machine.reachable import neighbours
 from tests.support.hosts import Host, hosts
 from tests.support.loaders import ROOT
-
-_HEAD = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
 
 
 def _found(host: Host) -> str:
@@ -26,11 +23,3 @@ def test_a_host_without_a_route_to_the_world_is_reached_on_its_own_network() -> 
     with hosts(2) as (one, other):
         assert _found(one) == f"tcp://{one.address}:7400"
         assert _found(other) == "tcp://127.0.0.1:7400"  # its cable is not plugged in
-
-
-def test_neighbours_are_on_networks_without_a_gateway() -> None:
-    to_the_world = "eth0\t00000000\t0102000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
-    own = "eth0\t0000000A\t00000000\t0001\t0\t0\t0\t000000FF\t0\t0\t0\n"
-    behind_a_gateway = "eth1\t0010A8C0\t0102000A\t0003\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"
-    assert list(neighbours(_HEAD + to_the_world + own + behind_a_gateway)) == ["10.0.0.1"]
-    assert not list(neighbours(""))
