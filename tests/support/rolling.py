@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import urllib.error
 import urllib.request
 from collections import defaultdict
@@ -52,6 +53,10 @@ class Part:
     process: ModuleProcess
     release: str
     log: Path
+
+
+def _without_tag(worker: str) -> str:
+    return re.sub(r"-[0-9a-f]{6}-(\d+)$", r"-\1", worker)
 
 
 class Rolling:
@@ -143,15 +148,15 @@ class Rolling:
         return found[-1]
 
     def wait_for_workers(self, *names: str) -> None:
-        """Wait until these and no others are there; those of a host that joined are named by its number there."""
+        """Wait until these and no others are there; those of a host that joined without the tag of its folder."""
         wait_until(lambda: self._workers() == sorted(names), f"{', '.join(names)} are there", 100)
 
     def _workers(self) -> list[str]:
-        return sorted(worker["name"] for worker in self.report()["workers"])
+        return sorted(_without_tag(worker["name"]) for worker in self.report()["workers"])
 
     def refused(self) -> dict[str, str]:
         """Return the workers that cannot serve, and what each got."""
-        return {failing["worker"]: failing["got"] for failing in self.report()["failing"]}
+        return {_without_tag(failing["worker"]): failing["got"] for failing in self.report()["failing"]}
 
     def readyz(self, worker: str) -> str:
         """What a worker answers to that probe; empty if it does not."""
