@@ -55,6 +55,6 @@ def test_the_sdist_holds_the_examples_and_nothing_that_they_made(built: list[Pat
     (sdist,) = (one for one in built if one.suffix == ".gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    files = (path for kind in ("md", "py", "toml") for path in (ROOT / "examples").rglob(f"*.{kind}"))
+    files = (path for kind in ("md", "py", "sh", "toml") for path in (ROOT / "examples").rglob(f"*.{kind}"))
     held = {path.relative_to(ROOT).as_posix() for path in files}
     assert {name for name in names if name.startswith("examples/") and "." in name} == held

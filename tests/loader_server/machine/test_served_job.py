@@ -26,7 +26,7 @@ def test_beyond_loopback_if_the_coordinator_is_or_may_come_to_be_there(
     endpoint: str, keys: str, insecure: bool, expected: str
 ) -> None:
     folder = SimpleNamespace(
-        settings=SimpleNamespace(name="digits", listen=endpoint, metrics_port=0), keys=keys or None
+        settings=SimpleNamespace(name="digits", listen=endpoint, metrics_port=0), keys=keys or None, joined=None
     )
     job = JoinedJob(folder, "", lambda *_: [], insecure=insecure)  # type: ignore[arg-type]
     worker = job.worker(0, "host")
