@@ -15,6 +15,7 @@ from loader_server.job_folder import JobFolder
 from tests.fleet.docker_engine import DockerEngine, missing_programs
 from tests.fleet.job import BATCHES, verify
 from tests.fleet.reading import read_by
+from tests.support.hosts import reason_not_here as no_hosts_here
 from tests.support.loaders import ask, wait_until
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def reason_not_here() -> str:
     if os.geteuid() != 0:
         return "a Docker Engine of its own needs root"
     missing = missing_programs(install=True)
-    return f"{', '.join(missing)} cannot be had" if missing else ""
+    return f"{', '.join(missing)} cannot be had" if missing else no_hosts_here()
 
 
 def measure(job: Path, work: Path) -> dict[str, Any]:

@@ -11,8 +11,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from tests.fleet.job import BATCHES, copy_job, longest_gap_s, verify
-from tests.fleet.namespaces import Machine, last_line, machines, reason_not_here
+from tests.fleet.namespaces import Machine, last_line, machines
 from tests.fleet.reading import EpochRead, read_by
+from tests.support.hosts import reason_not_here
 
 if TYPE_CHECKING:
     from pathlib import Path

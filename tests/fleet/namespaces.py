@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Machine", "last_line", "machines", "reason_not_here"]
+__all__ = ["Machine", "last_line", "machines"]
 
 #: The files of a folder of keys that each kind of machine needs, as the page says.
 _CARRIED = {
@@ -36,17 +36,6 @@ while [ "$1" != -- ]; do mount --bind "$1" "$2" || exit 1; shift 2; done
 shift
 exec "$@"
 """
-
-
-def reason_not_here() -> str:
-    """Say why there can be no network namespaces here; empty if there can."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    missing = [tool for tool in ("ip", "unshare", "mount") if shutil.which(tool) is None]
-    if missing:
-        return f"there is no {', '.join(missing)}"
-    made = subprocess.run(["unshare", "--net", "--uts", "--mount", "true"], capture_output=True, text=True, check=False)
-    return made.stderr.strip() if made.returncode else ""
 
 
 class Machine:

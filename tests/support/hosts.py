@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["Host", "hosts"]
+__all__ = ["Host", "hosts", "reason_not_here"]
 
 #: Addresses that nobody else on the machine uses: these networks are seen by our namespaces only.
 _NETWORK = "10.77.0"
@@ -86,11 +86,19 @@ class Host:
                 program.wait()
 
 
+def reason_not_here() -> str:
+    """Say why there can be no hosts; empty if there can."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return "network namespaces need root and iproute2"
+    made = subprocess.run(["unshare", "--net", "--uts", "--mount", "true"], capture_output=True, text=True, check=False)
+    return made.stderr.strip() if made.returncode else ""
+
+
 @contextlib.contextmanager
 def hosts(count: int) -> Iterator[list[Host]]:
     """Make so many hosts, all unplugged but the first, and take them away at the end."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and iproute2")
+    if reason := reason_not_here():
+        pytest.skip(reason)
     prefix = f"stoker{os.getpid()}x{next(_serial)}"
     switch = f"{prefix}s"
     with contextlib.ExitStack() as cleanup:
