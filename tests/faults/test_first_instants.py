@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 import socket
@@ -21,6 +20,7 @@ import pytest
 
 import trainer_client
 from tests.support.loaders import ROOT, wait_until, write_job
+from tests.support.namespaces import why_no_namespaces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,13 +42,13 @@ def _start_as_pid_1(
 
     Return what started it, and the first process.
     """
-    programs = ("unshare", *init[:1])
-    if os.geteuid() != 0 or any(shutil.which(program) is None for program in programs):
-        pytest.skip(f"a PID namespace needs root and {', '.join(programs)}")
-    namespace = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    namespace = ("--pid", "--fork", "--kill-child", "--mount-proc")
+    reason = why_no_namespaces(*namespace) or next((f"no {one}" for one in init[:1] if shutil.which(one) is None), "")
+    if reason:
+        pytest.skip(reason)
     with log.open("ab") as said:
         outside = subprocess.Popen(
-            [*namespace, *init, sys.executable, "-m", *words], cwd=ROOT, stdout=said, stderr=said
+            ["unshare", *namespace, *init, sys.executable, "-m", *words], cwd=ROOT, stdout=said, stderr=said
         )
     wait_until(lambda: psutil.Process(outside.pid).children() or outside.poll() is not None, "it is started")
     assert outside.poll() is None, log.read_text()

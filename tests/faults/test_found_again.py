@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from shared.errors import LostError, SettingsError, StokerError
 from shared.system.endpoint_file import write_endpoint
 from tests.support.forked import run_module
 from tests.support.loaders import ROOT, running, wait_until, write_job
+from tests.support.namespaces import why_no_namespaces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -173,8 +173,8 @@ def _started_with_names(names: Path, log: Path, *command: str) -> Iterator[subpr
 @pytest.mark.slow
 @pytest.mark.fault(67)
 def test_a_coordinator_whose_name_has_another_address_is_found_by_its_name(tmp_path: Path) -> None:
-    if os.geteuid() != 0 or shutil.which("unshare") is None:
-        pytest.skip("a mount namespace needs root and unshare")
+    if reason := why_no_namespaces("--mount"):
+        pytest.skip(reason)
     job = write_job(tmp_path)
     subprocess.run([sys.executable, "-m", "loader_server", "index", str(job)], cwd=ROOT, check=True, timeout=100)
     (tmp_path / "reader.py").write_text(_READER)
