@@ -25,7 +25,7 @@ _SUFFIXES = ("", "-wal")
 
 #: A log is a header and frames, and a frame is a header and a page. Header and frames hold the salts of their log: it
 #: is begun anew in place with other ones.
-_LOG_HEADER, _FRAME = 32, 24 + 4096
+_LOG_HEADER, _FRAME_HEADER, _LARGEST_PAGE = 32, 24, 65536
 
 
 @dataclass(slots=True)
@@ -66,24 +66,25 @@ class _LogEnd:
         self.lose()
 
     def lose(self) -> None:
-        """Where it ends is unknown until it is begun anew: a write that was given up may have left frames."""
+        """Forget where it ends until it is begun anew: a write that was given up may have left frames."""
         self._salts, self._at, self._frame = self._salts_now(), 0, b""
 
     def follow(self) -> bool:
-        """Go on to the last frame, after a write; whether it is a newer one, and ends a transaction."""
+        """Go on to the last frame, after a write; return whether it is a newer one that ends a transaction."""
         salts = self._salts_now()
         if salts != self._salts:
             self._salts, self._at, self._frame = salts, _LOG_HEADER, b""
         elif not self._at:
             return True
-        frame = b""
-        while len(next_one := os.pread(self._descriptor, _FRAME, self._at)) == _FRAME and next_one[8:16] == salts:
-            frame, self._at = next_one, self._at + _FRAME
+        frame, page = b"", int.from_bytes(os.pread(self._descriptor, 4, 8), "big")
+        nbytes = _FRAME_HEADER + min(page, _LARGEST_PAGE)
+        while len(next_one := os.pread(self._descriptor, nbytes, self._at)) == nbytes and next_one[8:16] == salts:
+            frame, self._at = next_one, self._at + nbytes
         self._frame = frame or self._frame
         return any(frame[4:8])
 
     def is_whole(self) -> bool:
-        """Whether the last frame is still there, or the log was begun anew."""
+        """Return whether the last frame is still there, or the log was begun anew."""
         salts = self._salts_now()
         if salts != self._salts:
             return any(salts)

@@ -89,3 +89,19 @@ def test_a_log_that_sqlite_cannot_read_any_more_is_lost_and_no_full_disk(journal
     os.truncate(log, log.stat().st_size // 2)
     with pytest.raises(JournalLostError, match=r"journal\.sqlite-wal was shortened"):
         journal.write([Advanced("train", 0, 9)])
+
+
+@pytest.mark.parametrize("page", [512, 65536])
+def test_pages_of_any_size_are_followed(tmp_path, page):
+    path = tmp_path / "journal.sqlite"
+    database = sqlite3.connect(path)
+    database.execute(f"PRAGMA page_size = {page}")
+    database.execute("CREATE TABLE anything (key TEXT)")
+    database.close()
+    journal = Journal(path)
+    for number in range(5):
+        journal.write([CulpritFound("train", f"{number}.wav 8 1", "x" * 2000)])
+    os.truncate(path.with_name("journal.sqlite-wal"), path.with_name("journal.sqlite-wal").stat().st_size - 1)
+    with pytest.raises(JournalLostError, match="shortened"):
+        journal.write([Advanced("train", 0, 9)])
+    journal.close()
