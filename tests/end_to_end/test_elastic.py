@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import trainer_client
@@ -15,9 +16,11 @@ from loader_server.commands import status
 from shared.errors import LostError, RefusedError, SettingsError, WorldChangedError
 from tests.support.loaders import Loaders, running, wait_until, write_job
 from tests.support.programs import Program
+from trainer_client.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from trainer_client import Feed
 
@@ -198,12 +201,20 @@ def test_fit_goes_on_from_the_chiefs_weights_when_a_member_is_killed(tmp_path):
         assert [told[0] for told, _ in begun] == [0, 1]
         assert begun[0][0][2:] == begun[1][0][2:], "both begin at one place, with the chief's weights"
         chief, other = (two[place] for _, place in begun)
-        wait_until(
-            lambda: status.ask(started.endpoint)["streams"]["train"]["epoch"] >= 1, "an epoch is trained on", 120
-        )
+        wait_until(lambda: newest_checkpoint(tmp_path)[0] >= 1, "an epoch is committed", 120)
         chief.kill()
+        epoch, weights = newest_checkpoint(tmp_path)
         wait_until(lambda: newest(other)[:2] == [0, 1], "it goes on alone", 120)
-        assert newest(other)[2] >= 1, "it goes on where the killed one had committed"
+        assert newest(other)[2::2] == [epoch, weights], "it goes on where the killed chief had committed"
+
+
+def newest_checkpoint(folder: Path) -> tuple[int, float]:
+    """Return its epoch and the digest of its weights; epoch 0 if there is none yet."""
+    found = CheckpointFolder(folder / "checkpoints", keep=3, chained=True).read_last()
+    if found is None:
+        return 0, 0.0
+    arrays, record = found
+    return record["epoch"], float(sum(np.abs(arrays[str(at)]).sum() for at in range(record["model_variables"])))
 
 
 def newest(member: Program) -> list[Any]:
