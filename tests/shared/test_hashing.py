@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.hashing import digest64, fingerprint, hashed, key_of
+from shared.hashing import copy_and_digest64, digest64, fingerprint, hashed, key_of
 
 WORD = 2**64
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -92,6 +92,14 @@ def test_digests_are_xxh3():
     assert digest64(b"") == 0x2D06800538D394C2
     assert digest64(memoryview(bytes(range(256)))) == 10666956326096416113
     assert digest64(np.arange(256, dtype=np.uint8)) == 10666956326096416113
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 2**18 - 1, 2**18, 2**18 + 1, 3 * 2**18 + 7])
+def test_a_copy_has_the_digest_and_the_bytes_of_its_source(nbytes):
+    source = hashed(np.arange(nbytes, dtype=np.uint64), 3).astype(np.uint8)
+    target = np.zeros(nbytes, np.uint8)
+    assert copy_and_digest64(source, target) == digest64(source)
+    assert (target == source).all()
 
 
 def test_fingerprints():

@@ -9,9 +9,11 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
+import numpy as np
 import zmq
 
 from shared.errors import ProtocolError
+from shared.hashing import copy_and_digest64, digest64
 from shared.sockets import connect_watched_dealer, read_connection_events, read_waiting, send_now
 from shared.wire.codec import decode, encode
 from shared.wire.messages import Pong, Pushed, Welcome
@@ -21,7 +23,6 @@ from trainer_client.network.sealed_connection import SealedConnection, SealedPay
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from shared.keys import ClientKeys
@@ -135,12 +136,22 @@ class WorkerConnection:
                 self.sealed.renew()
             yield pong, None
 
-    def decode_into(self, payload: memoryview | SealedPayload, layout: Layout, place: NDArray[np.uint8]) -> None:
-        """Write a payload where it belongs; ProtocolError if it does not fit."""
-        if isinstance(payload, SealedPayload):
-            payload.decode_into(layout, self.encoding, place)
-        else:
+    def write(self, payload: memoryview | SealedPayload, digest: int, layout: Layout, place: NDArray[np.uint8]) -> bool:
+        """Write a payload where it belongs and return whether it is the one that its header names.
+
+        A frame is checked by its digest. A sealed payload that opens needs no digest: the seal covers its header too.
+        """
+        try:
+            if isinstance(payload, SealedPayload):
+                payload.decode_into(layout, self.encoding, place)
+                return True
+            if self.encoding.plain and len(payload) == len(place):
+                return copy_and_digest64(np.frombuffer(payload, np.uint8), place) == digest
             decode_payload(payload, layout, self.encoding, place)
+        except ProtocolError:
+            self.garbage += 1
+            return False
+        return digest64(place.data) == digest
 
     def count_garbage(self) -> int:
         """How many frames were not valid messages."""

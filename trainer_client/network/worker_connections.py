@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from shared.errors import LostError, ProtocolError, StokerError
+from shared.errors import LostError, StokerError
 from shared.hashing import digest64
 from shared.logs import Log
 from shared.wire import messages as m
 from trainer_client.core import events as e
 from trainer_client.network.frame_memory import keep_in_huge_pages
-from trainer_client.network.sealed_connection import SealedPayload
 from trainer_client.network.worker_connection import WorkerConnection
 
 if TYPE_CHECKING:
@@ -195,14 +194,7 @@ class WorkerConnections:
         place = self._memory.slot(header.ticket.slot)[: header.nbytes]
         if isinstance(payload, memoryview):
             keep_in_huge_pages(payload)
-        try:
-            connection.decode_into(payload, layout, place)
-        except ProtocolError:
-            connection.garbage += 1
-            valid = False
-        else:  # a sealed payload that opens is proven to be the one that its header names
-            valid = isinstance(payload, SealedPayload) or digest64(place.data) == header.digest
-        yield e.Checked(order.connection_id, header, valid)
+        yield e.Checked(order.connection_id, header, connection.write(payload, header.digest, layout, place))
 
     def check(self, order: i.Check) -> Iterator[e.Event]:
         """Check what a worker wrote in place."""

@@ -7,6 +7,7 @@ import pytest
 import zmq
 
 from shared.endpoints import port_of
+from shared.hashing import digest64
 from shared.sockets import bind_router, bind_sealed_router
 from shared.wire import messages as m
 from shared.wire.codec import encode
@@ -148,8 +149,21 @@ def test_a_payload_follows_its_header(ends):
     (header, payload), (after, nothing) = ends.say(PUSHED, DATA.tobytes(), pong())
     assert (header, after, nothing) == (PUSHED, pong(), None)
     place = np.zeros(128, np.uint8)
-    ends.trainer.decode_into(payload, LAYOUT, place)
+    assert ends.trainer.write(payload, digest64(DATA), LAYOUT, place)
     assert (place == DATA).all()
+
+
+def test_a_payload_with_another_digest_is_not_valid(ends):
+    place = np.zeros(128, np.uint8)
+    assert not ends.trainer.write(memoryview(DATA.tobytes()), digest64(DATA) ^ 1, LAYOUT, place)
+    assert ends.trainer.count_garbage() == 0, "it is a payload, though not this one"
+
+
+@pytest.mark.parametrize("nbytes", [0, 127, 129])
+def test_a_payload_of_another_length_is_garbage(ends, nbytes):
+    data = bytes(nbytes)
+    assert not ends.trainer.write(memoryview(data), digest64(data), LAYOUT, np.zeros(128, np.uint8))
+    assert ends.trainer.count_garbage() == 1
 
 
 def test_a_header_whose_batch_lies_in_its_slot_has_no_payload(ends):
@@ -187,7 +201,10 @@ def test_the_welcome_tells_how_payloads_are_packed(ends):
     encoding = PayloadEncoding(float32="bfloat16", compression="lz4")
     assert ends.trainer.encoding == encoding
     place = np.ones(128, np.uint8)
-    ends.trainer.decode_into(memoryview(encode_payload(np.zeros(128, np.uint8), LAYOUT, encoding)), LAYOUT, place)
+    zeros = np.zeros(128, np.uint8)
+    encoded = memoryview(encode_payload(zeros, LAYOUT, encoding))
+    assert not ends.trainer.write(encoded, digest64(zeros) ^ 1, LAYOUT, place)
+    assert ends.trainer.write(encoded, digest64(zeros), LAYOUT, place)
     assert not place.any()
 
 
@@ -242,7 +259,7 @@ def test_sealed_payloads_come_on_their_own_connection(sealed_ends):
     sealed_ends.push_sealed()
     [(header, payload)] = trainer.read_sealed(0.0)
     place = np.zeros(128, np.uint8)
-    trainer.decode_into(payload, LAYOUT, place)
+    assert trainer.write(payload, header.digest, LAYOUT, place)
     assert header == PUSHED
     assert (place == DATA).all()
 
@@ -253,7 +270,7 @@ def test_a_sealed_payload_is_packed_as_the_welcome_says(sealed_ends):
     sealed_ends.push_sealed(data=np.frombuffer(encoded, np.uint8))
     [(_, payload)] = sealed_ends.trainer.read_sealed(0.0)
     place = np.zeros(128, np.uint8)
-    sealed_ends.trainer.decode_into(payload, LAYOUT, place)
+    assert sealed_ends.trainer.write(payload, 0, LAYOUT, place)
     assert (place == DATA).all()
 
 
