@@ -1,13 +1,15 @@
 """Batches of 10 MB by TCP between two hosts: Stoker's workers, with keys and without, beside bare pyzmq.
 
-    python -m tests.benchmarks.between_hosts [--json] [--rounds 5] [--seconds 1.5] [--only 1x1 …] [--quick]
+    python -m tests.benchmarks.between_hosts [--json] [--rounds 5] [--seconds 1.5] [--only 1x1 …] [--wire 10gbit]
 
 The hosts are network namespaces on one switch, which takes root and iproute2. "2x1" are two workers that feed one
 trainer, "1x4" is one worker that feeds four. For each, bare sockets (see `between_hosts_end`), Stoker without keys
 ("open") and with them ("sealed") are all up at once and read in turn, round after round; ratios are medians of each
 round's, with the lowest and the highest beside them. CPU is that of whole processes, the kernel's part included: of one
 side's processes together, a batch. The exit code is 1 if, from one worker to one trainer, the median is below 0.95 of
-bare without keys, or below 0.85 with keys. `--quick` is one short round of one worker and one trainer.
+bare without keys, or below 0.85 with keys. Both hosts share this machine's processors; `--wire` lets their cables carry
+at most that much, as network cards would, and leaves processors for what each side does. `--quick` is one short round
+of one worker and one trainer.
 """
 
 from __future__ import annotations
@@ -168,6 +170,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.5, help="of each round and kind")
     parser.add_argument("--only", nargs="*", choices=_CASES, default=list(_CASES), help="workers x trainers")
+    parser.add_argument("--wire", metavar="RATE", help="the most that cables carry, such as 10gbit (default: no limit)")
     parser.add_argument("--quick", action="store_true", help="one short round of 1x1, which says nothing of speed")
     options = parser.parse_args()
     if options.quick:
@@ -175,11 +178,14 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     with hosts(2) as pair:
         pair[1].plug_in()
+        for host in pair if options.wire else ():
+            host.limit(options.wire)
         for case in options.only:
             rows += measured(pair, case, options.rounds, options.seconds)
     if not options.json:
         print(_table(rows))
-    print(json.dumps({"rows": rows, "machine": machine(), "load_1_min": round(os.getloadavg()[0], 2)}))
+    load = round(os.getloadavg()[0], 2)
+    print(json.dumps({"rows": rows, "wire": options.wire, "machine": machine(), "load_1_min": load}))
     return 0 if options.quick or all(map(_is_within, rows)) else 1
 
 

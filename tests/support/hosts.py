@@ -31,7 +31,11 @@ _serial = itertools.count()
 
 
 def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=60)
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, text=True, timeout=60)
 
 
 class Host:
@@ -51,6 +55,11 @@ class Host:
     def unplug(self) -> None:
         """Take its end of the cable down."""
         self._inside("link", "set", self._cable, "down")
+
+    def limit(self, rate: str) -> None:
+        """Let its cable carry at most this much outwards, as a network card would: `10gbit`."""
+        words = ("-n", self.namespace, "qdisc", "add", "dev", self._cable, "root", "tbf")
+        _run("tc", *words, "rate", rate, "burst", "4mb", "latency", "20ms")
 
     def change_address(self, address: str) -> None:
         """Take another address in place of its own."""
