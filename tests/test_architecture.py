@@ -432,8 +432,8 @@ def test_loaders_and_the_plain_feed_need_no_tensorflow():
     modules += [
         "trainer_client",
         "trainer_client.feed",
-        "trainer_client.runs.evaluate",
-        "trainer_client.runs.predicting.predict",
+        "trainer_client.training.evaluating.evaluate",
+        "trainer_client.training.predicting.predict",
     ]
     code = (
         f"import importlib, sys\nfor name in {modules!r}:\n"
