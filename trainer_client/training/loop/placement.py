@@ -1,7 +1,7 @@
 """Where training takes place: what the loop asks of a strategy.
 
-Rules: the loop knows nothing else of strategies, so another one is another class in this room. A step's outcome is the
-same on all replicas, for all of them have to take the same decisions.
+Rules: the loop knows nothing else of strategies, so another one is another class in the room `strategies`. A step's
+outcome is the same on all replicas, for all of them have to take the same decisions.
 """
 
 from __future__ import annotations
