@@ -150,6 +150,35 @@ def test_what_samples_are_does_not_depend_on_who_serves_them(name):
     assert not serving
 
 
+#: What starts training for users: the commands, the demo, and the public names, imported when they are first used.
+STARTING = tuple(f"trainer_client/{name}.py" for name in ("__init__", "cli", "demo"))
+FEED = [
+    name
+    for name in FILES
+    if name.startswith("trainer_client/") and not name.startswith(("trainer_client/training/", *STARTING))
+]
+
+
+@pytest.mark.parametrize("name", FEED)
+def test_the_feed_never_imports_training(name):
+    """Nor the package itself, whose public names are training's too."""
+    assert "trainer_client" not in imported_modules(name)
+    assert "trainer_client.training" not in text(name)
+
+
+@pytest.mark.parametrize("package", ["trainer_client", "trainer_client.training"])
+def test_rooms_of_the_trainer_import_each_other_one_way(package):
+    """A room is a folder, or a module beside the folders."""
+    depth = package.count(".") + 1
+    edges = {
+        (module.split(".")[depth], other.split(".")[depth])
+        for module, name in MODULES.items()
+        for other in imported_modules(name)
+        if module.startswith(f"{package}.") and other.startswith(f"{package}.")
+    }
+    assert {(room, other) for room, other in edges if room < other and (other, room) in edges} == set()
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_nothing_in_the_code_runs_what_it_reads(name):
     assert not roots(imports(name, at_run_time=False)) & RUNS_CODE
@@ -432,8 +461,8 @@ def test_loaders_and_the_plain_feed_need_no_tensorflow():
     modules += [
         "trainer_client",
         "trainer_client.feed",
-        "trainer_client.runs.evaluate",
-        "trainer_client.runs.predicting.predict",
+        "trainer_client.training.evaluating.evaluate",
+        "trainer_client.training.predicting.predict",
     ]
     code = (
         f"import importlib, sys\nfor name in {modules!r}:\n"

@@ -9,7 +9,7 @@ from tests.support import tiny_models
 from tests.support.fake_feed import FakeFeed
 from tests.support.tiny_models import FORM, StopAfter, Stopped, tiny_model
 
-from trainer_client.callbacks import FeedCheckpoint  # isort: skip - after the devices are set
+from trainer_client.training.checkpoints.feed_checkpoint import FeedCheckpoint  # isort: skip - after the devices are set
 
 
 def trained(model, folder=None, stop_after=0):

@@ -32,18 +32,18 @@ if TYPE_CHECKING:
         WorldChangedError,
     )
     from trainer_client.batch import Batch
-    from trainer_client.callbacks import FeedCheckpoint
-    from trainer_client.early_stop import EarlyStop
+    from trainer_client.distributing import distribute
     from trainer_client.feed import Feed, Reading, connect
     from trainer_client.roles import Role, role
-    from trainer_client.runs.elastic import run_elastic
-    from trainer_client.runs.run import Run
-    from trainer_client.runs.stop_rules import LevelledOff, NoProgress, Worsening
-    from trainer_client.runs.until import Until
-    from trainer_client.tf.cluster import cluster_resolver, device_function, start_server
     from trainer_client.tf.pipelines.alone import run_pipeline
-    from trainer_client.tf.pipelines.distribute import distribute
-    from trainer_client.validation import Validation
+    from trainer_client.training.checkpoints.feed_checkpoint import FeedCheckpoint
+    from trainer_client.training.evaluating.validation import Validation
+    from trainer_client.training.runs.early_stop import EarlyStop
+    from trainer_client.training.runs.elastic import run_elastic
+    from trainer_client.training.runs.run import Run
+    from trainer_client.training.runs.stop_rules import LevelledOff, NoProgress, Worsening
+    from trainer_client.training.runs.until import Until
+    from trainer_client.training.strategies.cluster import cluster_resolver, device_function, start_server
 
 __all__ = [
     "Batch",
@@ -85,18 +85,18 @@ __all__ = [
 _MODULES = {
     "Batch": "trainer_client.batch",
     "ClosedError": "shared.errors",
-    "cluster_resolver": "trainer_client.tf.cluster",
+    "cluster_resolver": "trainer_client.training.strategies.cluster",
     "connect": "trainer_client.feed",
     "DataError": "shared.errors",
-    "device_function": "trainer_client.tf.cluster",
-    "distribute": "trainer_client.tf.pipelines.distribute",
-    "EarlyStop": "trainer_client.early_stop",
+    "device_function": "trainer_client.training.strategies.cluster",
+    "distribute": "trainer_client.distributing",
+    "EarlyStop": "trainer_client.training.runs.early_stop",
     "EndedError": "shared.errors",
     "Feed": "trainer_client.feed",
-    "FeedCheckpoint": "trainer_client.callbacks",
-    "LevelledOff": "trainer_client.runs.stop_rules",
+    "FeedCheckpoint": "trainer_client.training.checkpoints.feed_checkpoint",
+    "LevelledOff": "trainer_client.training.runs.stop_rules",
     "LostError": "shared.errors",
-    "NoProgress": "trainer_client.runs.stop_rules",
+    "NoProgress": "trainer_client.training.runs.stop_rules",
     "PeerError": "shared.errors",
     "ProtocolError": "shared.errors",
     "ReadError": "shared.errors",
@@ -104,17 +104,17 @@ _MODULES = {
     "RefusedError": "shared.errors",
     "Role": "trainer_client.roles",
     "role": "trainer_client.roles",
-    "Run": "trainer_client.runs.run",
-    "run_elastic": "trainer_client.runs.elastic",
+    "Run": "trainer_client.training.runs.run",
+    "run_elastic": "trainer_client.training.runs.elastic",
     "run_pipeline": "trainer_client.tf.pipelines.alone",
     "SampleError": "shared.errors",
     "SettingsError": "shared.errors",
-    "start_server": "trainer_client.tf.cluster",
+    "start_server": "trainer_client.training.strategies.cluster",
     "StokerError": "shared.errors",
-    "Until": "trainer_client.runs.until",
-    "Validation": "trainer_client.validation",
+    "Until": "trainer_client.training.runs.until",
+    "Validation": "trainer_client.training.evaluating.validation",
     "WorldChangedError": "shared.errors",
-    "Worsening": "trainer_client.runs.stop_rules",
+    "Worsening": "trainer_client.training.runs.stop_rules",
 }
 
 

@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.command import add_common_arguments, run_command
-from trainer_client.runs.arguments import (
+from trainer_client.arguments import (
     add_job,
     add_model,
     at_least,
     command_named,
     endpoint,
-    model_module,
     positive,
     rate,
     refuse_usage,
     share,
     whole,
 )
-from trainer_client.runs.usage import find_load_test_problem, find_repeated, find_unheeded
 from trainer_client.training.command import add_train
+from trainer_client.training.runs.model_module import model_module
+from trainer_client.usage import find_load_test_problem, find_repeated, find_unheeded
 from trainer_client.verifying.command import add_verify
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 def _evaluate(options: argparse.Namespace) -> int:
     streams = options.stream or ["dev"]
     refuse_usage(options, find_unheeded(options, {"--max-time": "--follow"}) or find_repeated("--stream", streams))
-    from trainer_client.runs.evaluate import EvaluateOrder, Follow, evaluate  # noqa: PLC0415 - so that --help is quick
+    from trainer_client.training.evaluating.evaluate import EvaluateOrder, Follow, evaluate  # noqa: PLC0415 - so that --help is quick
 
     return evaluate(
         EvaluateOrder(
@@ -150,7 +150,7 @@ def _predict(options: argparse.Namespace) -> int:
         refuse_usage(
             options, "argument --prediction-processor: expected no --output with it, as the file gets all outputs"
         )
-    from trainer_client.runs.predicting.predict import PredictOrder, predict  # noqa: PLC0415 - so that --help is quick
+    from trainer_client.training.predicting.predict import PredictOrder, predict  # noqa: PLC0415 - so that --help is quick
 
     predict(
         PredictOrder(

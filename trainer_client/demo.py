@@ -27,7 +27,7 @@ with quick_import():
     import keras
     import tensorflow as tf
 
-    from trainer_client.losses import CTC, blank_after
+    from trainer_client.training.losses import CTC, blank_after
 
 __all__ = [
     "DigitModel", "Options", "ToldModel", "edit_distance", "feed_keys", "loss", "main", "model", "optimizer", "train",

@@ -2,7 +2,7 @@
 
 import keras
 import trainer_client
-from trainer_client.losses import RowLoss
+from trainer_client.training.losses import RowLoss
 
 keras.utils.set_random_seed(7)
 train = trainer_client.connect("tcp://127.0.0.1:7400", stream="train")

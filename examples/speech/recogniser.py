@@ -2,7 +2,7 @@
 
 import keras
 import tensorflow as tf
-from trainer_client.losses import CTC, blank_after
+from trainer_client.training.losses import CTC, blank_after
 
 
 class Recogniser(keras.Model):

@@ -99,8 +99,8 @@ def served(many: int) -> dict[str, Any]:
     """Ours, with so many servers."""
     import keras  # noqa: PLC0415 - after TensorFlow
 
-    from trainer_client.servers.served_model import ServedModel, SharesSettings  # noqa: PLC0415
-    from trainer_client.servers.server_connections import ServerConnections  # noqa: PLC0415
+    from trainer_client.training.servers.served_model import ServedModel, SharesSettings  # noqa: PLC0415
+    from trainer_client.training.servers.server_connections import ServerConnections  # noqa: PLC0415
 
     hosts = [f"tcp://{free_host()}" for _ in range(many)]
     with ExitStack() as stack:
@@ -129,8 +129,8 @@ def serve(endpoint: str, others: list[str], *, is_first: bool) -> None:
     """Be a parameter server."""
     import keras  # noqa: PLC0415 - here alone
 
-    from trainer_client.servers.service import ParameterServer  # noqa: PLC0415 - as above
-    from trainer_client.servers.share_store import ShareStore  # noqa: PLC0415 - as above
+    from trainer_client.training.servers.service import ParameterServer  # noqa: PLC0415 - as above
+    from trainer_client.training.servers.share_store import ShareStore  # noqa: PLC0415 - as above
 
     store = ShareStore(lambda: keras.optimizers.SGD(0.001))
     ParameterServer(endpoint, store, is_first=is_first, others=others).serve()

@@ -34,7 +34,7 @@ from tests.benchmarks.data_path_payloads import PAYLOADS, write_shapes
 from tests.benchmarks.data_path_stoker import make_job, planned_shapes
 from tests.support.fake_feed import FakeFeed
 from tests.support.loaders import ROOT, running
-from trainer_client.runs.until import Until
+from trainer_client.training.runs.until import Until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -131,8 +131,8 @@ def _recordings() -> Any:
 def _overhead(trained: _Trained, data: Any, steps: int, turns: int) -> dict[str, float]:
     import tensorflow as tf  # noqa: PLC0415 - as above
 
-    from trainer_client.strategies.single import Single  # noqa: PLC0415 - as above
-    from trainer_client.training.loop import LoopSettings, TrainingData, TrainingLoop  # noqa: PLC0415 - as above
+    from trainer_client.training.loop.training_loop import LoopSettings, TrainingData, TrainingLoop  # noqa: PLC0415 - as above
+    from trainer_client.training.strategies.single import Single  # noqa: PLC0415 - as above
 
     data = data.cache().repeat()
     options = tf.data.Options()

@@ -16,7 +16,7 @@ from loader_server.commands import status
 from shared.errors import LostError, RefusedError, SettingsError, WorldChangedError
 from tests.support.loaders import Loaders, running, wait_until, write_job
 from tests.support.programs import Program
-from trainer_client.checkpoint_folder import CheckpointFolder
+from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

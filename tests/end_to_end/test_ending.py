@@ -16,7 +16,7 @@ from loader_server.commands import status
 from tests.support.forked import start_talking
 from tests.support.loaders import running, wait_until, write_job
 from trainer_client import EndedError, FeedCheckpoint, Run, Until, Validation
-from trainer_client.checkpoint_folder import CheckpointFolder
+from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 
 QUEUE = 'mode = "queue"\nlease_timeout = "60 s"'
 JOB = 'heartbeat_timeout = "1 s"'

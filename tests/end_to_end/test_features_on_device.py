@@ -12,7 +12,7 @@ from shared.quick_import import quick_import
 from tests.support.corpora import make_corpus
 from tests.support.loaders import running
 from trainer_client.layers import LogMel, SpecAugment
-from trainer_client.losses import RowLoss
+from trainer_client.training.losses import RowLoss
 
 with quick_import():
     import keras

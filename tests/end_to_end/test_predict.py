@@ -13,7 +13,7 @@ from loader_server.commands import status
 from tests.support.bad_samples import job_with_texts
 from tests.support.loaders import running, wait_until
 from tests.support.programs import Program
-from trainer_client.checkpoint_folder import CheckpointFolder
+from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ import trainer_client
 from loader_server.commands import status
 from shared.errors import RefusedError, SettingsError
 from tests.support.loaders import running, wait_until, write_job
-from trainer_client.runs.given_batches import GivenBatches
+from trainer_client.given_batches import GivenBatches
 
 QUEUE = 'mode = "queue"\nlease_timeout = "{}"\ntries = 2'
 

@@ -10,7 +10,7 @@ import pytest
 from loader_server.commands import status
 from tests.support.loaders import running, wait_until, write_job
 from tests.support.served_cluster import ServedCluster
-from trainer_client.checkpoint_folder import CheckpointFolder
+from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from tests.support.loaders import running, wait_until, write_job
 from tests.support.programs import Program
 from tests.support.scraping import fetch_metrics, read_targets
 from tests.support.summary_files import scalars
-from trainer_client.checkpoint_folder import CheckpointFolder
+from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

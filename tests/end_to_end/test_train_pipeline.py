@@ -13,7 +13,7 @@ import pytest
 from tests.support.counting_model import start_workers
 from tests.support.loaders import running
 from tests.support.programs import Program
-from trainer_client.checkpoint_folder import CheckpointFolder
+from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
     from pathlib import Path

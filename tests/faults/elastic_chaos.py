@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from tests.support.forked import ROOT, ModuleProcess, start_module
 from tests.support.loaders import Loaders, ask, running, wait_until, write_job
-from trainer_client.checkpoint_folder import _read
+from trainer_client.training.checkpoints.checkpoint_folder import _read
 
 if TYPE_CHECKING:
     import numpy as np

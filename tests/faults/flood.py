@@ -363,8 +363,8 @@ import sys
 import keras
 from shared.keys import ClientKeys, ServerKeys
 from pathlib import Path
-from trainer_client.servers.service import ParameterServer
-from trainer_client.servers.share_store import ShareStore
+from trainer_client.training.servers.service import ParameterServer
+from trainer_client.training.servers.share_store import ShareStore
 keys = None
 if sys.argv[2]:
     folder = Path(sys.argv[2])

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.support.loaders import ROOT, running
-from trainer_client.checkpoint_folder import CheckpointFolder
+from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 
 _JOB = """
 [job]

@@ -18,9 +18,9 @@ from tests.support.two_devices import mirrored  # noqa: F401 - devices are set b
 
 import keras  # isort: skip - after the devices are set
 
-from trainer_client.checkpoint_folder import CheckpointFolder  # isort: skip
-from trainer_client.session.evaluation_sums import Judged, sums_of  # isort: skip
-from trainer_client.tf.models.evaluation import Evaluator  # isort: skip
+from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder  # isort: skip
+from trainer_client.training.evaluating.evaluation_sums import Judged, sums_of  # isort: skip
+from trainer_client.training.evaluating.evaluator import Evaluator  # isort: skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.forked import start_code
 from tests.support.loaders import ask, running, write_job
-from trainer_client.checkpoint_folder import CheckpointFolder
+from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 
 SAMPLES = 60
 EPOCHS = 3

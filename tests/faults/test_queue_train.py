@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.loaders import ask, running, write_job
 from tests.support.programs import Program
-from trainer_client.checkpoint_folder import CheckpointFolder
+from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
     from pathlib import Path

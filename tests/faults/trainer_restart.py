@@ -22,7 +22,7 @@ import numpy as np
 from tests.support.counting_model import MODULE, counted, start_workers
 from tests.support.counting_servers import EPOCHS, train_and_kill
 from tests.support.loaders import running, write_job
-from trainer_client.checkpoint_folder import CheckpointFolder
+from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

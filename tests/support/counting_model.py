@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.support.programs import Program
 from tests.support.reserved_host import reserved_host
-from trainer_client.checkpoint_folder import CheckpointFolder
+from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
     from contextlib import ExitStack

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tests.support.counting_model import MODULE
 from tests.support.loaders import wait_until
 from tests.support.served_cluster import ServedCluster
-from trainer_client.checkpoint_folder import CheckpointFolder
+from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
     from pathlib import Path

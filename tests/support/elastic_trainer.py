@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import trainer_client
-from trainer_client.checkpoint_folder import CheckpointFolder
+from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
     from trainer_client import Batch, Feed

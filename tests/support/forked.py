@@ -73,9 +73,11 @@ _LOADERS = (
     *("zmq.auth", "cryptography.hazmat.primitives.ciphers.aead"),
 )
 _TRAINERS = (
-    *("keras", "trainer_client.cli", "trainer_client.callbacks", "trainer_client.tf.dataset"),
-    *("trainer_client.training.train", "trainer_client.strategies.by_name", "trainer_client.runs.predicting.predict"),
-    *("trainer_client.training.loop", "trainer_client.servers.served_loop"),
+    *("keras", "trainer_client.cli", "trainer_client.tf.dataset", "trainer_client.training.train"),
+    "trainer_client.training.checkpoints.feed_checkpoint",
+    "trainer_client.training.loop.training_loop",
+    "trainer_client.training.predicting.predict",
+    *("trainer_client.training.servers.served_loop", "trainer_client.training.strategies.by_name"),
 )
 
 

@@ -17,7 +17,7 @@ with quick_import():
     import keras
     import tensorflow as tf
 
-    from trainer_client.callbacks import FeedCheckpoint
+    from trainer_client.training.checkpoints.feed_checkpoint import FeedCheckpoint
 
 __all__ = ["FORM", "Recorder", "StopAfter", "Stopped", "forget", "take_back", "tiny_model"]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shared.extras import pip_install
-from trainer_client.runs.given_batches import GivenBatches
+from trainer_client.given_batches import GivenBatches
 
 try:
     import jax

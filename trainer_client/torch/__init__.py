@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from shared.errors import SettingsError
 from shared.extras import pip_install
-from trainer_client.runs.given_batches import GivenBatches
+from trainer_client.given_batches import GivenBatches
 
 try:
     import torch

@@ -6,22 +6,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.metrics.listening import listening_of
-from trainer_client.runs.arguments import (
+from trainer_client.arguments import (
     add_job,
     add_model,
     at_least,
     command_named,
-    model_module,
     port,
     positive,
     refuse_usage,
     whole,
     wrong_usage,
 )
-from trainer_client.runs.usage import find_train_problem
-from trainer_client.strategies.choosing.all_reduce import ALL_REDUCES
-from trainer_client.strategies.choosing.variable_devices import VARIABLES_ON
-from trainer_client.strategies.options import HEEDED, StrategyOptions
+from trainer_client.training.runs.model_module import model_module
+from trainer_client.training.strategies.choosing.all_reduce import ALL_REDUCES
+from trainer_client.training.strategies.choosing.variable_devices import VARIABLES_ON
+from trainer_client.training.strategies.options import HEEDED, StrategyOptions
+from trainer_client.usage import find_train_problem
 
 if TYPE_CHECKING:
     import argparse
@@ -152,7 +152,7 @@ def _add_saving(command: argparse.ArgumentParser) -> None:
 
 def _train(options: argparse.Namespace) -> int:
     refuse_usage(options, find_train_problem(options))
-    from trainer_client.runs.until import Until  # noqa: PLC0415 - so that --help is quick
+    from trainer_client.training.runs.until import Until  # noqa: PLC0415 - so that --help is quick
     from trainer_client.training.train import TrainOrder, train  # noqa: PLC0415
 
     strategy = StrategyOptions(

@@ -18,16 +18,16 @@ from shared.quick_import import quick_import
 from shared.system.closed_places import refuse_closed
 from trainer_client.feed import connect
 from trainer_client.network.first_word import wait_for_coordinator
-from trainer_client.runs.lines import exported_line, strategy_line
+from trainer_client.training.runs.lines import exported_line, strategy_line
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from trainer_client.feed import Feed
-    from trainer_client.runs.model_module import ModelModule
-    from trainer_client.strategies.options import StrategyOptions
-    from trainer_client.strategies.placement import Placement
-    from trainer_client.training.loop import TrainingData
+    from trainer_client.training.loop.placement import Placement
+    from trainer_client.training.loop.training_loop import TrainingData
+    from trainer_client.training.runs.model_module import ModelModule
+    from trainer_client.training.strategies.options import StrategyOptions
 
 __all__ = ["TrainOrder", "train"]
 
@@ -68,7 +68,7 @@ def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the 
         judges = [stack.enter_context(_connect_judge(order, name, **judging)) for name in order.judges]
         placement = placement or _placement(order)
         _refuse_closed(order, settings, writes=placement.writes)
-        from trainer_client.training.loop import LoopSettings, TrainingLoop  # noqa: PLC0415 - it needs TensorFlow
+        from trainer_client.training.loop.training_loop import LoopSettings, TrainingLoop  # noqa: PLC0415 - it needs TensorFlow
 
         model = _model(order, placement)
         _refuse_without_roles(order.module)
@@ -87,7 +87,7 @@ def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the 
 
 def _train_with_servers(order: TrainOrder, settings: dict[str, Any]) -> None:
     """The same as one of several workers, or as a parameter server."""
-    from trainer_client.servers import command as servers  # noqa: PLC0415 - only where there are any
+    from trainer_client.training.servers import command as servers  # noqa: PLC0415 - only where there are any
 
     if "steps" in order.judge_every:
         raise SettingsError(
@@ -108,9 +108,9 @@ def _train_with_servers(order: TrainOrder, settings: dict[str, Any]) -> None:
         )
         _refuse_evaluation(feed)
         with quick_import():  # TensorFlow takes seconds
-            from trainer_client.servers.served_loop import ServedLoop  # noqa: PLC0415 - as said
-            from trainer_client.strategies.single import Single  # noqa: PLC0415 - as said
-            from trainer_client.training.loop import LoopSettings  # noqa: PLC0415 - as said
+            from trainer_client.training.loop.training_loop import LoopSettings  # noqa: PLC0415 - as said
+            from trainer_client.training.servers.served_loop import ServedLoop  # noqa: PLC0415 - as said
+            from trainer_client.training.strategies.single import Single  # noqa: PLC0415 - as said
         model = _model(order, Single())
         data = _data(order, feed, Single())
         callbacks = _callbacks(order, judges) if place.is_master else []
@@ -147,8 +147,8 @@ def _connect_judge(order: TrainOrder, stream: str, **how: Any) -> Feed:  # noqa:
 
 def _placement(order: TrainOrder) -> Placement:
     with quick_import():  # TensorFlow takes seconds
-        from trainer_client.strategies.by_name import placement_of  # noqa: PLC0415 - as said
-        from trainer_client.training import loop  # noqa: F401, PLC0415 - as said
+        from trainer_client.training.loop import training_loop  # noqa: F401, PLC0415 - as said
+        from trainer_client.training.strategies.by_name import placement_of  # noqa: PLC0415 - as said
     placement = placement_of(order.strategy)
     if placement.said:
         print(strategy_line(placement.said), flush=True)
@@ -184,7 +184,7 @@ def _refuse_without_roles(module: ModelModule) -> None:
 
 
 def _data(order: TrainOrder, feed: Feed, placement: Placement) -> TrainingData:
-    from trainer_client.training.loop import TrainingData  # noqa: PLC0415 - as above
+    from trainer_client.training.loop.training_loop import TrainingData  # noqa: PLC0415 - as above
 
     if feed._session.producers:  # noqa: SLF001 - as above
         elements = placement.pipeline(feed, order.module.require("dataset_pipeline"))
@@ -202,7 +202,7 @@ def _callbacks(order: TrainOrder, judges: list[Feed]) -> list[Any]:
     own = list(order.module.make_if_there("callbacks") or ())
     if not judges:
         return own
-    from trainer_client.validation import Validation  # noqa: PLC0415 - as above
+    from trainer_client.training.evaluating.validation import Validation  # noqa: PLC0415 - as above
 
     metrics = order.module.make_if_there("eval_metrics") or ()
     return [Validation(*judges, **order.judge_every, metrics=metrics, **order.module.feed_keys()), *own]

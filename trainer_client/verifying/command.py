@@ -6,7 +6,7 @@ import argparse
 import re
 from typing import TYPE_CHECKING
 
-from trainer_client.runs.arguments import at_least, command_named, endpoint, positive, whole
+from trainer_client.arguments import at_least, command_named, endpoint, positive, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

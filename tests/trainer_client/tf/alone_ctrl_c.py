@@ -21,8 +21,8 @@ import tensorflow as tf  # isort: skip
 from trainer_client.tf import ctrl_c, exit_guard
 
 from trainer_client.tf import dataset  # isort: skip
-from trainer_client.callbacks import FeedCheckpoint  # isort: skip
-from trainer_client.strategies.towers.feeding import Rounds  # isort: skip
+from trainer_client.training.checkpoints.feed_checkpoint import FeedCheckpoint  # isort: skip
+from trainer_client.training.strategies.towers.feeding import Rounds  # isort: skip
 
 #: What waits inside TensorFlow runs no handler of an alarm, so a thread has to end it; sooner than who runs this file.
 pytestmark = pytest.mark.timeout(200, method="thread")

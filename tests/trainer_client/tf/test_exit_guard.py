@@ -183,7 +183,7 @@ sys.exit(len(kept))
 """
 
 STAGED = """
-from trainer_client.strategies.towers.feeding import Rounds
+from trainer_client.training.strategies.towers.feeding import Rounds
 
 kept = []
 for starve_at in (None, (0, 2)):

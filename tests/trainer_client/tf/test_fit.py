@@ -12,7 +12,7 @@ import keras  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip
 
 from tests.support.tiny_models import FORM, take_back, tiny_model  # isort: skip
-from trainer_client.callbacks import FeedCheckpoint  # isort: skip
+from trainer_client.training.checkpoints.feed_checkpoint import FeedCheckpoint  # isort: skip
 
 EPOCHS = (10, 12, 9)
 

@@ -1,0 +1,75 @@
+"""Targets: absolute, or so many more than there are; whichever comes first."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.errors import SettingsError
+from trainer_client.training.runs.lines import finished_line, spell_time
+from trainer_client.training.runs.until import RunLimits, RunTotals, Until
+
+THERE = RunTotals(epochs=5, steps=70, samples=900, seconds=10.0)
+
+
+@pytest.mark.parametrize(
+    ("until", "limits"),
+    [
+        (Until(epochs=75), RunLimits(epochs=75, steps=None, max_time_s=None)),
+        (Until(epochs="+10"), RunLimits(epochs=15, steps=None, max_time_s=None)),
+        (Until(epochs="75", steps="+30"), RunLimits(epochs=75, steps=100, max_time_s=None)),
+        (Until(steps=0, max_time_s=2.5), RunLimits(epochs=None, steps=0, max_time_s=2.5)),
+    ],
+)
+def test_a_plus_counts_from_what_is_there(until, limits):
+    assert until.from_there(THERE) == limits
+
+
+@pytest.mark.parametrize(
+    ("limits", "since_s", "reason"),
+    [
+        (RunLimits(epochs=6, steps=71, max_time_s=9), 8.9, ""),
+        (RunLimits(epochs=5, steps=71, max_time_s=9), 8.9, "5 epochs are reached"),
+        (RunLimits(epochs=6, steps=70, max_time_s=9), 8.9, "70 steps are reached"),
+        (RunLimits(epochs=6, steps=71, max_time_s=9), 9.0, "0:00:09 are over"),
+        (RunLimits(epochs=4, steps=None, max_time_s=None), 1e9, "4 epochs are reached"),
+    ],
+)
+def test_the_first_limit_that_is_reached_ends_it(limits, since_s, reason):
+    assert limits.reached(THERE, since_s) == reason
+
+
+@pytest.mark.parametrize("said", ["ten", "+", "-3", "", "+-1", "1.5", 2.0, True, "²"])
+@pytest.mark.parametrize("name", ["epochs", "steps"])
+def test_what_is_no_number_of_epochs_or_steps_is_refused(name, said):
+    with pytest.raises(SettingsError, match=f'expected a number of {name}, or "[+]" and how many more, got'):
+        Until(**{name: said})
+
+
+def test_no_limit_at_all_and_no_time_are_refused():
+    with pytest.raises(SettingsError, match="expected epochs, steps or max_time_s, got none of them"):
+        Until()
+    with pytest.raises(SettingsError, match=r"expected max_time_s above 0, got 0\. "):
+        Until(max_time_s=0)
+
+
+def test_limits_and_totals_in_words():
+    assert str(RunLimits(epochs=75, steps=100, max_time_s=90_000)) == "75 epochs or 100 steps or for 25:00:00"
+    assert str(RunLimits(epochs=None, steps=0, max_time_s=None)) == "0 steps"
+    line = finished_line(THERE.words(), 3 * 86_400 + 3_599.9, "5 epochs are reached")
+    assert line == "FINISHED: 5 epochs, 70 steps, 900 samples, 72:59:59: 5 epochs are reached"
+    assert [spell_time(seconds) for seconds in (0, 59.99, 61, 86_400)] == ["0:00:00", "0:00:59", "0:01:01", "24:00:00"]
+
+
+def test_totals_come_back_from_their_plain_values():
+    assert RunTotals.of(THERE.state()) == THERE
+    assert RunTotals.of({"epochs": 3}) == RunTotals(epochs=3)
+
+
+def test_a_checkpoint_beyond_what_was_asked_for_is_no_run_that_reached_it():
+    there = RunTotals(epochs=5, steps=110)
+    assert Until(epochs=3).from_there(there).passed(there) == (
+        "nothing was left to train, as the checkpoint has 5 epochs and 3 were asked for"
+    )
+    assert "has 110 steps and 100 were asked for" in Until(steps=100).from_there(there).passed(there)
+    for until in (Until(epochs=5), Until(epochs="+0"), Until(steps=110), Until(max_time_s=3)):
+        assert until.from_there(there).passed(there) == ""

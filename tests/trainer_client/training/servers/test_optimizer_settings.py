@@ -1,0 +1,110 @@
+"""What callbacks change of an optimizer: its learning rate is read, anything else is refused by its name."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from shared.errors import SettingsError
+from shared.quick_import import quick_import
+
+with quick_import():
+    import keras
+
+from trainer_client.training.servers.optimizer_settings import OptimizerSettings
+
+
+class Unsaved(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule without a configuration."""
+
+    def __call__(self, step):
+        return 0.5
+
+
+def a_model(optimizer):
+    return types.SimpleNamespace(optimizer=optimizer)
+
+
+def decay():
+    return keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.9)
+
+
+def test_the_rate_is_what_callbacks_set_it_to():
+    model = a_model(keras.optimizers.Adam(0.5))
+    settings = OptimizerSettings(model)
+    model.optimizer.learning_rate = 0.25
+    settings.refuse_changes(0)
+    assert settings.rate() == 0.25
+
+
+@pytest.mark.parametrize("schedule", [decay, Unsaved])
+def test_a_schedule_has_no_rate_that_could_be_set(schedule):
+    settings = OptimizerSettings(a_model(keras.optimizers.Adam(schedule())))
+    settings.refuse_changes(0)
+    assert settings.rate() is None
+
+
+def replace_optimizer(model):
+    model.optimizer = keras.optimizers.Adam(0.5)
+
+
+def replace_rate(model):
+    model.optimizer.learning_rate = decay()
+
+
+def weaken(model):
+    model.optimizer.beta_1 = 0.5
+
+
+def clip(model):
+    model.optimizer.clipnorm = 1.0
+
+
+def count(model):
+    model.optimizer.iterations.assign(9)
+
+
+def break_rate(model):
+    model.optimizer.learning_rate = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        (replace_optimizer, "the optimizer changed from Adam to another Adam"),
+        (replace_rate, "learning_rate changed from a number to a ExponentialDecay"),
+        (weaken, r"beta_1 changed from 0\.9 to 0\.5"),
+        (clip, r"clipnorm changed from None to 1\.0"),
+        (count, "iterations changed from 0 to 9"),
+        (break_rate, "learning_rate changed from a finite number to nan"),
+    ],
+)
+def test_any_other_change_is_refused_by_its_name(change, got):
+    model = a_model(keras.optimizers.Adam(0.5))
+    settings = OptimizerSettings(model)
+    settings.refuse_changes(0)
+    change(model)
+    with pytest.raises(SettingsError, match=f"nothing of the optimizer but its learning rate.*{got}"):
+        settings.refuse_changes(0)
+
+
+def test_a_schedule_that_is_changed_or_replaced_is_refused():
+    for is_replaced in (True, False):
+        schedule = decay()
+        model = a_model(keras.optimizers.SGD(schedule))
+        settings = OptimizerSettings(model)
+        if is_replaced:
+            model.optimizer.learning_rate = decay()
+        else:
+            schedule.decay_rate = 0.1
+        with pytest.raises(SettingsError, match="learning_rate changed from"):
+            settings.refuse_changes(0)
+
+
+def test_what_is_plain_is_compared_where_an_optimizer_has_no_configuration():
+    model = a_model(keras.optimizers.SGD(Unsaved()))
+    settings = OptimizerSettings(model)
+    model.optimizer.momentum = 0.5
+    with pytest.raises(SettingsError, match=r"momentum changed from 0\.0 to 0\.5"):
+        settings.refuse_changes(0)

@@ -1,0 +1,182 @@
+"""What several commands of `trainer-client` ask alike: the user's module, the job, and kinds of numbers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.endpoints import check_coordinator
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = [
+    "add_job",
+    "add_model",
+    "at_least",
+    "command_named",
+    "endpoint",
+    "port",
+    "positive",
+    "rate",
+    "refuse_usage",
+    "share",
+    "whole",
+    "wrong_usage",
+]
+
+
+def command_named(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    texts: tuple[str, str, str],
+) -> argparse.ArgumentParser:
+    """A command, with what it is for, in a line and in full, and examples of it."""
+    line, full, examples = texts
+    raw = argparse.RawDescriptionHelpFormatter
+    command = commands.add_parser(name, help=line, description=full, epilog=examples, formatter_class=raw)
+    command.set_defaults(run=run, refuse_usage=command.error)
+    return command
+
+
+def refuse_usage(options: argparse.Namespace, problem: str) -> None:
+    """End the process with exit code 2, if there is a problem with its arguments."""
+    if problem:
+        options.refuse_usage(problem)
+
+
+@contextmanager
+def wrong_usage(options: argparse.Namespace) -> Iterator[None]:
+    """Take a refusal of settings, which were all said on the command line, for wrong usage."""
+    try:
+        yield
+    except SettingsError as error:
+        options.refuse_usage(str(error))
+
+
+def add_model(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """The user's module; the group, for what else is said of it."""
+    group = command.add_argument_group("model")
+    group.add_argument(
+        "--model",
+        required=True,
+        type=_module,
+        metavar="MODULE[:NAME]",
+        help="your module, and NAME if its model is not called model",
+    )
+    group.add_argument(
+        "--param",
+        action="append",
+        default=[],
+        type=_parameter,
+        metavar="NAME=VALUE",
+        help="a parameter of the module's functions",
+    )
+    return group
+
+
+def add_job(command: argparse.ArgumentParser) -> None:
+    """The running job, and the checkpoints."""
+    command.add_argument(
+        "--feed", required=True, type=endpoint, metavar="ENDPOINT", help="the running job's coordinator"
+    )
+    command.add_argument("--keys", default="", metavar="FOLDER", help="keys of the job")
+    command.add_argument(
+        "--timeout-seconds", type=positive, default=60.0, metavar="S", help="how long to wait for the job (60)"
+    )
+    command.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help="folder of FeedCheckpoint")
+
+
+def _module(text: str) -> str:
+    """A module's name, and perhaps that of something in it."""
+    module, colon, name = text.partition(":")
+    parts = module.split(".")
+    if parts[-1] == "py" or not all(map(str.isidentifier, parts)) or (colon and not name.isidentifier()):
+        raise argparse.ArgumentTypeError(
+            f"expected a module as an import names it, without .py, and perhaps :name, got {text}"
+        )
+    return text
+
+
+def endpoint(text: str) -> str:
+    """Where a coordinator is."""
+    try:
+        check_coordinator(text, where="it")
+    except SettingsError as error:
+        raise argparse.ArgumentTypeError(f"expected {error.expected}, got {error.got}") from None
+    return text
+
+
+def port(text: str) -> int:
+    """A port, or 0 for any free one."""
+    number = int(text)
+    if not 0 <= number <= _LAST_PORT:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to {_LAST_PORT}, got {text}")
+    return number
+
+
+_LAST_PORT = 65535
+
+
+def _parameter(text: str) -> tuple[str, Any]:
+    """A name and its value, which is JSON if it can be read as such, else text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"expected name=value, got {text}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def whole(text: str) -> int:
+    """A number from 1 on that a message can say."""
+    number = int(text)
+    if not 1 <= number <= 4096:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 4096, got {text}")
+    return number
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The kind of whole numbers from there on."""
+
+    def bounded(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least} on, got {text}")
+        return number
+
+    return bounded
+
+
+def positive(text: str) -> float:
+    """A number above 0, which may be seconds of three years."""
+    number = float(text)
+    if not 0 < number <= _LARGEST:
+        raise argparse.ArgumentTypeError(f"expected a number above 0 and up to {_LARGEST:.0f}, got {text}")
+    return number
+
+
+_LARGEST = 1e8
+
+
+def rate(text: str) -> float:
+    """A finite number from 0 on."""
+    number = float(text)
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on, got {text}")
+    return number
+
+
+def share(text: str) -> float:
+    """A part of a whole."""
+    number = float(text)
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"expected a share from 0 to 1, got {text}")
+    return number

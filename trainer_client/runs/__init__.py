@@ -1,1 +1,0 @@
-"""Internal: what a run consists of besides its data, such as when it stops early."""

@@ -1,1 +1,0 @@
-"""What is done with a user's Keras model besides feeding it: variables, evaluation, outputs and summaries."""

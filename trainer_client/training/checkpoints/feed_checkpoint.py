@@ -1,0 +1,408 @@
+"""`FeedCheckpoint`: the model and the cursor of what it was trained on, committed together and restored together.
+
+Rules it keeps:
+- What a train step took is counted, never what was read ahead. Keras does not tell its callbacks the difference, so the
+  model's train function is wrapped and given a Python iterator that counts and times.
+- In an elastic world rank 0 writes, once more as it ends, between two steps. The first world begins with its weights.
+- A checkpoint holds weights, the seeds of random layers and the optimizer's state, as plain arrays; nothing is pickled.
+
+It must not know how a feed gets its batches.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from shared.errors import EndedError, SettingsError, WorldChangedError
+from shared.logs import Log
+from trainer_client.tf.dataset import ranks_of
+from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
+from trainer_client.training.checkpoints.counted_batches import CountedBatches, EpochTimes, StopWatch
+from trainer_client.training.checkpoints.fit_evaluation import FitEvaluation
+from trainer_client.training.checkpoints.variables import assign_values, plain_value
+from trainer_client.training.runs.run import JOB_ENDED, progress_of
+from trainer_client.training.runs.until import RunTotals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from trainer_client.feed import Feed
+    from trainer_client.training.runs.early_stop import EarlyStop
+    from trainer_client.training.runs.progress import RunProgress
+    from trainer_client.training.runs.until import Until
+
+__all__ = ["EpochTimes", "FeedCheckpoint"]
+
+#: More epochs than anybody trains: something else ends the run.
+_UNLIMITED = 2**31 - 1
+
+
+class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
+    """Saves model and cursor every `every` batches and after each epoch; restores the newest at the start of `fit`.
+
+    With it, `epochs` of `fit` is absolute: a stopped run continues, and a finished one trains no further. Without a
+    checkpoint in the folder the feed starts at its beginning. With an `early_stop` in it, a resumed run stops where an
+    unbroken one would. `times` holds the last epoch's times, and the epoch's logs contain `data_wait_s`.
+
+    With `until` it ends `fit` at a target, which may count from the checkpoint, and prints when training starts and how
+    it ended; pass its `epochs` to `fit`.
+    """
+
+    def __init__(  # noqa: PLR0913 - users write those that they need, by name
+        self,
+        feed: Feed,
+        folder: str | Path,
+        *,
+        every: int | None = None,
+        keep: int = 3,
+        early_stop: EarlyStop | None = None,
+        until: Until | None = None,
+    ) -> None:
+        super().__init__()
+        _check_keras(keras.__version__)
+        if keep < 1 or (every is not None and every < 1):
+            raise SettingsError(
+                expected="every and keep of at least 1",
+                got=f"every={every}, keep={keep}",
+                where="FeedCheckpoint",
+                remedy="Pass 1 or more.",
+            )
+        self.times: EpochTimes | None = None
+        self._session = feed._session  # noqa: SLF001 - both are halves of one face
+        self._log = Log("trainer", stream=self._session.stream)
+        self._folder = CheckpointFolder(folder, keep, chained=self._session.is_elastic)
+        self._every = every
+        self._early_stop = early_stop
+        if early_stop is not None:
+            early_stop.be_kept_by_checkpoint()
+        self._until = until
+        self._progress: RunProgress | None = None
+        if until is not None:
+            self._progress = progress_of(until, self._session)
+        self._rows = self._rows_before = 0
+        self._pending: dict[str, NDArray[np.generic]] | None = None
+        self._epoch = self._feed_epoch = 0
+        #: Whether a step was taken; and how many since the last save.
+        self._trained = False
+        self._unsaved = 0
+        self._job_ended = False
+        self._watch = StopWatch()
+        self._train_function: Callable[..., Any] | None = None
+        self._evaluation: FitEvaluation | None = None
+
+    @property
+    def epochs(self) -> int:
+        """What to pass to `fit` as `epochs`, so that it goes on until the target; it looks at the newest checkpoint."""
+        if self._until is None:
+            raise SettingsError(
+                expected="a target", got="none", where="FeedCheckpoint.epochs",
+                remedy='Pass until=Until(epochs="+10"), for example, or give fit a number.',
+            )  # fmt: skip
+        found = self._folder.read_last()
+        limit = self._until.from_there(_totals(found[1] if found is not None else {})).epochs
+        return _UNLIMITED if limit is None else limit
+
+    @property
+    def reason(self) -> str:
+        """Why training ended, if it has a target; nothing while it goes on."""
+        return self._progress.reason if self._progress is not None else ""
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002 - as Keras calls it
+        """Restore, and install the counting iterator."""
+        self._warn_of_replicas()
+        if self._writes():
+            self._folder.refuse_closed()
+            self._folder.mark(finished=False)
+        self._restore()
+        self._wrap()
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+        """Start the epoch's clock; by now `fit` has read where to begin."""
+        self.model._initial_epoch = None  # noqa: SLF001 - see _restore
+        self._epoch, self._feed_epoch = epoch, self._session.cursor.at.epoch
+        self._watch = StopWatch()
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+        """Early stopping may go by what the model was just judged by, so only now may the step be saved."""
+        if self._early_stop is not None and JOB_ENDED not in self.params:
+            self.model.stop_training |= self._early_stop.note_step(logs or {})
+            self._save_if_due()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Commit the epoch; its times go into the logs as well."""
+        self.times = self._watch.times()
+        if logs is not None:
+            logs["data_wait_s"] = self.times.wait_s
+        stopped_inside = self.model.stop_training and self._session.cursor.at.epoch == self._feed_epoch
+        self._count(0, epochs=epoch if stopped_inside else epoch + 1)
+        try:
+            told = self._share(epoch if stopped_inside else epoch + 1, logs or {}, is_whole=not stopped_inside)
+        except EndedError:  # other ranks will tell nothing more, and what is not judged is not saved as such
+            self.model.stop_training = self._job_ended = True
+            return
+        if self._early_stop is not None and JOB_ENDED in self.params:
+            return  # as above
+        if self._early_stop is not None and not stopped_inside:
+            self.model.stop_training |= self._early_stop.note(epoch, told)
+        self._save(epoch if stopped_inside else epoch + 1, self._session.cursor.state())
+
+    def _share(self, epochs: int, logs: Mapping[str, Any], *, is_whole: bool) -> Mapping[str, Any]:
+        """Share the epoch's results; early stopping uses the means over all ranks."""
+        session = self._session
+        rows, self._rows_before = session.trained_rows - self._rows_before, session.trained_rows
+        means = {name: value for name, value in logs.items() if name != "data_wait_s"}
+        waits = self._early_stop is not None and is_whole and session.world > session.replicas
+        if not means or not (rows or waits):
+            return logs
+        shared = session.share_results(means, rows=rows, epoch=epochs, step=self._step(), wait=waits)
+        return logs if shared is None else {**logs, **shared}
+
+    def _step(self) -> int:
+        return int(plain_value(self.model.optimizer.iterations)) if self.model.optimizer is not None else 0
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+        """Remove the counting iterator, and mark the checkpoints as complete for whoever follows them."""
+        self.model._initial_epoch = None  # noqa: SLF001 - see _restore; there may have been no epoch
+        self._unwrap()
+        if self._writes():
+            self._folder.mark(finished=True)
+        if self._pending is not None:
+            raise SettingsError(
+                expected="a built model to restore into", got="one that was never called",
+                where="FeedCheckpoint", remedy="Call or build the model before fit: nothing was left to train.",
+            )  # fmt: skip
+        if self._progress is not None:
+            self._progress.stop(self._why_it_ended())
+            self._progress.finish()
+            self._session.end_run(self.reason, epoch=self._progress.totals.epochs, step=self._step())
+
+    def _why_it_ended(self) -> str:
+        """Why training ended, if not because it reached the target."""
+        if self._job_ended or JOB_ENDED in self.params:
+            return JOB_ENDED
+        if self._early_stop is not None and self._early_stop.reason:
+            return f"stopped early, {self._early_stop.reason}"
+        return "another callback stopped it" if self.model.stop_training else "fit was given no more epochs"
+
+    def _warn_of_replicas(self) -> None:
+        replicas, ranks = ranks_of(self.model.distribute_strategy).replicas, self._session.replicas
+        if replicas != ranks:
+            warnings.warn(
+                f"The model has {replicas} replicas here, and the feed occupies {ranks} ranks: batches "
+                "are split or repeated. Use connect(..., strategy=strategy) and feed.distributed(strategy).",
+                stacklevel=2,
+            )
+
+    # --- counting ---
+
+    def _wrap(self) -> None:
+        """Replace the train function, or the wrapper that a `fit` which ended in an error left there."""
+        function = self.model.train_function
+        left = getattr(function, "__self__", None)
+        self._train_function = left._train_function if isinstance(left, FeedCheckpoint) else function  # noqa: SLF001
+        self.model.train_function = self._train
+        self._evaluation = FitEvaluation(self.model, self._end_unjudged)
+        self._evaluation.install()
+
+    def _unwrap(self) -> None:
+        self.model.train_function = self._train_function
+        if self._evaluation is not None:
+            self._evaluation.remove()
+
+    def _end_unjudged(self) -> None:
+        self.model.stop_training = self.params[JOB_ENDED] = True
+
+    def _train(self, iterator: Iterator[Any]) -> Any:  # noqa: ANN401 - logs, as the train function returns them
+        """One execution of the train function, over batches that are counted as they are taken."""
+        assert self._train_function is not None
+        taken = CountedBatches(iterator, self._session, self._watch)
+        try:
+            first = self._take_first(taken)
+            self._restore_pending(first)
+            logs = self._train_function(itertools.chain((first,), taken))
+            taken.finish()
+            self._trained = True
+            self._unsaved += taken.count
+            self._count(taken.count, epochs=self._epoch)
+        except StopIteration:
+            if taken.ended:
+                self._stop_with_the_job()
+            raise
+        except BaseException as error:
+            self._unwrap()
+            if isinstance(error, KeyboardInterrupt):
+                self._tell_what_is_saved()
+            raise
+        if self._early_stop is None:
+            self._save_if_due()
+        return logs
+
+    def _tell_what_is_saved(self) -> None:
+        """Say at which step `fit` was interrupted, and what it resumes at."""
+        saved = self._session.saved or "none"
+        self._log.warning("training is interrupted", step=self._step(), checkpoint=saved)
+
+    def _save_if_due(self) -> None:
+        if self._every is not None and self._unsaved >= self._every:
+            self._save_inside()
+
+    def _stop_with_the_job(self) -> None:
+        """Saved at once: what Keras does before the epoch's end may need batches of the job, too."""
+        self.model.stop_training = self._job_ended = True
+        self._save_inside()
+
+    def _take_first(self, taken: CountedBatches) -> Any:  # noqa: ANN401 - an element
+        try:
+            self._session.check_world()
+            return next(taken)
+        except WorldChangedError:
+            self._commit_the_last()
+            raise
+
+    def _count(self, steps: int, *, epochs: int) -> None:
+        """Count steps that are done, and epochs in all; ranks in step may wait here to agree on the time."""
+        rows, self._rows = self._session.trained_rows - self._rows, self._session.trained_rows
+        try:
+            if self._progress is not None:
+                self.model.stop_training |= self._progress.count(epochs=epochs, steps=steps, samples=rows)
+        except EndedError:
+            self._stop_with_the_job()
+        except WorldChangedError:
+            self._commit_the_last()
+            raise
+
+    def _commit_the_last(self) -> None:
+        """Between two steps the model is whole: if the elastic world ends here, its chief commits."""
+        if self._unsaved:
+            self._save_inside()
+
+    # --- saving ---
+
+    def _save_inside(self) -> None:
+        """Save inside an epoch. The value for early stopping is only known at its end, so the save of its last step
+        waits.
+        """
+        feed = self._session.cursor.state()
+        at_end = self._session.cursor.epoch_of(feed) > self._feed_epoch
+        if not at_end or self._early_stop is None:
+            self._save(self._epoch + at_end, feed)
+
+    def _save(self, next_epoch: int, feed: Mapping[str, Any]) -> None:
+        """Every process reads its variables, because reading may need all processes; one of them writes."""
+        if self._pending is not None or not (self._trained or self.model.built):  # it may have no variables yet
+            return
+        began_s = time.perf_counter()
+        arrays = {str(at): plain_value(variable) for at, variable in enumerate(self._variables())}
+        record = {
+            "epoch": next_epoch,
+            "feed": feed,
+            "step": self._step(),
+            "model_variables": len(self.model.variables),
+        }
+        if self._early_stop is not None:
+            record["early_stop"] = self._early_stop.state()
+        if self._progress is not None:
+            record["run"] = self._progress.totals.state()
+        if self._writes():
+            self._session.note_saved(self._folder.write(arrays, record), self._step())
+        self._session.count_phase("checkpoint", time.perf_counter() - began_s)
+        self._unsaved = 0
+
+    def _writes(self) -> bool:
+        """Whether it is this process that writes."""
+        if self._session.is_elastic and self._session.rank:
+            return False
+        return bool(self.model.distribute_strategy.extended.should_checkpoint)
+
+    def _variables(self) -> list[Any]:
+        optimizer = self.model.optimizer
+        if optimizer is not None and not optimizer.built:
+            with self.model.distribute_strategy.scope():
+                optimizer.build(self.model.trainable_variables)
+        return [*self.model.variables, *(optimizer.variables if optimizer is not None else ())]
+
+    # --- restoring ---
+
+    def _restore(self) -> None:
+        """Restore cursor and epoch now, and the variables as well if the model has them already."""
+        self._pending = None
+        self._trained = False
+        self._unsaved = 0
+        self._job_ended = False
+        found = self._folder.read_last()
+        if found is None:
+            self._session.cursor.rewind()
+            self._restore_early_stop({})
+            self._begin(RunTotals())
+            if self._session.is_elastic:
+                self._share_first_weights()
+            return
+        arrays, record = found
+        self._session.cursor.restore(record["feed"])
+        self._session.note_saved(self._folder.newest_used, record.get("step", 0))
+        self.model._initial_epoch = record["epoch"]  # noqa: SLF001 - Keras's own BackupAndRestore does it so
+        is_over = self._begin(_totals(record))
+        if self._restore_early_stop(record.get("early_stop", {})) or is_over:
+            self.model._initial_epoch = max(record["epoch"], self.params["epochs"])  # noqa: SLF001 - no epoch is left
+        self._pending = arrays
+        if self.model.built:
+            self._assign()
+
+    def _share_first_weights(self) -> None:
+        """All begin with the chief's: it commits before it says where it starts, which the others wait for."""
+        if self._writes():
+            if self.model.built:
+                self._save(0, self._session.cursor.state())
+            return
+        self._session.cursor.restore(self._session.cursor.state())
+        found = self._folder.read_last()
+        if found is not None:
+            self._pending = found[0]
+            if self.model.built:
+                self._assign()
+
+    def _begin(self, there: RunTotals) -> bool:
+        """Begin with the totals of the checkpoint; whether the target is reached already."""
+        self._rows = self._rows_before = self._session.trained_rows
+        if self._progress is None:
+            return False
+        self._progress.begin(f"training {self._session.stream}", there)
+        return bool(self.reason)
+
+    def _restore_early_stop(self, state: Mapping[str, Any]) -> bool:
+        return self._early_stop is not None and self._early_stop.restore(state)
+
+    def _restore_pending(self, batch: Any) -> None:  # noqa: ANN401 - an element
+        """A model without variables is built by calling it on the batch that it is about to be trained on."""
+        if self._pending is not None:
+            inputs, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+            self.model(inputs)
+            self._assign()
+
+    def _assign(self) -> None:
+        assert self._pending is not None
+        variables = self._variables()
+        arrays = [self._pending[str(at)] for at in range(len(self._pending))]
+        with self.model.distribute_strategy.scope():
+            assign_values(variables, arrays)
+        self._pending = None
+
+
+def _totals(record: Mapping[str, Any]) -> RunTotals:
+    """The totals in a checkpoint; one from an earlier release, or from a run without a target, has fewer."""
+    return RunTotals.of({"steps": record.get("step", 0)} | record.get("run", {}) | {"epochs": record.get("epoch", 0)})
+
+
+def _check_keras(version: str) -> None:
+    """Before 3.7 a train function that is given a Python iterator would train on its first batch over and over."""
+    if tuple(int(part) for part in version.split(".")[:2]) < (3, 7):
+        raise SettingsError(expected="Keras 3.7 or later", got=version, where="FeedCheckpoint", remedy="Upgrade keras.")

@@ -1,0 +1,203 @@
+"""`trainer-client evaluate`: a model's loss and metrics on evaluation streams, once or for each new checkpoint.
+
+Rules: a checkpoint is read whole before it is evaluated, so training may write others meanwhile; all streams are judged
+by the same one. Values are those of all samples, whoever else evaluates the same; if batches were given up they are
+those of a share, which the line says, and so does the exit code. Losing the loaders is an error, never an end.
+TensorFlow is imported only once the loaders have let us in, so that nobody waits for it after mistyping their address.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import DataError, EndedError, SettingsError
+from shared.quick_import import quick_import
+from shared.system.closed_places import refuse_closed
+from trainer_client.feed import connect
+from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
+from trainer_client.training.evaluating.evaluation_sums import Judged, digest_of_arrays, sums_of
+from trainer_client.training.runs.lines import finished_line, judged_json, judged_line, starting_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    import tensorflow as tf
+
+    from trainer_client.feed import Feed
+    from trainer_client.training.checkpoints.checkpoint_folder import Arrays
+    from trainer_client.training.evaluating.evaluation_sums import EvaluationSums
+    from trainer_client.training.evaluating.evaluator import Evaluator
+    from trainer_client.training.runs.model_module import ModelModule
+
+__all__ = ["EvaluateOrder", "Follow", "evaluate", "models_own", "no_checkpoint"]
+
+#: How often to look for a new checkpoint in a folder, because nothing announces one.
+_LOOK_EVERY_S = 1.0
+#: How often to ask meanwhile whether the loaders are there: nothing is read that would tell.
+_ASK_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Follow:
+    """Go on with each new checkpoint until training ends, or for `max_time_s`."""
+
+    #: Infinite if there is no limit.
+    max_time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateOrder:
+    """What the command line says."""
+
+    module: ModelModule
+    endpoint: str
+    streams: tuple[str, ...]
+    keys: str
+    connect_timeout_s: float
+    checkpoints: Path
+    #: None: evaluate once.
+    follow: Follow | None
+    #: None: write no summaries.
+    summaries: Path | None
+    as_json: bool
+
+
+def evaluate(order: EvaluateOrder) -> int:
+    """Evaluate, and print a line for each stream and checkpoint; return the exit code."""
+    began_s = time.monotonic()
+    if order.summaries is not None:
+        refuse_closed(order.summaries, where="--summaries")
+    with ExitStack() as stack:
+        feeds = {name: stack.enter_context(_connect(order, name)) for name in order.streams}
+        evaluator = _evaluator(order.module)
+        data = {name: _dataset(order, feed) for name, feed in feeds.items()}
+        order.module.refuse_unknown_parameters()
+        if not order.as_json:
+            print(
+                starting_line(f"evaluating {', '.join(data)} with the checkpoints in {order.checkpoints}"), flush=True
+            )
+        samples = checkpoints = shares = 0
+        version = order.module.version(("model", "loss", "eval_metrics"))
+        with suppress(EndedError) if order.follow is not None else nullcontext():  # so did the training that we follow
+            for arrays, record in _versions(order, feeds.values(), began_s):
+                own = models_own(arrays, record)
+                judged = Judged(
+                    label=order.module.full_name, version=f"{version} {digest_of_arrays(own)}",
+                    epoch=record["epoch"], step=record.get("step", 0),
+                )  # fmt: skip
+                for stream, dataset in data.items():
+                    sums = sums_of(feeds[stream]._session, judged)  # noqa: SLF001 - as above
+                    values = evaluator.evaluate(dataset, own, sums)
+                    samples += int(values["rows"])
+                    shares += bool(sums.given_up)
+                    _tell(order, stream, judged, values, sums)
+                    _share(feeds[stream], judged, values, sums)
+                checkpoints += 1
+    if not order.as_json:
+        totals = [f"{checkpoints} checkpoints", f"{samples} samples"]
+        why = f"{shares} of the evaluations are those of a share, as batches were given up" if shares else ""
+        print(finished_line(totals, time.monotonic() - began_s, why), flush=True)
+    return DataError.exit_code if shares else 0
+
+
+def _evaluator(module: ModelModule) -> Evaluator:
+    with quick_import():
+        from trainer_client.training.evaluating.evaluator import Evaluator  # noqa: PLC0415 - seconds, once the loaders are there
+    return Evaluator(module.make("model"), module.find("loss"), module.make_if_there("eval_metrics") or ())
+
+
+def _connect(order: EvaluateOrder, stream: str) -> Feed:
+    """Connect, saying what for, so that a stream for training refuses before we take anybody's place."""
+    return connect(
+        order.endpoint,
+        stream=stream,
+        work="evaluate",
+        rank=0,
+        keys=order.keys,
+        connect_timeout_s=order.connect_timeout_s,
+    )
+
+
+def _dataset(order: EvaluateOrder, feed: Feed) -> tf.data.Dataset:
+    session = feed._session  # noqa: SLF001 - both are halves of one face
+    if not session.evaluation:
+        raise SettingsError(
+            expected="a stream with evaluation = true", got="one for training", where=f"--stream {session.stream}",
+            remedy="Name a stream that is like the one for training, or write evaluation = true in it.",
+        )  # fmt: skip
+    if session.producers:
+        return feed.pipeline(order.module.require("dataset_pipeline"))
+    return feed.dataset(**order.module.feed_keys())
+
+
+# --- checkpoints ---
+
+
+def _versions(order: EvaluateOrder, feeds: Iterable[Feed], began_s: float) -> Iterator[tuple[Arrays, dict[str, Any]]]:
+    """Yield the newest checkpoint and, when following, each new one."""
+    asked_s = began_s
+    folder = CheckpointFolder(order.checkpoints, 1)
+    newest = ""
+    max_time_s = order.follow.max_time_s if order.follow is not None else 0.0
+    while True:
+        # In this order: a checkpoint that was written before the mark is found by a look after it.
+        finished, there = folder.is_finished(), folder.newest()
+        if there != newest:
+            newest = there
+            found = folder.read_last()
+            if found is not None:
+                yield found
+        left_s = began_s + max_time_s - time.monotonic()
+        if finished or left_s <= 0:
+            break
+        if time.monotonic() - asked_s > _ASK_EVERY_S:
+            for feed in feeds:
+                feed._session.ask_whether_served()  # noqa: SLF001 - as below
+            asked_s = time.monotonic()
+        threading.Event().wait(min(_LOOK_EVERY_S, left_s))
+    if not newest:
+        raise no_checkpoint(folder, is_followed=order.follow is not None)
+
+
+def no_checkpoint(folder: CheckpointFolder, *, is_followed: bool = False) -> DataError:
+    """The error if there is no model to evaluate, or to predict with; `is_followed` if one was waited for."""
+    remedy = (
+        "Train with FeedCheckpoint into this folder, and allow more time with --max-time, if that was all that lacked."
+        if is_followed
+        else "Train with FeedCheckpoint into this folder, or wait for it with evaluate --follow."
+    )
+    return DataError(expected="a checkpoint", got="none", where=str(folder), remedy=remedy)
+
+
+def models_own(arrays: Arrays, record: dict[str, Any]) -> list[Any]:
+    """The model's values, without the optimizer's that follow them."""
+    return [arrays[str(at)] for at in range(record.get("model_variables", len(arrays)))]
+
+
+# --- reports ---
+
+
+def _share(feed: Feed, judged: Judged, values: dict[str, float], sums: EvaluationSums) -> None:
+    """Tell the coordinator the values, for `loader-server status`."""
+    means = {name: value for name, value in values.items() if name != "rows"}
+    feed._session.share_results(  # noqa: SLF001 - as above
+        means, rows=int(values["rows"]), epoch=judged.epoch, step=judged.step,
+        evaluation=sums.name or f"{judged.label} {judged.version[-8:]}",
+    )  # fmt: skip
+
+
+def _tell(order: EvaluateOrder, stream: str, judged: Judged, values: dict[str, float], sums: EvaluationSums) -> None:
+    step, epoch = judged.step, judged.epoch
+    if order.summaries is not None:
+        from trainer_client.training.runs.summaries import write_summaries  # noqa: PLC0415 - as above
+
+        write_summaries(order.summaries, step, {f"{stream}/{name}": value for name, value in values.items()})
+    if order.as_json:
+        print(judged_json(stream, step, epoch, values, given_up=sums.given_up, evaluation=sums.name), flush=True)
+        return
+    print(judged_line(stream, step, epoch, values, given_up=sums.given_up), flush=True)

@@ -1,0 +1,233 @@
+"""Evaluates a model on a data set: its loss and metrics, over rows that hold a sample and no others.
+
+Rules: every sample has the same weight in a mean, however the batches are filled, so masked rows are left out before
+loss and metrics see them; the weights of a batch say which those are. Each batch is counted by metrics that were reset,
+and what it added to their variables is summed in float64, here or by whoever sums for several processes. So the result
+is the same however batches are shared. A metric whose variables are no sums is counted in the usual way where this
+process has all batches, and refused by name where it has not. This module must not know feeds or checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer_client.training.checkpoints.variables import assign_values
+from trainer_client.training.evaluating.evaluation_sums import OwnSums
+from trainer_client.training.evaluating.metric_vector import MetricVector, describe, refuse_unsummed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from trainer_client.training.evaluating.evaluation_sums import EvaluationSums
+
+__all__ = ["Evaluator"]
+
+#: The first batches are counted twice, to see whether that adds twice as much; later ones at powers of two.
+_CHECKED = 8
+
+
+class Evaluator:
+    """One model, whose variables come from a checkpoint before each evaluation."""
+
+    def __init__(self, model: Any, loss: Any, metrics: Sequence[Any]) -> None:  # noqa: ANN401 - Keras has no types
+        self._model = model
+        self._loss = keras.losses.get(loss)
+        self._metrics = [_metric(one) for one in metrics]
+        self._total = keras.metrics.Mean(name="loss")
+        self._rows = keras.metrics.Sum(name="rows")
+        #: Metrics whose variables are no sums over batches.
+        self._unsummed: list[Any] = []
+        self._states: MetricVector | None = None
+        #: To be assigned to the model's variables before its first batch.
+        self._arrays: Sequence[NDArray[Any]] | None = None
+        self._batches = 0
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._step = tf.function(self._judge, reduce_retracing=True)
+        self._is_traced = False
+
+    def evaluate(
+        self,
+        data: Any,  # noqa: ANN401 - whatever yields elements
+        arrays: Sequence[NDArray[Any]] | None = None,
+        sums: EvaluationSums | None = None,
+    ) -> dict[str, float]:
+        """Return loss, metrics and the number of rows, for the model with these values in its variables, or as it is.
+
+        Elements are as for `fit`. With `sums` of several processes, each has a part of the batches, and all get the
+        same values, those of all.
+        """
+        sums = sums or OwnSums()
+        self._arrays = arrays
+        for metric in self._all():
+            metric.reset_state()
+        if sums.is_shared and hasattr(data, "example"):
+            self._prepare(*keras.utils.unpack_x_y_sample_weight(data.example()))
+        whole = self._sum(data, sums)
+        while whole is None:  # other processes have given batches back
+            whole = self._sum(data, sums, goes_on=True)
+        return self._results(whole)
+
+    def _sum(self, data: Any, sums: EvaluationSums, *, goes_on: bool = False) -> NDArray[np.float64] | None:  # noqa: ANN401
+        """Read data to its end; the sums over all batches, or None if others have left some."""
+        has_begun = goes_on or self._begin(sums)
+        for batch in data:
+            parts = keras.utils.unpack_x_y_sample_weight(batch)
+            self._prepare(*parts)
+            has_begun = has_begun or self._begin(sums)
+            if not self._is_traced:
+                self._trace_for_any_shape(data)
+            sums.add(self._added_by(parts, sums))
+        return sums.whole() if has_begun else np.zeros(())
+
+    def _begin(self, sums: EvaluationSums) -> bool:
+        """Begin, if it is known by now what metrics' variables there are; whether it is."""
+        states = self._states
+        if states is None:
+            return False
+        unsummed = states.not_declared(getattr(self._rows.variables[0], "aggregation", "sum"))
+        self._note_unsummed(unsummed, sums)
+        if sums.is_shared:
+            states.refuse_too_large()
+            refuse_unsummed(self._unsummed, where=_SEVERAL)
+        sums.begin(f"{describe(self._loss)} {states.layout()}", states.nbytes)
+        return True
+
+    def _results(self, whole: NDArray[np.float64]) -> dict[str, float]:
+        states = self._states
+        if states is None:  # there was no batch at all
+            return self._values()
+        whole = states.base + whole
+        for metric in self._all():
+            if metric not in self._unsummed:
+                states.load(metric, whole)
+        return self._values() | {"rows": float(whole[states.place(self._rows)][0])}
+
+    def _values(self) -> dict[str, float]:
+        return {name: value for metric in self._all() for name, value in _named(metric.name, metric.result())}
+
+    def _all(self) -> list[Any]:
+        return [*([self._total] if self._loss is not None else []), *self._metrics, self._rows]
+
+    # --- before the first batch ---
+
+    def _prepare(self, inputs: Any, targets: Any, weight: Any) -> None:  # noqa: ANN401 - tensors
+        """Give the model its values, and metrics the variables that they make when they first see outputs."""
+        if self._arrays is not None:
+            if not self._model.built:
+                self._model(inputs)
+            assign_values(self._model.variables, self._arrays)
+            self._arrays = None
+        if self._states is None:
+            outputs = self._model(inputs, training=False)
+            if weight is not None and np.any(weight):
+                targets, outputs = _rows_of(targets, weight), _rows_of(outputs, weight)
+            for metric in self._metrics:
+                metric.update_state(targets, outputs)
+                metric.reset_state()
+            self._states = MetricVector(self._all())
+
+    def _trace_for_any_shape(self, data: Any) -> None:  # noqa: ANN401 - whatever yields elements
+        """One graph for all shapes: the first ones of a stream would each have one of their own."""
+        spec = getattr(data, "element_spec", None)
+        if spec is None or not self._model.built:
+            return
+        self._is_traced = True
+        with contextlib.suppress(Exception):  # whatever a model raises that needs a size: it is traced for each shape
+            parts = keras.utils.unpack_x_y_sample_weight(spec)
+            self._step.get_concrete_function(*parts, tf.TensorSpec((), tf.bool))
+
+    # --- a batch ---
+
+    def _added_by(self, parts: tuple[Any, Any, Any], sums: EvaluationSums) -> Any:  # noqa: ANN401 - a tensor
+        """Return what a batch adds to the variables."""
+        states = self._states
+        assert states is not None
+        self._batches += 1
+        is_checked = self._batches <= _CHECKED or self._batches & (self._batches - 1) == 0
+        once, twice = self._step(*parts, tf.constant(is_checked))
+        if is_checked:
+            found = states.not_additive(once.numpy(), twice.numpy())
+            found = [metric for metric in found if metric not in self._unsummed]
+            if found:
+                refuse_unsummed(found if sums.is_shared else [], where=_SEVERAL)
+                self._note_unsummed(found, sums, sofar=sums.whole())
+                once, _ = self._step(*parts, tf.constant(False))  # noqa: FBT003 - a tensor
+        return once - states.base
+
+    def _note_unsummed(
+        self, metrics: Sequence[Any], sums: EvaluationSums, *, sofar: NDArray[np.float64] | None = None
+    ) -> None:
+        """Count these in the usual way from now on, from what they came to so far."""
+        new = [metric for metric in metrics if metric not in self._unsummed]
+        if not new:
+            return
+        self._unsummed += new
+        self._begin_step()
+        for metric in new if not sums.is_shared else ():
+            metric.reset_state()
+            if sofar is not None:
+                assert self._states is not None
+                self._states.load(metric, self._states.base + sofar)
+
+    def _judge(self, inputs: Any, targets: Any, weight: Any, is_checked: Any) -> tuple[Any, Any]:  # noqa: ANN401
+        """The metrics' variables, reset before, once they have counted a batch, and if asked to, once more."""
+        assert self._states is not None
+        outputs = self._model(inputs, training=False)
+        if weight is not None:
+            targets, outputs = _rows_of(targets, weight), _rows_of(outputs, weight)
+        rows = tf.shape(tf.nest.flatten(outputs)[0])[0]
+        summed = [metric for metric in self._metrics if metric not in self._unsummed]
+        for metric in (self._total, self._rows, *summed):
+            metric.reset_state()
+        self._count(summed, targets, outputs, rows)
+        if rows > 0:
+            for metric in self._unsummed:
+                metric.update_state(targets, outputs)
+        once = self._states.read()
+        if is_checked:
+            self._count(summed, targets, outputs, rows)
+        return once, self._states.read()
+
+    def _count(self, metrics: Sequence[Any], targets: Any, outputs: Any, rows: Any) -> None:  # noqa: ANN401
+        self._rows.update_state(rows)
+        if rows > 0:
+            if self._loss is not None:
+                self._total.update_state(tf.reduce_mean(self._loss(targets, outputs)), sample_weight=rows)
+            for metric in metrics:
+                metric.update_state(targets, outputs)
+
+
+_SEVERAL = "an evaluation by several processes"
+
+
+def _named(name: str, result: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401 - what a metric returns
+    """Yield each number of a metric's result, which may be one for each class, or have names."""
+    if isinstance(result, dict):
+        for key, value in result.items():
+            yield from _named(str(key), value)
+        return
+    numbers = np.asarray(result, np.float64)
+    if numbers.size == 1:
+        yield name, float(numbers.reshape(()))
+        return
+    for place, number in enumerate(numbers.reshape(-1)):
+        yield f"{name}_{place}", float(number)
+
+
+def _rows_of(values: Any, weight: Any) -> Any:  # noqa: ANN401 - tensors
+    """The rows of each tensor that hold a sample."""
+    return tf.nest.map_structure(lambda one: tf.boolean_mask(one, weight != 0), values)
+
+
+def _metric(said: Any) -> Any:  # noqa: ANN401 - a metric, its name or a function
+    found = keras.metrics.get(said)
+    return found if isinstance(found, keras.metrics.Metric) else keras.metrics.MeanMetricWrapper(found, found.__name__)

@@ -1,0 +1,264 @@
+"""What our training loops have in common, wherever the variables are: warming up, one step after another, what is told
+and heeded between two of them, and when to save.
+
+Rules:
+- All planned shapes go through the step before training begins, the largest first. It is traced once for all of them,
+  or for each if the model has to know sizes; one traced later is counted and told.
+- A step whose gradients are not finite is tried again, and then ends training, with the batch named.
+- It must not know what a checkpoint holds, nor when an epoch is over: the loops do.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from shared.errors import DataError, SettingsError
+from shared.logs import Log
+from trainer_client.training.checkpoints.saved_run import SavedRun
+from trainer_client.training.checkpoints.variables import assign_values, plain_value
+from trainer_client.training.loop.step import NOT_FINITE, TrainStep, refuse_own_train_step
+from trainer_client.training.loop.teller import Teller
+from trainer_client.training.runs.early_stop import EarlyStop
+from trainer_client.training.runs.noted import NotedMeans
+from trainer_client.training.runs.run import JOB_ENDED, progress_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from trainer_client.feed import Feed
+    from trainer_client.training.loop.placement import Placement
+    from trainer_client.training.runs.until import Until
+
+__all__ = ["BaseLoop", "LoopSettings", "TrainingData"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """How far to train, what to save when, and what to tell."""
+
+    until: Until
+    checkpoints: Path
+    keep: int = 3
+    #: Between epochs' ends; None: not by steps, or not by time.
+    save_every_steps: int | None = None
+    save_every_s: float | None = 600.0
+    tell_every: int = 100
+    #: How often a batch is tried again whose gradients are not finite.
+    retries: int = 10
+    xla: bool = False
+    #: None: write none.
+    summaries: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingData:
+    """A feed's elements: each iteration goes from the cursor to the end of its epoch."""
+
+    feed: Feed
+    elements: Iterable[Any]
+    #: Calls a function with an element of each planned shape, without samples, the largest first; None: not planned.
+    for_each_shape: Callable[[Callable[[Any], Any]], None] | None
+
+
+class BaseLoop:
+    """A compiled model, its data, and how far its run is; `writes` says whether this process writes what is written."""
+
+    def __init__(  # noqa: PLR0913 - each is a part of its own
+        self,
+        model: Any,  # noqa: ANN401 - Keras has no types
+        data: TrainingData,
+        placement: Placement,
+        settings: LoopSettings,
+        callbacks: Sequence[Any],
+        *,
+        writes: bool,
+    ) -> None:
+        refuse_own_train_step(model)
+        self._session = session = data.feed._session  # noqa: SLF001 - both are halves of one face
+        self._model, self._data, self._placement, self._settings = model, data, placement, settings
+        self._step = TrainStep(model, model.loss, model.optimizer)
+        any_shape = data.for_each_shape is None
+        self._take_step = placement.compiled(self._step, xla=settings.xla, any_shape=any_shape)
+        self._callbacks = keras.callbacks.CallbackList(list(callbacks), model=model)
+        #: As `fit` gives them to callbacks; one that finds that the job was ended says so there.
+        self._params: dict[str, Any] = {"verbose": 0, "epochs": None, "steps": None}
+        self._callbacks.set_params(self._params)
+        self._early_stop = _only_early_stop(callbacks)
+        self._saved = SavedRun(settings.checkpoints, settings.keep, writes=writes)
+        self._progress = progress_of(settings.until, session)
+        self._teller = Teller(session, settings.summaries, settings.tell_every, is_quiet=not writes)
+        self._writes = writes
+        self._noted = NotedMeans()
+        self._log = Log("trainer", stream=session.stream)
+        self._rows = self._saved_steps = 0
+        self._saved_at_s = time.monotonic()
+
+    @property
+    def reason(self) -> str:
+        """Why training is over; nothing while it goes on."""
+        return self._progress.reason
+
+    # --- before the first step ---
+
+    def _warm_up(self) -> None:
+        """Build the model, trace its step and try each shape; nothing of it changes what the model was before."""
+        for_each_shape = self._data.for_each_shape
+        if for_each_shape is None:
+            self._build(self._placement.one_of(next(iter(self._data.elements))))  # reading moves nothing
+            self._when_built()
+            self._trace_for_any_shape()
+            return
+        for_each_shape(self._build)
+        self._when_built()
+        self._trace_for_any_shape()
+        state = self._model.non_trainable_variables
+        before = [plain_value(variable) for variable in state]
+        for_each_shape(lambda element: self._take_step(self._placement.for_all(element)))
+        assign_values(state, before)
+
+    def _build(self, element: Any) -> None:  # noqa: ANN401 - tensors
+        with self._placement.scope():
+            if not self._model.built:
+                self._model(self._step.inputs(element))
+
+    def _when_built(self) -> None:
+        """The model has its variables, and its step is traced next."""
+
+    def _trace_for_any_shape(self) -> None:
+        """One graph for all shapes, as `fit` has: one for each takes a second or more, each time that a run begins."""
+        spec = self._placement.any_element(self._data.elements)
+        if spec is None:
+            return
+        try:
+            self._take_step.get_concrete_function(spec)  # type: ignore[attr-defined] # of a tf.function
+        except SettingsError:
+            raise
+        except Exception as error:  # whatever the model raises where it needs a size
+            self._log.info("the step is traced for each shape: it fails where sizes are open", error=str(error))
+
+    # --- a step ---
+
+    def _wait_next(self, iterator: Iterator[Any]) -> Any:  # noqa: ANN401 - an element; None at the end
+        self._teller.note_ahead()
+        began_s = time.perf_counter()
+        element = next(iterator, None)
+        if element is not None:
+            self._session.count_step_wait(time.perf_counter() - began_s)
+        return element
+
+    def _finite_step(self, element: Any) -> tuple[float, int, float]:  # noqa: ANN401 - tensors
+        """Loss, valid rows and what became of a step whose gradients are finite, in however many tries."""
+        for attempt in range(1 + self._settings.retries):
+            loss, rows, became = self._take_step(element).numpy().tolist()
+            if became != NOT_FINITE:
+                return loss, int(rows), became
+            epoch, batch = self._in_hand()
+            at = {"epoch": epoch, "batch": batch, "step": self._progress.steps}
+            self._log.warning("gradients are not finite", tries=attempt + 1, loss=loss, **at)
+        raise self._not_finite()
+
+    def _in_hand(self) -> tuple[int, int]:
+        """Epoch and number of the batch that is trained on, the first one's if each replica has one."""
+        session = self._session
+        at = session.cursor.at if session.leases is None else session.leases.in_hand()
+        return at.epoch, at.number
+
+    def _not_finite(self) -> DataError:
+        stream, (epoch, batch) = self._session.stream, self._in_hand()
+        return DataError(
+            expected="finite loss and gradients", got=f"others in each of {1 + self._settings.retries} tries",
+            where=f"batch {batch} of epoch {epoch} of {stream}, step {self._progress.steps}",
+            remedy="They were never applied. Lower the learning rate, clip gradients (clipnorm=1.0), or "
+            f"look at it: loader-server show JOB {stream} --epoch {epoch} --batch {batch}",
+        )  # fmt: skip
+
+    def _note_step(self, loss: float, rows: int) -> None:
+        """A step was applied, and the cursor knows it."""
+        session = self._session
+        trained, self._rows = session.trained_rows - self._rows, session.trained_rows
+        self._noted.add({"loss": loss}, rows)
+        self._teller.note_step(loss, rows)
+        steps = self._steps_done() - self._progress.steps
+        self._progress.count(epochs=session.cursor.at.epoch, steps=steps, samples=trained)
+
+    def _steps_done(self) -> int:
+        """How many steps are in the model, the one that was just applied included."""
+        return self._progress.steps + 1
+
+    # --- between two steps ---
+
+    def _look_up(self) -> None:
+        """What is to be told, saved or heeded now and then."""
+        if self._step.traces > self._teller.traces:
+            self._teller.count_traces(self._step.traces)
+        self._teller.tell_progress(self._progress)
+        if self._is_save_due():
+            self._save()
+        self._heed_callbacks()
+
+    def _heed_callbacks(self) -> None:
+        if JOB_ENDED in self._params:
+            self._progress.stop(JOB_ENDED)
+        self._heed_early_stop()
+        if self._model.stop_training:
+            self._progress.stop("a callback stopped it")
+
+    def _heed_early_stop(self) -> None:
+        if self._early_stop is not None and self._early_stop.reason:
+            self._progress.stop(f"stopped early, {self._early_stop.reason}")
+
+    # --- saving ---
+
+    def _is_save_due(self) -> bool:
+        """Whether to save now, between two steps."""
+        raise NotImplementedError
+
+    def _save(self) -> Any:  # noqa: ANN401 - what the loop makes of it
+        raise NotImplementedError
+
+    def _is_long_ago(self, steps: int) -> bool:
+        """Whether the last checkpoint is, after so many steps."""
+        every_s, every = self._settings.save_every_s, self._settings.save_every_steps
+        by_time = every_s is not None and time.monotonic() - self._saved_at_s >= every_s
+        return by_time or (every is not None and steps - self._saved_steps >= every)
+
+    def _note_saved(self, checkpoint: Path | None, steps: int) -> None:
+        self._session.note_saved(checkpoint, steps)
+        self._saved_steps, self._saved_at_s = steps, time.monotonic()
+
+    def _interrupted(self, error: KeyboardInterrupt) -> KeyboardInterrupt:
+        """Return the same interruption, with words on what of this run is saved."""
+        return type(error)(self._what_is_saved())
+
+    def _what_is_saved(self) -> str:
+        saved, steps = self._session.saved, self._progress.steps
+        if not self._writes:
+            return f"at step {steps}, another process of this run writes its checkpoints"
+        if not saved:
+            return f"at step {steps}, nothing was saved"
+        return f"saved {saved}" if steps == self._saved_steps else f"at step {steps}, the last checkpoint is {saved}"
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        began_s = time.perf_counter()
+        yield
+        self._session.count_phase(phase, time.perf_counter() - began_s)
+
+
+def _only_early_stop(callbacks: Sequence[Any]) -> EarlyStop | None:
+    """The one among the callbacks; what it saw is kept with the checkpoint from now on."""
+    found = [one for one in callbacks if isinstance(one, EarlyStop)]
+    if len(found) > 1:
+        raise SettingsError(
+            expected="one EarlyStop at most", got=f"{len(found)}", where="--model, callbacks",
+            remedy="Give all rules to one: EarlyStop(NoProgress(3), LevelledOff(4)).",
+        )  # fmt: skip
+    for one in found:
+        one.be_kept_by_checkpoint()
+    return found[0] if found else None

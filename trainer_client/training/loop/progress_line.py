@@ -1,0 +1,90 @@
+"""The line that tells every so many steps how training is going.
+
+Rules: pure; figures are those since the line before, the loss among them: a mean over samples. A line says which of
+them are of this process alone, where a run has several. It must not know feeds or TensorFlow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from trainer_client.training.runs.lines import spell_time
+
+__all__ = ["Figures", "Rates", "Scope", "progress_line", "seconds_left"]
+
+
+class Scope(Enum):
+    """Which of a line's figures are of this process alone, though others train the same model."""
+
+    #: There is no other process.
+    WHOLE = "whole"
+    #: Waiting and padding; the loss is of all, who go in step.
+    FEED = "feed"
+    #: The loss as well, as each process takes batches of its own.
+    SHARE = "share"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What grew so far, at a moment."""
+
+    at_s: float
+    steps: int = 0
+    waited_s: float = 0.0
+    sample_bytes: int = 0
+    padded_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What lies between two moments."""
+
+    steps_per_s: float
+    #: Shares of time and of bytes.
+    waiting: float
+    padding: float
+
+    @classmethod
+    def between(cls, before: Figures, now: Figures) -> Rates:
+        """Rates and shares."""
+        seconds = max(now.at_s - before.at_s, 1e-9)
+        padded = now.padded_bytes - before.padded_bytes
+        return cls(
+            steps_per_s=(now.steps - before.steps) / seconds,
+            waiting=min((now.waited_s - before.waited_s) / seconds, 1.0),
+            padding=1 - (now.sample_bytes - before.sample_bytes) / padded if padded else 0.0,
+        )
+
+
+def progress_line(
+    place: tuple[float, int], loss: float | None, rates: Rates, left_s: float | None, scope: Scope = Scope.WHOLE
+) -> str:
+    """Return the line; `place` is the epoch, which counts what is done of the one in training as a part, and the step.
+    Without samples there is no loss.
+    """
+    epoch, step = place
+    said = "no samples" if loss is None else f"loss {loss:.4f}"
+    pace = f"{rates.steps_per_s:.1f} steps/s"
+    feed = f"waiting {rates.waiting:.1%}, padding {rates.padding:.1%}"
+    figures = {
+        Scope.WHOLE: f"{said}, {pace}, {feed}",
+        Scope.FEED: f"{said}, {pace}; this process: {feed}",
+        Scope.SHARE: f"{pace}; this process: {said}, {feed}",
+    }[scope]
+    left = "" if left_s is None else f"{', ' if scope is Scope.WHOLE else '; '}{spell_time(left_s)} left"
+    return f"epoch {epoch:.2f}, step {step}: {figures}{left}"
+
+
+def seconds_left(
+    steps_per_s: float, left: tuple[float | None, float | None, float | None], *, epoch_steps: int | None
+) -> float | None:
+    """How long it takes until the first of the limits, of which `left` has steps, epochs and seconds; epochs are as
+    long as this one. None where nothing is known.
+    """
+    steps, epochs, limit_s = left
+    to_go = [steps] if steps is not None else []
+    to_go += [epochs * epoch_steps] if epochs is not None and epoch_steps is not None else []
+    seconds = [min(to_go) / steps_per_s] if to_go and steps_per_s > 0 else []
+    seconds += [limit_s] if limit_s is not None else []
+    return max(0.0, min(seconds)) if seconds else None

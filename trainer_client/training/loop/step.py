@@ -1,0 +1,181 @@
+"""One training step as a graph: a batch's loss over its valid rows, gradients, and the optimizer's update.
+
+Rules: rows weigh as their weights say, so a row without a sample changes nothing, and a batch without any changes no
+variable. Gradients that are not finite are never applied. What is not applied leaves no batch statistics behind. It
+must not know feeds, epochs or files.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from shared.errors import SettingsError
+from trainer_client.training.losses import RowLoss, masked_mean, valid_rows
+from trainer_client.training.losses.replica_means import share_of_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "APPLIED", "NOTHING_TO_APPLY", "NOT_FINITE", "Contribution", "TrainStep", "refuse_own_train_step", "statistics_of",
+]  # fmt: skip
+
+#: What became of a step.
+APPLIED, NOTHING_TO_APPLY, NOT_FINITE = 0.0, 1.0, 2.0
+
+
+class Contribution(NamedTuple):
+    """What one replica computed of a step, or what all of them came to."""
+
+    loss: Any
+    rows: Any
+    #: The sum of the rows' weights.
+    weight: Any
+    #: Of the trainable variables; None where there is none.
+    gradients: list[Any]
+    #: What the forward pass made of the variables that it changes by itself.
+    statistics: list[Any]
+
+
+class TrainStep:
+    """Called with an element, gives its loss, its valid rows and what became of it, in one tensor."""
+
+    def __init__(self, model: Any, loss: Any, optimizer: Any) -> None:  # noqa: ANN401 - Keras has no types
+        self.model = model
+        self.optimizer = optimizer
+        #: How often TensorFlow traced it: once for each shape.
+        self.traces = 0
+        self._loss_of = _by_rows(keras.losses.get(loss))
+        self._scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+    def inputs(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+        """The model's inputs in an element."""
+        return keras.utils.unpack_x_y_sample_weight(element)[0]
+
+    def variables_read(self) -> list[Any]:
+        """Those that `contribute` reads."""
+        return [*self.model.variables, *([self.optimizer.dynamic_scale] if self._scales else [])]
+
+    def __call__(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+        """Train on it, where there is no other replica."""
+        return self.settle(self.contribute(element))
+
+    def settle(self, part: Contribution) -> Any:  # noqa: ANN401 - tensors
+        """Change the variables by what all replicas came to, if that may be; the outcome."""
+        became = self.became(part)
+        tf.cond(self.may_apply(part, became), lambda: self.apply(part, became), lambda: None)
+        return tf.stack([part.loss, part.rows, became])
+
+    def contribute(self, element: Any) -> Contribution:  # noqa: ANN401 - tensors
+        """What one replica computes of a step. It changes no variable, but for seeds."""
+        self.traces += 1  # Python runs while TensorFlow traces, and only then
+        inputs, targets, weight = keras.utils.unpack_x_y_sample_weight(element)
+        statistics = statistics_of(self.model)
+        before = [tf.identity(one.value) for one in statistics]
+        with tf.GradientTape() as tape:
+            variables = [one.value for one in self.model.trainable_variables]
+            tape.watch(variables)  # in a scope of Keras' their values are tensors
+            outputs = tf.nest.map_structure(_in_float32, self.model(inputs, training=True))
+            added = (
+                self.model.losses
+            )  # at once: while replicas sum, another one calls the model, which then has its own
+            weight = tf.ones(tf.shape(tf.nest.flatten(outputs)[0])[:1]) if weight is None else weight
+            loss = self._loss_of(targets, outputs, weight)
+            weight_of_rows = tf.reduce_sum(tf.cast(weight, tf.float32))
+            scaled = self.optimizer.scale_loss(tf.add_n([loss, *_shares(added, weight_of_rows)]))
+        gradients = tape.gradient(scaled, variables)
+        after = [tf.identity(one.value) for one in statistics]
+        _assign(statistics, before)
+        rows = tf.math.count_nonzero(weight, dtype=tf.float32)
+        return Contribution(tf.cast(loss, tf.float32), rows, weight_of_rows, gradients, after)
+
+    def became(self, part: Contribution) -> Any:  # noqa: ANN401 - a tensor
+        """What becomes of a step with these gradients, which are those of all replicas."""
+        finite = _are_finite([part.loss, *part.gradients])
+        return tf.where(part.rows > 0, tf.where(finite, APPLIED, NOT_FINITE), NOTHING_TO_APPLY)
+
+    def may_apply(self, part: Contribution, became: Any) -> Any:  # noqa: ANN401 - tensors
+        """Whether to call `apply`. An optimizer that scales the loss applies no gradients that are too large by itself,
+        and scales less from then on.
+        """
+        return (part.rows > 0) & tf.math.is_finite(part.loss) if self._scales else became == APPLIED
+
+    def apply(self, part: Contribution, became: Any) -> None:  # noqa: ANN401 - tensors
+        """Change the variables."""
+        self.optimizer.apply(part.gradients, self.model.trainable_variables)
+        for one, after in zip(statistics_of(self.model), part.statistics, strict=True):
+            one.assign(tf.where(became == APPLIED, after, one.value))
+
+
+def statistics_of(model: Any) -> list[Any]:  # noqa: ANN401 - Keras has no types
+    """What a model's forward pass itself changes, such as means over batches; not what was frozen, which may be large,
+    nor seeds, which are no floats and do go on.
+    """
+    layers = model._flatten_layers()  # noqa: SLF001 - no public list tells what was frozen from what never trains
+    frozen = {id(one) for layer in layers for one in layer._trainable_variables}  # noqa: SLF001 - as above
+    known = model.non_trainable_variables
+    return [one for one in known if tf.as_dtype(one.dtype).is_floating and id(one) not in frozen]
+
+
+def refuse_own_train_step(model: Any) -> None:  # noqa: ANN401 - Keras has no types
+    """A step of the model's own would not be taken, in silence."""
+    if type(model).train_step is not keras.Model.train_step:
+        raise SettingsError(
+            expected="a model that is called with inputs and gives outputs",
+            got=f"{type(model).__name__} with a train_step of its own", where="--model",
+            remedy="Leave train_step out; or train it by model.fit with FeedCheckpoint, which calls it.",
+        )  # fmt: skip
+
+
+def _in_float32(output: Any) -> Any:  # noqa: ANN401 - a tensor
+    return tf.cast(output, tf.float32) if output.dtype.is_floating else output
+
+
+def _shares(losses: list[Any], weight: Any) -> list[Any]:  # noqa: ANN401 - a tensor
+    """One replica's shares of what the model adds, which count for as much as its rows weigh."""
+    share = share_of_all(weight) if losses else 1.0
+    return [one * tf.cast(share, one.dtype) for one in losses]
+
+
+def _assign(variables: list[Any], values: list[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _are_finite(values: list[Any]) -> Any:  # noqa: ANN401 - a tensor
+    dense = [one.values if isinstance(one, tf.IndexedSlices) else one for one in values if one is not None]
+    # A sum is not finite if any of it is not, and takes half the time of looking at each; it may only be too large.
+    total = tf.add_n([tf.cast(tf.reduce_sum(one), tf.float32) for one in dense])
+    each = lambda: tf.reduce_all([tf.reduce_all(tf.math.is_finite(one)) for one in dense])  # noqa: E731 - a branch
+    return tf.cond(tf.math.is_finite(total), lambda: True, each)
+
+
+def _by_rows(loss: Any) -> Callable[[Any, Any, Any], Any]:  # noqa: ANN401 - of targets, outputs and weight
+    """The mean over rows, by weight; what a row without a sample computes is replaced before it can be infinite."""
+    if isinstance(loss, RowLoss):
+        return lambda targets, outputs, weight: loss(targets, outputs, sample_weight=weight)
+    per_row = loss.call if isinstance(loss, keras.losses.Loss) else loss
+
+    def mean(targets: Any, outputs: Any, weight: Any) -> Any:  # noqa: ANN401 - tensors
+        mask = getattr(outputs, "_keras_mask", None)
+        values = per_row(targets, tf.nest.map_structure(lambda one: valid_rows(one, weight), outputs))
+        return masked_mean(_row_means(values, mask), weight)
+
+    return mean
+
+
+def _row_means(values: Any, mask: Any) -> Any:  # noqa: ANN401 - tensors
+    if values.shape.rank == 0:
+        raise SettingsError(
+            expected="a loss with a value for each row, as rows without a sample have to count for nothing",
+            got="one value for the whole batch", where="--model, loss",
+            remedy='Return one value a row, or name a loss of Keras, such as loss = "mse".',
+        )  # fmt: skip
+    within = list(range(1, values.shape.rank))
+    if mask is None or not within:
+        return tf.reduce_mean(values, within)
+    counts = tf.cast(mask, values.dtype)
+    return tf.math.divide_no_nan(tf.reduce_sum(values * counts, within), tf.reduce_sum(counts, within))

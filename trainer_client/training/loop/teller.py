@@ -1,0 +1,127 @@
+"""What the loop tells while it trains: a progress line every so many steps, summaries, and steps traced too late.
+Summaries have the batches ahead of the model as well, smoothed over steps.
+
+Rules: one process of all speaks. A loss is the mean over the samples of all steps since the line before. A step has one
+line at most: one that was not applied, because its gradients came too late, is no step. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from shared.logs import Log
+from trainer_client.training.loop.progress_line import Figures, Rates, Scope, progress_line, seconds_left
+from trainer_client.training.runs.noted import NotedMeans
+from trainer_client.training.runs.summaries import Summaries
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from trainer_client.session.feed_session import FeedSession
+    from trainer_client.training.runs.progress import RunProgress
+    from trainer_client.training.runs.until import RunTotals
+
+__all__ = ["Teller"]
+
+#: What each step leaves of a smoothed figure: it is about the mean of the last twenty.
+_LEFT = 0.95
+
+
+class Teller:
+    """Of one run; `traces` is how often the step was traced, as far as it was told."""
+
+    def __init__(self, session: FeedSession, summaries: Path | None, every: int, *, is_quiet: bool) -> None:
+        self.traces = 0
+        #: Of which steps and losses lines tell.
+        self.scope = Scope.FEED if session.world > session.replicas else Scope.WHOLE
+        self._session = session
+        self._every = every
+        self._told_steps = 0
+        self._noted = NotedMeans()
+        self._is_quiet = is_quiet
+        self._summaries = Summaries(summaries) if summaries is not None and not is_quiet else None
+        self._log = Log("trainer", stream=session.stream)
+        self._before = self._figures(0)
+        #: Batches that are ready, and that are staged; none before the first step.
+        self._ahead: list[float] = []
+
+    def begin(self, progress: RunProgress, traces: int) -> None:
+        """Training begins; what was traced so far was to be."""
+        self.traces = traces
+        self._before = self._figures(progress.totals.steps)
+        self._told_steps, self._noted = progress.totals.steps, NotedMeans()
+
+    def note_step(self, loss: float, rows: int) -> None:
+        """A step was applied, with this mean loss over so many samples."""
+        self._noted.add({"loss": loss}, rows)
+
+    def note_ahead(self) -> None:
+        """The model asks for its next batch: note how many there are."""
+        if self._summaries is None:
+            return
+        now = self._session.batches_ahead()
+        before = self._ahead or now
+        self._ahead = [_LEFT * old + (1 - _LEFT) * new for old, new in zip(before, now, strict=True)]
+
+    def count_traces(self, traces: int) -> None:
+        """The step was traced for another shape, in the midst of training."""
+        self._session.count_retraces(traces - self.traces)
+        self.traces = traces
+        self._log.warning("a step was traced again: its shape was not planned", traces=traces)
+
+    def tell_progress(self, progress: RunProgress) -> None:
+        """Tell how it is going, if it is time. Where others take steps as well, the count may pass over a multiple."""
+        before, self._told_steps = self._told_steps, progress.steps
+        if not self._is_quiet and progress.steps // self._every > before // self._every:
+            self._tell(progress)
+
+    def _tell(self, progress: RunProgress) -> None:
+        totals, session = progress.totals, self._session
+        loss, self._noted = self._noted.means(), NotedMeans()
+        now = self._figures(totals.steps)
+        rates, self._before = Rates.between(self._before, now), now
+        epoch = float(session.cursor.at.epoch)
+        rounds = session.epoch_rounds()
+        if rounds is not None:
+            epoch += 1 - rounds[1] / max(rounds[0], 1)
+        left_s = seconds_left(
+            rates.steps_per_s, progress.left(epoch), epoch_steps=None if rounds is None else rounds[0]
+        )
+        print(progress_line((epoch, totals.steps), loss.get("loss"), rates, left_s, self.scope), flush=True)
+        values = {**loss, "steps_per_s": rates.steps_per_s, "waiting": rates.waiting, "padding": rates.padding}
+        values |= zip(("batches_ready", "batches_staged"), self._ahead, strict=False)
+        self._summarize(totals.steps, values)
+
+    def tell_judged(self, steps: int, values: Mapping[str, float]) -> None:
+        """What the model was judged by within an epoch, of which lines have been printed."""
+        self._summarize(steps, {name: float(value) for name, value in values.items() if name != "loss"})
+
+    def tell_epoch(self, totals: RunTotals, logs: Mapping[str, Any], whose: str = "") -> None:
+        """Tell what an epoch came to, validation included; `whose`, if that needs to be said."""
+        if self._is_quiet:
+            return
+        values = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
+        said = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+        print(f"epoch {totals.epochs} is over, step {totals.steps}{whose}: {said}", flush=True)
+        self._summarize(totals.steps, {f"epoch/{name}": value for name, value in values.items()})
+
+    def _summarize(self, step: int, values: Mapping[str, float]) -> None:
+        if self._summaries is not None:
+            self._summaries.write(step, values)
+
+    def _figures(self, steps: int) -> Figures:
+        counts = self._session.accounts.counts
+        return Figures(
+            at_s=time.monotonic(),
+            steps=steps,
+            waited_s=counts.step_wait_s or 0.0,
+            sample_bytes=counts.sample_bytes,
+            padded_bytes=counts.sample_bytes + counts.padding_bytes + counts.masked_bytes,
+        )
+
+    def close(self) -> None:
+        """No more is told."""
+        if self._summaries is not None:
+            self._summaries.close()

@@ -1,0 +1,103 @@
+"""Losses whose value and gradient masked rows do not change, even where a masked row's own loss is not finite.
+
+Rules: a mean divides by the sum of weights over all replicas of the step, so that a rank with fewer rows (or none)
+counts for no more than its rows. What a masked row computes is replaced before it can become infinite, because infinity
+times zero is NaN in a gradient, too. Under a strategy, a mean is one replica's share, and the shares add up to the
+mean.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from trainer_client.training.losses.replica_means import replica_of_several
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CTC", "RowLoss", "blank_after", "ctc_per_row", "masked_mean", "valid_rows"]
+
+_SURELY = 1e9  # a logit so large that it leaves no probability to the others
+
+
+def valid_rows(values: Any, weight: Any) -> Any:  # noqa: ANN401 - tensors
+    """The values with masked rows replaced by zeros, into which no gradient flows."""
+    keep = tf.reshape(weight != 0, tf.concat([tf.shape(weight), tf.ones(tf.rank(values) - 1, tf.int32)], 0))
+    return tf.where(keep, values, tf.zeros_like(values))
+
+
+def masked_mean(per_row: Any, weight: Any) -> Any:  # noqa: ANN401 - tensors
+    """The mean of a value per row, by weight; 0 where no row is valid anywhere."""
+    weight = tf.cast(weight, per_row.dtype)
+    total = tf.reduce_sum(weight)
+    replica = replica_of_several()
+    if replica is not None:
+        total = replica.all_reduce(tf.distribute.ReduceOp.SUM, total)
+    return tf.math.divide_no_nan(tf.reduce_sum(weight * valid_rows(per_row, weight)), total)
+
+
+class RowLoss(keras.losses.Loss):  # type: ignore[misc] # Keras has no types
+    """A loss for `compile` from a function of targets and outputs to a value per row."""
+
+    def __init__(self, per_row: Callable[[Any, Any], Any], name: str = "row_loss") -> None:
+        super().__init__(name=name)
+        self._per_row = per_row
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:  # noqa: ANN401 - tensors
+        """The masked mean; without weights every row counts."""
+        weight = tf.ones(tf.shape(y_pred)[:1]) if sample_weight is None else tf.convert_to_tensor(sample_weight)
+        return masked_mean(self._per_row(y_true, valid_rows(y_pred, weight)), weight)
+
+
+class CTC(RowLoss):
+    """Connectionist temporal classification for `compile`.
+
+    Targets are padded with the blank, 0, so labels count from 1; outputs are logits, through `blank_after` where rows
+    differ in length.
+    """
+
+    def __init__(self, name: str = "ctc") -> None:
+        super().__init__(_ctc_of_padded, name)
+
+
+def _ctc_of_padded(labels: Any, logits: Any) -> Any:  # noqa: ANN401 - tensors
+    labels = tf.cast(labels, tf.int32)
+    frames = tf.fill(tf.shape(logits)[:1], tf.shape(logits)[1])
+    return _ctc(labels, logits, tf.math.count_nonzero(labels, axis=1, dtype=tf.int32), frames)
+
+
+def ctc_per_row(labels: Any, logits: Any, label_length: Any, logit_length: Any, weight: Any) -> Any:  # noqa: ANN401
+    """The CTC loss of each row; blank is 0, masked rows give finite values and no gradient."""
+    valid = weight != 0
+    frames = tf.where(valid, tf.cast(logit_length, tf.int32), tf.shape(logits)[1])
+    label_length = tf.where(valid, tf.cast(label_length, tf.int32), 0)
+    return valid_rows(_ctc(labels, valid_rows(logits, weight), label_length, frames), weight)
+
+
+def _ctc(labels: Any, logits: Any, label_length: Any, logit_length: Any) -> Any:  # noqa: ANN401
+    return tf.nn.ctc_loss(
+        labels=_of_any_shape(tf.cast(labels, tf.int32), (None, None)),
+        logits=_of_any_shape(tf.cast(logits, tf.float32), (None, None, logits.shape[-1])),
+        label_length=_of_any_shape(label_length, (None,)),
+        logit_length=_of_any_shape(logit_length, (None,)),
+        logits_time_major=False,
+        blank_index=0,
+    )
+
+
+def _of_any_shape(values: Any, shape: tuple[int | None, ...]) -> Any:  # noqa: ANN401 - tensors
+    """The same values, of sizes that TensorFlow does not know while it traces. It names the loops of `ctc_loss` by what
+    they compute, not by their sizes, so a second shape would find the first one's loops, and print that as errors.
+    """
+    return tf.compat.v1.placeholder_with_default(values, shape)
+
+
+def blank_after(logits: Any, logit_length: Any) -> Any:  # noqa: ANN401 - tensors
+    """Logits that are certainly blank past each row's length, so that the loss is that of the row's own frames."""
+    shape = tf.shape(logits)
+    own = tf.sequence_mask(logit_length, shape[1])[:, :, tf.newaxis]
+    blank = tf.one_hot(0, shape[2], on_value=0.0, off_value=-_SURELY, dtype=logits.dtype)
+    return tf.where(own, logits, blank)

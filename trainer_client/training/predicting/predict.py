@@ -1,0 +1,283 @@
+"""`trainer-client predict`: a model's outputs for each sample of a stream, shared by any number of trainers.
+
+Rules: the stream is in queue mode, and trainers lease its batches. A batch is reported done once its part is on disk,
+so a killed trainer costs only what it had in hand. Reading goes on, epoch after epoch, until no part is missing: leases
+may have gone to another prediction, or been done in one that was given up. A trainer that sees that none is missing
+makes the output from the parts, one trainer at a time, so the output is there when any of them ends well. All predict
+with the checkpoint that the first of them found.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shared.errors import DataError, SettingsError
+from shared.hashing import digest64
+from shared.logs import Log
+from shared.quick_import import quick_import
+from shared.system.closed_places import refuse_closed
+from trainer_client.feed import connect
+from trainer_client.tf.element_structure import ElementStructure
+from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
+from trainer_client.training.evaluating.evaluate import models_own, no_checkpoint
+from trainer_client.training.predicting.prediction_files import check_format, write_rows
+from trainer_client.training.predicting.prediction_parts import MASKED, SAMPLE, TAG, PredictionParts
+from trainer_client.training.runs.lines import finished_line, starting_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from trainer_client.batch import Batch
+    from trainer_client.feed import Feed
+    from trainer_client.training.checkpoints.checkpoint_folder import Arrays
+    from trainer_client.training.predicting.prediction_parts import Finished
+    from trainer_client.training.runs.model_module import ModelModule
+
+__all__ = ["PredictOrder", "predict"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictOrder:
+    """What the command line says."""
+
+    module: ModelModule
+    endpoint: str
+    stream: str
+    keys: str
+    connect_timeout_s: float
+    checkpoints: Path
+    #: None: the user's processor gets the outputs.
+    output: Path | None
+    as_json: bool
+
+
+def predict(order: PredictOrder) -> None:
+    """Predict, together with other trainers, until every sample is done."""
+    began_s = time.monotonic()
+    if order.output is not None:
+        check_format(order.output)
+        refuse_closed(order.output.parent, where="--output")
+    with _connect(order) as feed:
+        run = _Prediction(order, feed, _sink(order, feed))
+        finished = run.predict()
+    if order.as_json:
+        print(json.dumps({"stream": order.stream, "predicted_here": run.predicted, **finished}), flush=True)
+        return
+    place = f" in {order.output}" if order.output is not None else ""
+    totals = [f"{finished['samples']} samples{place}", f"{run.predicted} of them predicted here"]
+    totals += [f"{finished[MASKED]} others could not be used"] if finished[MASKED] else []
+    print(finished_line(totals, time.monotonic() - began_s), flush=True)
+
+
+def _connect(order: PredictOrder) -> Feed:
+    return connect(
+        order.endpoint,
+        stream=order.stream,
+        work="predict",
+        rank=0,
+        keys=order.keys,
+        connect_timeout_s=order.connect_timeout_s,
+    )
+
+
+class _Prediction:
+    """One trainer's part in a prediction."""
+
+    def __init__(self, order: PredictOrder, feed: Feed, sink: _Parts | _Processor) -> None:
+        #: Samples that this trainer predicted.
+        self.predicted = 0
+        self._order = order
+        self._session = feed._session  # noqa: SLF001 - both are halves of one face
+        self._feed = feed
+        self._sink = sink
+        _refuse_stream(order, feed)
+        module = order.module
+        structure = ElementStructure(**module.feed_keys())
+        model = module.make("model")
+        module.refuse_unknown_parameters()
+        with sink.lock():
+            name, arrays, record = sink.checkpoint(CheckpointFolder(order.checkpoints, 1))
+            step, values = record.get("step", 0), models_own(arrays, record)
+            checkpoint = {"file": name, "step": step, "digest": f"{_digest(values):016x}"}
+            sink.begin({**_described(order, feed), "checkpoint": checkpoint})
+        with quick_import():
+            from trainer_client.training.predicting.predictor import Predictor  # noqa: PLC0415 - seconds, once the loaders are there
+        self._predictor = Predictor(model, structure, values)
+        if not order.as_json:
+            at = f"{order.checkpoints / name}, at step {step}"
+            print(starting_line(f"predicting {order.stream} with {at}"), flush=True)
+
+    def predict(self) -> Finished:
+        """Predict until nothing is left to be done."""
+        while not self._sink.is_complete():
+            for batch in self._feed:
+                if not self._sink.has(batch.number):
+                    self._predict(batch)
+        return self._sink.finish()
+
+    def _predict(self, batch: Batch) -> None:
+        """Predict one batch; the outputs of rows without a sample mean nothing, and are dropped."""
+        there = np.flatnonzero(batch["tag"] >= 0)
+        samples = batch["tag"][there]
+        outputs = self._predictor.predict(batch, len(batch["tag"]))
+        columns: dict[str, NDArray[Any]] = {
+            SAMPLE: samples.astype(np.int64),
+            TAG: np.array(self._session.receiver.ask_names(samples.tolist()), np.str_),
+            MASKED: batch["weight"][there] == 0,
+            **{name: output[there] for name, output in outputs.items()},
+        }
+        if len(columns) != 3 + len(outputs):
+            raise _name_is_taken(outputs)
+        self.predicted += int(np.count_nonzero(~columns[MASKED]))
+        self._sink.take(batch.number, columns)
+
+
+def _refuse_stream(order: PredictOrder, feed: Feed) -> None:
+    """Refuse a stream whose epoch is not every sample once, each in its own row."""
+    session = feed._session  # noqa: SLF001 - both are halves of one face
+    keys = {field.key for field in session.fields}
+    got = ""
+    if not session.evaluation:
+        got = "one for training"
+    elif session.producers:
+        got = "a pipeline, whose batches do not say which samples they hold"
+    elif any(f"{key}_segment" in keys and f"{key}_position" in keys for key in keys):
+        got = "one with several samples in a row (packing)"
+    if got:
+        raise SettingsError(
+            expected="a stream with evaluation = true, and one sample in each row", got=got,
+            where=f"--stream {order.stream}", remedy="Name a stream that is like it, with these settings changed.",
+        )  # fmt: skip
+
+
+def _name_is_taken(outputs: dict[str, Any]) -> DataError:
+    return DataError(
+        expected=f"outputs with names other than {SAMPLE}, {TAG}, {MASKED}", got=", ".join(outputs),
+        where="the model", remedy="Give the model's outputs other names.",
+    )  # fmt: skip
+
+
+# --- what is predicted ---
+
+
+def _described(order: PredictOrder, feed: Feed) -> dict[str, Any]:
+    spec, group = feed._session.receiver.spec, feed._session.cursor.at.group  # noqa: SLF001 - both halves of one face
+    return {
+        "model": order.module.full_name,
+        "parameters": dict(order.module.parameters),
+        "source text": order.module.digest(),
+        "job": spec.job,
+        "stream": spec.stream,
+        "plan": f"{spec.plan_digest}, groups of {group}",
+    }
+
+
+def _digest(values: list[NDArray[Any]]) -> int:
+    shapes = json.dumps([(one.shape, one.dtype.str) for one in values]).encode()
+    return digest64(shapes + b"".join(one.tobytes() for one in values))
+
+
+# --- where outputs go ---
+
+
+def _sink(order: PredictOrder, feed: Feed) -> _Parts | _Processor:
+    session = feed._session  # noqa: SLF001 - as above
+    if order.output is not None:
+        return _Parts(order.output, session.receiver.ask_batches(0, session.cursor.at.group))
+    processor = order.module.find_function("prediction_processor")
+    if processor is None:
+        Log("trainer").warning(
+            "outputs go nowhere: name a file with --output, or write a prediction_processor in the model's module",
+            module=order.module.name,
+        )
+    return _Processor(processor)
+
+
+class _Parts:
+    """With `--output`: outputs go into parts, from which the file is made."""
+
+    def __init__(self, output: Path, batches: int) -> None:
+        self._parts = PredictionParts(output)
+        self._batches = batches
+        self.lock, self.has, self.take = self._parts.lock, self._parts.has, self._parts.write
+
+    def checkpoint(self, folder: CheckpointFolder) -> tuple[str, Arrays, dict[str, Any]]:
+        """The checkpoint that the prediction began with; the newest, if there is no prediction or it has ended."""
+        begun = self._parts.begun()
+        if begun and self._parts.finished() is None:
+            name = begun["checkpoint"]["file"]
+            return name, *folder.read(name, otherwise=f"remove {self._parts.folder} to begin anew")
+        return _newest(folder)
+
+    def begin(self, of: dict[str, Any]) -> None:
+        """Join the prediction that was begun; refused if it is of something else."""
+        self._parts.begin(of, self._batches)
+
+    def is_complete(self) -> bool:
+        """Whether every batch is predicted, whoever did it."""
+        return self._parts.finished() is not None or not self._parts.missing()
+
+    def finish(self) -> Finished:
+        """Make the output if nobody has; waits while somebody else does so."""
+        with self._parts.lock():
+            finished = self._parts.finished()
+            if finished is None:
+                finished = self._parts.finish(write_rows)
+            return finished
+
+
+class _Processor:
+    """Without it: outputs go to the user's function, batch by batch. Only the coordinator knows what is done."""
+
+    def __init__(self, processor: Callable[[dict[str, NDArray[Any]]], object] | None) -> None:
+        self._processor = processor
+        self._finished: Finished = {"samples": 0, MASKED: 0}
+        self._asked = 0
+
+    def lock(self) -> nullcontext[None]:
+        """No lock: there is nothing that others could touch."""
+        return nullcontext()
+
+    def checkpoint(self, folder: CheckpointFolder) -> tuple[str, Arrays, dict[str, Any]]:
+        """The newest checkpoint."""
+        return _newest(folder)
+
+    def begin(self, of: dict[str, Any]) -> None:
+        """Nothing to do: nothing is kept."""
+
+    def is_complete(self) -> bool:
+        """True after one epoch, or what others left of it."""
+        self._asked += 1
+        return self._asked > 1
+
+    def has(self, _number: int) -> bool:
+        """False: what is leased has to be done."""
+        return False
+
+    def take(self, _number: int, columns: dict[str, NDArray[Any]]) -> None:
+        """Hand over the samples that could be used."""
+        usable = ~columns.pop(MASKED)
+        self._finished["samples"] += int(np.count_nonzero(usable))
+        self._finished[MASKED] += int(np.count_nonzero(~usable))
+        if self._processor is not None and usable.any():
+            self._processor({name: column[usable] for name, column in columns.items()})
+
+    def finish(self) -> Finished:
+        """The counts of this trainer alone."""
+        return self._finished
+
+
+def _newest(folder: CheckpointFolder) -> tuple[str, Arrays, dict[str, Any]]:
+    found = folder.read_newest_whole()
+    if found is None:
+        raise no_checkpoint(folder)
+    return found

@@ -1,0 +1,75 @@
+"""A model's outputs for batches, under names, as plain arrays.
+
+Rules: an output has a row for each row of the batch. It must not know feeds, checkpoints or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from shared.errors import DataError
+from trainer_client.tf.element_structure import ElementStructure
+from trainer_client.training.checkpoints.variables import assign_values, plain_value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["Predictor"]
+
+
+class Predictor:
+    """One model with these values in its variables; `structure` says which arrays of a batch are its inputs."""
+
+    def __init__(self, model: Any, structure: ElementStructure, values: Sequence[NDArray[Any]]) -> None:  # noqa: ANN401 - Keras has no types
+        self._model = model
+        self._structure = structure
+        self._values: Sequence[NDArray[Any]] | None = values
+        self._step = tf.function(self._outputs, reduce_retracing=True)
+
+    def predict(self, arrays: Mapping[str, NDArray[Any]], rows: int) -> dict[str, NDArray[Any]]:
+        """The outputs for a batch."""
+        tensors = {key: tf.convert_to_tensor(array) for key, array in arrays.items()}
+        if self._values is not None:
+            if not self._model.built:
+                self._model(self._inputs(tensors))
+            assign_values(self._model.variables, self._values)
+            self._values = None
+        named = dict(_named(self._step(tensors), ""))
+        return {name: _checked(name, plain_value(output), rows) for name, output in named.items()}
+
+    def _outputs(self, tensors: Mapping[str, Any]) -> Any:  # noqa: ANN401 - tensors
+        return self._model(self._inputs(tensors), training=False)
+
+    def _inputs(self, tensors: Mapping[str, Any]) -> Any:  # noqa: ANN401 - tensors
+        inputs, own_map = self._structure.inputs, self._structure.map
+        element = ElementStructure(inputs=inputs).of(tensors)  # whatever else is named is not there
+        if own_map is not None:
+            element = own_map(element)
+        return keras.utils.unpack_x_y_sample_weight(element)[0]
+
+
+def _named(outputs: Any, name: str) -> list[tuple[str, Any]]:  # noqa: ANN401 - a structure of tensors
+    """Each tensor under its path; a single one is called `output`."""
+    if isinstance(outputs, Mapping):
+        parts = [(str(key), value) for key, value in outputs.items()]
+    elif isinstance(outputs, tuple | list):
+        parts = [(str(at), value) for at, value in enumerate(outputs)]
+        name = name or "output"
+    else:
+        return [(name or "output", outputs)]
+    return [found for part, value in parts for found in _named(value, f"{name}_{part}" if name else part)]
+
+
+def _checked(name: str, output: NDArray[Any], rows: int) -> NDArray[Any]:
+    if output.ndim < 1 or len(output) != rows:
+        raise DataError(
+            expected=f"a row for each of the batch's {rows} rows", got=f"shape {output.shape}", where=f"output {name}",
+            remedy="Predict with a model whose outputs keep the rows of its inputs apart.",
+        )  # fmt: skip
+    return output.astype("S") if output.dtype == object else output  # texts

@@ -1,0 +1,1 @@
+"""What a run consists of besides its model and its data: how far it goes, when it stops early, what it tells."""

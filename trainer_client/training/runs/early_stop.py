@@ -1,0 +1,108 @@
+"""`EarlyStop`: ends `fit` when rules say that it is no use going on, and decides the same when resumed.
+
+Rules: the values of all evaluations are its whole state. Given to `FeedCheckpoint`, that state is committed together
+with the model, whichever callback comes first; an epoch that was left in the middle does not count as evaluated. It
+must not know feeds or files.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import keras
+
+from shared.errors import SettingsError
+from shared.logs import Log
+from trainer_client.training.runs.stop_rules import StopRule, stopping_rule
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["EarlyStop"]
+
+
+class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
+    """Stops training when one of the rules holds for the values of `monitor` so far: after each epoch, or wherever
+    `Validation` judges within them.
+
+    The value should come from an evaluation, because a mean over an epoch's training changes if the epoch is resumed in
+    its middle. Give it to `FeedCheckpoint(early_stop=)`, or to `fit` if there is no checkpoint. `reason` then says why
+    it stopped.
+    """
+
+    def __init__(self, *rules: StopRule, monitor: str = "val_loss", mode: Literal["min", "max"] = "min") -> None:
+        super().__init__()
+        if not rules or mode not in ("min", "max"):
+            raise SettingsError(
+                expected='at least one rule, and mode "min" or "max"', got=f"{len(rules)} rules, mode {mode!r}",
+                where="EarlyStop", remedy="Write EarlyStop(NoProgress(3)), for example.",
+            )  # fmt: skip
+        self.reason = ""
+        self._rules = rules
+        self._monitor = monitor
+        self._sign = 1.0 if mode == "min" else -1.0
+        self._values: dict[int, float] = {}
+        self._kept_by_checkpoint = False
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002 - as Keras calls it
+        """Start anew, unless a checkpoint has the earlier values."""
+        if not self._kept_by_checkpoint:
+            self.restore({})
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+        """Note the value if the model was judged after this step, and stop if it is time."""
+        self.model.stop_training |= self.note_step(logs or {})
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Note the value and stop if it is time."""
+        if not self._kept_by_checkpoint:
+            self.model.stop_training |= self.note(epoch, logs or {})
+
+    def be_kept_by_checkpoint(self) -> None:
+        """From now on a checkpoint keeps the values, and brings them back."""
+        self._kept_by_checkpoint = True
+
+    def note_step(self, logs: Mapping[str, Any]) -> bool:
+        """Note what the model was judged by after a step, if it was; whether to stop."""
+        if not self._monitor.startswith("val_") or self._monitor not in logs:
+            return False
+        self._values[max(self._values, default=-1) + 1] = float(logs[self._monitor])
+        self._decide()
+        return bool(self.reason)
+
+    def note(self, epoch: int, logs: Mapping[str, Any], *, is_trained: bool = True) -> bool:
+        """Note an epoch's value, if it was evaluated; whether to stop. Where others trained all of the epoch, there may
+        be none.
+        """
+        if self._monitor in logs:
+            self._values[epoch] = float(logs[self._monitor])
+            self._decide()
+        elif is_trained and not self._may_come_later(logs):
+            raise SettingsError(
+                expected=f'"{self._monitor}" among what an epoch is judged by', got=", ".join(logs) or "nothing",
+                where="EarlyStop", remedy="Name one of these as monitor, and callbacks that add to them before it.",
+            )  # fmt: skip
+        return bool(self.reason)
+
+    def _may_come_later(self, logs: Mapping[str, Any]) -> bool:
+        """Not every epoch need be evaluated."""
+        return self._monitor.startswith("val_") and not any(name.startswith("val_") for name in logs)
+
+    def _decide(self) -> None:
+        values = list(self._values.values())
+        rule = stopping_rule(self._rules, [self._sign * value for value in values])
+        if rule is None:
+            self.reason = ""
+            return
+        self.reason = f"{self._monitor} is {values[-1]:g} after {len(values)} evaluations: {rule}"
+        Log("trainer").info("stopped early", reason=self.reason)
+
+    def state(self) -> dict[str, Any]:
+        """Its values so far, as plain values."""
+        return {"evaluated": sorted(self._values.items())}
+
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """Go back to what `state` returned, or to nothing; whether training is to stop at once."""
+        self._values = {int(epoch): float(value) for epoch, value in state.get("evaluated", ())}
+        self._decide()
+        return bool(self.reason)

@@ -1,0 +1,162 @@
+"""A module of the user's that says what a run needs: the model, its loss, its metrics, the keys of its data.
+
+Rules: a piece is found under its usual name, or under a name that the user gave instead, `module:name`. A function gets
+the parameters that it takes; a parameter that no function takes is an error. A missing piece is reported with an
+example. It must not know TensorFlow, nor what the pieces are used for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from shared.errors import SettingsError
+from shared.hashing import digest64
+from shared.settings.values import nearest
+from trainer_client.arguments import refuse_usage
+from trainer_client.usage import find_repeated
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Mapping, Sequence
+    from types import ModuleType
+
+__all__ = ["EXAMPLES", "ModelModule", "model_module"]
+
+#: The pieces, each with an example.
+EXAMPLES = {
+    "model": "def model(units=64):\n    return keras.Sequential([keras.layers.Dense(units), keras.layers.Dense(10)])",
+    "loss": "loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)",
+    "optimizer": "def optimizer(rate=1e-3):\n    return keras.optimizers.Adam(rate, clipnorm=1.0)",
+    "callbacks": "def callbacks():\n    return [trainer_client.EarlyStop(trainer_client.NoProgress(3))]",
+    "eval_metrics": 'def eval_metrics():\n    return [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]',
+    "feed_keys": 'feed_keys = {"inputs": "features", "targets": "label", "weights": "weight"}',
+    "dataset_pipeline": (
+        "def dataset_pipeline(context):\n    return context.map_producer_to_consumer(context.base_dataset)"
+    ),
+    "prediction_processor": 'def prediction_processor(rows):\n    print(rows["tag"], rows["output"])',
+}
+
+
+class ModelModule:
+    """The pieces of one module, or of others if `names` says so, with the parameters for their functions."""
+
+    def __init__(self, name: str, parameters: Mapping[str, Any], names: Mapping[str, str]) -> None:
+        module, _, model = name.partition(":")
+        self.name = module
+        self.parameters = parameters
+        self._names = {**({"model": name} if model else {}), **{piece: said for piece, said in names.items() if said}}
+        self._known: set[str] = set()
+
+    @property
+    def full_name(self) -> str:
+        """The full name of the model, in the form that users write."""
+        return self._names.get("model", f"{self.name}:model")
+
+    def digest(self) -> str:
+        """A digest of the module's source, to recognise a changed module; what it imports is not covered."""
+        path = _imported(self.name).__file__
+        return f"{digest64(Path(path).read_bytes()):016x}" if path is not None else ""
+
+    def version(self, pieces: Sequence[str]) -> str:
+        """Return a digest of what results hang on here: the source, the names of these pieces, and the parameters."""
+        names = [self._names.get(piece, piece) for piece in pieces]
+        said = json.dumps([self.full_name, self.digest(), names, self.parameters], sort_keys=True)
+        return f"{digest64(said.encode()):016x}"
+
+    def find(self, piece: str) -> Any:  # noqa: ANN401 - whatever it is
+        """The piece as the module has it; None if there is none, unless the user named it."""
+        place, _, attribute = self._names.get(piece, f"{self.name}:{piece}").rpartition(":")
+        module = _imported(place or self.name)
+        found = getattr(module, attribute, None)
+        if found is None and piece in self._names:
+            raise self._missing(piece, f"{attribute} in {module.__name__}", nearest(attribute, dir(module)))
+        return found
+
+    def require(self, piece: str) -> Any:  # noqa: ANN401 - whatever it is
+        """The piece as the module has it; an error with an example if there is none."""
+        found = self.find(piece)
+        if found is None:
+            raise self._missing(piece, f"{piece} in {self.name}", nearest(piece, dir(_imported(self.name))))
+        return found
+
+    def feed_keys(self) -> dict[str, Any]:
+        """The roles of a batch's keys: arguments of `feed.dataset`."""
+        keys = self.require("feed_keys")
+        known = {"inputs", "targets", "weights", "map"}
+        if not isinstance(keys, dict) or not keys.keys() <= known:
+            got = ", ".join(map(str, keys)) if isinstance(keys, dict) else f"a {type(keys).__name__}"
+            raise SettingsError(
+                expected="feed_keys, a dict with some of inputs, targets, weights and map", got=got, where=self.name,
+                remedy=f"Write, for example:\n{EXAMPLES['feed_keys']}",
+            )  # fmt: skip
+        return keys
+
+    def make(self, piece: str) -> Any:  # noqa: ANN401 - what the user's function returns
+        """What the piece's function returns, called with its parameters."""
+        self.require(piece)
+        return self._call(piece)
+
+    def make_if_there(self, piece: str) -> Any:  # noqa: ANN401 - as above
+        """The same; None if there is no such piece."""
+        return None if self.find(piece) is None else self._call(piece)
+
+    def find_function(self, piece: str) -> Callable[..., Any] | None:
+        """The piece as a function to be called later, with arguments of ours; None if there is none."""
+        found = self.find(piece)
+        if found is not None and not callable(found):
+            raise SettingsError(
+                expected=f"{piece}, a function", got=f"a {type(found).__name__}", where=self.name,
+                remedy=f"Write, for example:\n{EXAMPLES[piece]}",
+            )  # fmt: skip
+        return cast("Callable[..., Any] | None", found)
+
+    def _call(self, piece: str) -> Any:  # noqa: ANN401 - as above
+        function = self.find_function(piece)
+        assert function is not None
+        taken = inspect.signature(function).parameters
+        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
+            self._known |= self.parameters.keys()
+            return function(**self.parameters)
+        self._known |= taken.keys()
+        return function(**{name: value for name, value in self.parameters.items() if name in taken})
+
+    def refuse_unknown_parameters(self) -> None:
+        """Refuse, once all pieces are made, parameters that no function took, because they would do nothing."""
+        for name in self.parameters:
+            if name not in self._known:
+                raise self._unknown(name)
+
+    def _unknown(self, name: str) -> SettingsError:
+        known = ", ".join(sorted(self._known)) or "none"
+        return SettingsError(
+            expected=f"a parameter of its functions ({known})" + nearest(name, self._known), got=f'"{name}"',
+            where="--param", remedy=f"Mend its name, or give a function of {self.name} this parameter.",
+        )  # fmt: skip
+
+    def _missing(self, piece: str, what: str, near: str) -> SettingsError:
+        return SettingsError(
+            expected=f"{what}{near}", got="nothing of that name", where="--model",
+            remedy=f"Write, for example:\n{EXAMPLES[piece]}",
+        )  # fmt: skip
+
+
+def model_module(options: argparse.Namespace, names: dict[str, str]) -> ModelModule:
+    """Return the module that a command line names with `--model`; `names` are other names of its pieces."""
+    refuse_usage(options, find_repeated("--param", [name for name, _ in options.param]))
+    sys.path.insert(0, "")  # the user's modules are in the current folder
+    return ModelModule(options.model, dict(options.param), names)
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise SettingsError(
+            expected=f'the module "{name}" to be importable', got=f"{type(error).__name__}: {error}", where="--model",
+            remedy="Name it as an import does, without .py, and start in the folder that holds it.",
+        ) from error  # fmt: skip

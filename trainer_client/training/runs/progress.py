@@ -1,0 +1,112 @@
+"""How far a run has come, what ends it, and the two lines that it prints.
+
+Rules: only one rank prints; an error ends a run without a line, because that is no end in good order. It must not know
+feeds or Keras; the clock is passed in.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trainer_client.training.runs.agreed_time import AgreedTime
+from trainer_client.training.runs.lines import finished_line, starting_line
+from trainer_client.training.runs.until import RunTotals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trainer_client.training.runs.until import RunLimits, Until
+
+__all__ = ["RunProgress"]
+
+
+class RunProgress:
+    """From `begin` to `finish`; may begin again."""
+
+    def __init__(
+        self,
+        until: Until,
+        *,
+        prints: bool,
+        agree: Callable[[float, RunTotals], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        #: Why the run is over; empty while it goes on.
+        self.reason = ""
+        self._until = until
+        self._prints = prints
+        self._clock = clock
+        self._there = self._totals = RunTotals()
+        self._limits: RunLimits = until.from_there(self._there)
+        self._began_s = clock()
+        self._agreed_time: AgreedTime | None = None
+        if agree is not None and until.max_time_s is not None:
+            self._agreed_time = AgreedTime(until.max_time_s, lambda spent_s: agree(spent_s, self._totals))
+
+    @property
+    def steps(self) -> int:
+        """How many steps that is: asked for in every step, and cheaper than the totals."""
+        return self._totals.steps
+
+    @property
+    def totals(self) -> RunTotals:
+        """What the run has done since it began from nothing."""
+        return replace(self._totals, seconds=self._there.seconds + self._spent_s())
+
+    def _spent_s(self) -> float:
+        return self._clock() - self._began_s
+
+    def begin(self, what: str, there: RunTotals) -> None:
+        """Begin or continue the run, with these totals so far."""
+        self._began_s, self.reason = self._clock(), ""
+        self._there = self._totals = there
+        self._limits = self._until.from_there(there)
+        if self._agreed_time is not None:
+            self._agreed_time.begin()
+        if self._prints:
+            line = f"{what} from epoch {there.epochs}, step {there.steps}, until {self._limits}"
+            print(starting_line(line), flush=True)
+        self.stop(self._limits.passed(there))
+        self._look()
+
+    def count(self, *, epochs: int, steps: int = 0, samples: int = 0) -> bool:
+        """Count steps that are done, and epochs in all; whether the run is over."""
+        done = self._totals
+        self._totals = RunTotals(
+            epochs=epochs, steps=done.steps + steps, samples=done.samples + samples, seconds=done.seconds
+        )
+        self._look()
+        return bool(self.reason)
+
+    def _look(self) -> None:
+        self.stop(self._limits.reached(self._totals, self._common_s()))
+
+    def _common_s(self) -> float:
+        """How long it has gone on since it was started, for all ranks alike."""
+        spent_s, steps = self._spent_s(), self._totals.steps - self._there.steps
+        return spent_s if self._agreed_time is None else self._agreed_time.after(steps, spent_s)
+
+    def stop(self, why: str) -> None:
+        """End the run for this reason, unless there is one already."""
+        self.reason = self.reason or why
+
+    def go_back(self, *, epochs: int, steps: int) -> None:
+        """No more than this is done: what was done besides is to be done again, though there was a reason to end."""
+        self.reason = ""
+        self._totals = replace(self._totals, epochs=epochs, steps=min(steps, self._totals.steps))
+        self._look()
+
+    def left(self, epoch: float) -> tuple[float | None, float | None, float | None]:
+        """Steps, epochs and seconds until each limit, at this place between epochs; None where there is none."""
+        limits = self._limits
+        steps = None if limits.steps is None else limits.steps - self._totals.steps
+        epochs = None if limits.epochs is None else limits.epochs - epoch
+        return steps, epochs, None if limits.max_time_s is None else limits.max_time_s - self._spent_s()
+
+    def finish(self) -> None:
+        """End the run."""
+        totals = self.totals
+        if self._prints:
+            print(finished_line(totals.words(), totals.seconds, self.reason), flush=True)

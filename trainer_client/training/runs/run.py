@@ -1,0 +1,159 @@
+"""`Run`: for your own training loop, from the cursor to a target, over as many epochs as that takes.
+
+Rules: a batch counts as trained on once the next is asked for, so `state()` inside the loop, after a step, is that of
+the step before: call `done()` first to save what the step made. Leaving the loop early loses nothing and ends nothing.
+A job that was ended ends the run as if it had been told to stop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import EndedError, SettingsError
+from trainer_client.training.runs.noted import NotedMeans
+from trainer_client.training.runs.progress import RunProgress
+from trainer_client.training.runs.until import RunTotals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from trainer_client.batch import Batch
+    from trainer_client.feed import Feed
+    from trainer_client.session.feed_session import FeedSession
+    from trainer_client.training.runs.until import Until
+
+__all__ = ["JOB_ENDED", "STEPS_DONE", "Run", "progress_of"]
+
+JOB_ENDED = "the job was ended"
+#: Where callbacks of a loop of ours find in their `params` how many steps are done since the model began.
+STEPS_DONE = "steps done"
+
+
+class Run:
+    """`for batch in Run(feed, Until(epochs=75)):` trains on what is left; it prints when it starts and how it ended."""
+
+    def __init__(self, feed: Feed, until: Until) -> None:
+        self._feed = feed
+        self._session = feed._session  # noqa: SLF001 - both are halves of one face
+        if self._session.evaluation:
+            raise SettingsError(
+                expected="a stream for training", got=f"{self._session.stream}, which is for evaluation", where="Run",
+                remedy="Read the feed itself: `for batch in feed:` gives the same epoch each time.",
+            )  # fmt: skip
+        self._progress = progress_of(until, self._session)
+        #: The totals before the loop began, or when it was left.
+        self._there = RunTotals()
+        self._is_running = False
+        self._noted = NotedMeans()
+        self._in_hand_rows = 0
+        #: Batches of the step in hand, and the rows that were trained on before it.
+        self._in_hand = 0
+        self._rows = self._session.trained_rows
+
+    @property
+    def reason(self) -> str:
+        """Why the run is over; empty while it goes on."""
+        return self._progress.reason
+
+    @property
+    def totals(self) -> RunTotals:
+        """Epochs, steps, samples and seconds since it began from nothing; samples are those of this trainer."""
+        return self._progress.totals if self._is_running else self._there
+
+    def note(self, **values: float) -> None:
+        """Note means over the rows of the batch in hand. Those of an epoch go to the coordinator, which shows them over
+        all ranks.
+        """
+        self._noted.add(values, self._in_hand_rows)
+
+    def stop(self, why: str = "stopped") -> None:
+        """End after the step in hand; what was read ahead is left for the next run. May be called from any thread."""
+        self._progress.stop(why)
+
+    def __iter__(self) -> Iterator[Batch]:
+        there = self._there
+        self._progress.begin(
+            f"training {self._session.stream}",
+            RunTotals(epochs=self._feed.epoch, steps=there.steps, samples=there.samples, seconds=there.seconds),
+        )
+        self._is_running = True
+        try:
+            while not self.reason:
+                yield from self._epoch()
+        finally:
+            self._there, self._is_running = self._progress.totals, False
+        self._progress.finish()
+        self._session.end_run(self.reason, epoch=self._there.epochs, step=self._there.steps)
+
+    def _epoch(self) -> Iterator[Batch]:
+        session = self._session
+        if session.most_epochs is not None and self._feed.epoch >= session.most_epochs:
+            self.stop(f"all {session.most_epochs} epochs of the feed are over")
+            return
+        self._in_hand = 0
+        with session.open() as batches:
+            for batch in self._until_ended(batches):
+                self._in_hand += 1
+                self._in_hand_rows = batch.rows
+                yield batch
+                self.done()
+                if self.reason:
+                    return
+        if self.reason:
+            return
+        session.count_to_end(batches)
+        self._count(steps=0, samples=0)
+
+    def _until_ended(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        try:
+            yield from batches
+        except EndedError:
+            self.stop(JOB_ENDED)
+
+    def _count(self, *, steps: int, samples: int) -> None:
+        epochs, before = self._feed.epoch, self._progress.totals.epochs
+        try:
+            self._progress.count(epochs=epochs, steps=steps, samples=samples)
+        except EndedError:  # ranks in step wait for each other there, to agree on the time
+            self.stop(JOB_ENDED)
+        if epochs > before:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Report the results of the epoch that has just ended."""
+        noted, self._noted = self._noted, NotedMeans()
+        if noted.rows:
+            totals = self.totals
+            self._session.share_results(noted.means(), rows=noted.rows, epoch=totals.epochs, step=totals.steps)
+
+    def done(self) -> None:
+        """The batches in hand are trained on, if they are a whole step: one batch for each replica."""
+        session = self._session
+        if self._in_hand < session.replicas:
+            return
+        self._in_hand = 0
+        session.cursor.count(1)
+        rows, self._rows = session.trained_rows - self._rows, session.trained_rows
+        self._count(steps=1, samples=rows)
+
+    # --- saving and restoring ---
+
+    def state(self) -> dict[str, Any]:
+        """The feed's cursor and the run's totals, as plain values for a checkpoint of your own."""
+        return {"feed": self._feed.state(), "run": self.totals.state(), "noted": self._noted.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to what `state` returned, before the loop begins."""
+        self._feed.restore(state["feed"])
+        self._there = RunTotals.of(state["run"])
+        self._noted = NotedMeans.of(state["noted"])
+
+
+def progress_of(until: Until, session: FeedSession) -> RunProgress:
+    """How far a run of this feed is; ranks in step agree on how long it has gone on, because clocks differ."""
+
+    def agree(spent_s: float, totals: RunTotals) -> float:
+        return session.agree(spent_s, epoch=totals.epochs, step=totals.steps)
+
+    in_step = session.world > session.replicas and not session.in_queue
+    return RunProgress(until, prints=session.rank == 0, agree=agree if in_step else None)

@@ -1,0 +1,125 @@
+"""`trainer-client train --strategy parameter-server`: what a process does, by its role.
+
+Rules: all processes have the same arguments, and the environment says which is which.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING, Any
+
+from shared.endpoints import is_loopback
+from shared.errors import SettingsError
+from shared.keys import ClientKeys, ServerKeys
+from shared.quick_import import quick_import
+from trainer_client.roles import role
+from trainer_client.training.runs.lines import serving_line
+from trainer_client.usage import USUAL_STALENESS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shared.roles import Role
+    from trainer_client.training.runs.until import Until
+    from trainer_client.training.servers.served_loop import ServedSettings
+    from trainer_client.training.servers.server_connections import ServerConnections
+    from trainer_client.training.strategies.options import StrategyOptions
+
+__all__ = ["connections_to", "epochs_of", "role_with_servers", "serve_share", "steps_of", "worker_settings"]
+
+
+#: What is usual, where nothing is said.
+_PULL_EVERY = 1
+
+
+def role_with_servers() -> Role:
+    """The role of this process, in a cluster that has parameter servers."""
+    place = role()
+    if not place.ps_hosts or place.is_evaluator:
+        got = "an evaluator" if place.is_evaluator else "no hosts of parameter servers"
+        raise SettingsError(
+            expected="a worker or a parameter server of a cluster with both", got=got,
+            where="--strategy parameter-server",
+            remedy="Set TF_CONFIG, or JOB_NAME, TASK_INDEX, WORKER_HOSTS and PS_HOSTS, in each process.",
+        )  # fmt: skip
+    return place
+
+
+def serve_share(place: Role, keys: str, make_optimizer: Callable[[], Any]) -> None:
+    """Be a parameter server until the run is over."""
+    with quick_import():
+        from trainer_client.training.servers.service import ParameterServer  # noqa: PLC0415 - TensorFlow takes seconds
+        from trainer_client.training.servers.share_store import ShareStore  # noqa: PLC0415 - as above
+    endpoint = f"tcp://{place.ps_hosts[place.index]}"
+    if not keys and not is_loopback(endpoint):
+        raise SettingsError(
+            expected="keys, or loopback addresses",
+            got=f"{endpoint} without keys: whoever reaches it could change the model",
+            where="--strategy parameter-server",
+            remedy="Name a folder of keys, made with `loader-server keys`: --keys.",
+        )  # fmt: skip
+    shown = client_keys(keys)
+    pairs = (ServerKeys.read(keys, "trainer"), shown) if shown is not None else None
+    others = [f"tcp://{host}" for host in place.ps_hosts[1:]] if place.index == 0 else []
+    server = ParameterServer(
+        _bindable(endpoint), ShareStore(make_optimizer), is_first=place.index == 0, others=others, keys=pairs
+    )
+    try:
+        print(serving_line(place.index, len(place.ps_hosts), endpoint), flush=True)
+        server.serve()
+    finally:
+        server.close()
+
+
+def client_keys(keys: str) -> ClientKeys | None:
+    """What a trainer shows to parameter servers."""
+    return ClientKeys.read(keys, "trainer", to="trainer") if keys else None
+
+
+def connections_to(place: Role, keys: str, lost_timeout_s: float) -> ServerConnections:
+    """A worker's connections to all parameter servers."""
+    from trainer_client.training.servers.server_connections import ServerConnections  # noqa: PLC0415 - as above
+
+    return ServerConnections([f"tcp://{host}" for host in place.ps_hosts], client_keys(keys), lost_timeout_s)
+
+
+def worker_settings(place: Role, options: StrategyOptions, until: Until) -> ServedSettings:
+    """What the command line says of a worker."""
+    from trainer_client.training.servers.served_loop import ServedSettings  # noqa: PLC0415 - as above
+    from trainer_client.training.servers.served_model import SharesSettings  # noqa: PLC0415 - as above
+
+    memory = None if options.server_memory is None else int(options.server_memory * 2**20)
+    staleness = USUAL_STALENESS if options.staleness is None else options.staleness
+    shares = SharesSettings(staleness=staleness, most=steps_of(until), memory=memory)
+    return ServedSettings(
+        is_chief=place.is_master, pull_every=options.pull_every or _PULL_EVERY, shares=shares, workers=place.world
+    )
+
+
+def _bindable(endpoint: str) -> str:
+    """Names are not addresses of an interface: those are served on all."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return endpoint if is_loopback(endpoint) else f"tcp://*:{port}"
+    return endpoint
+
+
+def epochs_of(until: Until) -> int | None:
+    """How many epochs there are in all, which every worker has to know alike."""
+    return _absolute(until.epochs, "--epochs")
+
+
+def steps_of(until: Until) -> int:
+    """How many steps of all workers there are; 0: any number."""
+    return _absolute(until.steps, "--steps") or 0
+
+
+def _absolute(said: int | str | None, where: str) -> int | None:
+    if said is not None and str(said).startswith("+"):
+        raise SettingsError(
+            expected="a number that is the same for all workers", got=str(said), where=where,
+            remedy="Write how many there are in all.",
+        )  # fmt: skip
+    return None if said is None else int(said)

@@ -1,0 +1,382 @@
+"""The training loop of one worker whose variables parameter servers hold: lease, pull, compute, push.
+
+Rules:
+- A batch is done once its gradients are applied. If they are refused it is given back, which costs it nothing.
+- The chief commits: variables of all servers and the batches that are applied to them, of one cut. If servers lost
+  theirs, it gives all of them the last checkpoint and takes the queue back to it; everybody else waits for that.
+- A chief that begins while servers serve goes on with what they have.
+- What the chief's callbacks set the learning rate to is on the servers before anything else is trained here. If servers
+  go back to a checkpoint, so does the rate, and the epoch's callbacks are called again.
+- Who joins servers goes where the queue is then: the chief may have taken it back since this worker attached.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import EndedError, SettingsError
+from shared.wire.parts import DoneSet, EpochDone
+from trainer_client.tf import ctrl_c
+from trainer_client.training.loop.base_loop import BaseLoop
+from trainer_client.training.loop.progress_line import Scope
+from trainer_client.training.loop.step import APPLIED
+from trainer_client.training.runs.noted import NotedMeans
+from trainer_client.training.runs.run import JOB_ENDED, STEPS_DONE
+from trainer_client.training.runs.until import RunTotals
+from trainer_client.training.servers.applied import merged
+from trainer_client.training.servers.collected_gradients import CollectedGradients
+from trainer_client.training.servers.optimizer_settings import OptimizerSettings
+from trainer_client.training.servers.served_model import MovedError, ServedModel
+from trainer_client.training.strategies.single import Single
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trainer_client.training.loop.base_loop import LoopSettings, TrainingData
+    from trainer_client.training.servers.served_model import SharesSettings
+    from trainer_client.training.servers.server_connections import ServerConnections
+
+__all__ = ["ServedLoop", "ServedSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedSettings:
+    """What is peculiar to one worker of those that share servers."""
+
+    #: Whether it gives servers their shares, commits checkpoints and ends the run.
+    is_chief: bool
+    #: Steps from one pull to the next.
+    pull_every: int
+    shares: SharesSettings
+    #: How many workers there are.
+    workers: int = 1
+    #: How long to wait for the chief.
+    patience_s: float = 600.0
+
+
+class ServedLoop(BaseLoop):
+    """Trains a compiled model: `ServedLoop(model, data, servers, worker, settings).run()`."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - each is a part of its own
+        self,
+        model: Any,  # noqa: ANN401 - Keras has no types
+        data: TrainingData,
+        servers: ServerConnections,
+        worker: ServedSettings,
+        settings: LoopSettings,
+        callbacks: Sequence[Any] = (),
+    ) -> None:
+        _refuse_lockstep(data.feed._session)  # noqa: SLF001 - both are halves of one face
+        super().__init__(model, data, Single(compiles_updates=False), settings, callbacks, writes=worker.is_chief)
+        self._servers, self._worker = servers, worker
+        if worker.workers > 1:
+            self._teller.scope = Scope.SHARE
+        self._is_joined = False
+        #: Steps since the last pull; None: pull before the next.
+        self._since_pull: int | None = None
+        #: What callbacks set the learning rate to, and servers do not know yet.
+        self._rate: float | None = None
+
+    def run(self) -> str:
+        """Train until the target is reached, or training ends early; why."""
+        self._warm_up()
+        try:
+            with ctrl_c.deferred() as interruption:
+                self._train(interruption)
+            self._finish()
+        finally:
+            self._teller.close()
+            self._served.quit()  # the last word: servers end then, and what they said before has been heard
+        return self.reason
+
+    def _train(self, interruption: ctrl_c.Interruption) -> None:
+        try:
+            self._begin(interruption)
+            while not (self.reason and self._end()):
+                if not self._is_joined:
+                    self._join(interruption)
+                self._train_epoch(interruption)
+                _heed(interruption)
+        except EndedError:  # there is nothing more to train on, whatever servers have
+            self._progress.stop(JOB_ENDED)
+            self._end()
+        except KeyboardInterrupt as error:
+            self._save()
+            raise self._interrupted(error) from None
+
+    def _end(self) -> bool:
+        """The chief commits what all have trained, and tells servers that the run is over. False if they have moved:
+        what they lost is to be trained again.
+        """
+        if not self._worker.is_chief:
+            return True
+        self._is_joined = self._save()
+        try:
+            if self._is_joined:
+                self._served.finish(self.reason)
+        except MovedError:
+            self._is_joined = False
+        return self._is_joined
+
+    # --- steps ---
+
+    def _train_epoch(self, interruption: ctrl_c.Interruption) -> None:
+        epoch = self._session.cursor.at.epoch
+        self._call(lambda: self._callbacks.on_epoch_begin(epoch))
+        iterator, batch = iter(self._data.elements), 0
+        while not (self.reason or interruption.is_asked):
+            if not self._is_joined and self._join(interruption):
+                return  # the queue was taken elsewhere, and what is read is no longer ours
+            element = self._wait_next(iterator)
+            if element is None:
+                self._end_epoch(epoch)
+                return
+            self._call(partial(self._callbacks.on_train_batch_begin, batch))
+            loss = self._train_on(element)
+            if loss is not None:
+                self._call(partial(self._callbacks.on_train_batch_end, batch, {"loss": loss}))
+            batch += 1
+            self._look_up()
+
+    def _call(self, callbacks: Callable[[], None]) -> None:
+        """Call callbacks; the servers go by the learning rate that they set, and know of nothing else."""
+        if not (self._worker.is_chief and self._callbacks.callbacks):
+            callbacks()
+            return
+        settings = self._optimizer_settings
+        rate, steps = settings.rate(), settings.steps()
+        callbacks()
+        settings.refuse_changes(steps)
+        if settings.rate() != rate:
+            self._rate = settings.rate()
+            self._set_rate()
+
+    def _set_rate(self) -> None:
+        """Tell servers of the rate that was set last, if they do not know it."""
+        if self._rate is None:
+            return
+        try:
+            self._served.set_rate(self._rate)
+            self._rate = None
+        except MovedError:
+            self._is_joined = False
+
+    def _train_on(self, element: Any) -> float | None:  # noqa: ANN401 - tensors
+        """One step, counted once it is applied; its loss, if it was computed."""
+        session = self._session
+        with self._timed("step"):
+            loss, rows, is_in = self._try(element)
+            assert session.leases is not None
+            if is_in:
+                assert loss is not None
+                session.cursor.count(1)
+                self._note_step(loss, rows)
+            else:
+                session.leases.give_back()
+                self._since_pull = None
+            self._progress.stop(self._served.over)
+        return loss
+
+    def _steps_done(self) -> int:
+        """Return how many steps of all workers are applied: the count that checkpoints have, and all that is told."""
+        steps = max(self._progress.steps, self._served.heard_version)
+        self._params[STEPS_DONE] = steps
+        return steps
+
+    def _try(self, element: Any) -> tuple[float | None, int, bool]:  # noqa: ANN401 - as above
+        """Loss, valid rows, and whether the batch is in the model."""
+        loss, rows = None, 0
+        assert self._session.leases is not None
+        lease = self._session.leases.in_hand()
+        try:
+            if self._since_pull is None or self._since_pull >= self._worker.pull_every:
+                self._served.pull()
+                self._since_pull = 0
+            loss, rows, became = self._finite_step(element)
+            self._since_pull += 1
+            return loss, rows, self._served.push(lease, self._kept.read() if became == APPLIED else {})
+        except MovedError:
+            self._is_joined = False
+            return loss, rows, False
+
+    def _end_epoch(self, epoch: int) -> None:
+        noted, self._noted = self._noted, NotedMeans()
+        self._progress.count(epochs=self._session.cursor.at.epoch)
+        logs, rows, whose = self._results_of(epoch, noted)
+        cut = self._cut()  # which brings the servers' values, so that these are judged
+        if self._worker.is_chief and cut is None:
+            return  # servers have moved: the epoch is judged when it is over again
+        self._call(partial(self._tell_callbacks, epoch, logs))
+        self._teller.tell_epoch(self._progress.totals, logs, whose)
+        if self._early_stop is not None and JOB_ENDED not in self._params:
+            self._early_stop.note(epoch, logs, is_trained=rows > 0)
+        self._heed_callbacks()
+        self._commit(cut)
+
+    def _tell_callbacks(self, epoch: int, logs: dict[str, Any]) -> None:
+        """One by one: the list of Keras would give each a copy, and the later ones are to see what the earlier add."""
+        for callback in self._callbacks.callbacks:
+            callback.on_epoch_end(epoch, logs)
+
+    def _results_of(self, epoch: int, noted: NotedMeans) -> tuple[dict[str, Any], int, str]:
+        """Report this worker's part of an epoch; what the chief has from all: means, over how many rows, and whose."""
+        logs: dict[str, Any] = noted.means()
+        if not self._worker.is_chief or self._worker.workers == 1:
+            self._session.share_results(logs, rows=noted.rows, epoch=epoch + 1, step=0)
+            return logs, noted.rows, ""
+        gathered = self._session.gather_results(logs, rows=noted.rows, epoch=epoch + 1)
+        return gathered.means if gathered.rows else {}, gathered.rows, gathered.words()
+
+    # --- beginning and ending ---
+
+    def _begin(self, interruption: ctrl_c.Interruption) -> None:
+        self._saved.begin()
+        self._model.stop_training = False
+        there = RunTotals(epochs=self._session.cursor.at.epoch)
+        if self._worker.is_chief:
+            there = self._begin_as_chief()
+        else:
+            self._follow_chief(interruption)
+            there = replace(there, steps=self._served.version)
+        self._is_joined = True
+        self._params[STEPS_DONE] = there.steps
+        there = replace(there, epochs=self._session.cursor.at.epoch)
+        self._rows = self._session.trained_rows
+        self._progress.begin(f"training {self._session.stream}", there)
+        self._progress.stop(self._served.over)
+        self._heed_early_stop()
+        self._teller.begin(self._progress, self._step.traces)
+        self._call(self._callbacks.on_train_begin)
+
+    def _follow_chief(self, interruption: ctrl_c.Interruption) -> bool:
+        """Join servers once the chief has given them shares, and read where the queue is then; whether that is
+        elsewhere.
+        """
+        assert self._session.leases is not None
+        self._served.wait_for_shares(self._worker.patience_s, partial(_heed, interruption))
+        self._is_joined = True
+        return self._session.leases.follow()
+
+    def _begin_as_chief(self) -> RunTotals:
+        totals = self._saved.read(self._model, self._early_stop)
+        if totals is not None and self._can_go_on():
+            self._log.info("goes on with what parameter servers have", version=self._served.version)
+            return replace(totals, steps=self._served.version)
+        return self._restore()
+
+    def _can_go_on(self) -> bool:
+        """Take what servers have, their learning rate included; False if there is nothing to go on with."""
+        if not self._served.look() or self._served.over:
+            return False
+        try:
+            self._served.pull()
+        except MovedError:
+            return False
+        return True
+
+    def _restore(self) -> RunTotals:
+        """Take the queue back to the last checkpoint, and give it to all servers; the first one is written here."""
+        is_first = self._saved.read(self._model, None) is None
+        self._served.withdraw()
+        totals, self._noted = self._saved.restore(self._model, self._session, self._early_stop)
+        self._served.serve(_done_set(self._session.cursor.state()), totals.steps)
+        self._served.look()
+        self._since_pull = self._rate = None
+        if is_first:
+            self._save()
+        return totals
+
+    def _join(self, interruption: ctrl_c.Interruption) -> bool:
+        """Join servers that have moved; whether the queue is elsewhere now."""
+        self._since_pull = None
+        is_elsewhere = self._join_as_chief(interruption) if self._worker.is_chief else self._follow_chief(interruption)
+        self._progress.go_back(epochs=self._session.cursor.at.epoch, steps=self._served.version)
+        self._progress.stop(self._served.over)
+        self._heed_early_stop()
+        return is_elsewhere
+
+    def _join_as_chief(self, interruption: ctrl_c.Interruption) -> bool:
+        self._is_joined = True
+        if self._served.look(partial(_heed, interruption)):
+            self._set_rate()
+            return False
+        self._log.warning("parameter servers lost their shares: all go back to the last checkpoint")
+        self._restore()
+        return True
+
+    def _when_built(self) -> None:
+        """Gradients go to the servers, which have the optimizer."""
+        model = self._model
+        self._served = ServedModel(model, model.optimizer, self._servers, self._worker.shares)
+        goes_on = self._worker.pull_every > 1
+        self._kept = CollectedGradients(model.optimizer, model.trainable_variables, goes_on=goes_on)
+        self._step.optimizer = self._kept
+        self._optimizer_settings = OptimizerSettings(model)
+
+    def _finish(self) -> None:
+        self._callbacks.on_train_end()  # what is set there is for nothing that is trained
+        if self._worker.is_chief:
+            self._session.end_run(self.reason, epoch=self._progress.totals.epochs, step=0)
+        self._saved.finish()
+        self._progress.finish()
+
+    # --- saving ---
+
+    def _is_save_due(self) -> bool:
+        return self._is_joined and self._is_long_ago(self._served.version)
+
+    def _save(self) -> bool:
+        """The chief commits what all have trained. Whether it did; if not, servers have moved."""
+        return self._commit(self._cut())
+
+    def _cut(self) -> dict[str, Any] | None:
+        """In the chief: one version of all variables, which the model has then; the batches that are in them. None if
+        servers have moved.
+        """
+        if not self._worker.is_chief or self._served.generation == 0:
+            return None
+        with self._timed("checkpoint"):
+            state = self._session.cursor.state()
+            try:
+                done = self._served.save(int(state["epochs"][0][0]))
+            except MovedError:
+                self._is_joined = False
+                return None
+            self._since_pull = 0
+            steps = self._steps_done() - self._progress.steps
+            self._progress.count(epochs=self._progress.totals.epochs, steps=steps)
+            epochs = merged(_done_set(state), done).epochs
+            return state | {"epochs": [[one.epoch, one.fresh, list(one.missing)] for one in epochs]}
+
+    def _commit(self, cut: dict[str, Any] | None) -> bool:
+        """Commit what was cut, as long as nothing else was trained or pulled; whether there was anything."""
+        if cut is None:
+            return False
+        with self._timed("checkpoint"):
+            totals = replace(self._totals(), steps=self._served.version)
+            written = self._saved.commit(self._model, cut, totals, self._noted, self._early_stop)
+        self._note_saved(written, self._served.version)
+        return True
+
+    def _totals(self) -> RunTotals:
+        return replace(self._progress.totals, epochs=self._session.cursor.at.epoch)
+
+
+def _heed(interruption: ctrl_c.Interruption) -> None:
+    if interruption.is_asked:
+        raise KeyboardInterrupt
+
+
+def _done_set(state: dict[str, Any]) -> DoneSet:
+    return DoneSet(tuple(EpochDone(epoch, fresh, tuple(missing)) for epoch, fresh, missing in state["epochs"]))
+
+
+def _refuse_lockstep(session: Any) -> None:  # noqa: ANN401 - a feed's session
+    if not session.in_queue:
+        raise SettingsError(
+            expected='mode = "queue", as workers of unequal speed share batches',
+            got=f"{session.stream}, in lockstep", where="--strategy parameter-server",
+            remedy='Write mode = "queue" in the table of this stream in the job file.',
+        )  # fmt: skip

@@ -1,0 +1,299 @@
+"""A model whose trainable variables servers hold, in one trainer: it looks, pulls and pushes; the chief gives shares.
+
+Rules: a trainer knows one generation; where a server has another, it has moved, and whoever asked begins anew.
+Gradients go to all other servers before the first is asked to apply them. It must not know feeds or files.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shared.errors import LostError, SettingsError
+from shared.wire.parts import DoneSet, PartGradient, VariablePart
+from shared.wire.topics import server_messages as m
+from trainer_client.training.checkpoints.variables import plain_value
+from trainer_client.training.servers.merged_rows import rows_between
+from trainer_client.training.servers.optimizer_variables import OptimizerVariables
+from trainer_client.training.servers.share_store import frame_of, split_frame
+from trainer_client.training.servers.shares import HeldVariable, refuse_too_little_memory, shares_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shared.wire.parts import Lease
+    from trainer_client.training.servers.server_connections import Reply, ServerConnections
+
+__all__ = ["MovedError", "ServedModel", "SharesSettings"]
+
+_LOOK_EVERY_S = 0.2
+
+
+class MovedError(Exception):
+    """The servers have another generation, or none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharesSettings:
+    """What the chief says of shares."""
+
+    staleness: int
+    #: The run is over after so many batches; 0: never.
+    most: int
+    #: How many bytes a server may hold; None: any.
+    memory: int | None
+
+
+class ServedModel:
+    """A built model, and the optimizer whose state servers hold."""
+
+    def __init__(self, model: Any, optimizer: Any, servers: ServerConnections, settings: SharesSettings) -> None:  # noqa: ANN401
+        #: Of the values that were pulled, and the newest that was heard of.
+        self.version = self._heard_version = 0
+        self.generation = 0
+        #: Why the run is over; empty while it goes on.
+        self.over = ""
+        self._variables = list(model.trainable_variables)
+        refuse_what_servers_cannot_hold(model, optimizer)
+        self._state = OptimizerVariables(optimizer, self._variables)
+        self._servers = servers
+        self._settings = settings
+        self._trainer = secrets.randbits(63)
+        self._shares: list[tuple[VariablePart, ...]] = []
+        self._refused: Lease | None = None
+
+    @property
+    def heard_version(self) -> int:
+        """How many batches are applied, by the newest that was heard of."""
+        return max(self.version, self._heard_version)
+
+    # --- joining ---
+
+    def look(self, heed: Callable[[], None] | None = None) -> bool:
+        """Join the servers, if all serve one generation; whether they do."""
+        if self.generation:  # what was said under the last name may still be on its way
+            self.quit()
+            self._trainer = secrets.randbits(63)
+        self.generation, self._refused = 0, None
+        shown = [said for said, _ in self._servers.ask_all(m.Look(serial=0, trainer=self._trainer), heed)]
+        self.over = shown[0].over
+        generations = {one.generation for one in shown}
+        if len(generations) > 1 or 0 in generations:
+            return False
+        self.version = self._heard_version = shown[0].version
+        self.generation, self._shares = shown[0].generation, [one.parts for one in shown]
+        self._refuse_another_model()
+        return True
+
+    def wait_for_shares(self, patience_s: float, heed: Callable[[], None] | None = None) -> None:
+        """Join them as soon as the chief has given all of them their shares; `heed` may raise, and ends the wait."""
+        until_s = time.monotonic() + patience_s
+        while not self.look(heed):
+            if time.monotonic() > until_s:
+                raise LostError(
+                    expected=f"parameter servers with a model within {patience_s:g} s", got="some without",
+                    where=", ".join(self._servers.endpoints), remedy="Start the chief, which gives them their shares.",
+                )  # fmt: skip
+            threading.Event().wait(_LOOK_EVERY_S)
+
+    def _refuse_another_model(self) -> None:
+        rows = [0] * len(self._variables)
+        for part in (part for share in self._shares for part in share):
+            if part.variable >= len(rows) or part.shape[1:] != tuple(self._variables[part.variable].shape)[1:]:
+                raise _another_model(f"a part of variable {part.variable} with shape {list(part.shape)}")
+            rows[part.variable] += part.shape[0] if part.shape else 0
+        mine = [one.shape[0] if one.shape else 0 for one in self._variables]
+        if rows != mine:
+            raise _another_model(f"variables of {rows} rows")
+
+    # --- the chief ---
+
+    def withdraw(self) -> None:
+        """Have the servers serve nothing until they are given shares: nobody else trains meanwhile."""
+        self._servers.ask_all(m.Withdraw(serial=0))
+
+    def set_rate(self, rate: float) -> None:
+        """Have this learning rate applied to all that anybody pushes from now on; MovedError as below."""
+        message = m.SetRate(serial=0, trainer=self._trainer, generation=self.generation, rate=rate)
+        answer, _ = self._servers.ask({0: (message, b"")})[0]
+        if answer.code == "moved":
+            raise MovedError
+
+    def serve(self, done: DoneSet, version: int) -> None:
+        """Give every server its share of the model as it is; `done` is what is applied to it."""
+        held = [
+            HeldVariable(
+                shape=tuple(one.shape),
+                dtype=str(one.dtype),
+                item_bytes=np.dtype(str(one.dtype)).itemsize,
+                can_be_cut=self._state.can_be_cut(at, tuple(one.shape)),
+            )
+            for at, one in enumerate(self._variables)
+        ]
+        shares = shares_of(held, len(self._servers))
+        if self._settings.memory is not None:
+            refuse_too_little_memory(held, shares, self._state.copies(), self._settings.memory)
+        generation = secrets.randbits(63)
+        questions = {at: self._share(share, generation, done, version) for at, share in enumerate(shares)}
+        self._servers.ask({at: one for at, one in questions.items() if at})
+        self._servers.ask({0: questions[0]})
+
+    def _share(
+        self, parts: tuple[VariablePart, ...], generation: int, done: DoneSet, version: int
+    ) -> tuple[Any, bytes]:
+        arrays = [plain_value(one) for one in self._variables]
+        slots = {part.variable: [plain_value(one) for one in self._state.of_each[part.variable]] for part in parts}
+        frame = frame_of(
+            [
+                *(_cut(arrays[part.variable], part) for part in parts),
+                *(plain_value(one) for one in self._state.common),
+                *(_cut(one, part) for part in parts for one in slots[part.variable]),
+            ]
+        )
+        settings = self._settings
+        message = m.ServeShare(
+            serial=0, generation=generation, version=version, staleness=settings.staleness, most=settings.most,
+            parts=parts, done=done, nbytes=len(frame),
+        )  # fmt: skip
+        return message, frame
+
+    def save(self, settled: int) -> DoneSet:
+        """Take all that the servers have, of one cut, into model and optimizer; what is applied to it."""
+        cut = m.Save(serial=0, generation=self.generation, cut=secrets.randbits(63), settled=settled)
+        replies = self._values(self._servers.ask_all(cut))
+        # What is of no part comes from every server. The first one's counts, which decides: so it is taken last.
+        for (said, frame), parts in reversed(list(zip(replies, self._shares, strict=True))):
+            self._take_all(parts, frame)
+            self.version = said.version
+        done: DoneSet = replies[0][0].done
+        return done
+
+    def _take_all(self, parts: tuple[VariablePart, ...], frame: memoryview) -> None:
+        values = [(part, self._variables[part.variable]) for part in parts]
+        slots = [(part, one) for part in parts for one in self._state.of_each[part.variable]]
+        common = [(None, one) for one in self._state.common]
+        _assign([*values, *common, *slots], frame)
+
+    def finish(self, why: str) -> None:
+        """The run is over, for everybody: the first server says so to the others, unless it dies before. MovedError if
+        it goes on with another chief.
+        """
+        finish = m.Finish(serial=0, generation=self.generation, why=why)
+        self._servers.tell_all(finish)
+        said, _ = self._servers.ask({0: (finish, b"")})[0]
+        if said.code == "moved":
+            raise MovedError
+
+    # --- steps ---
+
+    def pull(self) -> None:
+        """Take the servers' values, their learning rate and their count of steps; MovedError if they have another
+        generation.
+        """
+        pull = m.Pull(
+            serial=0, trainer=self._trainer, generation=self.generation, at_least=self._heard_version
+        )  # fmt: skip
+        replies = self._values(self._servers.ask_all(pull))
+        self.version = self._heard_version = replies[0][0].version
+        common = [(None, variable) for variable in self._state.common]
+        for (_, frame), parts in reversed(list(zip(replies, self._shares, strict=True))):  # as in `save`
+            _assign([*((part, self._variables[part.variable]) for part in parts), *common], frame)
+
+    @staticmethod
+    def _values(replies: Sequence[Reply]) -> Sequence[Reply]:
+        if any(isinstance(said, m.Taken) for said, _ in replies):
+            raise MovedError
+        return replies
+
+    def push(self, lease: Lease, gradients: dict[int, Any]) -> bool:
+        """Have a batch's gradients applied; whether it is in the model. MovedError as above."""
+        refused, self._refused = self._refused, None
+        pushed = {at: self._push(at, lease, gradients, refused) for at in range(len(self._servers))}
+        held = self._servers.ask({at: one for at, one in pushed.items() if at})
+        if any(said.code != "held" for said, _ in held.values()):
+            raise MovedError
+        said, _ = self._servers.ask({0: pushed[0]})[0]
+        if said.code == "moved":
+            raise MovedError
+        if said.code != "applied":
+            self._refused = lease
+        self.over, self._heard_version = said.why, said.version
+        return said.code in ("applied", "repeated")
+
+    def _push(self, at: int, lease: Lease, gradients: dict[int, Any], refused: Lease | None) -> tuple[Any, bytes]:
+        parts, arrays = [], list[Any]()
+        for place, part in enumerate(self._shares[at]):
+            one = gradients.get(part.variable)
+            if isinstance(one, tuple):
+                rows = rows_between(one, part.start, part.start + part.shape[0])
+                parts.append(PartGradient(place, len(rows[0])))
+                arrays += rows
+            elif one is not None:
+                parts.append(PartGradient(place, None))
+                arrays.append(_cut(one, part))
+        frame = frame_of(arrays)
+        message = m.Push(
+            serial=0, trainer=self._trainer, generation=self.generation, lease=lease, based_on=self.version,
+            refused=refused, is_step=bool(gradients), parts=tuple(parts), nbytes=len(frame),
+        )  # fmt: skip
+        return message, frame
+
+    def quit(self) -> None:
+        """Leave: nothing more is pushed."""
+        self._servers.tell_all(m.Quit(trainer=self._trainer))
+
+
+def _cut(array: Any, part: VariablePart) -> Any:  # noqa: ANN401 - an array
+    """A part's rows of a variable, or of what has a variable's shape."""
+    return array[part.start : part.start + part.shape[0]] if part.shape and array.shape[1:] == part.shape[1:] else array
+
+
+def _assign(places: Sequence[tuple[VariablePart | None, Any]], frame: memoryview) -> None:
+    kinds = []
+    for part, variable in places:
+        shape = tuple(variable.shape)
+        is_cut = part is not None and part.shape[1:] == shape[1:] and len(part.shape) == len(shape)
+        kinds.append((part.shape if part is not None and is_cut else shape, str(variable.dtype)))
+    for (part, variable), array in zip(places, split_frame(frame, kinds), strict=True):
+        if array.shape == tuple(variable.shape):
+            variable.assign(array)
+        else:
+            assert part is not None
+            variable.value[part.start : part.start + part.shape[0]].assign(array)
+
+
+def refuse_what_servers_cannot_hold(model: Any, optimizer: Any) -> None:  # noqa: ANN401 - Keras has no types
+    """Refuse names that are there twice, constraints, and a loss that is scaled."""
+    seen: dict[str, int] = {}
+    for layer in model._flatten_layers(include_self=False):  # noqa: SLF001 - `layers` has the outer ones only
+        inner = {id(one) for below in layer._flatten_layers(include_self=False) for one in below.variables}  # noqa: SLF001
+        for variable in (one for one in layer.trainable_variables if id(one) not in inner):
+            name = variable.path.rpartition("/")[0]
+            if seen.setdefault(name, id(layer)) != id(layer):
+                raise _cannot_hold(
+                    "layers and tables of different names", f'two that are called "{name}"', "Rename one."
+                )
+    if any(getattr(one, "constraint", None) is not None for one in model.trainable_variables):
+        raise _cannot_hold(
+            "variables without constraints", "some with", "Leave constraints out: servers would not apply them."
+        )
+    if hasattr(optimizer, "optimizers"):
+        raise _cannot_hold("one optimizer for all variables", f"a {type(optimizer).__name__}", "Take one of them.")
+    if hasattr(optimizer, "inner_optimizer"):
+        raise _cannot_hold("a loss that is not scaled", "mixed_float16", "Take --precision mixed_bfloat16, or float32.")
+
+
+def _cannot_hold(expected: str, got: str, remedy: str) -> SettingsError:
+    return SettingsError(expected=expected, got=got, where="--strategy parameter-server", remedy=remedy)
+
+
+def _another_model(got: str) -> SettingsError:
+    return SettingsError(
+        expected="the model that the chief gave to the parameter servers", got=got, where="--model",
+        remedy="Start all processes with the same --model and --param.",
+    )  # fmt: skip

@@ -1,0 +1,362 @@
+"""What a parameter server decides: whose gradients it takes, in which order, and what a checkpoint is cut from.
+
+Rules, each with the interleaving behind it:
+- The first server decides for all, and tells the others in order: at a version each has applied the same batches.
+- The others have a batch's gradients before the first is asked: a worker that dies leaves no step half applied.
+- Gradients wait under their batch: the next ones of a quick worker may come before the order to apply the last.
+- A batch that is applied is applied no more, whoever brings it: its worker may have died before it could say so.
+- Values that are pulled have all that their trainer has pushed: a server that is behind answers when it is not.
+- A checkpoint is cut where the first says, so its variables and its batches agree without anybody waiting.
+- A trainer that was silent for long is forgotten, and what waits of it; if it comes back, it begins anew.
+- A server that missed an order serves nothing any more: all go back to the last checkpoint.
+- A learning rate that the chief set comes with each order: what one server applies at a rate, all others do as well.
+- Whoever hears that the run is over ends by itself, whatever it missed: nobody may be left to say so again.
+Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shared.wire.parts import DoneSet, EpochDone, Lease, VariablePart
+from shared.wire.topics import server_messages as m
+from trainer_client.training.servers.applied import AppliedBatches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shared.wire.declared import Message
+
+__all__ = [
+    "Adopt", "Answer", "Apply", "ApplyHeld", "AssignRate", "Cut", "Drop", "Hold", "Instruction", "ServerState", "Tell",
+]  # fmt: skip
+
+#: A trainer that was silent for so long is forgotten: longer than any step.
+_FORGOTTEN_S = 600.0
+#: How often others hear of a version, though nothing happens: one that missed an order notices it then.
+_AGREE_EVERY_S = 2.0
+#: At the end of a run, trainers that were silent for so long are not waited for: longer than most steps.
+_GONE_S = 60.0
+
+#: Gradients of one trainer for one batch.
+Key = tuple[int, Lease]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Send this to whoever asked; with the values of the share, or with the cut of this number."""
+
+    to: bytes
+    message: Message
+    values: bool = False
+    cut: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """The share, with the values that came along, replaces all there was."""
+
+    parts: tuple[VariablePart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Keep the gradients that came along."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Apply the gradients that came along."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyHeld:
+    """Apply these gradients, which are held."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget these gradients."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class AssignRate:
+    """Go by this learning rate from now on."""
+
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Copy all that there is, in place of the last copy."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send this to the other servers."""
+
+    message: m.Order
+
+
+Instruction = Answer | Adopt | Hold | Apply | ApplyHeld | Drop | AssignRate | Cut | Tell
+
+
+class ServerState:
+    """One server; the first of all is told that it is."""
+
+    def __init__(self, *, is_first: bool) -> None:
+        self.generation = 0
+        #: How many batches are applied.
+        self.version = 0
+        #: Why nothing is taken any more; empty while it is.
+        self.over = ""
+        self.has_ended = self._is_finishing = False
+        self.parts: tuple[VariablePart, ...] = ()
+        self.counts = dict.fromkeys(("applied", "held", "repeated", "stale", "moved", "over"), 0)
+        self._is_first = is_first
+        self._staleness = self._most = 0
+        self._applied = AppliedBatches(DoneSet((EpochDone(0, 0, ()),)))
+        #: When each trainer was last heard.
+        self._heard_s: dict[int, float] = {}
+        self._now_s = self._agreed_s = 0.0
+        self._held: dict[Key, None] = {}
+        #: The learning rate that was set since the share was given, and by which message of which trainer.
+        self._rate: float | None = None
+        self._rate_set_by = (0, 0)
+        #: The last cut, and what was applied by then.
+        self._cut: tuple[int, int, DoneSet | None] | None = None
+        #: Who waits for which cut.
+        self._waits: dict[int, tuple[bytes, m.Save]] = {}
+        #: Which trainers wait for values that are not there yet.
+        self._pulls: dict[int, tuple[bytes, m.Pull]] = {}
+
+    # --- what trainers say ---
+
+    def handle(self, asker: bytes, said: Message, now_s: float) -> list[Instruction]:
+        """Take in a message; what is to be done, in order."""
+        self._now_s = now_s
+        trainer = getattr(said, "trainer", None)
+        if trainer in self._heard_s:
+            self._heard_s[trainer] = now_s
+        handler = _HANDLERS.get(type(said))
+        return handler(self, asker, said) if handler is not None else []
+
+    def _look(self, asker: bytes, said: m.Look) -> list[Instruction]:
+        self._heard_s[said.trainer] = self._now_s
+        shown = m.Shown(
+            serial=said.serial, generation=self.generation, version=self.version, over=self.over, parts=self.parts
+        )  # fmt: skip
+        return [Answer(asker, shown)]
+
+    def _quit(self, _asker: bytes, said: m.Quit) -> list[Instruction]:
+        is_known = self._heard_s.pop(said.trainer, None) is not None
+        return [Tell(self._order("forget", trainer=said.trainer))] if self._is_first and is_known else []
+
+    def _serve(self, asker: bytes, said: m.ServeShare) -> list[Instruction]:
+        if said.generation == self.generation:  # the answer was lost
+            return [self._taken(asker, said.serial, "serving")]
+        self.generation, self.version, self.parts, self.over = said.generation, said.version, said.parts, ""
+        self._is_finishing = self.has_ended = False
+        self._staleness, self._most = said.staleness, said.most
+        self._applied = AppliedBatches(said.done)
+        self._cut = self._rate = None
+        dropped = [Drop(key) for key in self._take_held(lambda _key: True)]
+        self._waits.clear()
+        self._pulls.clear()
+        self._end_at_most()
+        return [*dropped, Adopt(said.parts), self._taken(asker, said.serial, "serving")]
+
+    def _withdraw(self, asker: bytes, said: m.Withdraw) -> list[Instruction]:
+        return [*self._lose(), self._taken(asker, said.serial, "withdrawn")]
+
+    def _pull(self, asker: bytes, said: m.Pull) -> list[Instruction]:
+        if not self._is_of_now(said.generation) or said.trainer not in self._heard_s:
+            return [self._taken(asker, said.serial, "moved")]
+        if said.at_least > self.version:
+            self._pulls[said.trainer] = (asker, said)
+            return []
+        values = m.Values(serial=said.serial, version=self.version, done=None, nbytes=0)
+        return [Answer(asker, values, values=True)]
+
+    def _push(self, asker: bytes, said: m.Push) -> list[Instruction]:
+        key = (said.trainer, said.lease)
+        instructions: list[Instruction] = []
+        if said.refused is not None:
+            instructions += [Drop(one) for one in self._take_held(lambda one: one == (said.trainer, said.refused))]
+        code = self._judge(said)
+        self.counts[code] += 1
+        if code == "held":
+            self._held[key] = None
+            instructions.append(Hold(key))
+        if code == "applied":
+            instructions += [Apply(key), Tell(self._order("apply", trainer=said.trainer, lease=said.lease))]
+        return [*instructions, self._taken(asker, said.serial, code)]
+
+    def _judge(self, said: m.Push) -> str:
+        if not self._is_of_now(said.generation) or said.trainer not in self._heard_s:
+            return "moved"
+        if not self._is_first:
+            return "held"
+        if self._applied.has(said.lease.epoch, said.lease.number):
+            return "repeated"
+        if self.over:
+            return "over"
+        if self.version - said.based_on > self._staleness:
+            return "stale"
+        self._applied.add(said.lease.epoch, said.lease.number)
+        self.version += 1
+        self._end_at_most()
+        return "applied"
+
+    def _end_at_most(self) -> None:
+        if self._is_first and self._most and self.version >= self._most:
+            steps = "1 step is" if self._most == 1 else f"{self._most} steps are"
+            self.over = self.over or f"{steps} reached"
+
+    # --- the learning rate ---
+
+    def _set_rate(self, asker: bytes, said: m.SetRate) -> list[Instruction]:
+        if not self._is_of_now(said.generation) or said.trainer not in self._heard_s:
+            return [self._taken(asker, said.serial, "moved")]
+        trainer, serial = self._rate_set_by
+        is_late = said.trainer == trainer and said.serial < serial
+        if not is_late:
+            self._rate_set_by = (said.trainer, said.serial)
+        return [*([] if is_late else self._go_by(said.rate)), self._taken(asker, said.serial, "set")]
+
+    def _go_by(self, rate: float | None) -> list[Instruction]:
+        if rate is None or rate == self._rate:
+            return []
+        self._rate = rate
+        return [AssignRate(rate)]
+
+    # --- checkpoints ---
+
+    def _save(self, asker: bytes, said: m.Save) -> list[Instruction]:
+        if not self._is_of_now(said.generation):
+            return [self._taken(asker, said.serial, "moved")]
+        if self._cut is not None and self._cut[0] == said.cut:  # the answer was lost, or the order came first
+            return [self._saved(asker, said)]
+        if not self._is_first:
+            self._waits = {said.cut: (asker, said)}
+            return []
+        self._applied.forget_before(said.settled)
+        self._cut = (said.cut, self.version, self._applied.done_set())
+        return [Cut(said.cut), Tell(self._order("cut", cut=said.cut)), self._saved(asker, said)]
+
+    def _saved(self, asker: bytes, said: m.Save) -> Answer:
+        assert self._cut is not None
+        _, version, done = self._cut
+        return Answer(asker, m.Values(serial=said.serial, version=version, done=done, nbytes=0), cut=said.cut)
+
+    # --- the end ---
+
+    def _finish(self, asker: bytes, said: m.Finish) -> list[Instruction]:
+        if said.generation != self.generation != 0:  # one without a share is to end, too
+            return [self._taken(asker, said.serial, "moved")]
+        self.over = self.over or said.why
+        self._is_finishing = True
+        return [self._taken(asker, said.serial, "over")]
+
+    def look(self, now_s: float) -> list[Instruction]:
+        """Now and then: forget who was silent for too long, and end once everybody has heard that it is over."""
+        if not (self._is_first or self._is_finishing):
+            return []
+        patience_s = _GONE_S if self._is_finishing else _FORGOTTEN_S
+        silent = [trainer for trainer, heard_s in self._heard_s.items() if now_s - heard_s > patience_s]
+        for trainer in silent:
+            del self._heard_s[trainer]
+        orders: list[Instruction] = [Tell(self._order("forget", trainer=trainer)) for trainer in silent]
+        if now_s - self._agreed_s > _AGREE_EVERY_S:
+            self._agreed_s = now_s
+            orders.append(Tell(self._order("agree")))
+        if self._is_finishing and not self._heard_s and not self.has_ended:
+            self.has_ended = True
+            orders.append(Tell(self._order("end")))
+        return orders
+
+    # --- what the first server says ---
+
+    def _obey(self, _asker: bytes, said: m.Order) -> list[Instruction]:
+        self.has_ended |= said.what == "end" and not self._is_first
+        if said.generation != self.generation or self._is_first or self.has_ended:
+            return []
+        expected = self.version + 1 if said.what == "apply" else self.version
+        if said.version != expected:
+            return self._lose()
+        if said.what == "apply":
+            return [*self._go_by(said.rate), *self._apply_held(said)]
+        if said.what == "cut":
+            return [*self._go_by(said.rate), *self._take_cut(said.cut)]
+        if said.what == "forget":
+            self._heard_s.pop(said.trainer, None)
+            return [Drop(key) for key in self._take_held(lambda key: key[0] == said.trainer)]
+        return []  # they agree
+
+    def _apply_held(self, said: m.Order) -> list[Instruction]:
+        assert said.lease is not None
+        key = (said.trainer, said.lease)
+        if key not in self._held:
+            return self._lose()
+        del self._held[key]
+        self.version += 1
+        return [ApplyHeld(key), Drop(key), *self._answer_pulls()]
+
+    def _answer_pulls(self) -> list[Instruction]:
+        waits, self._pulls = self._pulls, {}
+        return [answer for asker, said in waits.values() for answer in self._pull(asker, said)]
+
+    def _take_cut(self, number: int) -> list[Instruction]:
+        self._cut = (number, self.version, None)
+        waits, self._waits = self._waits, {}
+        return [Cut(number), *(self._saved(*waits[number]) for _ in range(number in waits))]
+
+    def _lose(self) -> list[Instruction]:
+        """These variables count no more: an order was missed, or the chief is about to give others."""
+        self.generation = 0
+        return [*(Drop(key) for key in self._take_held(lambda _key: True)), *self._answer_pulls()]
+
+    # --- parts of answers ---
+
+    def _is_of_now(self, generation: int) -> bool:
+        return generation == self.generation != 0
+
+    def _take_held(self, is_meant: Callable[[Key], bool]) -> list[Key]:
+        found = [key for key in self._held if is_meant(key)]
+        for key in found:
+            del self._held[key]
+        return found
+
+    def _taken(self, asker: bytes, serial: int, code: str) -> Answer:
+        return Answer(asker, m.Taken(serial=serial, code=code, version=self.version, why=self.over))
+
+    def _order(self, what: str, *, trainer: int = 0, lease: Lease | None = None, cut: int = 0) -> m.Order:
+        return m.Order(
+            generation=self.generation, what=what, version=self.version, trainer=trainer, lease=lease, cut=cut,
+            rate=self._rate,
+        )  # fmt: skip
+
+
+_HANDLERS: dict[type[Message], Callable[[ServerState, bytes, Any], list[Instruction]]] = {
+    m.Look: ServerState._look,  # noqa: SLF001 - the table of this class
+    m.ServeShare: ServerState._serve,  # noqa: SLF001
+    m.Withdraw: ServerState._withdraw,  # noqa: SLF001
+    m.Pull: ServerState._pull,  # noqa: SLF001
+    m.Push: ServerState._push,  # noqa: SLF001
+    m.SetRate: ServerState._set_rate,  # noqa: SLF001
+    m.Save: ServerState._save,  # noqa: SLF001
+    m.Finish: ServerState._finish,  # noqa: SLF001
+    m.Quit: ServerState._quit,  # noqa: SLF001
+    m.Order: ServerState._obey,  # noqa: SLF001
+}

@@ -1,0 +1,218 @@
+"""A parameter server's process: its socket, its share, and its orders to the other servers.
+
+Rules: one thread; what is decided stands in `server_state`. Nobody is waited for: what cannot be sent is asked for
+again, but for orders, which are kept until their connection is up. Gradients that are not of this share are refused.
+A peer that says much in vain is not heard for a moment, one that leaves answers unread is told nothing more, and one
+that sends faster than we take in is stopped (see `shared.fairness`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import zmq
+
+from shared.endpoints import port_of
+from shared.errors import ProtocolError
+from shared.fairness.aftermath import Aftermath
+from shared.fairness.brakes import Brakes
+from shared.fairness.patience import Patience
+from shared.fairness.unread import UnreadMessages
+from shared.guard import Guard
+from shared.logs import Log
+from shared.sockets import MAX_PAYLOAD, bind_router, connect_dealer, descriptors_by_port, read_waiting
+from shared.system.limits import refuse_small_limits_of_client
+from shared.wire.codec import VersionError, decode, encode, encode_refusal
+from shared.wire.permissions import TO_PARAMETER_SERVER
+from shared.wire.refusals import refused
+from shared.wire.topics import server_messages as m
+from trainer_client.training.servers.server_state import Adopt, Answer, ServerState, Tell
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shared.keys import ClientKeys, ServerKeys
+    from shared.wire.declared import Message
+    from trainer_client.training.servers.server_state import Instruction
+    from trainer_client.training.servers.share_store import Gradients, ShareStore
+
+__all__ = ["ParameterServer"]
+
+_LOOK_MS = 200
+#: How soon to look again whether libzmq has got rid of answers, or whether a stopped connection may go on.
+_SOON_MS = 20
+#: Orders to the other servers leave after so many messages; after more turns than these some are left over. Trainers
+#: have one or two under way, and each may be as large as a share.
+_AT_ONCE, _MOST_MESSAGES = 16, 1024
+#: How often to look whether a flood has ended.
+_TIDY_S = 0.5
+#: What was said last gets so long to leave.
+_LINGER_MS = 2000
+
+
+class ParameterServer:
+    """Serves at one endpoint; the first server knows the others' endpoints."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        store: ShareStore,
+        *,
+        is_first: bool,
+        others: Sequence[str] = (),
+        keys: tuple[ServerKeys, ClientKeys] | None = None,
+    ) -> None:
+        self.state = ServerState(is_first=is_first)
+        self._store = store
+        self._log = Log("parameter server", endpoint=endpoint)
+        refuse_small_limits_of_client()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._guard = Guard(self._context, keys[0] if keys else None, TO_PARAMETER_SERVER)
+        self._router = bind_router(self._context, endpoint, keys[0] if keys else None, MAX_PAYLOAD)
+        self._patience: Patience[bytes] = Patience()
+        self._unread = UnreadMessages(self._router)
+        self._aftermath, self._tidy_s = Aftermath(), 0.0
+        port = port_of(self._router.getsockopt_string(zmq.LAST_ENDPOINT))
+        self._brakes = Brakes(lambda: [fd for fd, at in descriptors_by_port() if at == port])
+        self._others = [
+            (connect_dealer(self._context, other, keys[1] if keys else None, secrets.token_bytes(16)), deque[bytes]())
+            for other in others
+        ]
+
+    def serve(self) -> None:
+        """Until the run is over and everybody knows."""
+        until_s = float("inf")
+        while not self.state.has_ended or (not self._has_told() and time.monotonic() < until_s):
+            self._router.poll(_SOON_MS if self._brakes.are_on() or self._unread.is_behind() else _LOOK_MS)
+            now_s = time.monotonic()
+            if self.state.has_ended:  # a server that is not there is not waited for
+                until_s = min(until_s, now_s + _LINGER_MS / 1000)
+            self._guard.look(now_s)
+            is_behind = self._take_in_all(now_s)
+            self._brakes.turn(now_s, is_behind=is_behind)
+            if is_behind:
+                self._aftermath.note()
+            self._carry_out(self.state.look(now_s))
+            self._send_orders()
+            if now_s >= self._tidy_s:
+                self._tidy_s = now_s + _TIDY_S
+                self._aftermath.look()
+
+    def _take_in_all(self, now_s: float) -> bool:
+        """Take in what came; return whether some is left over."""
+        self._unread.take_back()
+        count = 0
+        while count < _MOST_MESSAGES:
+            before = count
+            for frames in read_waiting(self._router, _AT_ONCE):
+                count += 1
+                self._hear(frames, now_s)
+            self._send_orders()
+            if count - before < _AT_ONCE:
+                return False
+        return True
+
+    def _hear(self, frames: list[zmq.Frame], now_s: float) -> None:
+        asker = frames[0].bytes
+        if not self._patience.hears(asker, now_s):
+            self._brakes.note_useless(frames[0])
+            self._aftermath.note()
+        elif not self._take_in(asker, frames, now_s):
+            self._brakes.note_useless(frames[0])
+            self._patience.bear(asker)
+
+    def _take_in(self, asker: bytes, frames: list[zmq.Frame], now_s: float) -> bool:
+        """Take in a message; return whether it brought anything nearer."""
+        said = self._read(asker, frames)
+        if said is None:
+            return False
+        turned_away = self._guard.turn_away(self._guard.key_of(frames[0]), said)
+        if turned_away is not None:
+            self._send(asker, encode(turned_away))
+            return False
+        payload = frames[2].buffer if len(frames) == 3 else memoryview(b"")
+        if getattr(said, "nbytes", 0) != payload.nbytes:
+            return False
+        try:
+            gradients = self._gradients(said, payload)
+            if isinstance(said, m.ServeShare) and said.generation != self.state.generation:
+                self._store.adopt(said.parts, payload)
+        except ProtocolError as error:
+            self._log.warning("gradients or a share are refused", error=str(error))
+            self._send(asker, encode(_refusal(error)))
+            return False
+        instructions = self.state.handle(asker, said, now_s)
+        self._carry_out(instructions, gradients)
+        return any(not isinstance(one, Answer) or isinstance(one.message, m.Values) for one in instructions)
+
+    def _read(self, asker: bytes, frames: list[zmq.Frame]) -> Message | None:
+        """Return the message, if it is one."""
+        try:
+            return decode(frames[1].buffer) if len(frames) > 1 else None
+        except VersionError as error:
+            self._send(asker, encode_refusal(error))
+        except ProtocolError:
+            pass
+        return None
+
+    def _gradients(self, said: Message, payload: memoryview) -> Gradients | None:
+        """What is decided is carried out, so gradients have to be sound before anything is; as a share has to."""
+        if isinstance(said, m.Push) and said.generation == self.state.generation:
+            gradients = self._store.read(said.parts, payload)
+            return gradients if said.is_step else None
+        return None
+
+    # --- carrying out ---
+
+    def _carry_out(self, instructions: list[Instruction], gradients: Gradients | None = None) -> None:
+        for one in instructions:
+            match one:
+                case Answer():
+                    self._answer(one)
+                case Tell(message):
+                    for _, orders in self._others:
+                        if not orders or message.what != "agree":
+                            orders.append(encode(message))
+                case Adopt(parts):  # as it has been: who could not would not have been asked what is decided
+                    self._log.info("a share is served", parts=len(parts), version=self.state.version)
+                case _:
+                    self._store.carry_out(one, gradients)
+
+    def _answer(self, answer: Answer) -> None:
+        message = answer.message
+        if not isinstance(message, m.Values):
+            self._send(answer.to, encode(message))
+            return
+        frame = self._store.values() if answer.values else self._store.copied()
+        self._send(answer.to, encode(replace(message, nbytes=len(frame))), frame)
+
+    def _send(self, to: bytes, *frames: bytes) -> None:
+        if not self._unread.reads(to):  # it asks again once it reads
+            self._aftermath.note()
+            return
+        self._unread.send(to, frames)  # unless it is gone; it asks again if it comes back
+
+    def _send_orders(self) -> None:
+        for dealer, orders in self._others:
+            with contextlib.suppress(zmq.Again):
+                while orders:
+                    dealer.send(orders[0], zmq.DONTWAIT)
+                    orders.popleft()
+
+    def _has_told(self) -> bool:
+        return not any(orders for _, orders in self._others)
+
+    def close(self) -> None:
+        """Hang up."""
+        for socket in (self._router, *(dealer for dealer, _ in self._others)):
+            socket.close(linger=_LINGER_MS)
+        self._context.term()
+
+
+def _refusal(error: ProtocolError) -> Message:
+    return refused("share", error.expected, error.got, error.remedy)

@@ -1,0 +1,159 @@
+"""A parameter server's share: variables, the optimizer that updates them, gradients that wait, and the last copy.
+
+Rules: arrays lie in a frame as they lie in memory, one behind the other: values of the parts, the optimizer's variables
+of no part, then those of each part. A batch counts as one step of the optimizer on every server, whichever parts have
+gradients, so a schedule of learning rates is at the same step everywhere. It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from shared.errors import ProtocolError
+from trainer_client.training.servers.optimizer_variables import OptimizerVariables
+from trainer_client.training.servers.server_state import Apply, ApplyHeld, AssignRate, Cut, Drop, Hold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shared.wire.parts import PartGradient, VariablePart
+    from trainer_client.training.servers.server_state import Instruction, Key
+
+__all__ = ["Gradients", "ShareStore", "frame_of", "split_frame"]
+
+#: Places of parts, each with its gradient: a tensor, or rows. None in their place: the batch has none anywhere.
+Gradients = Sequence[tuple[int, Any]]
+
+
+class ShareStore:
+    """`make_optimizer` gives a new one for each share that is adopted."""
+
+    def __init__(self, make_optimizer: Callable[[], Any]) -> None:
+        self._make_optimizer = make_optimizer
+        self._parts: tuple[VariablePart, ...] = ()
+        self._variables: list[Any] = []
+        self._optimizer: Any = None
+        self._common: list[Any] = []
+        self._all: list[Any] = []
+        self._updates: dict[tuple[tuple[int, bool], ...], Any] = {}
+        self._held: dict[Key, Gradients | None] = {}
+        self._copy = b""
+        #: The values as they are sent, until they change.
+        self._values: bytes | None = None
+
+    def adopt(self, parts: tuple[VariablePart, ...], frame: memoryview) -> None:
+        """Become this share, in place of any other; ProtocolError, and nothing else, if it is another optimizer's."""
+        variables = [keras.Variable(np.zeros(part.shape, part.dtype), dtype=part.dtype) for part in parts]
+        optimizer = self._make_optimizer()
+        state = OptimizerVariables(optimizer, variables)
+        everything = [*variables, *state.common, *(one for each in state.of_each for one in each)]
+        arrays = split_frame(frame, [(tuple(one.shape), one.dtype) for one in everything])
+        for variable, array in zip(everything, arrays, strict=True):
+            variable.assign(array)
+        self._variables, self._optimizer, self._parts, self._all = variables, optimizer, parts, everything
+        self._common = state.common
+        self._updates, self._values = {}, None
+
+    # --- gradients ---
+
+    def carry_out(self, instruction: Instruction, gradients: Gradients | None) -> None:
+        """Do what was decided: of gradients that came along, or of those that are held, of the rate, or of a copy."""
+        match instruction:
+            case Hold(key):
+                self._held[key] = gradients
+            case Drop(key):
+                self._held.pop(key, None)
+            case Apply():
+                self.apply(gradients)
+            case ApplyHeld(key):
+                self.apply(self._held[key])
+            case AssignRate(rate):
+                self._optimizer.learning_rate = rate
+                self._values = None
+            case Cut():
+                self._copy = frame_of([one.numpy() for one in self._all])
+
+    def apply(self, gradients: Gradients | None) -> None:
+        """Take one step of the optimizer, unless the batch has no gradients on any server."""
+        if gradients is None:
+            return
+        self._values = None
+        if not gradients:  # they are all of other servers' parts, and Keras counts no step without gradients
+            self._optimizer._iterations.assign_add(1)  # noqa: SLF001 - `iterations` is a quotient while gradients accumulate
+            return
+        kind = tuple((place, isinstance(one, tf.IndexedSlices)) for place, one in gradients)
+        if kind not in self._updates:
+            self._updates[kind] = self._update([self._variables[place] for place, _ in gradients])
+        self._updates[kind]([one for _, one in gradients])
+
+    def _update(self, variables: list[Any]) -> Any:  # noqa: ANN401 - a function of TensorFlow's
+        optimizer = self._optimizer
+        return tf.function(
+            lambda gradients: optimizer.apply(gradients, variables), reduce_retracing=True, autograph=False
+        )
+
+    def read(self, parts: tuple[PartGradient, ...], frame: memoryview) -> Gradients:
+        """The gradients in a frame; ProtocolError if they are not of this share."""
+        kinds: list[tuple[tuple[int, ...], str]] = []
+        for one in parts:
+            shape, dtype = self._form(one.place)
+            if one.rows is not None:
+                kinds.append(((one.rows,), "int64"))
+                shape = (one.rows, *shape[1:])
+            kinds.append((shape, dtype))
+        arrays = iter(split_frame(frame, kinds))
+        return [(one.place, self._gradient(one, arrays)) for one in parts]
+
+    def _form(self, place: int) -> tuple[tuple[int, ...], str]:
+        if place >= len(self._parts):
+            raise _not_of_this_share(f"part {place} of {len(self._parts)}")
+        return self._parts[place].shape, self._parts[place].dtype
+
+    def _gradient(self, one: PartGradient, arrays: Any) -> Any:  # noqa: ANN401 - an iterator of arrays
+        if one.rows is None:
+            return tf.constant(next(arrays))
+        shape, (numbers, values) = self._parts[one.place].shape, (next(arrays), next(arrays))
+        if one.rows and not 0 <= int(numbers.min()) <= int(numbers.max()) < shape[0]:
+            raise _not_of_this_share(f"row {int(numbers.max())} of {shape[0]}")
+        return tf.IndexedSlices(tf.constant(values), tf.constant(numbers), tf.constant(shape, tf.int64))
+
+    # --- what is sent ---
+
+    def values(self) -> bytes:
+        """The values of the parts, and of the optimizer's variables of no part."""
+        if self._values is None:
+            self._values = frame_of([one.numpy() for one in (*self._variables, *self._common)])
+        return self._values
+
+    def copied(self) -> bytes:
+        """The last copy."""
+        return self._copy
+
+
+def frame_of(arrays: Sequence[Any]) -> bytes:
+    """Arrays one behind the other."""
+    return b"".join(np.ascontiguousarray(one).data.cast("B") if one.size else b"" for one in arrays)
+
+
+def split_frame(frame: memoryview, kinds: Sequence[tuple[tuple[int, ...], str]]) -> list[Any]:
+    """The arrays of these shapes and dtypes in a frame, without a copy; ProtocolError if they are others."""
+    sizes = [int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in kinds]
+    if sum(sizes) != frame.nbytes:
+        raise _not_of_this_share(f"{frame.nbytes} bytes for {sum(sizes)}")
+    at, arrays = 0, []
+    for (shape, dtype), size in zip(kinds, sizes, strict=True):
+        arrays.append(np.frombuffer(frame[at : at + size], dtype).reshape(shape))
+        at += size
+    return arrays
+
+
+def _not_of_this_share(got: str) -> ProtocolError:
+    return ProtocolError(
+        expected="values or gradients of this server's share", got=got, where="parameter server",
+        remedy="Start all processes with the same --model and --param, from the same release.",
+    )  # fmt: skip

@@ -1,0 +1,171 @@
+"""Towers in one process that share one copy of the variables, to which each applies its gradients as they come.
+
+Rules:
+- Towers compute at the same time, each in a thread, and none waits for another to apply its gradients. One changes the
+  variables at a time, so no update is torn; what a tower computes may be of variables that others change meanwhile.
+- A round is over when each of its batches was applied once: in between nothing is counted nor saved. A tower whose
+  gradients are not finite is tried again alone.
+- Nothing but applied gradients may change variables: a forward pass that does would meet another's.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from shared.errors import SettingsError
+from trainer_client.training.loop.step import APPLIED, NOT_FINITE, NOTHING_TO_APPLY, statistics_of
+from trainer_client.training.loop.traced_step import TracedStep
+from trainer_client.training.strategies.choosing.variable_devices import VariablesOn, places_of_variables
+from trainer_client.training.strategies.one_copy import OneCopy
+from trainer_client.training.strategies.towers.compiled import contribution_of
+from trainer_client.training.strategies.towers.gradients import times
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trainer_client.training.loop.step import Contribution, TrainStep
+
+__all__ = ["Asynchronous"]
+
+
+class Asynchronous(OneCopy):
+    """On these devices, such as GPU:0 and GPU:1. Gradients are divided by the number of towers, so that a round moves
+    the variables about as far as one step of them all would; with `sums`, they are not.
+    """
+
+    def __init__(self, devices: tuple[str, ...], variables: VariablesOn = "auto", *, sums: bool = False) -> None:
+        super().__init__("async", devices, *places_of_variables(variables, devices, asynchronous=True))
+        self._times = 1.0 if sums else 1 / len(devices)
+        self.said += "" if sums else f"; gradients times 1/{len(devices)}"
+
+    def prepare_optimizer(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+        """As `Placement` has it."""
+        super().prepare_optimizer(model)
+        _refuse_statistics(model)
+
+    def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
+        """As `Placement` has it."""
+        _refuse_scaled_loss(step.optimizer)
+        settlement = _Settlement(step)
+        return _AllTowers(
+            [_Tower(step, on, self._times, settlement, xla=xla, any_shape=any_shape) for on in self._devices]
+        )
+
+
+class _Settlement:
+    """What changes the variables by what a tower computed, whichever it is: one graph for all towers."""
+
+    def __init__(self, step: TrainStep) -> None:
+        self._step = step
+        #: Held while one of our graphs is traced: towers may find at the same time that they need another.
+        self.tracing = threading.Lock()
+        self.settle = TracedStep(tf.function(self._settled, reduce_retracing=True, autograph=False))
+
+    def _settled(self, part: Contribution) -> Any:  # noqa: ANN401 - a tensor
+        with self.tracing:
+            return tf.concat([self._step.settle(part), [part.weight]], 0)
+
+
+class _Tower:
+    """One tower's step, in two graphs: what it computes while others do so too, and how that is settled."""
+
+    def __init__(  # noqa: PLR0913 - each is a part of its own
+        self, step: TrainStep, device: str, times: float, settlement: _Settlement, *, xla: bool, any_shape: bool
+    ) -> None:
+        self._device, self._times = device, times
+        self._tracing, self._settle = settlement.tracing, settlement.settle
+        self._compute = contribution_of(step, xla=xla)
+        self._contribute = TracedStep(tf.function(self._computed, reduce_retracing=any_shape, autograph=False))
+
+    def trace(self, spec: Any) -> None:  # noqa: ANN401 - specs
+        """Trace it for elements like this."""
+        part = self._contribute.get_concrete_function(spec).structured_outputs
+        self._settle.get_concrete_function(tf.nest.map_structure(_spec_of, part))
+
+    def train(self, element: Any, applying: threading.Lock) -> list[float]:  # noqa: ANN401 - tensors
+        """Loss, valid rows, what became of the step, and the rows' weight."""
+        part = self._contribute(element)
+        with applying:
+            outcome: list[float] = self._settle(part).numpy().tolist()
+        return outcome
+
+    def _computed(self, element: Any) -> Contribution:  # noqa: ANN401 - tensors
+        with self._tracing, tf.device(self._device):  # Python runs while TensorFlow traces, and only then
+            part = self._compute(element)
+            return part._replace(gradients=[times(one, self._times) for one in part.gradients])
+
+
+class _AllTowers:
+    """A step of all towers at once. Called with the same round again, it trains those whose gradients were not finite,
+    and no others.
+    """
+
+    def __init__(self, towers: Sequence[_Tower]) -> None:
+        self._towers = towers
+        self._threads = ThreadPoolExecutor(len(towers), thread_name_prefix="tower")
+        self._applying = threading.Lock()
+        self._elements: Any = None
+        self._outcomes: list[list[float] | None] = []
+
+    def get_concrete_function(self, specs: Any) -> None:  # noqa: ANN401 - specs
+        """Trace it, as a `tf.function` would."""
+        for tower, spec in zip(self._towers, specs, strict=True):
+            tower.trace(spec)
+
+    def __call__(self, elements: Any) -> Any:  # noqa: ANN401 - tensors
+        if elements is not self._elements:
+            self._elements, self._outcomes = elements, [None] * len(self._towers)
+        self._train_those_left()
+        outcome = _together([one for one in self._outcomes if one is not None])
+        if outcome[2] != NOT_FINITE:
+            self._elements = None  # it lies in the feed's slots
+        return tf.constant(outcome, tf.float32)
+
+    def _train_those_left(self) -> None:
+        """All have ended when this ends, be it with an error."""
+        left = [at for at, one in enumerate(self._outcomes) if one is None or one[2] == NOT_FINITE]
+        running = {at: self._threads.submit(self._towers[at].train, self._elements[at], self._applying) for at in left}
+        wait(running.values())
+        for at, future in running.items():
+            self._outcomes[at] = future.result()
+
+
+def _spec_of(value: Any) -> Any:  # noqa: ANN401 - a tensor, slices or None
+    return None if value is None else tf.type_spec_from_value(value)
+
+
+def _together(outcomes: Sequence[Sequence[float]]) -> list[float]:
+    """The mean loss by weight, all valid rows, and what became of the round."""
+    losses, rows, became, weights = np.array(outcomes).T
+    total = weights.sum()
+    loss = float(losses @ weights / total) if total else 0.0
+    for worst in (NOT_FINITE, APPLIED):
+        if worst in became:
+            return [loss, float(rows.sum()), worst]
+    return [loss, 0.0, NOTHING_TO_APPLY]
+
+
+def _refuse_statistics(model: Any) -> None:  # noqa: ANN401 - Keras has no types
+    names = [one.path for one in statistics_of(model)]
+    if names:
+        raise SettingsError(
+            expected="a model of which only gradients change variables",
+            got=f"batch statistics or the like: {', '.join(names[:4])}", where="--strategy async",
+            remedy="Take layer or group normalisation, or another strategy: --strategy central has one copy, too.",
+        )  # fmt: skip
+
+
+def _refuse_scaled_loss(optimizer: Any) -> None:  # noqa: ANN401 - as above
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise SettingsError(
+            expected="an optimizer that does not scale the loss", got=type(optimizer).__name__,
+            where="--strategy async",
+            remedy="Another tower may change the scale while one computes: take --precision mixed_bfloat16, or another "
+            "strategy.",
+        )  # fmt: skip

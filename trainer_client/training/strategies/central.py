@@ -1,0 +1,82 @@
+"""Towers in one process that share one copy of the variables, which is updated once a step."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from trainer_client.training.loop.step import Contribution
+from trainer_client.training.loop.traced_step import TracedStep
+from trainer_client.training.strategies.choosing.variable_devices import VariablesOn, places_of_variables
+from trainer_client.training.strategies.one_copy import OneCopy
+from trainer_client.training.strategies.towers.compiled import contribution_of
+from trainer_client.training.strategies.towers.gradients import Towers, times_said
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trainer_client.training.loop.step import TrainStep
+
+__all__ = ["Central"]
+
+
+class Central(OneCopy):
+    """On these devices, such as GPU:0 and GPU:1; with `sums`, gradients are the mean's over all rows, times the towers.
+
+    A tower's loss is the mean over its own rows, so it counts for as much as they weigh.
+    """
+
+    def __init__(self, devices: tuple[str, ...], variables: VariablesOn = "auto", *, sums: bool = False) -> None:
+        super().__init__("central", devices, *places_of_variables(variables, devices))
+        self._times = float(len(devices)) if sums else 1.0
+        self.said += times_said(self._times)
+
+    def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
+        """As `Placement` has it."""
+        train = partial(self._train, step, contribution_of(step, xla=xla))
+        return TracedStep(tf.function(train, reduce_retracing=any_shape, autograph=False))
+
+    def _train(
+        self,
+        step: TrainStep,
+        contribute: Callable[[Any], Contribution],
+        elements: Sequence[Any],
+    ) -> Any:  # noqa: ANN401 - tensors
+        made, towers = [], Towers(step.model)
+        for device, element in zip(self._devices, elements, strict=True):
+            with tf.device(device):
+                made.append(contribute(element))
+                towers.note(made[-1].gradients)
+        towers.refuse_different_here()
+        return step.settle(self._together(made))
+
+    def _together(self, made: Sequence[Contribution]) -> Contribution:
+        """What all towers came to; statistics are means over rows."""
+        weight, rows = tf.add_n([one.weight for one in made]), tf.add_n([one.rows for one in made])
+        parts = [tf.math.divide_no_nan(one.weight, weight) for one in made]
+        loss = tf.add_n([one.loss * part for one, part in zip(made, parts, strict=True)])
+        gradients = [
+            _sum_of(of_one, [part * self._times for part in parts])
+            for of_one in zip(*(one.gradients for one in made), strict=True)
+        ]
+        of_rows = [tf.math.divide_no_nan(one.rows, rows) for one in made]
+        statistics = [_mean_of(of_one, of_rows) for of_one in zip(*(one.statistics for one in made), strict=True)]
+        return Contribution(loss, rows, weight, gradients, statistics)
+
+
+def _sum_of(gradients: Sequence[Any], parts: Sequence[Any]) -> Any:  # noqa: ANN401 - tensors or slices
+    """Their sum, by these parts; slices of the towers are put one behind the other."""
+    if gradients[0] is None:
+        return None
+    if all(isinstance(one, tf.IndexedSlices) for one in gradients):
+        scaled = [one.values * tf.cast(part, one.dtype) for one, part in zip(gradients, parts, strict=True)]
+        indices = tf.concat([one.indices for one in gradients], 0)
+        return tf.IndexedSlices(tf.concat(scaled, 0), indices, gradients[0].dense_shape)
+    return tf.add_n([one * tf.cast(part, one.dtype) for one, part in zip(gradients, parts, strict=True)])
+
+
+def _mean_of(values: Sequence[Any], parts: Sequence[Any]) -> Any:  # noqa: ANN401 - tensors
+    pairs = zip(values, parts, strict=True)
+    return tf.add_n([tf.math.multiply_no_nan(one, tf.cast(part, one.dtype)) for one, part in pairs])

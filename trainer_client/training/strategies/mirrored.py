@@ -1,0 +1,48 @@
+"""Towers in one process, on one device each, each with all variables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from trainer_client.training.strategies.choosing.all_reduce import within_process
+from trainer_client.training.strategies.replicated import Replicated
+from trainer_client.training.strategies.towers.devices import kinds_of
+from trainer_client.training.strategies.towers.gradients import times_said
+from trainer_client.training.strategies.worlds import refuse_cluster, refuse_other_world, refuse_queue
+
+if TYPE_CHECKING:
+    from trainer_client.feed import Feed
+    from trainer_client.training.strategies.choosing.all_reduce import AllReduce
+
+__all__ = ["Mirrored"]
+
+
+class Mirrored(Replicated):
+    """On these devices, such as CPU:0 and CPU:1; with `sums`, gradients are the mean's over all rows, times the
+    replicas.
+    """
+
+    def __init__(self, devices: tuple[str, ...], all_reduce: AllReduce = "auto", *, sums: bool = False) -> None:
+        refuse_cluster("mirrored")
+        taken = within_process(all_reduce, kinds_of(devices))
+        strategy = tf.distribute.MirroredStrategy(list(devices), _operations(taken.name))
+        super().__init__(strategy, sums=sums)
+        where = f"{len(devices)} replicas on {', '.join(devices)}"
+        self.said = f"mirrored: {where}; gradients by {taken}{times_said(self._times)}"
+        self.judging = {"rank": 0}
+        self.ranks = {"rank": 0, "replicas": len(devices), "world": len(devices)}
+
+    def refuse_other_world(self, feed: Feed) -> None:
+        """As `Placement` has it."""
+        refuse_queue(feed, "mirrored")
+        refuse_other_world(feed, "mirrored", replicas=self.ranks["replicas"], world=self.ranks["world"])
+
+
+def _operations(name: AllReduce) -> Any:  # noqa: ANN401 - TensorFlow has no types
+    if name == "nccl":
+        return tf.distribute.NcclAllReduce()
+    if name == "hierarchical":
+        return tf.distribute.HierarchicalCopyAllReduce()
+    return tf.distribute.ReductionToOneDevice(reduce_to_device=f"/{name}:0")

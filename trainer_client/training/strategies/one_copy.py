@@ -1,0 +1,92 @@
+"""What strategies have in common whose towers, in one process, share one copy of the variables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer_client.training.strategies.choosing.variable_devices import LeastLoaded
+from trainer_client.training.strategies.towers.feeding import Rounds
+from trainer_client.training.strategies.towers.pipeline_rounds import PipelineRounds
+from trainer_client.training.strategies.worlds import refuse_cluster, refuse_other_world, refuse_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
+
+    from trainer_client.feed import Feed
+
+__all__ = ["OneCopy"]
+
+
+class OneCopy:
+    """Towers on these devices, whose variables lie in these places: what was taken is told."""
+
+    writes = True
+    agrees_to_stop = False
+
+    def __init__(self, name: str, devices: tuple[str, ...], places: Sequence[str], taken: str) -> None:
+        refuse_cluster(name)
+        self._name = name
+        self.ranks = {"rank": 0, "replicas": len(devices), "world": len(devices)}
+        self.judging = {"rank": 0}
+        self.said = f"{name}: {len(devices)} towers on {', '.join(devices)}; variables on {', '.join(places)} ({taken})"
+        self._devices = devices
+        self._is_model_built = False
+        self._places = LeastLoaded(places)
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """As `Placement` has it."""
+        scope: AbstractContextManager[Any] = tf.variable_creator_scope(self._create)
+        return scope
+
+    def _create(self, create: Callable[..., Any], **how: Any) -> Any:  # noqa: ANN401 - as TensorFlow calls it
+        """A variable in its place."""
+        if self._is_model_built:
+            return create(**how)  # beside the one that it belongs to
+        value = how["initial_value"]
+        how["initial_value"] = value = tf.convert_to_tensor(value() if callable(value) else value, how.get("dtype"))
+        with tf.device(self._places.place(_bytes_of(value))):
+            return create(**how)
+
+    def refuse_other_world(self, feed: Feed) -> None:
+        """As `Placement` has it."""
+        refuse_queue(feed, self._name)
+        refuse_other_world(feed, self._name, replicas=len(self._devices), world=len(self._devices))
+
+    def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
+        """As `Placement` has it."""
+        return Rounds(feed, keys, self._devices, tuple)
+
+    def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
+        """As `Placement` has it."""
+        return PipelineRounds(feed, function, self._devices, tuple)
+
+    def one_of(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+        """As `Placement` has it."""
+        return element[0]
+
+    def any_element(self, elements: Iterable[Any]) -> Any:  # noqa: ANN401 - a structure of specs
+        """As `Placement` has it."""
+        return self.for_all(elements.element_spec)  # type: ignore[attr-defined] # of rounds
+
+    def for_all(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+        """As `Placement` has it."""
+        return (element,) * len(self._devices)
+
+    def prepare_optimizer(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+        """As `Placement` has it: optimizers put their variables beside the model's."""
+        self._is_model_built = model.built
+
+    def heeds(self, *, asked: bool) -> bool:
+        """As `Placement` has it."""
+        return asked
+
+    def refuse_unequal(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+        """As `Placement` has it: there is one copy."""
+
+
+def _bytes_of(value: Any) -> int:  # noqa: ANN401 - a tensor
+    return int(np.prod(value.shape.as_list(), dtype=np.int64)) * int(value.dtype.size)

@@ -1,0 +1,236 @@
+"""What the strategies of `tf.distribute` have in common: each replica has all variables, and all apply one gradient.
+
+Rules:
+- Losses are weighted by valid rows over all replicas, so gradients are summed once, here; the optimizer clips, scales
+  and applies that sum, and sums nothing itself.
+- What becomes of a step follows from sums that all replicas have, so all decide alike.
+- A round is one batch a replica, all of one shape. Replicas take consecutive ranks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+# Not public, but nothing public makes the spec of an element whose sizes are open.
+from tensorflow.python.distribute.values import PerReplicaSpec
+
+from trainer_client.training.loop.step import Contribution
+from trainer_client.training.loop.traced_step import TracedStep
+from trainer_client.training.strategies.towers.compiled import contribution_of
+from trainer_client.training.strategies.towers.equal_variables import refuse_unequal, refuse_unsynchronised
+from trainer_client.training.strategies.towers.feeding import Rounds
+from trainer_client.training.strategies.towers.gradients import Towers, of_values, times
+from trainer_client.training.strategies.towers.pipeline_rounds import PipelineRounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
+
+    from trainer_client.feed import Feed
+    from trainer_client.training.loop.step import TrainStep
+
+__all__ = ["Replicated", "ToStop"]
+
+
+@dataclass
+class ToStop:
+    """Whether this process is asked to stop, and whether any was when the last step was taken."""
+
+    asked: bool = False
+    by_any: bool = False
+
+
+class Replicated:
+    """Training under a strategy of TensorFlow's; with `sums`, gradients are multiplied by the number of replicas."""
+
+    writes = True
+    agrees_to_stop = False
+    #: As `Placement` has them.
+    said: str
+    ranks: dict[str, int]
+    judging: dict[str, int]
+
+    def __init__(self, strategy: tf.distribute.Strategy, *, sums: bool) -> None:
+        self._strategy = strategy
+        self._times = self._world() if sums else 1
+        self.to_stop = ToStop()
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """As `Placement` has it."""
+        scope: AbstractContextManager[Any] = self._strategy.scope()
+        return scope
+
+    def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
+        """As `Placement` has it."""
+        return Rounds(feed, keys, self._devices(), self._of_replicas)
+
+    def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
+        """As `Placement` has it."""
+        return PipelineRounds(feed, function, self._devices(), self._of_replicas)
+
+    def one_of(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+        """As `Placement` has it."""
+        return self._first(element)
+
+    def any_element(self, elements: Iterable[Any]) -> Any:  # noqa: ANN401 - a structure of specs
+        """As `Placement` has it."""
+        spec = elements.element_spec  # type: ignore[attr-defined] # of rounds
+        return tf.nest.map_structure(lambda one: PerReplicaSpec(*[one] * len(self._devices())), spec)
+
+    def for_all(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+        """As `Placement` has it."""
+        return self._of_replicas([element] * len(self._devices()))
+
+    def prepare_optimizer(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+        """As `Placement` has it."""
+        refuse_unsynchronised(model)
+
+    def refuse_unequal(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+        """As `Placement` has it."""
+        replicas, world = self.ranks["replicas"], self.ranks["world"]
+        with self.exchanging():
+            refuse_unequal(self._strategy, model, world // replicas, self.ranks["rank"] // replicas)
+
+    def _of_replicas(self, elements: Sequence[Any]) -> Any:  # noqa: ANN401 - tensors
+        """One element for each replica here."""
+        left = iter(elements)
+        return self._strategy.experimental_distribute_values_from_function(lambda _context: next(left))
+
+    def _devices(self) -> tuple[str, ...]:
+        devices: tuple[str, ...] = self._strategy.extended.worker_devices
+        return devices
+
+    def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
+        """As `Placement` has it."""
+        _sum_nothing(step.optimizer)
+        towers = Towers(step.model)
+        train = partial(self._train, step, contribution_of(step, xla=xla), towers)
+        function = TracedStep(tf.function(train, reduce_retracing=any_shape, autograph=False))
+        return _WatchedStep(function, step, partial(towers.refuse_different, self._world()), self)
+
+    def exchanging(self) -> AbstractContextManager[Any]:
+        """While all replicas exchange something."""
+        return nullcontext()
+
+    def heeds(self, *, asked: bool) -> bool:
+        """As `Placement` has it."""
+        return asked
+
+    def _train(
+        self,
+        step: TrainStep,
+        contribute: Callable[[Any], Contribution],
+        towers: Towers,
+        element: Any,  # noqa: ANN401 - tensors
+        asked: Any,  # noqa: ANN401 - as above
+    ) -> Any:  # noqa: ANN401 - as above
+        """One step of all replicas: what came of it, how many of them have each gradient and are asked to stop."""
+        strategy = self._strategy
+        towers.begin()
+
+        def compute(element: Any, asked: Any) -> tuple[Contribution, Any, Any, Any]:  # noqa: ANN401 - tensors
+            part, counts = self._summed(contribute(element), towers, asked)
+            having = counts[:-1]
+            became = step.became(part)
+            alike = tf.reduce_all((having == 0) | (having == self._world()))
+            return part, became, step.may_apply(part, became) & alike, counts
+
+        part, became, may_apply, counts = strategy.run(compute, (element, asked))
+        towers.refuse_different_here()
+        tf.cond(self._first(may_apply), lambda: strategy.run(step.apply, (part, became)), lambda: None)
+        return tf.stack([self._first(one) for one in (part.loss, part.rows, became)]), self._first(counts)
+
+    def _world(self) -> int:
+        return int(self._strategy.num_replicas_in_sync)
+
+    def _first(self, value: Any) -> Any:  # noqa: ANN401 - a tensor
+        """The first replica's value here, which all have."""
+        return self._strategy.experimental_local_results(value)[0]
+
+    def _summed(self, part: Contribution, towers: Towers, asked: Any) -> tuple[Contribution, Any]:  # noqa: ANN401
+        """What all replicas came to, and how many of them have each gradient and are asked to stop; statistics are
+        means over rows.
+        """
+        of_rows = [tf.math.multiply_no_nan(tf.cast(one, tf.float32), part.rows) for one in part.statistics]
+        having, gradients = towers.note(part.gradients)
+        counts = tf.concat([having, [asked]], 0)
+        loss, rows, weight, counts, *sums = _sum_of_all([*part[:3], counts, *gradients, *of_rows])
+        gradients, of_rows = sums[: len(gradients)], sums[len(gradients) :]
+        statistics = [
+            tf.cast(tf.math.divide_no_nan(total, rows), one.dtype)
+            for total, one in zip(of_rows, part.statistics, strict=True)
+        ]
+        own = [
+            None if was is None else times(one, self._times) for one, was in zip(gradients, part.gradients, strict=True)
+        ]
+        return Contribution(loss, rows, weight, own, statistics), counts
+
+
+class _WatchedStep:
+    """A step as a graph, in which replicas tell each other whether they are asked to stop; the gradients' counts are
+    looked at whenever it was traced.
+    """
+
+    def __init__(
+        self, function: TracedStep, step: TrainStep, look: Callable[[Any], None], placement: Replicated
+    ) -> None:
+        self._function, self._step, self._look, self._placement = function, step, look, placement
+        self._looked_at = 0
+
+    def get_concrete_function(self, element: Any) -> None:  # noqa: ANN401 - specs
+        """Trace it, as a `tf.function` would."""
+        self._function.get_concrete_function(element, tf.TensorSpec((), tf.float32))
+
+    def __call__(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+        to_stop = self._placement.to_stop
+        with self._placement.exchanging():
+            outcome, counts = self._function(element, tf.constant(to_stop.asked, tf.float32))
+            *having, asked = counts.numpy()
+        to_stop.by_any = bool(asked)
+        if self._step.traces > self._looked_at:
+            self._look(having)
+            self._looked_at = self._step.traces
+        return outcome
+
+
+def _sum_of_all(values: list[Any]) -> list[Any]:
+    """Sums over all replicas, one exchange for each dtype, because only tensors of one can be packed together. 16 bits
+    are too few to sum in.
+    """
+    replica = tf.distribute.get_replica_context()
+    wide = [_widened(one) for one in values]
+    places: dict[Any, list[int]] = defaultdict(list)
+    for place, one in enumerate(wide):
+        places[one.dtype].append(place)
+    sums: list[Any] = [None] * len(values)
+    for found in places.values():
+        summed = replica.all_reduce(tf.distribute.ReduceOp.SUM, [wide[place] for place in found])
+        for place, one in zip(found, summed, strict=True):
+            sums[place] = _cast(one, values[place].dtype)
+    return sums
+
+
+def _widened(value: Any) -> Any:  # noqa: ANN401 - a tensor or slices of one
+    return _cast(value, tf.float32) if value.dtype.size < tf.float32.size else value
+
+
+def _cast(value: Any, dtype: Any) -> Any:  # noqa: ANN401 - as above
+    if value.dtype == dtype:
+        return value
+    return of_values(value, lambda one: tf.cast(one, dtype))
+
+
+def _sum_nothing(optimizer: Any) -> None:  # noqa: ANN401 - Keras has no types
+    """Keras' optimizers sum gradients over replicas after clipping them and looking whether they are finite; nothing
+    public lets one be given the sum.
+    """
+    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    optimizer._all_reduce_sum_gradients = list  # noqa: SLF001 - as said

@@ -1,0 +1,178 @@
+"""What one tower computes of a step, compiled by XLA.
+
+Rules: XLA holds what one device computes, and nothing that crosses to others. So variables, which may lie elsewhere, go
+in as values, and what the forward pass itself changes comes out and is assigned here; but for seeds, which are counted
+on here, so that no tower waits for another that draws from the same ones. A loss is the mean over the tower's own rows,
+and is weighed by them here if replicas sum. Shapes are compiled one by one as they come, whatever the graph around them
+was traced for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from shared.errors import SettingsError
+from trainer_client.training.loop.step import statistics_of
+from trainer_client.training.losses.replica_means import means_of_own_rows, replica_of_several, share_of_all
+from trainer_client.training.strategies.towers.gradients import times
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from trainer_client.training.loop.step import Contribution, TrainStep
+
+__all__ = ["contribution_of"]
+
+
+def contribution_of(step: TrainStep, *, xla: bool) -> Callable[[Any], Contribution]:
+    """`step.contribute`, to be called while a graph is traced, on the tower's device."""
+    return _Compiled(step) if xla else step.contribute
+
+
+#: How Keras names what a seed generator counts draws in, one by one; but for the one of all who name no seed, which is
+#: no variable of any model.
+_SEED = "seed_generator_state"
+
+
+class _Compiled:
+    def __init__(self, step: TrainStep) -> None:
+        self._step = step
+        #: Variables of Keras that the model reads and does not know as its own: those of metrics, for example.
+        self._strangers: list[Any] = []
+
+    def __call__(self, element: Any) -> Contribution:  # noqa: ANN401 - tensors
+        _refuse_synchronized(self._step.model)
+        while True:
+            known = [*self._step.variables_read(), *self._strangers]
+            values = [tf.identity(one.value) for one in known]
+            scope = _Noting(known, [one for one in self._step.variables_read() if one.name == _SEED])
+            function = tf.function(self._computation(scope), jit_compile=True, autograph=False)
+            with _refusing_exchanges():
+                graph = function.get_concrete_function(element, values).graph
+            if not scope.strangers:
+                break
+            self._strangers += scope.strangers.values()  # now they go in as values, too
+        _refuse_bare(graph.variables)
+        self._refuse_changed([one for one in self._step.model.trainable_variables if id(one) in scope.changes])
+        part, after = function(element, values)
+        _go_on(scope, after)
+        return _share_of(part)
+
+    def _computation(self, scope: _Noting) -> Callable[[Any, Any], Any]:
+        """What is compiled: a contribution, and what the forward pass changed."""
+        put_back = {id(one) for one in statistics_of(self._step.model)}
+
+        def compute(element: Any, values: Any) -> Any:  # noqa: ANN401 - tensors
+            scope.begin(values)
+            with scope, means_of_own_rows():
+                part = self._step.contribute(element)
+            return part, scope.changed_values(put_back)
+
+        return compute
+
+    def _refuse_changed(self, trained: Sequence[Any]) -> None:
+        if trained:
+            raise SettingsError(
+                expected="a model of which only gradients change trained variables",
+                got=f"others: {', '.join(one.path for one in trained)}", where="--xla",
+                remedy="Leave --xla out, or SpectralNormalization and what else assigns them while it computes.",
+            )  # fmt: skip
+
+
+class _Noting(keras.StatelessScope):  # type: ignore[misc] # Keras has no types
+    """Has the values of known variables, and notes what is read and changed beside them."""
+
+    def __init__(self, known: Sequence[Any], seeds: Sequence[Any]) -> None:
+        super().__init__(collect_losses=True)
+        self._known, self._seeds = {id(one): one for one in known}, {id(one) for one in seeds}
+        self.begin([])
+
+    def begin(self, values: Sequence[Any]) -> None:
+        """A graph is traced, with these values of the known ones."""
+        self.state_mapping.update(zip(self._known, values, strict=False))
+        #: What was read and has no value here.
+        self.strangers = dict[int, Any]()
+        #: How often each was changed.
+        self.changes = Counter[int]()
+        #: Those whose values come out.
+        self.changed: list[Any] = []
+
+    def changed_values(self, put_back: set[int]) -> list[Any]:
+        """Of those that were changed, but for seeds, and for what is as it was before."""
+        names = [one for one in self.changes if one not in put_back and one not in self._seeds]
+        self.changed = [self._known[one] for one in names]
+        return [self.state_mapping[one] for one in names]
+
+    def seeds(self) -> Iterator[tuple[Any, int]]:
+        """Those that were drawn from, and how often."""
+        return ((self._known[one], many) for one, many in self.changes.items() if one in self._seeds)
+
+    def get_current_value(self, variable: Any) -> Any:  # noqa: ANN401 - a tensor, as Keras calls it
+        """As `StatelessScope` has it."""
+        if id(variable) not in self._known:
+            self.strangers[id(variable)] = variable
+        return super().get_current_value(variable)
+
+    def add_update(self, update: Any) -> None:  # noqa: ANN401 - a variable and its value, as Keras calls it
+        """As `StatelessScope` has it."""
+        variable = update[0]
+        if id(variable) in self._known:
+            self.changes[id(variable)] += 1
+        else:
+            self.strangers[id(variable)] = variable
+        super().add_update(update)
+
+
+def _go_on(scope: _Noting, after: Sequence[Any]) -> None:
+    """Change variables as the forward pass did."""
+    for variable, value in zip(scope.changed, after, strict=True):
+        variable.assign(value)
+    for seed, many in scope.seeds():
+        seed.assign(seed.value + tf.constant([0, many], seed.value.dtype))
+
+
+def _refuse_synchronized(model: Any) -> None:  # noqa: ANN401 - Keras has no types
+    """What TensorFlow refuses by itself only where some device is a CPU."""
+    layers = model._flatten_layers()  # noqa: SLF001 - no public list has those of layers of layers
+    named = [one.path for one in layers if getattr(one, "synchronized", False)]
+    if named and replica_of_several() is not None:
+        raise _exchanging(f"a layer that sums over replicas: {', '.join(named)}")
+
+
+@contextmanager
+def _refusing_exchanges() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "merge_call" not in str(error):
+            raise
+        raise _exchanging(f"a model that sums over replicas: {str(error).splitlines()[0]}") from error
+
+
+def _exchanging(got: str) -> SettingsError:
+    return SettingsError(
+        expected="replicas that exchange nothing while they compute, under --xla", got=got, where="--xla",
+        remedy="Leave --xla out, or what is synchronized: BatchNormalization(synchronized=True), for example.",
+    )  # fmt: skip
+
+
+def _refuse_bare(variables: Sequence[Any]) -> None:
+    """Refuse what Keras does not know, which cannot be given as a value; but for the copies that each replica has."""
+    named = [one.name for one in variables if not getattr(one, "is_distributed_variable", False)]
+    if named:
+        raise SettingsError(
+            expected="variables of Keras only", got=f"others: {', '.join(named)}", where="--xla",
+            remedy="Make them by add_weight of a layer or by keras.Variable, which are saved, too; or leave --xla out.",
+        )  # fmt: skip
+
+
+def _share_of(part: Contribution) -> Contribution:
+    """One replica's share of what the means of all are; its own where nobody sums."""
+    share = share_of_all(part.weight)
+    gradients = [times(one, share) for one in part.gradients]
+    return part._replace(loss=part.loss * share, gradients=gradients)

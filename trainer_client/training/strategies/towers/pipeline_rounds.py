@@ -1,0 +1,38 @@
+"""What a user's pipeline makes of a feed, in rounds: one element for each replica of this process, on its device.
+
+Rules: elements of a round are consecutive ones, of any shapes. There is one for each batch that comes in, or steps
+would not be rounds, and processes of a run would wait for each other for ever. It must not know what is done with them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trainer_client.tf.pipelines.one_for_each import OneForEach
+from trainer_client.training.strategies.towers.feeding import put
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from trainer_client.feed import Feed
+
+__all__ = ["PipelineRounds"]
+
+
+class PipelineRounds:
+    """From the cursor to the end of its epoch, each time that it is iterated; `together` makes one element of those of
+    all replicas here.
+    """
+
+    def __init__(
+        self, feed: Feed, function: Callable[[Any], Any], devices: Sequence[str], together: Callable[[list[Any]], Any]
+    ) -> None:
+        session = feed._session  # noqa: SLF001 - both are halves of one face
+        self._elements = OneForEach(session, function, "CPU:0", in_rounds=True)  # `put` has them on their devices
+        self._devices, self._together = devices, together
+        self.element_spec = self._elements.element_spec
+
+    def __iter__(self) -> Iterator[Any]:
+        elements = iter(self._elements)
+        for found in zip(*[elements for _ in self._devices], strict=True):
+            yield self._together([put(one, on) for one, on in zip(found, self._devices, strict=True)])
