@@ -17,7 +17,6 @@ from shared.system.system_errors import is_refusal, system_error
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loader_server.job_file import JobFile
     from shared.metrics.listening import Listening
 
 __all__ = [
@@ -34,7 +33,6 @@ __all__ = [
     "command_named",
     "metrics_arguments",
     "metrics_listening",
-    "read_job",
     "tells_its_error",
 ]
 
@@ -73,15 +71,6 @@ def tells_its_error(run: Callable[[argparse.Namespace], int]) -> Callable[[argpa
             raise
 
     return told
-
-
-def read_job(path: Path) -> JobFile:
-    """Read a job file, whose folder may hold modules that it names."""
-    from loader_server.job_file import JobFile
-
-    job = JobFile(path)
-    job.make_importable()
-    return job
 
 
 # --- what serves ---
@@ -185,6 +174,7 @@ def add_index(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def _make_indexes(options: argparse.Namespace) -> int:
     with quick_import():
         from loader_server.commands import index, statistics
+    from loader_server.job_file import read_job
     from loader_server.machine.processes import end_with_parent
 
     if options.parent:
@@ -229,6 +219,7 @@ def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> a
 
 def _show_plan(options: argparse.Namespace) -> int:
     from loader_server.commands import plan
+    from loader_server.job_file import read_job
 
     job = read_job(options.job)
     plan.show(
@@ -291,6 +282,7 @@ def _number(text: str) -> int:
 
 def _show_batch(options: argparse.Namespace) -> int:
     from loader_server.commands.showing import show
+    from loader_server.job_file import read_job
 
     show.show(
         read_job(options.job),

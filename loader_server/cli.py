@@ -28,7 +28,6 @@ from loader_server.arguments import (
     command_named,
     metrics_arguments,
     metrics_listening,
-    read_job,
     tells_its_error,
 )
 from loader_server.machine.oom_score import WORKER_OFFER, offer_once
@@ -318,6 +317,7 @@ def _run_coordinator(options: argparse.Namespace) -> int:
     with quick_import():
         from loader_server import metrics
         from loader_server.coordinator.service import open_coordinator
+        from loader_server.job_file import read_job
         from loader_server.machine.processes import end_with_parent, say_more
         from loader_server.machine.served_job import DRAIN_SIGNAL, END_SIGNAL
         from loader_server.machine.shares import demand_of
@@ -416,6 +416,7 @@ def _add_forgive(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _list_or_forgive(options: argparse.Namespace) -> int:
     from loader_server.commands import forgive
+    from loader_server.job_file import read_job
 
     forgive.run(
         read_job(options.job),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shared.settings.job import Job
     from shared.wire.layout import Field
 
-__all__ = ["JobFile", "Recipes", "StreamRecipe"]
+__all__ = ["JobFile", "Recipes", "StreamRecipe", "read_job"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,12 +166,12 @@ class JobFile(JobFolder):
         """Where a stream's index lives; that of a graph that a trainer sends is never part of what a host fetched."""
         return (self.state if name in self.accepting else self.index_root) / f"index-{name}"
 
-    def sources(self, recipe: StreamRecipe) -> list[tuple[SourceSpec, Path]]:
-        """The sources of a stream, and where the index of each lives."""
+    def index_folders(self, recipe: StreamRecipe) -> list[Path]:
+        """Return where the index of each of a stream's sources lives, in their order."""
         folder = self.index_folder(recipe.name)
         if len(recipe.sources) == 1:
-            return [(recipe.sources[0], folder)]
-        return [(spec, folder / f"source-{place}") for place, spec in enumerate(recipe.sources, 1)]
+            return [folder]
+        return [folder / f"source-{place}" for place in range(1, len(recipe.sources) + 1)]
 
     @property
     def accepting(self) -> tuple[str, ...]:
@@ -197,7 +197,7 @@ class JobFile(JobFolder):
 
     def is_indexed(self, name: str) -> bool:
         """Whether each of a stream's sources has an index."""
-        return all((folder / "meta.json").exists() for _, folder in self.sources(self.recipes[name]))
+        return all((folder / "meta.json").exists() for folder in self.index_folders(self.recipes[name]))
 
     def _recipe(self, name: str) -> StreamRecipe:
         table, where = self.job.streams[name], f"{self.path}, [streams.{name}]"
@@ -268,6 +268,13 @@ class JobFile(JobFolder):
             largest_sample=self.settings.largest_sample,
             cuts=cuts,
         )
+
+
+def read_job(path: str | Path) -> JobFile:
+    """Read a job file, and let it name modules that lie beside it."""
+    job = JobFile(path)
+    job.make_importable()
+    return job
 
 
 #: A name of an object of a module, as job files write it.

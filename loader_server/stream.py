@@ -6,23 +6,26 @@ number means the same to all. Rules: nothing is written here but the plan's cach
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loader_server.index.folder import open_index
+from loader_server.index.joined import OpenedSource, SourceSet
 from loader_server.installed import version_of
+from loader_server.job_file import JobFile
 from loader_server.machine.processor import processor_features
+from loader_server.own_code import OwnCode, own_code
 from loader_server.plan_keeper import PlanKeeper
 from loader_server.planning import LEFT_OUT, PLANNER_VERSION, OrdinalPlan, Plan
 from loader_server.sources.chunks.source import ChunkedSource
 from loader_server.sources.decoding import decoded
-from loader_server.sources.index.folder import open_index
-from loader_server.sources.joined import OpenedSource, SourceSet
+from loader_server.sources.pipeline.base_samples import BaseSamples
 from loader_server.sources.whole_source import WholeSource
 from loader_server.transforms.chain import BYTES_VERSION
-from loader_server.transforms.own_code import OwnCode, own_code
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
 from shared.wire.layout import RESET, BucketShape, Field, fields_of_batch
@@ -33,14 +36,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.job_file import JobFile, StreamRecipe
+    from loader_server.job_file import StreamRecipe
     from loader_server.sources.chunks.settings import ChunkRule
     from loader_server.sources.files.presence import MissingFiles
-    from loader_server.sources.source import Source
+    from loader_server.sources.source import OfJob, Source
     from loader_server.sources.table import SourceSpec
     from loader_server.transforms.chain import Chain
 
-__all__ = ["Stream", "open_source", "open_sources"]
+__all__ = ["Stream", "open_base", "open_source", "open_sources", "refuse_wrong_keys", "sources_of"]
 
 #: More does not cross.
 _LONGEST_IDENTITY = 4000
@@ -248,10 +251,39 @@ def _marks(recipe: StreamRecipe, fields: tuple[Field, ...]) -> tuple[Field, ...]
     return tuple(Field(key=f"{key}_{mark}", dtype="int32", shape=(None,)) for mark in ("segment", "position"))
 
 
+def sources_of(job: JobFile, recipe: StreamRecipe) -> list[tuple[SourceSpec, Path]]:
+    """Return the sources of a stream, and where the index of each lives.
+
+    A source of whole batches gets what opens other streams of the job. Others do without, because processes that probe
+    them would have to import this module to unpickle that.
+    """
+    specs = recipe.sources
+    if recipe.whole:
+        specs = tuple(replace(spec, of_job=replace(spec.of_job, open_base=open_base)) for spec in specs)
+    return list(zip(specs, job.index_folders(recipe), strict=True))
+
+
+def open_base(of_job: OfJob, name: str) -> BaseSamples:
+    """Open another stream of the job for a pipeline to read; raise a SettingsError if it is no stream of samples."""
+    assert of_job.path is not None
+    job = JobFile(of_job.path)
+    if name not in job.recipes or job.recipes[name].whole:
+        raise SettingsError(
+            expected="another stream of the job, one of samples",
+            got=f'base = "{name}"',
+            where=of_job.table,
+            remedy="Name a stream that has a source of its own, such as lines or tfrecord.",
+        )
+    stream = Stream(job, name)
+    return BaseSamples(stream, stream.chain.fields)
+
+
 def open_sources(job: JobFile, recipe: StreamRecipe) -> SourceSet:
     """Open the sources of a stream; their indexes have to be there."""
     cut = recipe.chunks
-    return SourceSet([open_source(spec, folder, cut) for spec, folder in job.sources(recipe)], cut.said if cut else "")
+    return SourceSet(
+        [open_source(spec, folder, cut) for spec, folder in sources_of(job, recipe)], cut.said if cut else ""
+    )
 
 
 def open_source(spec: SourceSpec, folder: Path, cut: ChunkRule | None = None) -> OpenedSource:

@@ -137,7 +137,7 @@ def test_packages_keep_apart(name):
 
 
 #: Rooms that say what samples are, and those that serve them.
-DATA_ROOMS = tuple(f"loader_server/{room}/" for room in ("planning", "sources", "transforms"))
+DATA_ROOMS = tuple(f"loader_server/{room}/" for room in ("index", "planning", "sources", "transforms"))
 SERVING_ROOMS = tuple(
     f"loader_server.{room}"
     for room in ("building", "commands", "coordinator", "feature_cache", "leases", "sharing", "wants", "worker")
@@ -393,7 +393,7 @@ OF_FORMATS = frozenset(("audio", "frames", "manifest", "manifests", "rate", "tex
 #: What the index calls the file with the bytes of its strings, and what a path is read by.
 BUT_FOR = (".text.npy", "read_text", "write_text")
 FORMATLESS = (
-    "loader_server/sources/index/",
+    "loader_server/index/",
     "loader_server/job_file.py",
     "loader_server/stream.py",
     "loader_server/planning/",
@@ -442,6 +442,31 @@ def circles():
 
 def test_no_module_needs_itself():
     assert circles() == {}
+
+
+#: Pairs of rooms that still import each other. None may be added; one that is mended goes from here.
+MUTUAL_ROOMS = {
+    ("trainer_client.feed", "trainer_client.tf"),
+    ("trainer_client.servers", "trainer_client.training"),
+    ("trainer_client.strategies", "trainer_client.training"),
+}
+
+
+def mutual_rooms():
+    """The pairs of rooms whose modules import each other, lazily and for type checkers too.
+
+    A room is the first level below a package.
+    """
+
+    def room_of(module):
+        return ".".join(module.split(".")[:2])
+
+    edges = {(room_of(module), room_of(one)) for module, name in MODULES.items() for one in imported_modules(name)}
+    return {(first, second) for first, second in edges if first < second and (second, first) in edges}
+
+
+def test_rooms_import_each_other_one_way():
+    assert mutual_rooms() == MUTUAL_ROOMS
 
 
 # --- what an import costs, and whom it meets ---

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from loader_server.building.build_counts import Built
     from loader_server.building.builder import Builder
     from loader_server.building.crash_trial import Conviction, CrashTrial
+    from loader_server.building.deadline import Deadline
     from loader_server.building.prepared import Prepared
     from loader_server.building.read_ahead import PendingRead, ReadAhead
     from loader_server.building.send_buffers import SendBuffers
-    from loader_server.machine.deadline import Deadline
     from shared.wire.layout import BucketShape
     from shared.wire.messages import Want
     from shared.wire.sealing import Sealer

@@ -25,10 +25,10 @@ from loader_server.building.look_ahead import LookAhead
 from loader_server.building.not_finite import mask_row
 from loader_server.building.packed_rows import PackedPlaces, places_in_rows, write_marks
 from loader_server.building.prepared import Prepared, unwatched
+from loader_server.sources.blame import find_exhaustion
 from loader_server.sources.decoding import decoded
 from loader_server.sources.files.patience import read_patiently
 from loader_server.sources.source import gather_rows
-from loader_server.transforms.blame import find_exhaustion
 from loader_server.transforms.columns import ColumnsOfBatch
 from loader_server.transforms.overrun import blame_for_length
 from shared.errors import DataError, SampleError
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loader_server.building.deadline import Deadline
     from loader_server.building.quarantine import MaskedLog
     from loader_server.feature_cache.cache import FeatureCache
-    from loader_server.machine.deadline import Deadline
     from loader_server.planning import EpochPlan, PlannedBatch
     from loader_server.sources.source import Gathers, Source
     from loader_server.stream import Stream

@@ -6,7 +6,7 @@ until then such an error speaks against nobody, and the want loses one of its fe
 
 from __future__ import annotations
 
-from loader_server.transforms.blame import find_exhaustion, told
+from loader_server.sources.blame import find_exhaustion, told
 from shared.errors import MachineError
 
 __all__ = ["ExhaustedError", "exhausted"]

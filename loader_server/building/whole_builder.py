@@ -14,8 +14,6 @@ from loader_server.building.build_counts import Built
 from loader_server.building.builder import Builder
 from loader_server.building.not_finite import float_keys, rows_not_finite
 from loader_server.building.prepared import Prepared, unwatched
-from loader_server.sharing.sharing_builder import SharingBuilder
-from loader_server.sources.whole_source import WholeSource
 from shared.hashing import digest64
 from shared.wire.layout import BucketShape, layout_of
 from shared.wire.payload import round_in_place
@@ -27,14 +25,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from loader_server.building.deadline import Deadline
     from loader_server.building.quarantine import Quarantine
-    from loader_server.feature_cache.cache import FeatureCache
-    from loader_server.machine.deadline import Deadline
-    from loader_server.sharing.shelf import Shelf
+    from loader_server.sources.whole_source import WholeSource
     from loader_server.stream import Stream
     from shared.wire.messages import Want
 
-__all__ = ["WholeBuilder", "builder_of"]
+__all__ = ["WholeBuilder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +39,6 @@ class _Made(Prepared):
     """A batch that was made; None if there is none."""
 
     values: Mapping[str, NDArray[Any]] | None = None
-
-
-def builder_of(
-    stream: Stream,
-    quarantine: Quarantine,
-    deadline: Deadline,
-    features: FeatureCache | None = None,
-    shelf: Shelf | None = None,
-) -> Builder:
-    """The builder that suits the stream's source; what makes whole batches makes them in turn, so it shares none."""
-    if isinstance(stream.source, WholeSource):
-        return WholeBuilder(stream, quarantine, deadline, stream.source)
-    if shelf is not None:
-        return SharingBuilder(stream, quarantine, deadline, features, shelf)
-    return Builder(stream, quarantine, deadline, features)
 
 
 class WholeBuilder(Builder):

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, TextIO
 
 from loader_server.commands.data_notes import facts_of, lines_of, low_rates_of
 from loader_server.commands.progress import progress_bar, said_if_slow
-from loader_server.sources.index.folder import read_meta
-from loader_server.sources.index.letters import kept_counts
-from loader_server.sources.index.make import IndexReport, IndexRequest, make_index, unchanged_index
+from loader_server.index.folder import read_meta
+from loader_server.index.letters import kept_counts
+from loader_server.index.make import IndexReport, IndexRequest, make_index, unchanged_index
 from loader_server.sources.source import Source
-from loader_server.stream import open_source, open_sources, refuse_wrong_keys
+from loader_server.stream import open_source, open_sources, refuse_wrong_keys, sources_of
 from loader_server.transforms.characters import Characters, CharactersSettings
 from shared.errors import StokerError
 from shared.settings.tables import read_table
@@ -49,7 +49,7 @@ def index_missing(job: JobFile) -> None:
     missing = [name for name in job.recipes if name not in there and not job.is_awaited(name)]
     for name in there:
         _refuse_dropping(job, job.recipes[name])
-    _look_for_changes([source for name in there for source in job.sources(job.recipes[name])])
+    _look_for_changes([source for name in there for source in sources_of(job, job.recipes[name])])
     if missing:
         show(index_streams(job, missing), as_json=False)
 
@@ -64,7 +64,7 @@ def _refuse_dropping(job: JobFile, recipe: StreamRecipe) -> None:
         return
     where = f"{recipe.where}, {_CHARACTERS}"
     step = Characters(read_table(CharactersSettings, recipe.tables.get(_CHARACTERS, {}), where))
-    for spec, folder in job.sources(recipe):
+    for spec, folder in sources_of(job, recipe):
         counts = kept_counts(folder / read_meta(folder).folder, step.alphabet)
         if counts is not None:
             step.refuse_dropping(counts, spec.where)
@@ -122,7 +122,7 @@ def _index_stream(job: JobFile, name: str, *, strict: bool, processes: int, forc
     """Make the indexes of all sources of one stream."""
     reports = {}
     recipe = job.recipes[name]
-    for spec, folder in job.sources(recipe):
+    for spec, folder in sources_of(job, recipe):
         title = name if len(recipe.sources) == 1 else f"{name}, {folder.name}"
         with progress_bar(f"index {title}") as progress:
             source = spec.make()

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from loader_server.index.joined import OpenedSource
     from loader_server.job_file import JobFile
-    from loader_server.sources.joined import OpenedSource
 
 __all__ = ["PlanQuestion", "found", "open_stream", "places_table", "show"]
 

@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from loader_server import metrics
-from loader_server.arguments import metrics_listening, read_job
+from loader_server.building.deadline import let_deadlines_end_us
 from loader_server.fleet.joined_folder import JoinedFolder
-from loader_server.machine.deadline import let_deadlines_end_us
+from loader_server.job_file import read_job
 from loader_server.machine.oom_score import WORKER_OFFER, offer_once
 from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_more
 from loader_server.named_objects import MissingModuleError
@@ -24,6 +24,7 @@ from shared.errors import DataError, SettingsError, StokerError
 from shared.keys import ClientKeys, ServerKeys
 from shared.logs import Log
 from shared.malloc_tuning import keep_freed_memory
+from shared.metrics.listening import listening_of
 from shared.metrics.probes import Probes
 from shared.metrics.server import MetricsServer
 from shared.system.closed_places import why_closed
@@ -57,7 +58,9 @@ def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -
     settings = _settings(options, job)
     serve_metrics = partial(
         MetricsServer,
-        listening=metrics_listening(options),
+        listening=listening_of(
+            options.metrics_listen, options.metrics_port, options.metrics_token, insecure=options.insecure
+        ),
         labels={"job": job.settings.name, "role": "worker", "worker": settings.name},
         targets_folder=_open_targets(job, settings.name),
     )

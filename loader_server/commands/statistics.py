@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loader_server.commands.progress import progress_bar
+from loader_server.index.make import IndexRequest, make_index, unchanged_index
+from loader_server.index.pool import run_in_order, usable_processes
 from loader_server.job_file import JobFile
 from loader_server.machine.processes import end_with_parent
 from loader_server.sources.decoding import decoded
 from loader_server.sources.files.patience import read_patiently
-from loader_server.sources.index.make import IndexRequest, make_index, unchanged_index
-from loader_server.sources.index.pool import run_in_order, usable_processes
-from loader_server.stream import open_sources
+from loader_server.stream import open_sources, sources_of
 from loader_server.transforms.features.moments import Moments
 from loader_server.transforms.features.normalise import NormaliseSettings, statistics_text
 from shared.errors import DataError, SampleError, SettingsError
@@ -109,7 +109,7 @@ def _make(job: JobFile, name: str, path: Path, processes: int) -> StatisticsRepo
 
 def _make_columns(job: JobFile, recipe: StreamRecipe, processes: int) -> None:
     """The index to read samples by; lengths are measured later, if they have to be."""
-    for spec, folder in job.sources(recipe):
+    for spec, folder in sources_of(job, recipe):
         with progress_bar(f"index {recipe.name}") as progress:
             request = IndexRequest(folder=folder, spec=spec, source=spec.make(), processes=processes, progress=progress)
             if unchanged_index(request) is None:

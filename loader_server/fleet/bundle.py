@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loader_server.fleet.manifest import CODE, GRAPHS, INDEX, JOB_FILE, BundleFile, Manifest, is_safe_name, sha256
-from loader_server.sources.index.folder import read_meta
+from loader_server.index.folder import read_meta
+from loader_server.own_code import own_files
 from loader_server.transforms.find import named_files
-from loader_server.transforms.own_code import own_files
 from shared.errors import StokerError
 from shared.logs import Log
 from shared.wire import messages as m
@@ -100,7 +100,7 @@ def _index_files(folder: Path) -> Iterator[Path]:
 
 def _index_folders(job: JobFile) -> Iterator[Path]:
     for name in _fetched_streams(job):
-        yield from (folder for _, folder in job.sources(job.recipes[name]))
+        yield from job.index_folders(job.recipes[name])
 
 
 def _name_of(job: JobFile, file: Path) -> str:

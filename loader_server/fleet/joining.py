@@ -22,7 +22,7 @@ from loader_server.fleet.host_folder import HostFolder
 from loader_server.fleet.joined_folder import JoinedFolder
 from loader_server.fleet.manifest import CODE, GRAPHS, INDEX, JOB_FILE
 from loader_server.fleet.old_bundles import remove_old_bundles
-from loader_server.sources.index.folder import read_meta
+from loader_server.index.folder import read_meta
 from shared.endpoints import check_coordinator, check_endpoint
 from shared.errors import DataError, LostError, ProtocolError, SettingsError, StokerError
 from shared.keys import ClientKeys

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shared.errors import StokerError
 
 __all__ = [
+    "DEADLINE_SIGNAL",
     "NurseryEndedError",
     "end_with_parent",
     "how_it_ended",
@@ -27,6 +28,9 @@ __all__ = [
     "say_error",
     "say_more",
 ]
+
+#: What ends a process whose build took too long, and so tells its parent that.
+DEADLINE_SIGNAL = signal.SIGALRM
 
 _PR_SET_PDEATHSIG = 1
 

@@ -11,9 +11,8 @@ import math
 import signal
 from typing import TYPE_CHECKING, Any
 
-from loader_server.machine import deadline
 from loader_server.machine.child import Child
-from loader_server.machine.processes import how_it_ended
+from loader_server.machine.processes import DEADLINE_SIGNAL, how_it_ended
 from shared.endpoints import at_any_port, at_port, check_endpoint, file_of, is_loopback
 from shared.errors import SettingsError, StokerError
 from shared.silence import GONE_AFTER
@@ -239,6 +238,6 @@ def failure_of(job: ServedJob, child: Child, code: int) -> StartError:
 
 def cause_of(code: int) -> str:
     """Say in words why a process of a job ended with this code."""
-    if code == -deadline.SIGNAL:
+    if code == -DEADLINE_SIGNAL:
         return "a sample missed its build_timeout; the stacks above say where"
     return how_it_ended(code)

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.building.build_counts import Built
+    from loader_server.building.deadline import Deadline
     from loader_server.building.quarantine import MaskedLog
     from loader_server.feature_cache.cache import FeatureCache
-    from loader_server.machine.deadline import Deadline
     from loader_server.planning import PlannedBatch
     from loader_server.sharing.shelf import Shelf
     from loader_server.stream import Stream

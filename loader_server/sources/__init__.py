@@ -1,4 +1,4 @@
-"""Sources: where samples live, and the index that says how long each of them is.
+"""Sources: where samples live, and what the index is told of each of them.
 
 A module that defines a source, of this package or a user's own, imports all that it needs from here;
 `docs/sources.md` shows how to write one.

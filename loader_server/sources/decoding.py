@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from loader_server.transforms.blame import undecoded
+from loader_server.sources.blame import undecoded
 from shared.errors import StokerError
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from loader_server.named_objects import import_named
+from loader_server.sources.blame import told, undecoded
 from loader_server.sources.shortage import look_twice
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
-from loader_server.transforms.blame import told, undecoded
 from shared.errors import DataError, SampleError, SettingsError, StokerError
 from shared.settings.values import setting, text, texts
 from shared.wire.layout import DTYPES, Field

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from loader_server.machine.free_room import free_room
 from loader_server.machine.room import NEEDED_DESCRIPTORS, Room, shown_room
-from loader_server.transforms.blame import find_exhaustion, told
+from loader_server.sources.blame import find_exhaustion, told
 from shared.errors import MachineError, SampleError
 
 if TYPE_CHECKING:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.transforms.columns import Columns
+    from loader_server.sources.batch_columns import Columns
+    from loader_server.sources.pipeline.base_samples import BaseSamples
     from shared.wire.layout import Field
 
 __all__ = [
@@ -122,9 +123,7 @@ class Indexed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfJob:
-    """What a source may have to know about its job: its stream, the seed, the job file (for other streams), and the
-    job's state folder.
-    """
+    """What a source may have to know about its job: its stream, the seed, the job file, and the job's state folder."""
 
     stream: str = ""
     seed: int = 0
@@ -134,6 +133,8 @@ class OfJob:
     largest_sample: int = LARGEST_SAMPLE
     #: Whether recordings are cut, so that none is decoded whole.
     cuts: bool = False
+    #: Opens another stream of the job by its name. A function of a module, so that it can be pickled.
+    open_base: Callable[[OfJob, str], BaseSamples] | None = None
 
     @property
     def largest_indexed(self) -> int:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.installed import version_of
+from loader_server.sources.blame import is_the_samples, told
 from loader_server.sources.files.facts import FilePlaces
-from loader_server.transforms.blame import is_the_samples, told
 from loader_server.transforms.columns import OfColumns, column_of
 from loader_server.transforms.find import find_transforms
 from loader_server.transforms.generators import generator_for
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.transforms.columns import Columns
+    from loader_server.sources.batch_columns import Columns
     from loader_server.transforms.declare import LengthRule, Lengths
     from loader_server.transforms.find import NamedTransform
     from shared.settings.values import Table

@@ -22,7 +22,7 @@ from shared.errors import DataError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from loader_server.transforms.columns import Columns
+    from loader_server.sources.batch_columns import Columns
     from loader_server.transforms.letters import LetterCounts
 
 __all__ = ["Characters", "CharactersSettings"]

@@ -1,4 +1,4 @@
-"""The samples of a batch as columns: for each key, the values of all samples at once. Pure.
+"""Transforms that take a batch's samples at once, as columns, and writing the columns into a batch. Pure.
 
 Rules: a transform makes of columns what it makes of one sample after another, to the byte. If one of the samples cannot
 be used, anything may be raised: then each is taken by itself, which tells which one it is, so nothing here has to find
@@ -8,35 +8,22 @@ it.
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass
-from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loader_server.sources.arrays.gathering import write_padded
+from loader_server.sources.batch_columns import Ragged
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
+    from loader_server.sources.batch_columns import Column, Columns
     from shared.wire.layout import Field
 
-__all__ = ["Column", "Columns", "ColumnsOfBatch", "OfColumns", "Ragged", "column_of", "interleaved", "listed", "ragged"]
-
-
-@dataclass(frozen=True, slots=True)
-class Ragged:
-    """Lists of different lengths, one after the other."""
-
-    values: NDArray[Any]
-    lengths: NDArray[np.int64]
-
-
-#: A list, of texts or of an array for each sample; an array with one value for each; or ragged lists.
-Column: TypeAlias = "list[Any] | NDArray[Any] | Ragged"
-Columns: TypeAlias = dict[str, Column]
+__all__ = ["ColumnsOfBatch", "OfColumns", "column_of", "listed"]
 
 
 class OfColumns(abc.ABC):
@@ -57,31 +44,6 @@ def listed(columns: Columns, key: str) -> list[Any]:
     if not isinstance(column, list):
         raise TypeError(f'"{key}" is no list')
     return column
-
-
-def ragged(rows: Sequence[Sequence[Any]], dtype: np.dtype[Any]) -> Ragged:
-    """Lists of numbers, one after the other; an OverflowError for a number that the dtype cannot hold."""
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    return Ragged(np.fromiter(chain.from_iterable(rows), dtype, int(lengths.sum())), lengths)
-
-
-def interleaved(columns: Sequence[Column], places: Sequence[NDArray[np.int64]]) -> Column:
-    """One column from several, whose values go to these places; a TypeError if they are not alike."""
-    order = np.argsort(np.concatenate(places))
-    if all(isinstance(column, list) for column in columns):
-        values = list(chain.from_iterable(columns))  # type: ignore[arg-type] # they are lists
-        return [values[place] for place in order.tolist()]
-    if all(isinstance(column, Ragged) for column in columns):
-        return _reordered(cast("Sequence[Ragged]", columns), order)
-    return np.concatenate(cast("Sequence[NDArray[Any]]", columns))[order]
-
-
-def _reordered(columns: Sequence[Ragged], order: NDArray[np.int64]) -> Ragged:
-    lengths = np.concatenate([column.lengths for column in columns])
-    starts = (np.cumsum(lengths) - lengths)[order]
-    lengths = lengths[order]
-    at = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
-    return Ragged(np.concatenate([column.values for column in columns])[at], lengths)
 
 
 def column_of(field: Field, columns: Columns) -> Column:

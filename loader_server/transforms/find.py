@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from loader_server.installed import version_of
 from loader_server.named_objects import import_named
+from loader_server.own_code import own_code
+from loader_server.sources.blame import told
 from loader_server.sources.files.facts import FilePlaces
-from loader_server.transforms.blame import told
 from loader_server.transforms.declare import Outputs, declaration_of
 from loader_server.transforms.generators import RefusingGenerator
 from loader_server.transforms.named_files import content_of_settings, names_in, with_paths
-from loader_server.transforms.own_code import own_code
 from shared.errors import SettingsError, StokerError
 from shared.extras import how_to_get
 from shared.hashing import fingerprint
@@ -32,8 +32,8 @@ from shared.settings.values import nearest
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
+    from loader_server.own_code import OwnCode
     from loader_server.transforms.declare import Declaration, Transform
-    from loader_server.transforms.own_code import OwnCode
     from shared.settings.values import Table
 
 __all__ = ["BUILT_INS", "NamedTransform", "find_transforms", "settings_of_built_ins", "table_names"]

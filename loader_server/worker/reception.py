@@ -191,7 +191,9 @@ class Reception:
         known = self._sessions.of(hello.incarnation)
         if hello.stream in self._parts.awaited():
             return  # it will say so again, and by then the stream may be open
-        refusal = self._objection_to_stranger(hello, known)
+        others = len(self._sessions) - (known is not None)
+        job, streams = self._parts.settings.name, self._parts.streams
+        refusal = refusals.objection_to_hello(hello, job, streams, others, MOST_SESSIONS)
         if refusal is not None:
             self._sender.say(identity, refusal)
             return
@@ -217,15 +219,6 @@ class Reception:
             ),
         )
 
-    def _objection_to_stranger(self, hello: m.Hello, known: Session | None) -> m.Refused | None:
-        if hello.job != self._parts.settings.name:
-            return refusals.another_job(hello, self._parts.settings.name)
-        if hello.stream not in self._parts.streams:
-            return refusals.no_such_stream(hello, self._parts.streams)
-        if known is None and len(self._sessions) >= MOST_SESSIONS:
-            return refusals.too_many_trainers(MOST_SESSIONS)
-        return None
-
     def _take_want(self, identity: bytes, session: Session | None, want: m.Want) -> bool:
         """Accept or refuse a want; whether it was accepted."""
         known = session is not None and not session.gone and want.trainer == session.incarnation
@@ -235,7 +228,9 @@ class Reception:
         if verdict is Verdict.STALE:  # an answer could be mistaken for the answer to the open ticket
             self.counts.stale += 1
             return False
-        refusal = self._objection_to_want(session, want, verdict)
+        stream = self._parts.streams.get(want.stream)
+        digest = stream.digest if stream is not None else None
+        refusal = refusals.objection_to_want(want, session, verdict, digest, self._parts.name)
         if refusal is not None:
             session.tickets.refuse(want.ticket)
             return self._refuse(identity, refusal)
@@ -253,14 +248,6 @@ class Reception:
         self.counts.refused += 1
         self._sender.say(identity, refusal)
         return False
-
-    def _objection_to_want(self, session: Session, want: m.Want, verdict: Verdict) -> m.Unbuilt | None:
-        if want.in_slot and session.shared is None:
-            return refusals.not_shared(want.ticket)
-        stream = self._parts.streams.get(want.stream)
-        if stream is None or want.stream != session.stream or want.plan_digest != stream.digest:
-            return refusals.another_plan(want, stream.digest if stream else None, self._parts.name)
-        return refusals.busy(want.ticket) if verdict is Verdict.BUSY else None
 
     def _cancel(self, _identity: bytes, session: Session | None, message: m.Cancel) -> None:
         """Answer at once if nobody has begun to build it; otherwise the outcome of the build is the answer."""

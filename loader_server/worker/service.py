@@ -18,21 +18,24 @@ import zmq
 
 from loader_server.building.build_counts import BuildCounts
 from loader_server.building.build_thread import BuildThread
+from loader_server.building.builder import Builder
 from loader_server.building.crash_trial import CrashTrial
+from loader_server.building.deadline import Deadline
 from loader_server.building.fallbacks import FALLBACK_REASONS
 from loader_server.building.fingerprint import builder_fingerprint, builder_parts
 from loader_server.building.not_finite import float_keys
 from loader_server.building.quarantine import Quarantine
 from loader_server.building.read_ahead import ReadAhead
 from loader_server.building.send_buffers import SendBuffers
-from loader_server.building.whole_builder import builder_of
+from loader_server.building.whole_builder import WholeBuilder
 from loader_server.feature_cache.cache import FeatureCache
 from loader_server.job_file import JobFile
-from loader_server.machine.deadline import Deadline
 from loader_server.machine.doors import Doors
 from loader_server.machine.free_room import free_room
 from loader_server.machine.room import NEEDED_DESCRIPTORS, Room
+from loader_server.sharing.sharing_builder import SharingBuilder
 from loader_server.sharing.shelf import Shelf
+from loader_server.sources.whole_source import WholeSource
 from loader_server.stream import Stream
 from loader_server.worker.data_watch import DataWatch
 from loader_server.worker.late_streams import LateStreams
@@ -58,13 +61,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loader_server.building.build_thread import Outcome
-    from loader_server.building.builder import Builder
     from loader_server.building.crash_trial import Conviction
     from loader_server.machine.asking import Asker
     from loader_server.wants.session import Session
     from shared.keys import ClientKeys, ServerKeys
 
-__all__ = ["Worker", "WorkerSettings"]
+__all__ = ["Worker", "WorkerSettings", "builder_of"]
 
 #: How long a worker that ends by itself (it is out of descriptors or memory, or another is to take its place) may take
 #: to finish what it has begun.
@@ -444,3 +446,21 @@ class Worker:
 def _counts_of(stream: Stream) -> BuildCounts:
     """Counts from zero, also for each key that may have values that are not finite."""
     return BuildCounts(not_finite=Counter(dict.fromkeys(float_keys(stream.chain.fields), 0)))
+
+
+def builder_of(
+    stream: Stream,
+    quarantine: Quarantine,
+    deadline: Deadline,
+    features: FeatureCache | None = None,
+    shelf: Shelf | None = None,
+) -> Builder:
+    """Return the builder that suits the stream's source.
+
+    A source of whole batches makes them in turn, so a batch that another worker has built would save it nothing.
+    """
+    if isinstance(stream.source, WholeSource):
+        return WholeBuilder(stream, quarantine, deadline, stream.source)
+    if shelf is not None:
+        return SharingBuilder(stream, quarantine, deadline, features, shelf)
+    return Builder(stream, quarantine, deadline, features)

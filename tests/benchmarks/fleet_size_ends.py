@@ -27,10 +27,10 @@ import zmq
 
 import trainer_client
 from loader_server.building.builder import Builder
+from loader_server.building.deadline import Deadline
 from loader_server.building.fingerprint import builder_fingerprint
 from loader_server.building.quarantine import Quarantine
 from loader_server.job_file import JobFile
-from loader_server.machine.deadline import Deadline
 from loader_server.stream import Stream
 from shared.sockets import bind_router, connect_dealer, read_waiting
 from shared.wire import messages as m

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.index.columns import bytes_with_header
+from loader_server.index.folder import FORMAT, Meta, meta_json
 from loader_server.job_file import JobFile
-from loader_server.sources.index.columns import bytes_with_header
-from loader_server.sources.index.folder import FORMAT, Meta, meta_json
 from loader_server.stream import Stream
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _cpu() -> dict[str, float]:
 
 def open_index_of(job: Path) -> dict[str, float]:
     """Open the index, and then all of the stream, whose plan is kept."""
-    from loader_server.sources.index.folder import open_index  # noqa: PLC0415 - it counts
+    from loader_server.index.folder import open_index  # noqa: PLC0415 - it counts
 
     read, began = JobFile(job), time.perf_counter()
     samples = open_index(read.index_folder("train")).samples

@@ -5,7 +5,7 @@ python -m tests.conformance SOURCE | --all [--json]
 
 import sys
 
-from loader_server.sources.conformance.command import main
+from loader_server.conformance.command import main
 from tests.conformance.fixtures import FIXTURES
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import soundfile
 
-from loader_server.sources.conformance.case import SourceCase
+from loader_server.conformance.case import SourceCase
 from tests.loader_server.sources.hdf5.data import ragged, write_ragged
 from tests.loader_server.sources.speech.kaldi_data import table, write_features
 from tests.loader_server.sources.speech.lhotse_golden import GOLDEN, write_audio

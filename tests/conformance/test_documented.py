@@ -18,8 +18,8 @@ import pytest
 import loader_server.sources
 import loader_server.transforms
 from loader_server.commands.index import index_streams
+from loader_server.conformance.command import main
 from loader_server.job_file import JobFile
-from loader_server.sources.conformance.command import main
 from loader_server.stream import Stream
 from tests.loader_server.sources.hdf5.data import ragged, write_ragged
 from tests.loader_server.sources.speech.kaldi_data import features, table, write_features
@@ -86,7 +86,7 @@ def test_the_source_that_is_added(beside: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_the_command_runs_without_the_tests(beside: Path) -> None:
-    code = "from loader_server.sources.conformance.command import main; main(['-h'])"
+    code = "from loader_server.conformance.command import main; main(['-h'])"
     command = [sys.executable, "-c", f"import sys; sys.modules['tests'] = None; {code}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, "--arguments JSON" in done.stdout) == (0, True), done.stderr

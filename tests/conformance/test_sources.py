@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pytest
 
-from loader_server.sources.conformance.checks import CHECKS, check_source
-from loader_server.sources.conformance.command import main
+from loader_server.conformance.checks import CHECKS, check_source
+from loader_server.conformance.command import main
 from loader_server.sources.synthetic import SyntheticSource
 from loader_server.sources.table import settings_of_sources
 from loader_server.sources.text_files.lines import LinesSource
@@ -28,8 +28,8 @@ from tests.support.forked_pools import forked_pools
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from loader_server.sources.conformance.case import SourceCase
-    from loader_server.sources.conformance.checks import CheckResult
+    from loader_server.conformance.case import SourceCase
+    from loader_server.conformance.checks import CheckResult
     from loader_server.sources.source import Chunk, Found
 
 TITLES = [" ".join((check.__doc__ or "").split()).rstrip(".") for check in CHECKS]

@@ -23,11 +23,11 @@ from loader_server.building.quarantine import Quarantine
 from loader_server.commands.statistics import make_statistics
 from loader_server.coordinator.journal_lock import JournalLock
 from loader_server.fleet.joined_folder import JoinedFolder
+from loader_server.index.commit import locked
+from loader_server.index.letters import LettersReport
 from loader_server.job_file import JobFile
 from loader_server.machine.graph_files import write_synced
 from loader_server.plan_keeper import PlanKeeper
-from loader_server.sources.index.commit import locked
-from loader_server.sources.index.letters import LettersReport
 from loader_server.sources.pipeline.first_digests import FirstDigests
 from loader_server.transforms.characters import Characters, CharactersSettings
 from loader_server.transforms.letters import LetterCounter

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import setproctitle
 
+from loader_server.index import pool
 from loader_server.machine import asking, nursery
-from loader_server.sources.index import pool
 from shared.quick_import import quick_import
 from tests.support.lean_keras import lean_keras
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loader_server.sources.conformance import checks
-from loader_server.sources.index import pool
+from loader_server.conformance import checks
+from loader_server.index import pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["forked_pools"]
 
 _IMPORTED = (
-    "loader_server.sources.index.probe",
-    "loader_server.sources.conformance.case",
+    "loader_server.index.probe",
+    "loader_server.conformance.case",
     "tests.conformance.fixtures",
     "tests.conformance.test_sources",  # whose sources with faults they construct
 )

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.planning import PlannedBatch
+from loader_server.sources.batch_columns import ragged
 from loader_server.stream import Stream
 from loader_server.transforms.chain import Chain
-from loader_server.transforms.columns import ragged
 from shared.wire import messages as m
 from shared.wire.layout import BucketShape, Field, fields_of_batch
 from shared.wire.parts import Ticket
@@ -19,7 +19,7 @@ from shared.wire.parts import Ticket
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from loader_server.transforms.columns import Columns
+    from loader_server.sources.batch_columns import Columns
 
 __all__ = ["ColumnSource", "GatheringSource", "MemorySource", "MemoryStream", "Steps", "memory_want"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from loader_server.sources.index.folder import open_index
-from loader_server.sources.index.make import IndexReport, IndexRequest, make_index
+from loader_server.index.folder import open_index
+from loader_server.index.make import IndexReport, IndexRequest, make_index
 from loader_server.sources.table import SourceSpec, dotted_name, source_class
 from shared.settings.tables import read_table
 

@@ -8,7 +8,7 @@ import numpy as np
 import sentencepiece
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
-from loader_server.transforms.columns import Ragged
+from loader_server.sources.batch_columns import Ragged
 from shared.wire.layout import Field
 
 if TYPE_CHECKING:

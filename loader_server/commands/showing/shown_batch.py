@@ -15,7 +15,7 @@ import numpy as np
 
 from loader_server.building.builder import Builder
 from loader_server.building.culprits import culprit_key
-from loader_server.machine.deadline import Deadline
+from loader_server.building.deadline import Deadline
 from loader_server.sources.files.patience import read_patiently
 from loader_server.transforms.generators import RecordingGenerator
 from shared.errors import SampleError, SettingsError

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from loader_server.sources.audio.recordings import Recordings
+    from loader_server.sources.batch_columns import Columns
     from loader_server.sources.files.presence import IndexedFiles
     from loader_server.sources.source import Chunk
-    from loader_server.transforms.columns import Columns
 
 __all__ = ["RecordedSource"]
 

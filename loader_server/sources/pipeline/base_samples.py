@@ -7,47 +7,64 @@ and sample, as in the stream itself. A sample that cannot be used is left out, w
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from loader_server.job_file import JobFile
 from loader_server.sources.files.patience import read_patiently
-from loader_server.stream import Stream
-from shared.errors import SampleError, SettingsError
+from shared.errors import SampleError
 from shared.logs import Log
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from loader_server.sources.source import OfJob
     from shared.wire.layout import Field
 
-__all__ = ["BaseSamples"]
+__all__ = ["BaseSamples", "SampleStream"]
+
+
+class _Reads(Protocol):
+    """The part of a source that reads samples."""
+
+    def read(self, samples: Sequence[int]) -> Iterable[bytes]:
+        """Yield the bytes of each sample."""
+
+
+class SampleStream(Protocol):
+    """The part of an open stream that gives its samples; whoever opens streams knows sources, so not the reverse."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the job file."""
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+
+    @property
+    def source(self) -> _Reads:
+        """What reads them."""
+
+    @property
+    def opened(self) -> str:
+        """A text that changes whenever the samples may have changed."""
+
+    def values(self, epoch: int, sample: int, raw: bytes) -> Mapping[str, NDArray[np.generic]]:
+        """Decode and transform a sample; raise a SampleError if it cannot be used."""
+
+    def close(self) -> None:
+        """Give back what is open."""
 
 
 class BaseSamples:
-    """The samples of the stream called `name`."""
+    """The samples of another stream of the job, which have these fields."""
 
-    def __init__(self, of_job: OfJob, name: str) -> None:
-        assert of_job.path is not None
-        job = JobFile(of_job.path)
-        if name not in job.recipes or job.recipes[name].whole:
-            raise SettingsError(
-                expected="another stream of the job, one of samples",
-                got=f'base = "{name}"',
-                where=of_job.table,
-                remedy="Name a stream that has a source of its own, such as lines or tfrecord.",
-            )
-        self._stream = Stream(job, name)
+    def __init__(self, stream: SampleStream, fields: tuple[Field, ...]) -> None:
+        self._stream = stream
+        self.fields = fields
         #: Several shards may run side by side, but only one thread at a time decodes.
         self._decoding = threading.Lock()
-
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """The fields of each sample."""
-        return self._stream.chain.fields
 
     @property
     def opened(self) -> str:

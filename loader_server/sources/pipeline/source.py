@@ -11,12 +11,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from loader_server.named_objects import import_named
-from loader_server.sources.pipeline.base_samples import BaseSamples
+from loader_server.own_code import own_code
 from loader_server.sources.pipeline.shard_run import PipelineOrder
 from loader_server.sources.pipeline.sharded_source import ShardedSource, ShardSettings
 from loader_server.sources.remote.urls import is_url
 from loader_server.sources.source import Inventory
-from loader_server.transforms.own_code import own_code
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
 from shared.pipelines.context import default_pipeline
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from loader_server.sources.pipeline.base_samples import BaseSamples
     from shared.wire.layout import Field
 
 __all__ = ["PipelineSettings", "PipelineSource"]
@@ -60,7 +60,10 @@ class PipelineSource(ShardedSource):
 
     @cached_property
     def _base(self) -> BaseSamples | None:
-        return BaseSamples(self.of_job, self.settings.base) if self.settings.base else None
+        if not self.settings.base:
+            return None
+        assert self.of_job.open_base is not None, "specs of a job's streams come from sources_of"
+        return self.of_job.open_base(self.of_job, self.settings.base)
 
     @property
     def where(self) -> str:

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loader_server.sources.batch_columns import Columns
     from loader_server.sources.files.presence import IndexedFiles
-    from loader_server.transforms.columns import Columns
     from shared.wire.layout import Field
 
 __all__ = ["KaldiPiece", "KaldiSettings", "KaldiSource"]

@@ -19,7 +19,7 @@ from shared.settings.values import setting, texts
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loader_server.transforms.columns import Columns
+    from loader_server.sources.batch_columns import Columns
     from shared.wire.layout import Field
 
 __all__ = ["LinesSettings", "LinesSource"]

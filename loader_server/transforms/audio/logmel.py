@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from loader_server.sources.batch_columns import Columns
     from loader_server.transforms.audio.mel_bands import Recording
-    from loader_server.transforms.columns import Columns
 
 __all__ = ["LogMelSettings", "LogMelTransform"]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.transforms.columns import Columns
+    from loader_server.sources.batch_columns import Columns
     from loader_server.transforms.declare import Lengths
     from shared.audio.conventions import Convention
     from shared.audio.features import MelSettings

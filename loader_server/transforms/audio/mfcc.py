@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loader_server.sources.batch_columns import Columns
     from loader_server.transforms.audio.mel_bands import Recording
-    from loader_server.transforms.columns import Columns
 
 __all__ = ["Mfcc", "MfccSettings"]
 

@@ -19,7 +19,7 @@ from loader_server.transforms.columns import listed
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from loader_server.transforms.columns import Columns
+    from loader_server.sources.batch_columns import Columns
     from loader_server.transforms.declare import Lengths
 
 __all__ = ["Waveform", "WaveformSettings"]

@@ -21,7 +21,7 @@ from loader_server.transforms.columns import OfColumns, listed
 from shared.settings.values import FileName
 
 if TYPE_CHECKING:
-    from loader_server.transforms.columns import Columns
+    from loader_server.sources.batch_columns import Columns
     from loader_server.transforms.features.moments import Moments
 
 __all__ = ["Normalise", "NormaliseSettings", "StatisticsFile", "statistics_text"]

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from loader_server.sources.batch_columns import ragged
 from loader_server.transforms import SettingsError, choice
-from loader_server.transforms.columns import OfColumns, listed, ragged
+from loader_server.transforms.columns import OfColumns, listed
 from shared.settings.values import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from loader_server.transforms.columns import Columns
+    from loader_server.sources.batch_columns import Columns
 
 __all__ = ["TextEncoder", "TextModel", "refuse_narrow_dtype", "refuse_other_keys", "token_dtype"]
 

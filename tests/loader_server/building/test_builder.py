@@ -16,9 +16,10 @@ from loader_server.building.builder import Builder
 from loader_server.building.exhaustion import ExhaustedError
 from loader_server.building.fallbacks import FALLBACK_REASONS
 from loader_server.building.quarantine import Quarantine
+from loader_server.sources.batch_columns import Ragged
 from loader_server.sources.files import patience
 from loader_server.transforms import transform
-from loader_server.transforms.columns import OfColumns, Ragged
+from loader_server.transforms.columns import OfColumns
 from loader_server.transforms.declare import Declaration
 from shared.errors import DataError, ReadError
 from shared.hashing import digest64
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loader_server.building.build_counts import Built
-    from loader_server.transforms.columns import Columns
+    from loader_server.sources.batch_columns import Columns
     from shared.wire import messages as m
 
 

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from loader_server.building.exhaustion import ExhaustedError, exhausted
-from loader_server.transforms.blame import find_exhaustion
+from loader_server.sources.blame import find_exhaustion
 from shared.errors import MachineError, ReadError
 
 

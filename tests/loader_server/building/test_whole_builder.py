@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from loader_server.building.quarantine import Quarantine
-from loader_server.building.whole_builder import WholeBuilder, builder_of
+from loader_server.building.whole_builder import WholeBuilder
 from loader_server.commands.index import index_streams
 from loader_server.commands.plan import open_stream
 from loader_server.job_file import JobFile
 from loader_server.sources.source import Found, Indexed, Inventory
 from loader_server.sources.whole_source import WholeSource
 from loader_server.stream import Stream
+from loader_server.worker.service import builder_of
 from shared.errors import SettingsError
 from shared.hashing import digest64
 from shared.pipelines.element_values import ElementValue, element_of, fields_of_element, flat_values

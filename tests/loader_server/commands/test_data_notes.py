@@ -15,8 +15,8 @@ import soundfile
 from loader_server.cli import main
 from loader_server.commands import data_notes
 from loader_server.commands.index import index_missing, index_streams
+from loader_server.index.folder import open_index
 from loader_server.job_file import JobFile
-from loader_server.sources.index.folder import open_index
 from shared.errors import DataError
 from tests.loader_server.sources.speech.kaldi_data import table, write_recordings
 from tests.support.corpora import tone

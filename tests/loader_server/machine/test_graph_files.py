@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from loader_server.index.folder import FORMAT
 from loader_server.machine import graph_files
 from loader_server.machine.graph_files import write_graph
-from loader_server.sources.index.folder import FORMAT
 
 FILES = {"meta.json": b"{}", "columns-1/digest.npy": b"12"}
 

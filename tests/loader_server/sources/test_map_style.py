@@ -14,10 +14,10 @@ import pytest
 
 from loader_server.cli import main
 from loader_server.commands.index import index_streams
+from loader_server.index.folder import open_index
 from loader_server.job_file import JobFile
 from loader_server.machine.room import Room
 from loader_server.sources import shortage
-from loader_server.sources.index.folder import open_index
 from loader_server.sources.map_style import MapStyleSource
 from loader_server.stream import Stream
 from loader_server.transforms.chain import Chain

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loader_server.building.builder import Builder
+from loader_server.building.deadline import Deadline
 from loader_server.building.quarantine import Quarantine
 from loader_server.commands.index import index_streams
+from loader_server.index.folder import open_index
 from loader_server.job_file import JobFile
-from loader_server.machine.deadline import Deadline
-from loader_server.sources.index.folder import open_index
 from loader_server.sources.source import Indexed
 from loader_server.sources.synthetic import SyntheticSettings, SyntheticSource
 from loader_server.stream import Stream

@@ -9,8 +9,8 @@ import threading
 import numpy as np
 import pytest
 
+from loader_server.sources.blame import told
 from loader_server.transforms import chain as chain_module
-from loader_server.transforms.blame import told
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.generators import generator_for
 from shared.errors import ReadError, SampleError, SettingsError

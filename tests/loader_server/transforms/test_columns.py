@@ -1,4 +1,4 @@
-"""Columns of a batch's samples: joined, refused where they are not as declared, written as padding one by one does."""
+"""Columns of a batch's samples: refused where they are not as declared, written as padding one by one does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader_server.transforms.columns import ColumnsOfBatch, Ragged, column_of, interleaved, ragged
+from loader_server.sources.batch_columns import Ragged, ragged
+from loader_server.transforms.columns import ColumnsOfBatch, column_of
 from shared.wire.layout import Field
 
 INT32 = np.dtype(np.int32)
@@ -25,26 +26,6 @@ def test_ragged_lists_are_written_a_row_each_and_zeros_behind(rows: list[list[in
     ColumnsOfBatch({"tokens": column}).gather(np.arange(len(rows)), out)
     assert out["tokens"].tolist() == [row + [0] * (width - len(row)) for row in rows]
     assert out["tokens_length"].tolist() == [len(row) for row in rows]
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 99), max_size=4)), min_size=1, max_size=9))
-def test_columns_of_several_members_come_into_one_in_the_samples_order(samples: list[tuple[int, list[int]]]) -> None:
-    members = sorted({member for member, _ in samples})
-    places = [np.array([at for at, (member, _) in enumerate(samples) if member == one]) for one in members]
-    rows = [[samples[at][1] for at in own] for own in places]
-    joined = interleaved([ragged(own, INT32) for own in rows], places)
-    assert isinstance(joined, Ragged)
-    assert joined.values.tolist() == [value for _, row in samples for value in row]
-    assert joined.lengths.tolist() == [len(row) for _, row in samples]
-    assert interleaved([[str(row) for row in own] for own in rows], places) == [str(row) for _, row in samples]
-    numbers = interleaved([np.array([len(row) for row in own]) for own in rows], places)
-    assert isinstance(numbers, np.ndarray)
-    assert numbers.tolist() == [len(row) for _, row in samples]
-
-
-def test_columns_of_different_kinds_do_not_come_into_one() -> None:
-    with pytest.raises((TypeError, ValueError)):
-        interleaved([["a"], ragged([[1]], INT32)], [np.array([0]), np.array([1])])
 
 
 @given(st.lists(st.integers(0, 4), max_size=5), st.integers(0, 3))
@@ -73,12 +54,6 @@ def test_what_has_no_room_or_is_too_few_is_refused(samples: int, width: int) -> 
     out = {"tokens": np.zeros((samples, width), np.int32), "tokens_length": np.zeros(samples, np.int32)}
     with pytest.raises(ValueError, match='"tokens": 2 samples, at most 2 steps'):
         ColumnsOfBatch({"tokens": ragged([[1, 2], [3]], INT32)}).gather(np.arange(samples), out)
-
-
-@pytest.mark.parametrize("number", [2**31, -(2**31) - 1, 2**70])
-def test_a_number_that_the_dtype_cannot_hold_is_refused(number: int) -> None:
-    with pytest.raises(OverflowError):
-        ragged([[1], [number]], INT32)
 
 
 def test_a_column_is_as_its_field_says() -> None:

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loader_server.own_code import own_code
 from loader_server.transforms import find, number, setting, transform
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.find import find_transforms, settings_of_built_ins, table_names
-from loader_server.transforms.own_code import own_code
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
 from shared.wire.layout import Field

@@ -12,6 +12,7 @@ import pytest
 import soundfile
 
 from loader_server.building.builder import Builder
+from loader_server.building.deadline import Deadline
 from loader_server.building.quarantine import Quarantine
 from loader_server.cli import main
 from loader_server.commands.index import index_missing, index_streams
@@ -20,7 +21,6 @@ from loader_server.commands.showing.shown_batch import BatchNumber, ShownBatch, 
 from loader_server.coordinator.events import CulpritFound, Forgot, GroupFixed
 from loader_server.coordinator.journal import Journal
 from loader_server.job_file import JobFile
-from loader_server.machine.deadline import Deadline
 from loader_server.stream import Stream
 from loader_server.transforms.generators import generator_for
 from shared.errors import SettingsError

@@ -21,7 +21,7 @@ from tests.support.sources import decoded, index_source, open_source, spec_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from loader_server.sources.index.make import IndexReport
+    from loader_server.index.make import IndexReport
 
 
 def tokens(count: int, start: int = 0) -> pa.Array:

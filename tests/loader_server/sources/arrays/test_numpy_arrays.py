@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from loader_server.commands.index import index_streams
+from loader_server.index.folder import open_index
 from loader_server.job_file import JobFile
 from loader_server.sources.arrays import numpy_arrays
 from loader_server.sources.arrays.numpy_arrays import NumpySource
-from loader_server.sources.index.folder import open_index
 from loader_server.sources.source import Chunk
 from loader_server.stream import Stream
 from shared.errors import DataError, ReadError

@@ -4,8 +4,8 @@ import pytest
 
 from loader_server.commands.index import index_streams
 from loader_server.job_file import JobFile
-from loader_server.sources.pipeline.base_samples import BaseSamples
 from loader_server.sources.source import OfJob
+from loader_server.stream import open_base
 from shared.errors import SettingsError
 
 JOB = """
@@ -42,7 +42,7 @@ def of_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OfJob:
 
 
 def test_a_shard_has_its_own_samples_and_leaves_bad_ones_out_by_name(of_job, caplog):
-    base = BaseSamples(of_job, "sentences")
+    base = open_base(of_job, "sentences")
     assert [field.key for field in base.fields] == ["text"]
     lengths = [[len(one["text"]) for one in base.of_shard(0, shard, 3)] for shard in range(3)]
     assert lengths == [[1, 7], [2, 5], [3, 6]]
@@ -53,4 +53,4 @@ def test_a_shard_has_its_own_samples_and_leaves_bad_ones_out_by_name(of_job, cap
 @pytest.mark.parametrize("name", ["train", "tain"])
 def test_a_base_is_a_stream_of_samples(of_job, name):
     with pytest.raises(SettingsError, match=rf"\[streams\.train\]: .* another stream.* got base = .{name}"):
-        BaseSamples(of_job, name)
+        open_base(of_job, name)

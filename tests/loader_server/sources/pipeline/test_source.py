@@ -11,6 +11,7 @@ from loader_server.job_file import JobFile
 from loader_server.sources.pipeline import sharded_source as module
 from loader_server.sources.pipeline.source import PipelineSettings, PipelineSource
 from loader_server.sources.source import Indexed, OfJob
+from loader_server.stream import sources_of
 from shared.errors import DataError, SettingsError
 from shared.pipelines.element_values import ElementValue, digest_of, flat_values
 
@@ -156,6 +157,7 @@ def test_whether_data_changed_can_be_told_where_they_are_named(make, tmp_path):
 )
 def test_something_has_to_be_run(line, message, tmp_path):
     (tmp_path / "job.toml").write_text(f'[job]\nname = "x"\n[streams.train]\nsource = "pipeline"\n{line}\n')
-    ((spec, _),) = JobFile(tmp_path / "job.toml").sources(JobFile(tmp_path / "job.toml").recipes["train"])
+    job = JobFile(tmp_path / "job.toml")
+    ((spec, _),) = sources_of(job, job.recipes["train"])
     with pytest.raises(SettingsError, match=rf"job\.toml, \[streams\.train\]: {message}"):
         spec.make().survey()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from loader_server.sources.index.make import IndexReport
+    from loader_server.index.make import IndexReport
 
 
 def spoken(n: int) -> bytes:

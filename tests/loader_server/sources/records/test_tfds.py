@@ -20,7 +20,7 @@ from tests.support.records import write_array_records
 from tests.support.sources import decoded, index_source, open_source, raw_of, spec_of
 
 if TYPE_CHECKING:
-    from loader_server.sources.index.make import IndexReport
+    from loader_server.index.make import IndexReport
 
 ROOT = Path(__file__).parents[4]
 SHARDS = [range(1, 4), range(4, 9)]

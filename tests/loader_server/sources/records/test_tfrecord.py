@@ -22,7 +22,7 @@ from tests.support.sources import decoded, index_source, open_source, raw_of, sp
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loader_server.sources.index.make import IndexReport
+    from loader_server.index.make import IndexReport
 
 GOLDEN = Path(__file__).parents[3] / "support" / "golden"
 

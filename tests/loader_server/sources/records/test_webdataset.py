@@ -19,7 +19,7 @@ from tests.support.sources import decoded, index_source, open_source, raw_of, sp
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from loader_server.sources.index.make import IndexReport
+    from loader_server.index.make import IndexReport
 
 
 def spoken(number: int, rate: int = 8000) -> list[tuple[str, bytes]]:

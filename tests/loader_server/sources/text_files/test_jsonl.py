@@ -16,7 +16,7 @@ from tests.support.sources import decoded, index_source, open_source, raw_of, sp
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from loader_server.sources.index.make import IndexReport
+    from loader_server.index.make import IndexReport
     from loader_server.sources.source import Source
 
 

@@ -19,7 +19,7 @@ from tests.support.stores import plain_server
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from loader_server.sources.index.make import IndexReport
+    from loader_server.index.make import IndexReport
     from loader_server.sources.source import Source
 
 

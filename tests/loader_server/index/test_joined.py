@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from loader_server.commands.index import index_missing, index_streams
+from loader_server.index.joined import JoinedSource
 from loader_server.job_file import JobFile
-from loader_server.sources.joined import JoinedSource
 from loader_server.stream import Stream
 from shared.errors import DataError, SettingsError
 from shared.wire.layout import BucketShape, Field, fields_of_batch, layout_of

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.chunks.settings import rate_keys
-from loader_server.sources.conformance.case import (
+from loader_server.conformance.case import (
     ExaminedSource,
     NotTried,
     SourceCase,
@@ -32,9 +31,10 @@ from loader_server.sources.conformance.case import (
     read_all,
     require,
 )
-from loader_server.sources.index.folder import open_index
+from loader_server.index.folder import open_index
+from loader_server.sources.batch_columns import Ragged
+from loader_server.sources.chunks.settings import rate_keys
 from loader_server.sources.source import Chunk
-from loader_server.transforms.columns import Ragged
 from shared.errors import DataError, SettingsError, StokerError
 from shared.settings.tables import read_table
 from shared.wire.layout import BucketShape, fields_of_batch, layout_of
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from loader_server.transforms.columns import Column
+    from loader_server.sources.batch_columns import Column
 
 __all__ = ["CHECKS", "CheckResult", "check_source"]
 

@@ -16,22 +16,21 @@ import faulthandler
 import signal
 from typing import TYPE_CHECKING
 
+from loader_server.machine.processes import DEADLINE_SIGNAL
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["SIGNAL", "Deadline", "let_deadlines_end_us"]
-
-#: What ends the process.
-SIGNAL = signal.SIGALRM
+__all__ = ["Deadline", "let_deadlines_end_us"]
 
 
 def let_deadlines_end_us() -> None:
     """Let the signal write the stacks of all threads to standard error and end us; call it in the main thread of a
     process that builds.
     """
-    signal.signal(SIGNAL, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {SIGNAL})
-    faulthandler.register(SIGNAL, file=2, chain=True)
+    signal.signal(DEADLINE_SIGNAL, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {DEADLINE_SIGNAL})
+    faulthandler.register(DEADLINE_SIGNAL, file=2, chain=True)
 
 
 def _set_timer(seconds: float) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader_server.sources.index.columns import ColumnWriter, StringsWriter, mapped, open_strings
+from loader_server.index.columns import ColumnWriter, StringsWriter, mapped, open_strings
 
 
 @given(parts=st.lists(st.lists(st.integers(-(2**63), 2**63 - 1))))

@@ -13,8 +13,8 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
-from loader_server.sources.index.bad_rows import BAD_ROWS
-from loader_server.sources.index.folder import Meta, meta_json, read_meta
+from loader_server.index.bad_rows import BAD_ROWS
+from loader_server.index.folder import Meta, meta_json, read_meta
 from shared.errors import DataError
 from shared.system.own_files import open_own
 

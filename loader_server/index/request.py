@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from loader_server.sources.index.bad_rows import BAD_ROWS, first_bad_rows
+from loader_server.index.bad_rows import BAD_ROWS, first_bad_rows
 from shared.bad_limit import NO_LIMIT, BadLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from loader_server.sources.index.folder import Meta
-    from loader_server.sources.index.letters import LettersReport
+    from loader_server.index.folder import Meta
+    from loader_server.index.letters import LettersReport
     from loader_server.sources.source import BadRow, Source
     from loader_server.sources.table import SourceSpec
     from loader_server.transforms.audio.low_rates import LowRate

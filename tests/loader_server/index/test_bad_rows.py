@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loader_server.index.bad_rows import BadRowsWriter, first_bad_rows
+from loader_server.index.make import IndexRequest, make_index
 from loader_server.sources import BadRow, Found, Inventory, Source
-from loader_server.sources.index.bad_rows import BadRowsWriter, first_bad_rows
-from loader_server.sources.index.make import IndexRequest, make_index
 from loader_server.sources.table import SourceSpec
 
 if TYPE_CHECKING:

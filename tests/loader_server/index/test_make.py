@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import soundfile
 
-import loader_server.sources.index.make as making
-from loader_server.sources.index.make import IndexRequest, make_index, open_index
+import loader_server.index.make as making
+from loader_server.index.make import IndexRequest, make_index, open_index
 from loader_server.sources.source import Source
 from loader_server.transforms.chain import Chain
 from shared.bad_limit import BadLimit
@@ -210,7 +210,7 @@ def test_a_manifest_without_a_good_row_is_refused(tmp_path):
 
 INTERRUPTED = """
 import pathlib, sys, time
-import loader_server.sources.index.make as making
+import loader_server.index.make as making
 from tests.support.sources import spec_of
 
 def progress(done, total):

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loader_server.sources.index.bad_rows import first_bad_rows
-from loader_server.sources.index.commit import keep_refused
+from loader_server.index.bad_rows import first_bad_rows
+from loader_server.index.commit import keep_refused
 from shared.bad_limit import counted_reasons
 from shared.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from loader_server.sources.index.draft import Draft
-    from loader_server.sources.index.request import IndexRequest
+    from loader_server.index.draft import Draft
+    from loader_server.index.request import IndexRequest
     from loader_server.sources.source import BadRow, Inventory, Source
 
 __all__ = ["is_refused", "process_died", "refuse_bad", "refuse_measuring", "refuse_too_many"]

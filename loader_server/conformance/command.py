@@ -12,18 +12,19 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loader_server.job_file import JobFile
-from loader_server.sources.conformance.case import SourceCase
-from loader_server.sources.conformance.checks import check_source
+from loader_server.conformance.case import SourceCase
+from loader_server.conformance.checks import check_source
+from loader_server.job_file import read_job
 from loader_server.sources.map_style import MapStyleSettings
 from loader_server.sources.table import SourceSpec, dotted_name, source_class
+from loader_server.stream import sources_of
 from shared.errors import SettingsError, StokerError
 from shared.settings.tables import read_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from loader_server.sources.conformance.checks import CheckResult
+    from loader_server.conformance.checks import CheckResult
 
 __all__ = ["main"]
 
@@ -81,9 +82,9 @@ def _counted(name: str, results: Sequence[CheckResult]) -> dict[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m loader_server.sources.conformance",
+        prog="python -m loader_server.conformance",
         description="Try whether a source keeps to all that is expected of one.",
-        epilog="example: python -m loader_server.sources.conformance my_data:Digits --arguments '{\"count\": 100}'",
+        epilog="example: python -m loader_server.conformance my_data:Digits --arguments '{\"count\": 100}'",
     )
     parser.add_argument(
         "source", nargs="?", help="package.module:Class, a name that another package registered, or a job file"
@@ -105,8 +106,7 @@ def _table(text: str) -> dict[str, Any]:
 def _cases(name: str, options: argparse.Namespace) -> list[SourceCase]:
     if not name.endswith(".toml"):
         return [SourceCase(spec=_spec(name, options.arguments))]
-    job = JobFile(name)
-    job.make_importable()
+    job = read_job(name)
     if options.stream not in job.recipes:
         raise SettingsError(
             expected="one of the streams " + ", ".join(job.recipes),
@@ -114,7 +114,7 @@ def _cases(name: str, options: argparse.Namespace) -> list[SourceCase]:
             where=name,
             remedy="Name it with --stream.",
         )
-    return [SourceCase(spec=spec) for spec in job.recipes[options.stream].sources]
+    return [SourceCase(spec=spec) for spec, _ in sources_of(job, job.recipes[options.stream])]
 
 
 def _spec(name: str, arguments: dict[str, Any]) -> SourceSpec:

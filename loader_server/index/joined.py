@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from loader_server.index.probe import refuse_other_fields
+from loader_server.sources.batch_columns import interleaved
 from loader_server.sources.files.patience import read_patiently
 from loader_server.sources.files.presence import find_missing
-from loader_server.sources.index.probe import refuse_other_fields
 from loader_server.sources.source import Source, gather_rows
-from loader_server.transforms.columns import interleaved
 from shared.errors import SampleError, SettingsError
 from shared.hashing import fingerprint
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loader_server.index.folder import Index
+    from loader_server.sources.batch_columns import Columns
     from loader_server.sources.files.presence import MissingFiles
-    from loader_server.sources.index.folder import Index
     from loader_server.sources.row_filter import RowFilter
     from loader_server.transforms.chain import Chain
-    from loader_server.transforms.columns import Columns
     from shared.wire.layout import Field
 
 __all__ = ["JoinedSource", "OpenedSource", "SourceSet"]
@@ -81,7 +81,7 @@ class SourceSet:
 
     @property
     def made(self) -> str:
-        """A text that changes whenever one of the indexes is made anew."""
+        """Return what changes whenever one of the indexes is made anew."""
         return _joint(one.index.meta.folder for one in self._opened)
 
     @property

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from loader_server import own_code as module
 from loader_server.commands.index import index_streams
 from loader_server.job_file import JobFile
+from loader_server.own_code import own_code, own_files
 from loader_server.stream import Stream
-from loader_server.transforms import own_code as module
 from loader_server.transforms.chain import Chain
-from loader_server.transforms.own_code import own_code, own_files
 from tests.support.loaders import ROOT, write_job
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def test_nothing_is_run_or_imported(folder):
 
 
 def test_every_process_finds_the_same(folder):
-    code = "from loader_server.transforms.own_code import own_code; print(own_code(['augment']).sources)"
+    code = "from loader_server.own_code import own_code; print(own_code(['augment']).sources)"
     found = {
         subprocess.run(
             [sys.executable, "-c", code],

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from loader_server.machine.deadline import Deadline
+from loader_server.building.deadline import Deadline
 
 MS = 10**6
 
@@ -53,7 +53,7 @@ def test_after_the_last_step_no_timer_runs_and_the_next_one_sets_it_at_once(
 
 _HANGS = """
 import re, time
-from loader_server.machine.deadline import Deadline, let_deadlines_end_us
+from loader_server.building.deadline import Deadline, let_deadlines_end_us
 let_deadlines_end_us()
 def matches():
     deadline = Deadline({seconds})

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from loader_server.sources.index.draft import resumed_draft
-from loader_server.sources.index.folder import open_index
-from loader_server.sources.index.make import IndexRequest, make_index, unchanged_index
+from loader_server.index.draft import resumed_draft
+from loader_server.index.folder import open_index
+from loader_server.index.make import IndexRequest, make_index, unchanged_index
 from loader_server.transforms.chain import Chain
 from shared.errors import DataError, MachineError
 from shared.wire.layout import Field
@@ -144,7 +144,7 @@ def test_a_disk_that_fails_at_the_end_costs_nothing_but_the_end(corpus: Path, mo
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as failing:
-        failing.setattr("loader_server.sources.index.make.commit", full)
+        failing.setattr("loader_server.index.make.commit", full)
         with pytest.raises(MachineError, match="No space left"):
             make_index(_request(corpus))
     assert _rows_looked_at(_request(corpus)) == [12]
@@ -154,8 +154,8 @@ def test_a_disk_that_fails_at_the_end_costs_nothing_but_the_end(corpus: Path, mo
 _KILLED = """
 import sys
 from pathlib import Path
-from loader_server.sources.index.make import make_index
-from tests.loader_server.sources.index.test_resuming import _request
+from loader_server.index.make import make_index
+from tests.loader_server.index.test_resuming import _request
 
 def progress(done, total):
     print(done, flush=True)

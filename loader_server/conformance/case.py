@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.index.folder import Index, open_index
-from loader_server.sources.index.make import IndexReport, IndexRequest, make_index
+from loader_server.index.folder import Index, open_index
+from loader_server.index.make import IndexReport, IndexRequest, make_index
 from shared.hashing import fingerprint
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import gzip
 
 import pytest
 
-from loader_server.transforms.blame import is_the_samples, told
+from loader_server.sources.blame import is_the_samples, told
 
 
 class _Mute(Exception):

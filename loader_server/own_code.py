@@ -1,4 +1,4 @@
-"""The code of a user's own transform: its module, the modules beside it that it imports, and installed packages.
+"""The code of a user's own source or transform: its module, modules beside it that it imports, and installed packages.
 
 Rules: an installed module is identified by the version of its package, any other by its source; imports are read from
 the sources and nothing is run, so all processes find the same, whatever they have imported so far. A module that is

@@ -16,7 +16,7 @@ from functools import partial
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loader_server.sources.index.probe import Probed, ProbeOrder, Prober, begin_probing, probe_piece
+from loader_server.index.probe import Probed, ProbeOrder, Prober, begin_probing, probe_piece
 from shared.logs import Log
 
 if TYPE_CHECKING:

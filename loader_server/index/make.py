@@ -19,24 +19,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loader_server.installed import version_of
-from loader_server.sources.index.commit import commit, forget_refused, locked, sweep
-from loader_server.sources.index.draft import Draft, new_draft, resumed_draft
-from loader_server.sources.index.folder import FORMAT, Index, Meta, columns_fingerprint, open_index
-from loader_server.sources.index.letters import LettersReport, letters_report
-from loader_server.sources.index.pool import probe_in_order
-from loader_server.sources.index.probe import ProbeOrder
-from loader_server.sources.index.refusals import (
+from loader_server.index.commit import commit, forget_refused, locked, sweep
+from loader_server.index.draft import Draft, new_draft, resumed_draft
+from loader_server.index.folder import FORMAT, Index, Meta, columns_fingerprint, open_index
+from loader_server.index.letters import LettersReport, letters_report
+from loader_server.index.pool import probe_in_order
+from loader_server.index.probe import ProbeOrder
+from loader_server.index.refusals import (
     is_refused,
     process_died,
     refuse_bad,
     refuse_measuring,
     refuse_too_many,
 )
-from loader_server.sources.index.request import IndexReport, IndexRequest, report_of
+from loader_server.index.request import IndexReport, IndexRequest, report_of
+from loader_server.installed import version_of
+from loader_server.own_code import own_code
 from loader_server.sources.largest import LARGEST_SAMPLE
 from loader_server.sources.source import Indexed, Source
-from loader_server.transforms.own_code import own_code
 from shared.errors import DataError, StokerError
 from shared.hashing import fingerprint
 from shared.settings.values import settings_that_count

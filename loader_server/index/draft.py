@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.index.bad_rows import BAD_ROWS, BadRowsWriter
-from loader_server.sources.index.columns import (
+from loader_server.index.bad_rows import BAD_ROWS, BadRowsWriter
+from loader_server.index.columns import (
     ColumnWriter,
     StringsWriter,
     bytes_with_header,
@@ -27,8 +27,8 @@ from loader_server.sources.index.columns import (
     mapped,
     open_strings,
 )
-from loader_server.sources.index.commit import COLUMNS
-from loader_server.sources.index.probe import refuse_other_fields
+from loader_server.index.commit import COLUMNS
+from loader_server.index.probe import refuse_other_fields
 from shared.errors import DataError
 from shared.wire.layout import Field
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.index.probe import Probed
+    from loader_server.index.probe import Probed
     from loader_server.sources.source import Found
 
 __all__ = ["Draft", "DraftJournal", "new_draft", "resumed_draft"]

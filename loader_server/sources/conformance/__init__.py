@@ -1,7 +1,0 @@
-"""Checks that every source passes, for the sources of this package and for everybody's own.
-
-    python -m loader_server.sources.conformance my_data:Digits --arguments '{"count": 100}'
-    python -m loader_server.sources.conformance job.toml --stream train
-
-prints a line for each check, and ends with 1 if one failed.
-"""
