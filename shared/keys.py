@@ -185,7 +185,7 @@ def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
 
 def make_keys(folder: str | Path) -> None:
     """Make a fresh pair for each role, all of them allowed."""
-    import zmq.auth  # noqa: PLC0415 - only this command needs it
+    import zmq.auth  # only this command needs it
 
     folder = Path(folder)
     if any(folder.glob("*.key*")):
@@ -239,7 +239,7 @@ def _is_open_to_all(path: Path, right: int) -> bool:
 
 
 def _load_key(path: Path) -> tuple[bytes, bytes | None]:
-    import zmq.auth  # noqa: PLC0415
+    import zmq.auth
 
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for

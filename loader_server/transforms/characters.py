@@ -71,7 +71,7 @@ class Characters(CountsLetters):
         self._masks = settings.unknown == "mask"
         self.alphabet = Alphabet(settings.alphabet)
 
-    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
         """Replace the transcript by its numbers."""
         sample["text"] = self._numbered(sample["text"])
 

@@ -43,7 +43,7 @@ class CtcFit:
         doubtful: NDArray[np.bool_] = lengths[self._labels] > lengths[self._frames] // self._reduction
         return doubtful
 
-    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
         """Refuse it, or leave it as it is."""
         labels, frames = sample[self._labels], len(sample[self._frames]) // self._reduction
         repeats = int(np.count_nonzero(labels[1:] == labels[:-1]))

@@ -100,7 +100,7 @@ def add_job(command: argparse.ArgumentParser) -> None:
 
 def model_module(options: argparse.Namespace, names: dict[str, str]) -> ModelModule:
     """The module that `add_model` asked for; `names` are other names of its pieces."""
-    from trainer_client.runs.model_module import ModelModule  # noqa: PLC0415 - so that --help is quick
+    from trainer_client.runs.model_module import ModelModule
 
     refuse_usage(options, find_repeated("--param", [name for name, _ in options.param]))
     sys.path.insert(0, "")  # the user's modules are in the current folder

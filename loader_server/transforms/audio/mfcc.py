@@ -59,7 +59,7 @@ class Mfcc(OfOneRate):
             per_second={"audio": self._mel.per_second},
         )
 
-    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
         """Replace the audio by its coefficients."""
         (sample["audio"],) = self._coefficients([(sample["audio"], sample["audio_rate"])])
 

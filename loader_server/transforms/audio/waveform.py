@@ -53,12 +53,12 @@ class Waveform(OfOneRate):
             per_second={"audio": settings.rate},
         )
 
-    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
         """Resample the audio."""
         sample["audio"] = self._made(sample["audio"], sample["audio_rate"])
         sample["audio_rate"] = self.rate
 
-    def empty_bands(self, highest_hz: float) -> tuple[int, int]:  # noqa: ARG002 - it makes none
+    def empty_bands(self, highest_hz: float) -> tuple[int, int]:
         """None: it makes no bands."""
         return 0, 0
 

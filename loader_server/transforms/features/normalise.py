@@ -71,7 +71,7 @@ class Normalise(OfColumns):
             self.made_of, mean, deviation = _read(settings.statistics)
             self._known = mean.astype(np.float32), self._factor(deviation)
 
-    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
         """Replace the features by normalised ones."""
         sample[self._key] = self._normalised(sample[self._key])
 

@@ -74,7 +74,7 @@ class _SentencePieceModel:
 
 
 def _loaded(path: str) -> Any:  # noqa: ANN401 - the library has no types
-    from sentencepiece import SentencePieceProcessor  # noqa: PLC0415 - an extra
+    from sentencepiece import SentencePieceProcessor  # an extra
 
     try:
         return SentencePieceProcessor(model_file=path)

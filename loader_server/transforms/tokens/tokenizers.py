@@ -79,7 +79,7 @@ class _TokenizerModel:
 
 
 def _loaded(path: str) -> Any:  # noqa: ANN401 - the library has no types
-    from tokenizers import Tokenizer  # noqa: PLC0415 - an extra
+    from tokenizers import Tokenizer  # an extra
 
     try:
         model = Tokenizer.from_file(path)
