@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING
 
 from shared.errors import SettingsError
 from shared.logs import Log
-from shared.wire.permissions import ROLES
+from shared.wire.declared import ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import zmq
 
-    from shared.wire.permissions import Role
+    from shared.wire.declared import Role
 
 __all__ = ["ALLOWED", "AllowedKeys", "ClientKeys", "ServerKeys", "make_keys"]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from loader_server.transforms import Outputs, transform
 from loader_server.transforms.audio.low_rates import OfOneRate
 from loader_server.transforms.audio.mel_bands import MelBands, logarithms, recordings_of
+from loader_server.transforms.declare import built_in
 from shared.audio.conventions import CONVENTIONS, OWN
 from shared.audio.features import LogMelSettings
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["LogMelSettings", "LogMelTransform"]
 
 
+@built_in("logmel")
 @transform(settings=LogMelSettings, draws=False, packages=("soxr",))
 class LogMelTransform(OfOneRate):
     """The transform: `audio` becomes float32 `[frames, bands]`."""

@@ -15,6 +15,7 @@ from loader_server.transforms import Outputs, choice, setting, transform, whole
 from loader_server.transforms.audio.low_rates import OfOneRate
 from loader_server.transforms.audio.resampling import resampled, resampled_length
 from loader_server.transforms.columns import listed
+from loader_server.transforms.declare import built_in
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,6 +41,7 @@ class WaveformSettings:
     )
 
 
+@built_in("waveform")
 @transform(settings=WaveformSettings, draws=False, packages=("soxr",))
 class Waveform(OfOneRate):
     """The transform: `audio` becomes `[samples]` at this rate."""
