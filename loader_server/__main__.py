@@ -8,7 +8,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command that the arguments name; ends the process."""
     end_at_sigterm()
-    from loader_server.cli import main as run_command  # noqa: PLC0415 - it takes long
+    from loader_server.cli import main as run_command  # it takes long
 
     run_command()
 

@@ -1,15 +1,14 @@
-"""The metrics of coordinator and workers: what they have counted, as samples.
+"""The metrics of coordinator and workers: what each is, and what was counted, as samples.
 
 Rules: everything here runs in the metrics server's thread when somebody asks, and reads only single numbers and values
-that are replaced as a whole; nothing here is called for each batch. What the numbers mean is declared in
-`shared.metrics.names`.
+that are replaced as a whole; nothing here is called for each batch.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shared.metrics import names
+from shared.metrics.names import GARBAGE, Declarations
 from shared.metrics.server import MetricSamples
 
 if TYPE_CHECKING:
@@ -25,30 +24,292 @@ if TYPE_CHECKING:
 __all__ = ["coordinator_metrics", "worker_metrics"]
 
 
+_server = Declarations("coordinator", "worker")
+_coordinator = Declarations("coordinator")
+_worker = Declarations("worker")
+
+CONNECTIONS = _server.gauge(
+    "stoker_connections",
+    "Open connections by port: messages, or sealed (where a worker sends payloads under keys).",
+    "Far more than trainers and workers: strangers connect, see stoker_connection_changes_total.",
+    ("port",),
+)
+CONNECTION_CHANGES = _server.counter(
+    "stoker_connection_changes_total",
+    "What happened to connections: accepted, admitted (past its handshake), ended; not let in: unknown_key, "
+    "not_understood (not our protocol, or no keys), unfinished (silent, or hung up, as a client without keys does), "
+    "no_descriptor.",
+    "unknown_key: put that machine's key into allowed/. If the others grow, close this port to strangers.",
+    ("port", "kind"),
+)
+DOORS_SHUT = _server.counter(
+    "stoker_doors_shut_total",
+    "How often new connections were stopped, because too many of the process's descriptors were in use.",
+    "Close the port to strangers; if the connections are your own, raise the limit of open files (ulimit -n).",
+)
+WRONG_ROLES = _server.counter(
+    "stoker_wrong_roles_total",
+    "Messages from keys that lack the role for them, or are no longer allowed.",
+    "The sender's log says which role it has and which it needs: move its key to that folder of allowed/.",
+)
+WORKERS = _coordinator.gauge(
+    "stoker_workers",
+    "Workers that are registered and have been heard of late.",
+    "If fewer than were started, read the supervisor's log for one that dies.",
+)
+WORKER_SILENT = _coordinator.gauge(
+    "stoker_worker_silent_seconds",
+    "Time since a worker's last heartbeat; one is due each quarter of heartbeat_timeout_s.",
+    "Above the timeout its wants are asked elsewhere: look for a transform that holds the GIL, or a full disk.",
+    ("worker",),
+)
+WORKERS_GONE = _coordinator.counter(
+    "stoker_workers_gone_total",
+    "Workers dropped for their silence.",
+    "No data is lost; if it grows, look for out-of-memory kills and network cuts.",
+)
+TRAINERS = _coordinator.gauge(
+    "stoker_trainers",
+    "Trainers that are attached to a stream.",
+    "If fewer than the job has, the others are waiting or have died: read their logs.",
+    ("stream",),
+)
+ATTACHES = _coordinator.counter(
+    "stoker_attaches_total",
+    "Attaches that were granted: starts, restarts and restored checkpoints of trainers.",
+    "If it grows while nobody restarts anything, trainers are crashing or losing the coordinator.",
+)
+REFUSALS = _coordinator.counter(
+    "stoker_refusals_total",
+    "Trainers and workers that were refused.",
+    "Each got the reason as an error: read its log, it names the setting to change.",
+)
+SUPERSEDED = _coordinator.counter(
+    "stoker_superseded_trainers_total",
+    "Trainers whose rank was taken over by a newer one.",
+    "One per restart is normal; more means that two runs claim the same rank: stop one.",
+)
+STALE_MESSAGES = _coordinator.counter(
+    "stoker_stale_messages_total",
+    "Messages that something newer has overtaken: an attach that was repeated since, a trainer that was superseded.",
+    "A few after a network cut are normal; if it grows, two runs claim the same rank: stop one.",
+)
+UNSENDABLE = _coordinator.counter(
+    "stoker_unsendable_messages_total",
+    "Answers that did not fit into a message, and were not sent.",
+    "Zero is normal; if it grows, report it with the coordinator's log, which names the kind.",
+)
+WAITED = _coordinator.gauge(
+    "stoker_waited_ratio",
+    "Share of its recent time that the stream's longest-waiting trainer waited for data; 0 if nobody reads.",
+    "From 0.05 on the loaders are the bottleneck: add workers. Below that the trainers are.",
+    ("stream",),
+)
+TRAINED_EPOCH = _coordinator.gauge(
+    "stoker_trained_epoch",
+    "The epoch that the stream's slowest rank is in; evaluation streams have none.",
+    "See stoker_trained_batch_number.",
+    ("stream",),
+)
+TRAINED_NUMBER = _coordinator.gauge(
+    "stoker_trained_batch_number",
+    "The first batch number of that epoch that the stream's slowest rank has not trained on.",
+    "If it stands still while trainers are attached, see the runbook, StokerNoProgress.",
+    ("stream",),
+)
+EPOCH_BATCHES = _coordinator.gauge(
+    "stoker_epoch_batches",
+    "Batches in that epoch; absent until the first trainer fixes the group.",
+    "Divide the batch number by it to know how much of the epoch is done.",
+    ("stream",),
+)
+SAMPLES = _coordinator.gauge(
+    "stoker_samples",
+    "Samples in the stream's index.",
+    "If that is not what the data set has, index again and read the report.",
+    ("stream",),
+)
+LEFT_OUT = _coordinator.gauge(
+    "stoker_left_out_samples",
+    "Samples that the plan leaves out, and rows that the index left out, by reason.",
+    "`loader-server plan` says which settings decide it; `loader-server index --strict` names bad rows.",
+    ("stream", "reason"),
+)
+CULPRITS = _coordinator.gauge(
+    "stoker_culprit_samples",
+    "Samples known to kill the process that decodes them; their rows are masked.",
+    "`loader-server status --json` names them: take them out of the manifest, or mend the decoder.",
+    ("stream",),
+)
+LEASES = _coordinator.gauge(
+    "stoker_leases",
+    "Batches of the epochs under way in queue mode, by what became of them: open, running, done, or given up in all.",
+    "If some are given up, `loader-server status` names them: look at what trainers said when they failed.",
+    ("stream", "work", "state"),
+)
+ELASTIC = _coordinator.gauge(
+    "stoker_elastic_trainers",
+    "Trainers of an elastic run, by what they do: training, or waiting for a place (too few are there, or spares).",
+    "If none trains, `loader-server status` says who is waited for: start more, or allow fewer.",
+    ("stream", "kind"),
+)
+WORLD_CHANGES = _coordinator.counter(
+    "stoker_world_changes_total",
+    "Worlds of an elastic run that were over before its end, because trainers came or went.",
+    "`loader-server status` names the last reason; if it grows fast, trainers die or their machines are overloaded.",
+    ("stream",),
+)
+RESULTS = _coordinator.gauge(
+    "stoker_result",
+    "Loss and metrics of the last epoch, or evaluation, of a stream: means over all ranks, weighted by rows.",
+    "One that is not a number is left out: look at the trainers' own output.",
+    ("stream", "result"),
+)
+JOURNAL_ERRORS = _coordinator.counter(
+    "stoker_journal_errors_total",
+    "Writes to the journal that failed: their content would not survive a restart of the coordinator.",
+    "Make room on the disk of the state folder; checkpoints of trainers still hold their cursors.",
+)
+JOURNAL_WAITING = _coordinator.gauge(
+    "stoker_journal_waiting_facts",
+    "Facts that could not be written to the journal yet; this is tried again each quarter of heartbeat_timeout_s.",
+    "Above zero for longer than a moment: see the runbook, StokerJournalNotWritten.",
+)
+JOURNAL_LOST = _coordinator.gauge(
+    "stoker_journal_lost",
+    "1 if the journal's files were unlinked, moved, replaced or cut while the coordinator has them open, else 0.",
+    "In queue mode nothing is leased until that is mended: see the runbook, StokerJournalLost.",
+)
+WANTS_WAITING = _worker.gauge(
+    "stoker_wants_waiting",
+    "Wants in the worker's queue that nobody has begun to build.",
+    "Always above zero while trainers wait: workers are the bottleneck, add some. Always zero: it has time to spare.",
+)
+WANTS_BUILDING = _worker.gauge(
+    "stoker_wants_building",
+    "Wants whose samples are being read ahead or whose batch is being built.",
+    "At its limit of 4 for minutes while nothing is built: the source's disk or mount does not answer.",
+)
+BUILD_SECONDS = _worker.counter(
+    "stoker_build_seconds_total",
+    "Time spent on batches by phase: plan_and_read (in threads that read ahead), decode_and_transform, "
+    "write_and_digest (both in the one building thread).",
+    "Make the largest phase cheaper: faster storage, a cheaper transform, or smaller dtypes.",
+    ("stream", "phase"),
+)
+BUILT_BATCHES = _worker.counter(
+    "stoker_built_batches_total",
+    "Batches built, including those that were cancelled meanwhile.",
+    "If one worker's rate is far below the others', its machine is slow or shared.",
+    ("stream",),
+)
+TAKEN_BATCHES = _worker.counter(
+    "stoker_taken_batches_total",
+    "Of the batches built, those that another worker had built (share).",
+    "Few although two jobs read the same: one lags by more than share_bytes holds, or their bytes would differ.",
+    ("stream",),
+)
+BUILT_BYTES = _worker.counter(
+    "stoker_built_bytes_total",
+    "Bytes of built batches, padding included.",
+    "Compare its rate with the network's; a smaller dtype or more buckets reduce it.",
+    ("stream",),
+)
+BUILT_CELLS = _worker.counter(
+    "stoker_built_cells_total",
+    "Cells (rows times padded length of the bucketed key) by kind: sample, padding (after a sample's end), "
+    "masked (rows without a sample).",
+    "Much padding: raise shapes. Much masked: fewer shapes, a smaller group, or a larger window.",
+    ("stream", "kind"),
+)
+DECODED_SAMPLES = _worker.counter(
+    "stoker_samples_total",
+    "Samples of batches that were built one by one, by whether the feature cache had them (kept) or not (decoded).",
+    "Few kept after the first epoch: raise feature_cache_bytes, or move transforms that draw behind the others.",
+    ("stream", "kind"),
+)
+REMOTE_BYTES = _worker.counter(
+    "stoker_remote_fetched_bytes_total",
+    "Bytes of remote files that came from their stores into this machine's cache, fetched ahead or not.",
+    "More than the data once: the cache holds less than a window needs, so raise remote_cache_bytes.",
+)
+REMOTE_BLOCKS = _worker.counter(
+    "stoker_remote_blocks_total",
+    "Blocks and whole files of remote files that were needed, by whether the cache had them (found) or somebody had to "
+    "wait for the store (waited).",
+    "Many waited for after the first minute: the store is slower than the trainers, or the cache too small to look "
+    "ahead.",
+    ("kind",),
+)
+REMOTE_RETRIES = _worker.counter(
+    "stoker_remote_retries_total",
+    "Requests to stores that failed and were made again.",
+    "A few are normal; if it grows steadily, the store throttles or the network drops. A fifth attempt is the last.",
+)
+MASKED_SAMPLES = _worker.counter(
+    "stoker_masked_samples_total",
+    "Samples that could not be used and whose row was masked, by reason, counted each time.",
+    "The quarantine log in the state folder names each with its error: mend or remove them.",
+    ("reason",),
+)
+NOT_FINITE_SAMPLES = _worker.counter(
+    "stoker_not_finite_samples_total",
+    "Samples of built batches in which a float value is NaN or infinite, by key, counted each time; not_finite in "
+    "[job] says whether they are masked.",
+    "A loss that becomes NaN may come from them. The worker's log names the first of each key: mend it, or the "
+    'transform that makes it, or write not_finite = "mask".',
+    ("stream", "key"),
+)
+FALLBACKS = _worker.counter(
+    "stoker_fallbacks_total",
+    "Batches whose samples could not be decoded and transformed at once, so that each was taken on its own, by reason: "
+    "bad_sample (one of them could not be used), defect (none was bad), exhausted (memory or descriptors ran out), "
+    "failed (the batch could not be built at all).",
+    "bad_sample: see stoker_masked_samples_total. defect: slower, and Stoker's fault: the worker's log has a "
+    "traceback, report it. exhausted: look at memory and open files. failed: read the worker's log.",
+    ("reason",),
+)
+REFUSED_WANTS = _worker.counter(
+    "stoker_refused_wants_total",
+    "Wants answered without a batch: a different plan, a worker that drains, a source that fails, memory that ran out.",
+    "Trainers ask elsewhere and stop if all refuse: read this worker's log.",
+)
+STALE_WANTS = _worker.counter(
+    "stoker_stale_wants_total",
+    "Wants dropped because their ticket was not above the last one of its slot.",
+    "Zero is normal; if it grows, report it with the logs of both sides.",
+)
+UNSENT_BYTES = _worker.gauge(
+    "stoker_unsent_bytes",
+    "Bytes of built batches that are still being sent by TCP.",
+    "Near queue_bytes: the network or a trainer is slower than the builder; more workers will not help.",
+)
+
+
 # --- the coordinator ---
 
 
 def coordinator_metrics(coordinator: Coordinator) -> Iterator[MetricSamples]:
     """How the job is doing."""
     report, counts = coordinator.report, coordinator.counts
-    yield MetricSamples.one(names.GARBAGE, coordinator.garbage)
-    yield MetricSamples.one(names.ATTACHES, counts.attaches)
-    yield MetricSamples.one(names.REFUSALS, counts.refusals)
-    yield MetricSamples.one(names.SUPERSEDED, counts.superseded)
-    yield MetricSamples.one(names.WORKERS_GONE, counts.workers_gone)
-    yield MetricSamples.one(names.STALE_MESSAGES, counts.stale)
-    yield MetricSamples.one(names.UNSENDABLE, coordinator.unsendable)
-    yield MetricSamples.one(names.JOURNAL_ERRORS, coordinator.writer.errors)
-    yield MetricSamples.one(names.JOURNAL_WAITING, coordinator.writer.waiting)
-    yield MetricSamples.one(names.JOURNAL_LOST, bool(coordinator.writer.lost))
-    yield MetricSamples.one(names.WORKERS, len(report["workers"]))
-    yield MetricSamples(names.WORKER_SILENT, _silent(report["workers"]))
+    yield MetricSamples.one(GARBAGE, coordinator.garbage)
+    yield MetricSamples.one(ATTACHES, counts.attaches)
+    yield MetricSamples.one(REFUSALS, counts.refusals)
+    yield MetricSamples.one(SUPERSEDED, counts.superseded)
+    yield MetricSamples.one(WORKERS_GONE, counts.workers_gone)
+    yield MetricSamples.one(STALE_MESSAGES, counts.stale)
+    yield MetricSamples.one(UNSENDABLE, coordinator.unsendable)
+    yield MetricSamples.one(JOURNAL_ERRORS, coordinator.writer.errors)
+    yield MetricSamples.one(JOURNAL_WAITING, coordinator.writer.waiting)
+    yield MetricSamples.one(JOURNAL_LOST, bool(coordinator.writer.lost))
+    yield MetricSamples.one(WORKERS, len(report["workers"]))
+    yield MetricSamples(WORKER_SILENT, _silent(report["workers"]))
     streams = coordinator.streams
-    yield MetricSamples(names.SAMPLES, {(name,): view.samples for name, view in streams.items()})
+    yield MetricSamples(SAMPLES, {(name,): view.samples for name, view in streams.items()})
     left_out: Values = {
         (name, reason): count for name, view in streams.items() for reason, count in view.left_out.items()
     }
-    yield MetricSamples(names.LEFT_OUT, left_out)
+    yield MetricSamples(LEFT_OUT, left_out)
     yield from _streams(report["streams"], report["culprits"])
     yield from _connection_metrics(coordinator.doors, coordinator.guard)
 
@@ -62,25 +323,23 @@ def _silent(workers: list[dict[str, Any]]) -> Values:
 
 
 def _streams(streams: dict[str, Any], culprits: list[dict[str, Any]]) -> Iterator[MetricSamples]:
-    yield MetricSamples(names.TRAINERS, {(name,): stream["attached"] for name, stream in streams.items()})
-    yield MetricSamples(names.CULPRITS, {(name,): sum(one["stream"] == name for one in culprits) for name in streams})
-    yield MetricSamples(names.LEASES, dict(_leases(streams)))
+    yield MetricSamples(TRAINERS, {(name,): stream["attached"] for name, stream in streams.items()})
+    yield MetricSamples(CULPRITS, {(name,): sum(one["stream"] == name for one in culprits) for name in streams})
+    yield MetricSamples(LEASES, dict(_leases(streams)))
     elastic = {name: stream["elastic"] for name, stream in streams.items() if stream["elastic"] is not None}
     doing: Values = {(name, "training"): len(one["members"]) for name, one in elastic.items()}
     doing |= {(name, "waiting"): len(one["waiting"]) for name, one in elastic.items()}
-    yield MetricSamples(names.ELASTIC, doing)
-    yield MetricSamples(names.WORLD_CHANGES, {(name,): one["changes"] for name, one in elastic.items()})
+    yield MetricSamples(ELASTIC, doing)
+    yield MetricSamples(WORLD_CHANGES, {(name,): one["changes"] for name, one in elastic.items()})
     results = {name: stream["results"]["values"] for name, stream in streams.items() if stream["results"] is not None}
     known = ((stream, name, value) for stream, values in results.items() for name, value in values.items())
-    yield MetricSamples(names.RESULTS, {(stream, name): value for stream, name, value in known if value is not None})
-    yield MetricSamples(
-        names.WAITED, {(name,): (stream["waited_permille"] or 0) / 1000 for name, stream in streams.items()}
-    )
+    yield MetricSamples(RESULTS, {(stream, name): value for stream, name, value in known if value is not None})
+    yield MetricSamples(WAITED, {(name,): (stream["waited_permille"] or 0) / 1000 for name, stream in streams.items()})
     trained = {name: stream for name, stream in streams.items() if not stream["evaluation"]}
-    yield MetricSamples(names.TRAINED_EPOCH, {(name,): stream["epoch"] for name, stream in trained.items()})
-    yield MetricSamples(names.TRAINED_NUMBER, {(name,): stream["number"] for name, stream in trained.items()})
+    yield MetricSamples(TRAINED_EPOCH, {(name,): stream["epoch"] for name, stream in trained.items()})
+    yield MetricSamples(TRAINED_NUMBER, {(name,): stream["number"] for name, stream in trained.items()})
     counted = {name: stream["batches"] for name, stream in trained.items() if stream["batches"] is not None}
-    yield MetricSamples(names.EPOCH_BATCHES, {(name,): batches for name, batches in counted.items()})
+    yield MetricSamples(EPOCH_BATCHES, {(name,): batches for name, batches in counted.items()})
 
 
 _STATES = {"open": "open", "leased": "running", "done": "done", "dead": "given_up"}
@@ -96,13 +355,13 @@ def _leases(streams: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], float]]:
 
 
 def _connection_metrics(doors: Doors, guard: Guard) -> Iterator[MetricSamples]:
-    yield MetricSamples(names.CONNECTIONS, {(port,): count for port, count in doors.count_connections().items()})
+    yield MetricSamples(CONNECTIONS, {(port,): count for port, count in doors.count_connections().items()})
     changes = doors.changes.items()
     yield MetricSamples(
-        names.CONNECTION_CHANGES, {(port, change): count for port, one in changes for change, count in one.items()}
+        CONNECTION_CHANGES, {(port, change): count for port, one in changes for change, count in one.items()}
     )
-    yield MetricSamples.one(names.DOORS_SHUT, doors.times_shut)
-    yield MetricSamples.one(names.WRONG_ROLES, guard.wrong_roles)
+    yield MetricSamples.one(DOORS_SHUT, doors.times_shut)
+    yield MetricSamples.one(WRONG_ROLES, guard.wrong_roles)
 
 
 # --- a worker ---
@@ -111,34 +370,32 @@ def _connection_metrics(doors: Doors, guard: Guard) -> Iterator[MetricSamples]:
 def worker_metrics(worker: Worker) -> Iterator[MetricSamples]:
     """What the worker built, and how much there is to do."""
     counts, load = worker.counts, worker.load
-    yield MetricSamples.one(names.GARBAGE, counts.garbage)
-    yield MetricSamples.one(names.WANTS_WAITING, load.waiting if load else 0)
-    yield MetricSamples.one(names.WANTS_BUILDING, load.building if load else 0)
-    yield MetricSamples.one(names.UNSENT_BYTES, worker.unsent_bytes())
-    yield MetricSamples.one(names.REFUSED_WANTS, counts.refused)
-    yield MetricSamples.one(names.STALE_WANTS, counts.stale)
-    yield MetricSamples(
-        names.MASKED_SAMPLES, {(reason,): count for reason, count in list(worker.masked_by_reason.items())}
-    )
-    yield MetricSamples(names.FALLBACKS, {(reason,): count for reason, count in worker.fallbacks.items()})
+    yield MetricSamples.one(GARBAGE, counts.garbage)
+    yield MetricSamples.one(WANTS_WAITING, load.waiting if load else 0)
+    yield MetricSamples.one(WANTS_BUILDING, load.building if load else 0)
+    yield MetricSamples.one(UNSENT_BYTES, worker.unsent_bytes())
+    yield MetricSamples.one(REFUSED_WANTS, counts.refused)
+    yield MetricSamples.one(STALE_WANTS, counts.stale)
+    yield MetricSamples(MASKED_SAMPLES, {(reason,): count for reason, count in list(worker.masked_by_reason.items())})
+    yield MetricSamples(FALLBACKS, {(reason,): count for reason, count in worker.fallbacks.items()})
     yield from _built(worker)
     yield from _remote(worker.remote_counts)
     yield from _connection_metrics(worker.doors, worker.guard)
 
 
 def _remote(counts: RemoteCounts) -> Iterator[MetricSamples]:
-    yield MetricSamples.one(names.REMOTE_BYTES, counts.fetched_bytes)
-    yield MetricSamples(names.REMOTE_BLOCKS, {("found",): counts.found, ("waited",): counts.waited})
-    yield MetricSamples.one(names.REMOTE_RETRIES, counts.retries)
+    yield MetricSamples.one(REMOTE_BYTES, counts.fetched_bytes)
+    yield MetricSamples(REMOTE_BLOCKS, {("found",): counts.found, ("waited",): counts.waited})
+    yield MetricSamples.one(REMOTE_RETRIES, counts.retries)
 
 
 def _built(worker: Worker) -> Iterator[MetricSamples]:
     streams = worker.build_counts
-    yield MetricSamples(names.BUILT_BATCHES, {(name,): one.batches for name, one in streams.items()})
-    yield MetricSamples(names.TAKEN_BATCHES, {(name,): one.taken for name, one in streams.items()})
-    yield MetricSamples(names.BUILT_BYTES, {(name,): one.nbytes for name, one in streams.items()})
+    yield MetricSamples(BUILT_BATCHES, {(name,): one.batches for name, one in streams.items()})
+    yield MetricSamples(TAKEN_BATCHES, {(name,): one.taken for name, one in streams.items()})
+    yield MetricSamples(BUILT_BYTES, {(name,): one.nbytes for name, one in streams.items()})
     unfit: Values = {(name, key): count for name, one in streams.items() for key, count in list(one.not_finite.items())}
-    yield MetricSamples(names.NOT_FINITE_SAMPLES, unfit)
+    yield MetricSamples(NOT_FINITE_SAMPLES, unfit)
     seconds: Values = {}
     cells: Values = {}
     samples: Values = {}
@@ -151,6 +408,6 @@ def _built(worker: Worker) -> Iterator[MetricSamples]:
         cells[name, "sample"] = one.sample_cells
         cells[name, "padding"] = one.padding_cells
         cells[name, "masked"] = one.masked_cells
-    yield MetricSamples(names.BUILD_SECONDS, seconds)
-    yield MetricSamples(names.BUILT_CELLS, cells)
-    yield MetricSamples(names.DECODED_SAMPLES, samples)
+    yield MetricSamples(BUILD_SECONDS, seconds)
+    yield MetricSamples(BUILT_CELLS, cells)
+    yield MetricSamples(DECODED_SAMPLES, samples)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shared.keys import ServerKeys
+    from shared.wire.declared import Role
     from shared.wire.messages import Message, NotAttached, Refused
-    from shared.wire.permissions import Role
 
 __all__ = ["Guard"]
 

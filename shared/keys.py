@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING
 
 from shared.errors import SettingsError
 from shared.logs import Log
-from shared.wire.permissions import ROLES
+from shared.wire.declared import ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import zmq
 
-    from shared.wire.permissions import Role
+    from shared.wire.declared import Role
 
 __all__ = ["ALLOWED", "AllowedKeys", "ClientKeys", "ServerKeys", "make_keys"]
 
@@ -185,7 +185,7 @@ def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
 
 def make_keys(folder: str | Path) -> None:
     """Make a fresh pair for each role, all of them allowed."""
-    import zmq.auth  # noqa: PLC0415 - only this command needs it
+    import zmq.auth  # only this command needs it
 
     folder = Path(folder)
     if any(folder.glob("*.key*")):
@@ -239,7 +239,7 @@ def _is_open_to_all(path: Path, right: int) -> bool:
 
 
 def _load_key(path: Path) -> tuple[bytes, bytes | None]:
-    import zmq.auth  # noqa: PLC0415
+    import zmq.auth
 
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for

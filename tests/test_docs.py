@@ -40,6 +40,7 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _MODULE = re.compile(r"python -m ([\w.]+)")
 _TARGET = re.compile(r"`make ([\w-]+)")
+_TEST = re.compile(r"`(test_\w+)`")
 _PATH = re.compile(r"`((?:shared|loader_server|trainer_client|monitoring|tests|docs|examples)/[\w./-]*)`")
 #: A row of a table that begins with a message.
 _MESSAGE = re.compile(r"^\| `([^`]+)`", re.MULTILINE)
@@ -79,7 +80,8 @@ def test_an_anchor_is_its_heading_as_github_writes_it() -> None:
 
 
 def test_the_pages_are_all_there() -> None:
-    assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/settings.md", "monitoring/runbook.md"} <= {*PAGES}
+    found = {"README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs/settings.md", "monitoring/runbook.md"}
+    assert found <= {*PAGES}
 
 
 def test_the_readme_is_short() -> None:
@@ -125,6 +127,19 @@ def test_every_file_that_is_named_is_there(page: str) -> None:
     """A module may be named without its suffix."""
     named = _PATH.findall(text_of(page))
     assert [name for name in named if not (ROOT / name).exists() and not (ROOT / f"{name}.py").exists()] == []
+
+
+def test_every_test_that_is_named_is_there() -> None:
+    sources = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    tests = {*re.findall(r"def (test_\w+)\(", sources)}
+    assert {page: unknown for page in PAGES if (unknown := {*_TEST.findall(text_of(page))} - tests)} == {}
+
+
+def test_each_limit_of_the_security_page_names_a_test() -> None:
+    section = text_of("SECURITY.md").partition("## Defaults and limits")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ")][2:]
+    assert [row for row in rows if not _TEST.search(row.split("|")[-2])] == []
+    assert len(rows) > 20
 
 
 @pytest.mark.parametrize("page", PAGES)

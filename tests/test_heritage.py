@@ -239,7 +239,7 @@ def test_all_rows_are_there():
 
 
 def test_the_command_prints_each_row_with_its_tests_or_what_is_to_come(capsys, monkeypatch):
-    from tests.heritage import main  # noqa: PLC0415 - it imports this module
+    from tests.heritage import main  # it imports this module
 
     later = "T99"
     monkeypatch.setitem(ROWS, later, "what nobody has shown")
@@ -257,7 +257,7 @@ def test_the_command_prints_each_row_with_its_tests_or_what_is_to_come(capsys, m
 
 
 def test_every_test_that_the_command_names_is_there():
-    from tests.heritage import shown  # noqa: PLC0415
+    from tests.heritage import shown
 
     for test in {test for tests in shown().values() for test in tests}:
         file, *names = test.split("::")

@@ -86,7 +86,7 @@ def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 def _evaluate(options: argparse.Namespace) -> int:
     streams = options.stream or ["dev"]
     refuse_usage(options, find_unheeded(options, {"--max-time": "--follow"}) or find_repeated("--stream", streams))
-    from trainer_client.training.evaluating.evaluate import EvaluateOrder, Follow, evaluate  # noqa: PLC0415 - so that --help is quick
+    from trainer_client.training.evaluating.evaluate import EvaluateOrder, Follow, evaluate
 
     return evaluate(
         EvaluateOrder(
@@ -150,7 +150,7 @@ def _predict(options: argparse.Namespace) -> int:
         refuse_usage(
             options, "argument --prediction-processor: expected no --output with it, as the file gets all outputs"
         )
-    from trainer_client.training.predicting.predict import PredictOrder, predict  # noqa: PLC0415 - so that --help is quick
+    from trainer_client.training.predicting.predict import PredictOrder, predict
 
     predict(
         PredictOrder(
@@ -249,8 +249,8 @@ def _add_outcome(command: argparse.ArgumentParser) -> None:
 
 def _load_test(options: argparse.Namespace) -> int:
     refuse_usage(options, find_load_test_problem(options))
-    from trainer_client.load_test.command import Asked, load_test  # noqa: PLC0415 - so that --help is quick
-    from trainer_client.load_test.report.figures import LoadLimits  # noqa: PLC0415
+    from trainer_client.load_test.command import Asked, load_test
+    from trainer_client.load_test.report.figures import LoadLimits
 
     limits = LoadLimits(
         max_wait_p99_ms=options.max_wait_p99_ms,

@@ -66,7 +66,7 @@ class DigitModel(keras.Model):  # type: ignore[misc] # Keras has no types
         self._norms = [keras.layers.LayerNormalization() for _ in range(5)]
         self._out = keras.layers.Dense(_LABELS)
 
-    def call(self, inputs: Any, training: bool = False) -> Any:  # noqa: ANN401, ARG002, FBT001, FBT002 - as Keras calls it
+    def call(self, inputs: Any, training: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 - as Keras calls it
         """Logits `[rows, frames / 4, labels]`, blank behind each row's end."""
         frames = inputs["audio_length"]
         own = tf.sequence_mask(frames, tf.shape(inputs["audio"])[1], tf.float32)[:, :, tf.newaxis]

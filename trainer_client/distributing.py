@@ -46,7 +46,7 @@ def distribute(  # noqa: PLR0913 - a door for users: each is a keyword with a de
     own = ClientKeys.read(keys, "trainer", to="coordinator") if keys else None
     send_graph(GraphSender(endpoint=endpoint, keys=own, silence_s=connect_timeout_s), sending)
     feed = connect(endpoint, stream=stream, job=job, keys=keys, connect_timeout_s=connect_timeout_s, **connection)
-    data: Any = _restored(feed._session, dataset.element_spec)  # noqa: SLF001 - as in `feed.dataset`
+    data: Any = _restored(feed._session, dataset.element_spec)
     data.feed = feed
     return data
 

@@ -110,7 +110,7 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
     )
     refuse_work(work)
     if strategy is not None:
-        from trainer_client.tf.dataset import ranks_of  # noqa: PLC0415 - TensorFlow only when it is used
+        from trainer_client.tf.dataset import ranks_of
 
         ranks = ranks_of(strategy)
     elif elastic is not None:
@@ -272,7 +272,7 @@ class Feed:
         map: Callable[[dict[str, Any]], Any] | None = None,  # noqa: A002 - as `tf.data` calls it
     ) -> tf.data.Dataset:
         """A `tf.data.Dataset`: `inputs`, `targets` and `weights` name keys for `fit`, or `map` is a function of all."""
-        from trainer_client.tf import dataset  # noqa: PLC0415 - TensorFlow only when it is used
+        from trainer_client.tf import dataset
 
         return dataset.make(self._session, ElementStructure(inputs=inputs, targets=targets, weights=weights, map=map))
 
@@ -286,7 +286,7 @@ class Feed:
         `source = "pipeline"`; True is the default pipeline. `device` is where it puts elements: by default the first
         accelerator, if any.
         """
-        from trainer_client.tf.pipelines import pipeline  # noqa: PLC0415 - TensorFlow only when it is used
+        from trainer_client.tf.pipelines import pipeline
 
         return pipeline.make(self._session, function, device)
 
@@ -300,7 +300,7 @@ class Feed:
         map: Callable[[dict[str, Any]], Any] | None = None,  # noqa: A002 - as above
     ) -> tf.distribute.DistributedDataset:
         """The per-replica dataset for the strategy that the feed was connected with."""
-        from trainer_client.tf import dataset  # noqa: PLC0415 - TensorFlow only when it is used
+        from trainer_client.tf import dataset
 
         structure = ElementStructure(inputs=inputs, targets=targets, weights=weights, map=map)
         return dataset.distributed(self._session, strategy, structure)
@@ -315,7 +315,7 @@ class Feed:
         map: Callable[[dict[str, Any]], Any] | None = None,  # noqa: A002 - as above
     ) -> None:
         """Run `step` once on each of the shapes, largest first, with masked rows only."""
-        from trainer_client.tf import dataset  # noqa: PLC0415 - TensorFlow only when it is used
+        from trainer_client.tf import dataset
 
         structure = ElementStructure(inputs=inputs, targets=targets, weights=weights, map=map)
         dataset.warm_up(self._session, step, structure)

@@ -23,7 +23,7 @@ class GivenBatches:
     """One feed's batches as a framework's arrays, from the cursor to the end of its epoch."""
 
     def __init__(self, feed: Feed, convert: Callable[[Any], Any], where: str) -> None:
-        replicas = feed._session.replicas  # noqa: SLF001 - both are halves of one face
+        replicas = feed._session.replicas
         if replicas != 1:
             raise SettingsError(
                 expected="a feed of one rank", got=f"one of {replicas}", where=where,

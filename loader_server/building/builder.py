@@ -184,7 +184,7 @@ class Builder:
         """Whether the sample is known to kill decoders."""
         return bool(self.culprits.keys) and self.stream.identity(sample) in self.culprits
 
-    def claim(self, prepared: Prepared) -> bool:  # noqa: ARG002 - batches that are shared have others to ask
+    def claim(self, prepared: Prepared) -> bool:  # batches that are shared have others to ask
         """Whether to go on; if not, another worker is building this very batch. Then `release` it in any case."""
         return True
 

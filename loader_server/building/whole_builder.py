@@ -50,7 +50,7 @@ class WholeBuilder(Builder):
         self._floats = float_keys(stream.chain.fields)
         source.begin_making()
 
-    def reads(self, want: Want) -> bool:  # noqa: ARG002 - always
+    def reads(self, want: Want) -> bool:
         """True: making a batch takes long, so other threads do it."""
         return True
 
@@ -80,7 +80,7 @@ class WholeBuilder(Builder):
         payload: NDArray[np.uint8],
         *,
         digest: bool = True,
-        convicted: AbstractSet[int] = frozenset(),  # noqa: ARG002 - there are no samples
+        convicted: AbstractSet[int] = frozenset(),  # there are no samples
     ) -> Built:
         """Write every byte of `payload`."""
         began_ns = time.perf_counter_ns()

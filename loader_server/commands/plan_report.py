@@ -183,7 +183,7 @@ def diff_table(changed: Mapping[str, tuple[object, object]]) -> Table:
 def plot(plan: Plan, path: Path) -> None:
     """Draw the histogram of lengths and the boundaries of the buckets as a PNG file."""
     try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
+        from matplotlib.figure import Figure  # only who draws needs it
     except ImportError:
         raise SettingsError(
             expected="matplotlib",

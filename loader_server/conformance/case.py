@@ -48,11 +48,11 @@ class SourceCase:
     bad: dict[str, int] | None = None
 
 
-class Violation(Exception):  # noqa: N818 - it becomes the result of a check
+class Violation(Exception):  # it becomes the result of a check
     """What a check found."""
 
 
-class NotTried(Exception):  # noqa: N818 - the same
+class NotTried(Exception):
     """Why a check could not be tried."""
 
 

@@ -374,9 +374,9 @@ def _nothing_open(examined: ExaminedSource) -> None:
 
 def _open_files() -> set[str]:
     found = set()
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names, not paths
+    for name in os.listdir("/proc/self/fd"):  # names, not paths
         with contextlib.suppress(OSError):
-            found.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")  # noqa: PTH115 - pipes are no paths
+            found.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")  # pipes are no paths
     return found
 
 

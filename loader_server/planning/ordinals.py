@@ -49,10 +49,10 @@ class OrdinalPlan(Plan):
         """The number of batches, the same in all epochs."""
         return -(-self._batches // group) * group
 
-    def objection(self, group: int) -> None:  # noqa: ARG002 - as for plans of samples
+    def objection(self, group: int) -> None:
         """None: any group will do, because its last batches may be empty."""
         return
 
-    def epoch(self, epoch: int, group: int) -> OrdinalEpoch:  # noqa: ARG002 - as for plans of samples
+    def epoch(self, epoch: int, group: int) -> OrdinalEpoch:
         """The batches of one epoch, in groups of `group`."""
         return OrdinalEpoch(self.most_batches(group), group, self.buckets[0])

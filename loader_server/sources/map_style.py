@@ -251,7 +251,7 @@ class MapStyleSource(Source):
         self.indexed = indexed
         self._items = indexed.numbers["item"]
 
-    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # noqa: ARG002 - there is nothing to read
+    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # there is nothing to read
         """Ask the class for the sample."""
         return self._sample(int(self._items[self.checked(sample)]))
 

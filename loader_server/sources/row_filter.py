@@ -50,7 +50,7 @@ _REMEDY = (
 )
 
 
-class _Misfit(Exception):  # noqa: N818 - a verdict that never leaves this module
+class _Misfit(Exception):  # a verdict that never leaves this module
     """Something that the expression may not contain; the reader adds the place."""
 
 

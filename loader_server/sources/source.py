@@ -220,7 +220,7 @@ class Source:
         """Look at the rows of one piece, and at nothing else; an OSError if the disk fails."""
         raise NotImplementedError
 
-    def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:  # noqa: ARG002 - for those who need it
+    def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:  # for those who need it
         """Further facts that only the columns of all samples tell; later they are in `indexed.about`."""
         return {}
 
@@ -282,7 +282,7 @@ class Source:
         columns = self.indexed.numbers
         return {name.removeprefix("length_"): columns[name] for name in columns if name.startswith("length_")}
 
-    def texts(self, key: str) -> Iterator[Sequence[str]] | None:  # noqa: ARG002 - for those who have some
+    def texts(self, key: str) -> Iterator[Sequence[str]] | None:  # for those who have some
         """Return the texts of all samples under a key, block by block; None if they can only be had by decoding samples
         that hold more than texts.
         """
@@ -335,7 +335,7 @@ class Source:
         """The raw sample; a SampleError if complete bytes cannot be decoded."""
         raise NotImplementedError
 
-    def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:  # noqa: ARG002 - for who can
+    def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:
         """What `decode` gives of all these samples, as columns; None where that is no faster than one by one.
 
         Where one of them cannot be decoded, it may raise anything: then each is decoded on its own.
@@ -367,7 +367,7 @@ class Source:
     #: Whether `gather` uses what `read` brought into memory, a sample together with its neighbours.
     reads_ahead: bool = False
 
-    def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:  # noqa: ARG002 - for those who read ahead
+    def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:  # for those who read ahead
         """The samples among these to `read` before gathering: one for each piece of data that is not in memory."""
         return np.empty(0, np.int64)
 

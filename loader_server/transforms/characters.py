@@ -16,6 +16,7 @@ import numpy as np
 
 from loader_server.transforms import SampleError, SettingsError, choice, setting, text, transform
 from loader_server.transforms.columns import listed
+from loader_server.transforms.declare import built_in
 from loader_server.transforms.letters import Alphabet, CountsLetters
 from shared.errors import DataError
 
@@ -47,6 +48,7 @@ class CharactersSettings:
     )
 
 
+@built_in("characters")
 @transform(
     {"text": ("int32", None)},
     lengths={"text": lambda lengths: lengths["text"]},
@@ -71,7 +73,7 @@ class Characters(CountsLetters):
         self._masks = settings.unknown == "mask"
         self.alphabet = Alphabet(settings.alphabet)
 
-    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
         """Replace the transcript by its numbers."""
         sample["text"] = self._numbered(sample["text"])
 

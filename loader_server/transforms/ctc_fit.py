@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.transforms import SampleError, setting, text, transform, whole
+from loader_server.transforms.declare import built_in
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,6 +32,7 @@ class CtcFitSettings:
     reduction: int = setting(whole(1), "how many frames the model merges into one", default=1)
 
 
+@built_in("ctc_fit")
 @transform(settings=CtcFitSettings, draws=False)
 class CtcFit:
     """The transform: a sample whose labels do not fit is refused."""
@@ -43,7 +45,7 @@ class CtcFit:
         doubtful: NDArray[np.bool_] = lengths[self._labels] > lengths[self._frames] // self._reduction
         return doubtful
 
-    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
         """Refuse it, or leave it as it is."""
         labels, frames = sample[self._labels], len(sample[self._frames]) // self._reduction
         repeats = int(np.count_nonzero(labels[1:] == labels[:-1]))

@@ -25,7 +25,8 @@ class is constructed once in each process, with its settings if it has any, and 
 depend on settings, it sets `self.outputs`. Files that it reads are settings with the parser `file`: their
 content counts as other settings do. `packages` are installed packages whose version changes the bytes.
 
-Rules: pure; what is declared is checked when it is declared. This module does not know which transforms there are.
+Rules: pure; what is declared is checked when it is declared. A built-in transform registers itself by `built_in`, with
+its name in job files; this module imports none.
 """
 
 from __future__ import annotations
@@ -44,11 +45,13 @@ from shared.settings.placing import placing
 from shared.wire.layout import DTYPES, Field
 
 __all__ = [
+    "BUILT_INS",
     "Declaration",
     "LengthRule",
     "Lengths",
     "Outputs",
     "Transform",
+    "built_in",
     "declaration_of",
     "transform",
 ]
@@ -118,6 +121,22 @@ def transform(  # noqa: PLR0913 - what a transform may say of itself, each by na
         return function
 
     return declare
+
+
+#: The built-in transforms that were imported, by their names in a job file.
+BUILT_INS: dict[str, Callable[..., Any]] = {}
+
+
+def built_in(name: str) -> Callable[[_F], _F]:
+    """Register a transform under the name that job files call it by, without a module."""
+
+    def register(function: _F) -> _F:
+        if name in BUILT_INS:
+            raise AssertionError(f"two transforms are called {name}: {_name_of(BUILT_INS[name])}, {_name_of(function)}")
+        BUILT_INS[name] = function
+        return function
+
+    return register
 
 
 def declaration_of(function: object) -> Declaration:

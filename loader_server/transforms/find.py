@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
+import pkgutil
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from loader_server import transforms
 from loader_server.installed import version_of
 from loader_server.named_objects import import_named
 from loader_server.own_code import own_code
 from loader_server.sources.blame import told
 from loader_server.sources.files.facts import FilePlaces
-from loader_server.transforms.declare import Outputs, declaration_of
+from loader_server.transforms.declare import BUILT_INS, Outputs, declaration_of
 from loader_server.transforms.generators import RefusingGenerator
 from loader_server.transforms.named_files import content_of_settings, names_in, with_paths
 from shared.errors import SettingsError, StokerError
@@ -36,28 +39,12 @@ if TYPE_CHECKING:
     from loader_server.transforms.declare import Declaration, Transform
     from shared.settings.values import Table
 
-__all__ = ["BUILT_INS", "NamedTransform", "find_transforms", "settings_of_built_ins", "table_names"]
+__all__ = ["NamedTransform", "built_ins", "find_transforms", "settings_of_built_ins", "table_names"]
 
 _HERE = FilePlaces()
 
 #: An instance of a dataclass of settings, which is hashable, as it is frozen; None where there is none.
 _Settings: TypeAlias = Any
-
-#: The built-in transforms, by their names in a job file.
-BUILT_INS: Mapping[str, str] = {
-    "logmel": "loader_server.transforms.audio.logmel:LogMelTransform",
-    "mfcc": "loader_server.transforms.audio.mfcc:Mfcc",
-    "waveform": "loader_server.transforms.audio.waveform:Waveform",
-    "speed_perturb": "loader_server.transforms.audio.speed_perturb:SpeedPerturb",
-    "noise": "loader_server.transforms.audio.noise:RecordedNoise",
-    "reverberation": "loader_server.transforms.audio.reverberation:Reverberation",
-    "spec_augment": "loader_server.transforms.features.spec_augment:SpecAugmentTransform",
-    "normalise": "loader_server.transforms.features.normalise:Normalise",
-    "characters": "loader_server.transforms.characters:Characters",
-    "ctc_fit": "loader_server.transforms.ctc_fit:CtcFit",
-    "sentencepiece": "loader_server.transforms.tokens.sentencepiece:SentencePiece",
-    "tokenizers": "loader_server.transforms.tokens.tokenizers:Tokenizers",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +90,31 @@ def named_files(names: tuple[str, ...], tables: Mapping[str, Table], where: str)
     return [file for settings in made for file in names_in(settings)]
 
 
+def built_ins() -> dict[str, Callable[..., Any]]:
+    """Return all built-in transforms by their names in a job file, in the order of these."""
+    for module in _modules_of_built_ins().values():
+        importlib.import_module(module)
+    return dict(sorted(BUILT_INS.items()))
+
+
+def _built_in(name: str) -> Callable[..., Any] | None:
+    """Return the built-in transform of this name, or None; its module has the same name, and no other is imported."""
+    module = _modules_of_built_ins().get(name)
+    if module is not None:
+        importlib.import_module(module)
+    return BUILT_INS.get(name)
+
+
+@functools.cache
+def _modules_of_built_ins() -> dict[str, str]:
+    """Return the modules in which built-in transforms may be, by the last part of their names."""
+    found = pkgutil.walk_packages(transforms.__path__, f"{transforms.__name__}.")
+    return {module.name.rpartition(".")[2]: module.name for module in found}
+
+
 def settings_of_built_ins() -> dict[str, type[Any]]:
     """The settings of each built-in transform that has some."""
-    declared = {name: declaration_of(_target(name, "the built-in transforms")).settings for name in BUILT_INS}
+    declared = {name: declaration_of(target).settings for name, target in built_ins().items()}
     return {name: settings for name, settings in declared.items() if settings is not None}
 
 
@@ -186,15 +195,19 @@ def _made(name: str, target: Callable[..., Any], table: Table | None, where: str
 
 def _target(name: str, where: str) -> Callable[..., Any]:
     """The function or class of a name."""
-    place, _, attribute = BUILT_INS.get(name, name).partition(":")
-    if not place or not attribute:
+    place, _, attribute = name.partition(":")
+    if place and attribute:
+        return import_named(name, "a function", where)
+    found = _built_in(name)
+    if found is None:
+        known = built_ins()
         raise SettingsError(
-            expected=f"{', '.join(BUILT_INS)} or module:function" + nearest(name, BUILT_INS),
+            expected=f"{', '.join(known)} or module:function" + nearest(name, known),
             got=f'"{name}"',
             where=where,
             remedy="Name a built-in transform, or a function or class of a module that can be imported.",
         )
-    return import_named(f"{place}:{attribute}", "a function", where)
+    return found
 
 
 def _settings(name: str, declaration: Declaration, table: Table | None, where: str) -> _Settings:

@@ -184,7 +184,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             time.sleep(_EXHAUSTED_PAUSE_S)
             raise
 
-    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ANN401, ARG002
+    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ANN401
         """Whether there is room for it."""
         return self.connections.admit(request, time.monotonic())
 

@@ -60,7 +60,7 @@ class PipelineContext:
 
     def add_lengths(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Add the length of each value whose first axis varies, as `<key>_length`; of a later one with its number."""
-        import tensorflow as tf  # noqa: PLC0415 - only where pipelines are built
+        import tensorflow as tf  # only where pipelines are built
 
         varying = [
             (key, axis, f"{key}_length" if axis == 0 else f"{key}_length_{axis}")
@@ -115,7 +115,7 @@ def build_pipeline(function: Callable[[Any], Any], context: PipelineContext, whe
 
 def samples_dataset(fields: Sequence[Field], samples: Callable[[], Iterator[Any]] = _nothing) -> tf.data.Dataset:
     """A data set of samples with these fields: `samples` is called at each iteration. Empty without fields."""
-    import tensorflow as tf  # noqa: PLC0415 - only where pipelines are built
+    import tensorflow as tf  # only where pipelines are built
 
     if not fields:
         return tf.data.Dataset.range(0)

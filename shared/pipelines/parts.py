@@ -27,7 +27,7 @@ _BYTES, _SIZES, _FLAT, _ROWS, _AT, _DENSE = "bytes", "sizes", "flat", "rows_", "
 
 def parted(dataset: tf.data.Dataset, where: str) -> tf.data.Dataset:
     """A data set of dicts, in which parts replace each value that has parts; the same data set if none has."""
-    import tensorflow as tf  # noqa: PLC0415 - only where pipelines are built
+    import tensorflow as tf  # only where pipelines are built
 
     spec = dataset.element_spec
     if not isinstance(spec, dict):
@@ -57,7 +57,7 @@ def _refuse_partless(tf: Any, key: str, spec: Any, where: str) -> None:  # noqa:
 
 def parts_of(key: str, value: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever kind of tensor
     """A value's parts by key; itself, if it is dense and of numbers."""
-    import tensorflow as tf  # noqa: PLC0415 - only where pipelines are built
+    import tensorflow as tf  # only where pipelines are built
 
     if isinstance(value, tf.RaggedTensor):
         rows = {f"{key}:{_ROWS}{place}": one for place, one in enumerate(value.nested_row_lengths())}
@@ -89,7 +89,7 @@ def _joined(own: Mapping[str, Any]) -> Any:  # noqa: ANN401 - whatever kind of t
 
 
 def _of_flat(own: Mapping[str, Any]) -> Any:  # noqa: ANN401 - whatever kind of tensor
-    import tensorflow as tf  # noqa: PLC0415 - only where pipelines are built
+    import tensorflow as tf  # only where pipelines are built
 
     flat = _joined({kind.removeprefix(_FLAT).removeprefix(":"): one for kind, one in own.items() if _FLAT in kind})
     if _AT in own:
@@ -99,7 +99,7 @@ def _of_flat(own: Mapping[str, Any]) -> Any:  # noqa: ANN401 - whatever kind of 
 
 
 def _strings(joined: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
-    import tensorflow as tf  # noqa: PLC0415 - only where pipelines are built
+    import tensorflow as tf  # only where pipelines are built
 
     letters = tf.gather(tf.constant([bytes([code]) for code in range(256)]), tf.cast(joined, tf.int32))
     each = tf.RaggedTensor.from_row_lengths(letters, tf.reshape(sizes, [-1]), validate=False)

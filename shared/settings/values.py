@@ -46,7 +46,7 @@ Table = Mapping[str, Any]
 Parser = Callable[[object], Any]
 
 
-class BadValue(Exception):  # noqa: N818 - a verdict that never leaves this room
+class BadValue(Exception):  # a verdict that never leaves this room
     """A parser refused a value; the reader adds the place and turns this into a SettingsError."""
 
     def __init__(self, expected: str, got: str = "") -> None:

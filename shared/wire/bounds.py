@@ -4,8 +4,6 @@ Rules: pure; a check takes what msgpack gave and returns the field's value, or r
 types are exact (True is no integer); nothing is allocated from a number that was not bounded first.
 """
 
-# ruff: noqa: D102 - to call a check is to check; its class says what it takes
-
 from __future__ import annotations
 
 import dataclasses
@@ -38,7 +36,7 @@ __all__ = [
 Check = Callable[[Any], Any]
 
 
-class OutOfBounds(ValueError):  # noqa: N818 - a verdict that never leaves the codec
+class OutOfBounds(ValueError):  # a verdict that never leaves the codec
     """A value that is outside its bounds."""
 
 

@@ -1,18 +1,28 @@
-"""What every message is, and the list of them by name.
+"""What every message is, and the registry of them: by name on the wire, and by the server that understands them.
 
-Rules: pure; a message is whole once it is declared: its name on the wire is that of its class, its checks stand at its
-fields.
+Rules: pure; a message registers itself where it is declared, with its name on the wire and who may say it to which
+server; its checks stand at its fields.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from shared.wire.bounds import Check
 
-__all__ = ["KINDS", "Message", "declare"]
+__all__ = ["KINDS", "ROLES", "SPEAKERS", "Message", "Role", "Server", "message"]
+
+#: What a key entitles its holder to be.
+Role = Literal["coordinator", "worker", "trainer"]
+
+ROLES: tuple[Role, ...] = ("coordinator", "worker", "trainer")
+
+#: Who listens; parameter servers are trainers by their keys.
+Server = Literal["coordinator", "worker", "parameter server"]
 
 
 class Message:
@@ -23,13 +33,26 @@ class Message:
     checks: ClassVar[dict[str, Check]]
 
 
+_M = TypeVar("_M", bound=Message)
+
 #: Every message class by its name on the wire.
 KINDS: dict[str, type[Message]] = {}
 
+#: What each server understands, and the roles that may say it; what nobody may say to a server is an answer.
+SPEAKERS: dict[Server, dict[type[Message], frozenset[Role]]] = {"coordinator": {}, "worker": {}, "parameter server": {}}
 
-def declare(kind: type[Message]) -> type[Message]:
-    """Enter a message into the list."""
-    kind.kind = kind.__name__
-    kind.checks = {field.name: field.metadata["check"] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    KINDS[kind.kind] = kind
-    return kind
+
+def message(name: str, *, to: Server | None = None, by: Iterable[Role] = ()) -> Callable[[type[_M]], type[_M]]:
+    """Register a dataclass as the message of this name on the wire, which these roles may say to a server."""
+
+    def register(kind: type[_M]) -> type[_M]:
+        if name in KINDS:
+            raise AssertionError(f"two messages are called {name}: {KINDS[name].__module__} and {kind.__module__}")
+        kind.kind = name
+        kind.checks = {field.name: field.metadata["check"] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        KINDS[name] = kind
+        if to is not None:
+            SPEAKERS[to][kind] = frozenset(by)
+        return kind
+
+    return register

@@ -7,10 +7,13 @@ sections below.
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from dataclasses import dataclass
 
+from shared.wire import topics
 from shared.wire.bounds import FixedList, Integer, Many, Maybe, OneOf, Share, Text, record
-from shared.wire.declared import KINDS, Message, declare
+from shared.wire.declared import KINDS, ROLES, Message, message
 from shared.wire.lease_work import MEASURE, VERIFY, WORK
 from shared.wire.parts import (
     COUNT,
@@ -37,7 +40,6 @@ from shared.wire.parts import (
     wire,
 )
 from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
-from shared.wire.topics import server_messages
 from shared.wire.topics.builder_messages import BuilderParts
 from shared.wire.topics.bundle_messages import BundlePiece, BundleWanted
 from shared.wire.topics.culprit_messages import Culprit, Culprits, Forgive, Forgiven
@@ -108,6 +110,7 @@ __all__ = [
 # --- a trainer and the coordinator ---
 
 
+@message("Attach", to="coordinator", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attach(Message):
     """A trainer claims ranks `rank` to `rank + replicas` of a stream's world."""
@@ -127,6 +130,7 @@ class Attach(Message):
     tenure: int | None = wire(Maybe(COUNT))
 
 
+@message("Attached")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached(Message):
     """Everything that a trainer has to know about the stream, and where it starts."""
@@ -153,6 +157,7 @@ class Attached(Message):
     workers: tuple[WorkerAddress, ...] = wire(Many(record(WorkerAddress), 4096))
 
 
+@message("Wait")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait(Message):
     """Not ready yet: ask again after `retry_ms`."""
@@ -162,6 +167,7 @@ class Wait(Message):
     retry_ms: int = wire(MS)
 
 
+@message("NotAttached")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotAttached(Message):
     """The request to attach was understood, and the answer is no."""
@@ -173,6 +179,7 @@ class NotAttached(Message):
     remedy: str = wire(PROSE)
 
 
+@message("Refused")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused(Message):
     """A message was understood, and the answer is no. The one message whose form is the same in every version."""
@@ -183,6 +190,7 @@ class Refused(Message):
     remedy: str = wire(PROSE)
 
 
+@message("Progress", to="coordinator", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Message):
     """A trainer's heartbeat: how far it has trained and read, and which share of its time it waited."""
@@ -198,11 +206,13 @@ class Progress(Message):
     members: int = wire(ID)
 
 
+@message("Noted")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noted(Message):
     """The heartbeat arrived, and what its sender knows is up to date."""
 
 
+@message("Members")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Members(Message):
     """The workers that are there now: sent when they change, and to trainers that have an older list."""
@@ -211,6 +221,7 @@ class Members(Message):
     workers: tuple[WorkerAddress, ...] = wire(Many(record(WorkerAddress), 4096))
 
 
+@message("Detach", to="coordinator", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detach(Message):
     """A trainer leaves in good order."""
@@ -220,11 +231,13 @@ class Detach(Message):
     incarnation: int = wire(ID)
 
 
+@message("StatusQuery", to="coordinator", by=ROLES)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusQuery(Message):
     """Anyone asks how things stand."""
 
 
+@message("Status")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status(Message):
     """How things stand, as JSON for people and scripts."""
@@ -235,6 +248,7 @@ class Status(Message):
 # --- a worker and the coordinator ---
 
 
+@message("Register", to="coordinator", by=("worker",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Register(Message):
     """A worker is ready to build; its digests must be the job's."""
@@ -248,6 +262,7 @@ class Register(Message):
     metrics: str = wire(NAME)
 
 
+@message("Registered")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered(Message):
     """The worker belongs to the job."""
@@ -255,6 +270,7 @@ class Registered(Message):
     heartbeat_timeout_ms: int = wire(MS)
 
 
+@message("Beat", to="coordinator", by=("worker",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat(Message):
     """A worker's heartbeat."""
@@ -274,6 +290,7 @@ class Beat(Message):
     culprits: int = wire(ID)
 
 
+@message("Leave", to="coordinator", by=("worker",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave(Message):
     """A worker drains: send it no new wants."""
@@ -285,6 +302,7 @@ class Leave(Message):
 # --- a trainer and a worker ---
 
 
+@message("Hello", to="worker", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello(Message):
     """A trainer opens its session with a worker, and may offer its slots."""
@@ -298,6 +316,7 @@ class Hello(Message):
     seal: Seal | None = wire(Maybe(record(Seal)))
 
 
+@message("Welcome")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome(Message):
     """The worker serves this trainer; whether through shared memory, and if not, why."""
@@ -311,6 +330,7 @@ class Welcome(Message):
     sealed_port: int = wire(Integer(0, 65535))
 
 
+@message("Want", to="worker", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want(Message):
     """Build batch `number`, and push it for this ticket when it is ready."""
@@ -330,6 +350,7 @@ class Want(Message):
     urgent: bool = wire(FLAG)
 
 
+@message("Cancel", to="worker", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel(Message):
     """The trainer wants its slot back; the answer says when it is free."""
@@ -337,6 +358,7 @@ class Cancel(Message):
     ticket: Ticket = wire(record(Ticket))
 
 
+@message("Ping", to="worker", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ping(Message):
     """A trainer's heartbeat to a worker."""
@@ -344,6 +366,7 @@ class Ping(Message):
     number: int = wire(COUNT)
 
 
+@message("Pong")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong(Message):
     """Answers `Ping`: the worker is alive, and holds these tickets of the trainer."""
@@ -354,6 +377,7 @@ class Pong(Message):
     waiting: int = wire(COUNT)
 
 
+@message("EpochQuery", to="worker", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochQuery(Message):
     """How many batches does this epoch have? Any worker can answer."""
@@ -364,6 +388,7 @@ class EpochQuery(Message):
     group: int = wire(WORLD)
 
 
+@message("EpochAnswer")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochAnswer(Message):
     """Answers `EpochQuery`."""
@@ -374,6 +399,7 @@ class EpochAnswer(Message):
     batches: int = wire(COUNT)
 
 
+@message("NameQuery", to="worker", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameQuery(Message):
     """What do people call this sample? Any worker can answer."""
@@ -383,6 +409,7 @@ class NameQuery(Message):
     sample: int = wire(COUNT)
 
 
+@message("NameAnswer")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameAnswer(Message):
     """Answers `NameQuery`."""
@@ -392,6 +419,7 @@ class NameAnswer(Message):
     name: str | None = wire(Maybe(PROSE))
 
 
+@message("Pushed")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed(Message):
     """The batch: in the slot, or in the payload frame that follows."""
@@ -412,6 +440,7 @@ class Pushed(Message):
     waiting: int = wire(COUNT)
 
 
+@message("Unbuilt")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unbuilt(Message):
     """The worker cannot or will not build it; none of its threads can write into the slot any more."""
@@ -424,6 +453,7 @@ class Unbuilt(Message):
     remedy: str = wire(PROSE)
 
 
+@message("Cancelled")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled(Message):
     """Answers `Cancel`: the slot is free; no thread of the worker can write into it any more."""
@@ -431,12 +461,6 @@ class Cancelled(Message):
     ticket: Ticket = wire(record(Ticket))
 
 
-for _class in (
-    Attach, Attached, Wait, NotAttached, Refused, Progress, Noted, Members, Detach, Outcomes, Leases, Recalled,
-    JobEnds, StandsStill, Results, Aggregate, Join, Gathering, Placed, WorldOver, StatusQuery, Status,
-    GraphOffer, GraphWanted, GraphPiece, GraphKept, BundleWanted, BundlePiece,
-    Register, BuilderParts, Registered, Beat, Culprit, Culprits, Forgive, Forgiven, Leave, Failing,
-    Hello, Welcome, Want, Cancel, Ping, Pong, EpochQuery, EpochAnswer, NameQuery,
-    NameAnswer, Pushed, Unbuilt, Cancelled, *server_messages.MESSAGES,
-):  # fmt: skip
-    declare(_class)
+# A message registers itself when its module is imported: here, so that every process knows all of them.
+for _topic in pkgutil.iter_modules(topics.__path__, f"{topics.__name__}."):
+    importlib.import_module(_topic.name)

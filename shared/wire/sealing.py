@@ -26,7 +26,7 @@ _HEADER, _PAYLOAD = b"head", b"load"
 
 
 def _cipher(key: bytes):  # type: ignore[no-untyped-def] # noqa: ANN202 - imported only with keys
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     return AESGCM(key)
 
@@ -71,7 +71,7 @@ class Opener:
         return opened
 
     def _open(self, nonce: bytes, sealed: bytes | memoryview) -> bytes | None:
-        from cryptography.exceptions import InvalidTag  # noqa: PLC0415
+        from cryptography.exceptions import InvalidTag
 
         try:
             opened: bytes = self._cipher.decrypt(nonce, sealed, None)
@@ -85,7 +85,7 @@ class Opener:
 
     def open_payload_into(self, number: int, sealed: memoryview, place: NDArray[np.uint8]) -> bool:
         """The same, written where it belongs; whether it worked: if not, what was written there is useless."""
-        from cryptography.exceptions import InvalidTag  # noqa: PLC0415
+        from cryptography.exceptions import InvalidTag
 
         if sealed.nbytes != place.nbytes + TAG_BYTES:
             return False

@@ -3,7 +3,6 @@
 Every function takes lengths in frames (100 a second) and a budget in frames, and gives batches as `Padded`. A peer that
 is not installed raises ImportError, and the benchmark says so. Must not know how batches are scored.
 """
-# ruff: noqa: PLC0415 - peers are optional
 
 from __future__ import annotations
 

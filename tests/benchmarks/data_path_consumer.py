@@ -47,7 +47,7 @@ def children_cpu_s() -> float:
 def _opened(path: str, payload: Payload, folder: Path) -> AbstractContextManager[Iterator[Any]]:
     if path in PEERS:
         return PEERS[path](read_shapes(folder / "shapes.json"))
-    from tests.benchmarks.data_path_stoker import opened  # noqa: PLC0415 - imports the trainer's side
+    from tests.benchmarks.data_path_stoker import opened  # imports the trainer's side
 
     return opened(folder / path / "job.toml", payload, path)
 

@@ -4,7 +4,6 @@ Each is opened with the shapes of its batches and gives elements without end: tu
 by a copy of the template and a stamp, in one process beside the consumer's (memcpy: in its own). A peer that is not
 installed raises ImportError, and the benchmark says so.
 """
-# ruff: noqa: PLC0415 - peers are optional, and TensorFlow is slow to import
 
 from __future__ import annotations
 

@@ -104,8 +104,8 @@ def _make_corpus(folder: Path) -> float:
 
 
 def _stoker(folder: Path, *, cache: str = "") -> None:
-    import trainer_client  # noqa: PLC0415 - each side imports its own
-    from tests.benchmarks.data_path_stoker import loaders, make_job  # noqa: PLC0415
+    import trainer_client  # each side imports its own
+    from tests.benchmarks.data_path_stoker import loaders, make_job
 
     stream = _STREAM.replace("corpus.csv", str(folder / "corpus.csv"))
     job = make_job(Path(tempfile.mkdtemp(dir=folder)) / "job", stream, source="manifest", settings=cache)
@@ -115,9 +115,9 @@ def _stoker(folder: Path, *, cache: str = "") -> None:
 
 
 def _tfdata_service(folder: Path) -> None:
-    import tensorflow as tf  # noqa: PLC0415
+    import tensorflow as tf
 
-    from tests.benchmarks.data_path_peers import tf_server  # noqa: PLC0415
+    from tests.benchmarks.data_path_peers import tf_server
 
     service = tf.data.experimental.service
     with tf_server() as target:
@@ -126,7 +126,7 @@ def _tfdata_service(folder: Path) -> None:
 
 
 def _tf_features(folder: Path) -> Any:
-    import tensorflow as tf  # noqa: PLC0415
+    import tensorflow as tf
 
     mel = tf.signal.linear_to_mel_weight_matrix(_BANDS, _FFT // 2 + 1, _RATE, 20.0, _RATE / 2)
 

@@ -128,13 +128,13 @@ def _datasets(feed: Feed, keys: tuple[str, ...]) -> Iterator[Any]:
 
 
 def _tensors(feed: Feed, keys: tuple[str, ...]) -> Iterator[Any]:
-    from trainer_client.torch import FeedTensors  # noqa: PLC0415 - PyTorch only where it is measured
+    from trainer_client.torch import FeedTensors  # PyTorch only where it is measured
 
     return _parts(FeedTensors(feed), keys)
 
 
 def _arrays(feed: Feed, keys: tuple[str, ...]) -> Iterator[Any]:
-    from trainer_client.jax import FeedArrays  # noqa: PLC0415 - JAX only where it is measured
+    from trainer_client.jax import FeedArrays  # JAX only where it is measured
 
     return _parts(FeedArrays(feed), keys)
 

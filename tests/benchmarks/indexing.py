@@ -56,9 +56,9 @@ def _manifest_job(folder: Path, names: Callable[[int], str], rows: int) -> Path:
 
 def recordings(folder: Path, rows: int, frames_of: range = range(80, 180)) -> Path:
     """So many WAV files, a thousand a folder, usually of some milliseconds."""
-    import io  # noqa: PLC0415 - for this part alone
+    import io  # for this part alone
 
-    import soundfile  # noqa: PLC0415
+    import soundfile
 
     made = []
     for frames in frames_of:
@@ -86,7 +86,7 @@ def missing(folder: Path, rows: int) -> Path:
 
 def tf_records(folder: Path, rows: int) -> Path:
     """So many records in a thousand files, each an Example of some numbers and a label: their lengths are counted."""
-    from tests.support.records import record  # noqa: PLC0415 - for this part alone
+    from tests.support.records import record  # for this part alone
 
     made = b"".join(record(_example(number)) for number in range(max(1, rows // 1000)))
     for number in range(1000):
@@ -96,7 +96,7 @@ def tf_records(folder: Path, rows: int) -> Path:
 
 
 def _example(number: int) -> bytes:
-    from tests.support.example_protos import Example  # noqa: PLC0415 - as above
+    from tests.support.example_protos import Example
 
     made = Example()
     made.features.feature["audio"].float_list.value.extend([0.5] * (10 + number % 90))
@@ -157,7 +157,7 @@ def _peak_mb() -> float:
 
 def index(job: Path) -> dict[str, float]:
     """What `loader-server index` does, and what it takes."""
-    from loader_server.commands.index import index_streams  # noqa: PLC0415 - it counts
+    from loader_server.commands.index import index_streams  # it counts
 
     read, began = JobFile(job), time.perf_counter()
     (report,) = index_streams(read, ["train"], processes=_PROCESSES).values()
@@ -172,7 +172,7 @@ def _cpu() -> dict[str, float]:
 
 def open_index_of(job: Path) -> dict[str, float]:
     """Open the index, and then all of the stream, whose plan is kept."""
-    from loader_server.index.folder import open_index  # noqa: PLC0415 - it counts
+    from loader_server.index.folder import open_index
 
     read, began = JobFile(job), time.perf_counter()
     samples = open_index(read.index_folder("train")).samples

@@ -97,10 +97,10 @@ def coordinated(tf: Any) -> dict[str, Any]:
 
 def served(many: int) -> dict[str, Any]:
     """Ours, with so many servers."""
-    import keras  # noqa: PLC0415 - after TensorFlow
+    import keras  # after TensorFlow
 
-    from trainer_client.training.servers.served_model import ServedModel, SharesSettings  # noqa: PLC0415
-    from trainer_client.training.servers.server_connections import ServerConnections  # noqa: PLC0415
+    from trainer_client.training.servers.served_model import ServedModel, SharesSettings
+    from trainer_client.training.servers.server_connections import ServerConnections
 
     hosts = [f"tcp://{free_host()}" for _ in range(many)]
     with ExitStack() as stack:
@@ -127,10 +127,10 @@ def served(many: int) -> dict[str, Any]:
 
 def serve(endpoint: str, others: list[str], *, is_first: bool) -> None:
     """Be a parameter server."""
-    import keras  # noqa: PLC0415 - here alone
+    import keras  # here alone
 
-    from trainer_client.training.servers.service import ParameterServer  # noqa: PLC0415 - as above
-    from trainer_client.training.servers.share_store import ShareStore  # noqa: PLC0415 - as above
+    from trainer_client.training.servers.service import ParameterServer
+    from trainer_client.training.servers.share_store import ShareStore
 
     store = ShareStore(lambda: keras.optimizers.SGD(0.001))
     ParameterServer(endpoint, store, is_first=is_first, others=others).serve()
@@ -145,7 +145,7 @@ def main() -> None:
     options = parser.parse_args()
     words = options.words
     with quick_import():
-        import tensorflow as tf  # noqa: PLC0415 - after the environment
+        import tensorflow as tf  # after the environment
     if words[:1] == ["task"]:
         config = json.loads(os.environ["TF_CONFIG"])
         spec, job = tf.train.ClusterSpec(config["cluster"]), config["task"]["type"]

@@ -71,10 +71,10 @@ alphabet = "0123456789"
 def loop_overhead(steps: int = _STEPS, turns: int = _TURNS) -> dict[str, float]:
     """CPU of our loop over that of a bare one, and of one bare step in milliseconds, for two models."""
     with quick_import():
-        import keras  # noqa: PLC0415 - seconds
-        import tensorflow as tf  # noqa: PLC0415 - as above
+        import keras  # seconds
+        import tensorflow as tf
 
-        from trainer_client import demo  # noqa: PLC0415
+        from trainer_client import demo
     keras.utils.set_random_seed(7)
     inputs = tf.random.normal((128, _WIDTH))
 
@@ -104,7 +104,7 @@ class _Trained:
     bare_loss: Callable[[Any, Any, Any], Any]
 
     def compiled(self, element: Any) -> Any:
-        import keras  # noqa: PLC0415 - as above
+        import keras
 
         made = self.model()
         made(element[0])
@@ -116,7 +116,7 @@ class _Trained:
 
 def _recordings() -> Any:
     """Batches of 40 s of digits in several padded shapes, as the demo's job has them, with random values."""
-    import tensorflow as tf  # noqa: PLC0415 - as above
+    import tensorflow as tf
 
     data: Any = None
     for frames in (120, 170, 220, 280):
@@ -129,10 +129,10 @@ def _recordings() -> Any:
 
 
 def _overhead(trained: _Trained, data: Any, steps: int, turns: int) -> dict[str, float]:
-    import tensorflow as tf  # noqa: PLC0415 - as above
+    import tensorflow as tf
 
-    from trainer_client.training.loop.training_loop import LoopSettings, TrainingData, TrainingLoop  # noqa: PLC0415 - as above
-    from trainer_client.training.strategies.single import Single  # noqa: PLC0415 - as above
+    from trainer_client.training.loop.training_loop import LoopSettings, TrainingData, TrainingLoop
+    from trainer_client.training.strategies.single import Single
 
     data = data.cache().repeat()
     options = tf.data.Options()

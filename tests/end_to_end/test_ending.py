@@ -220,9 +220,9 @@ def test_an_elastic_run_ends_in_all_of_its_ranks(tmp_path):
 
 
 def test_fit_ends_with_what_it_trained_on_saved(tmp_path, capsys, mode):
-    import keras  # noqa: PLC0415 - TensorFlow is for this test alone
+    import keras  # TensorFlow is for this test alone
 
-    from tests.support.tiny_models import FORM, tiny_model  # noqa: PLC0415 - as above
+    from tests.support.tiny_models import FORM, tiny_model
 
     job = write(tmp_path, mode)
     with ExitStack() as on_exit:

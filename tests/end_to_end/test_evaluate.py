@@ -12,7 +12,7 @@ from loader_server.commands import status
 from tests.support.loaders import running, wait_until, write_job
 from tests.support.programs import Program
 from tests.support.summary_files import scalars
-from tests.support.two_devices import mirrored  # noqa: F401 - devices are set before TensorFlow starts
+from tests.support.two_devices import mirrored  # devices are set before TensorFlow starts
 
 import keras  # isort: skip - after the devices are set
 

@@ -9,7 +9,7 @@ import pytest
 
 import trainer_client
 from loader_server.commands.status import ask
-from shared.metrics import names
+from loader_server.metrics import DECODED_SAMPLES
 from tests.support.loaders import running, wait_until, write_job
 from tests.support.scraping import fetch_metrics, read_targets
 
@@ -55,6 +55,6 @@ def _metered(job: Path) -> dict[str, float]:
     for target in read_targets(job.parent / ".stoker/tones/targets").values():
         with suppress(OSError):  # the killed worker's, until its successor has taken its place
             for (name, labels), value in fetch_metrics(target["address"]).items():
-                if name == names.DECODED_SAMPLES.name:
+                if name == DECODED_SAMPLES.name:
                     found[dict(labels)["kind"]] += value
     return found

@@ -107,7 +107,7 @@ def test_samples_of_each_format_come_through_whole_and_once(stream: str, loaders
 
 
 def test_a_model_is_fit_on_each(loaders: Loaders) -> None:
-    import keras  # noqa: PLC0415 - the other tests of this module need none
+    import keras  # the other tests of this module need none
 
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.layers.Lambda(lambda audio: keras.ops.sum(audio, 1, keepdims=True))])

@@ -171,7 +171,7 @@ def test_one_function_serves_both_sides_and_a_lost_worker_changes_nothing(job: P
 
 
 def through_tensorflow(feed: trainer_client.Feed) -> list[tuple[Any, ...]]:
-    import my_pipeline  # type: ignore[import-not-found]  # noqa: PLC0415 - it lies beside the job file
+    import my_pipeline  # type: ignore[import-not-found]  # it lies beside the job file
 
     data = feed.pipeline(my_pipeline.dataset_pipeline)
     assert [spec.shape.as_list() for spec in data.element_spec] == [[None, None], [None], [None]]
@@ -179,7 +179,7 @@ def through_tensorflow(feed: trainer_client.Feed) -> list[tuple[Any, ...]]:
 
 
 def test_the_same_function_decodes_one_sample_without_loaders(job: Path) -> None:
-    import my_pipeline  # noqa: PLC0415 - it lies beside the job file
+    import my_pipeline  # it lies beside the job file
 
     names: dict[str, Any] = {"trainer_client": trainer_client, "my_pipeline": my_pipeline}
     exec(example("python", "lone"), names)
@@ -189,7 +189,7 @@ def test_the_same_function_decodes_one_sample_without_loaders(job: Path) -> None
 
 @pytest.mark.heritage("E10")
 def test_a_users_own_reader_and_data_set_function_make_the_batches(loaders: Loaders) -> None:
-    import my_words  # type: ignore[import-not-found]  # noqa: PLC0415 - it lies beside the job file
+    import my_words  # type: ignore[import-not-found]  # it lies beside the job file
 
     with trainer_client.connect(loaders.endpoint, stream="check") as feed:
         elements = [element_of(batch) for batch in feed]
@@ -206,7 +206,7 @@ def test_a_users_own_reader_and_data_set_function_make_the_batches(loaders: Load
 
 @pytest.mark.slow
 def test_a_script_that_changes_one_line_gets_the_same_elements(job: Path, loaders: Loaders) -> None:
-    import tensorflow as tf  # noqa: PLC0415 - it takes seconds
+    import tensorflow as tf  # it takes seconds
 
     names: dict[str, Any] = {"tf": tf, "trainer_client": trainer_client, "endpoint": loaders.endpoint}
     names["path"] = str(job.parent / "text.txt")

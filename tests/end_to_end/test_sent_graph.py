@@ -54,7 +54,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, 
 
 
 def test_a_key_of_another_role_may_not_send_one(machines: tuple[Fleet, Path]) -> None:
-    import tensorflow as tf  # noqa: PLC0415 - it takes seconds
+    import tensorflow as tf  # it takes seconds
 
     one, _ = machines
     keys = one.job.parent / "keys"
@@ -66,7 +66,7 @@ def test_a_key_of_another_role_may_not_send_one(machines: tuple[Fleet, Path]) ->
 
 @pytest.mark.slow
 def test_a_worker_elsewhere_fetches_the_graph_and_makes_the_same_elements(machines: tuple[Fleet, Path]) -> None:
-    import tensorflow as tf  # noqa: PLC0415 - it takes seconds
+    import tensorflow as tf  # it takes seconds
 
     one, there = machines
     keys = copied(one.job.parent / "keys", there / "trainer", "trainer.key_secret", "coordinator.key", "worker.key")

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import trainer_client
 from loader_server.commands.status import ask, tables
-from shared.metrics import names
+from loader_server.metrics import TAKEN_BATCHES
 from tests.support.loaders import running, wait_until, write_job
 from tests.support.scraping import fetch_metrics, read_targets
 
@@ -109,7 +109,7 @@ def metered(folder: Path, jobs: str) -> float:
         value
         for target in targets
         for (name, _), value in fetch_metrics(target["address"]).items()
-        if name == names.TAKEN_BATCHES.name
+        if name == TAKEN_BATCHES.name
     )
 
 

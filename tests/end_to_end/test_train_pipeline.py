@@ -125,7 +125,7 @@ def _after(epochs: int) -> int:
 
 
 def _serve(exported: Path) -> None:
-    import tensorflow as tf  # noqa: PLC0415 - it takes seconds
+    import tensorflow as tf  # it takes seconds
 
     served = tf.saved_model.load(str(exported))
     for rows, length in ((1, 3), (5, 9)):

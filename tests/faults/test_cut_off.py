@@ -8,13 +8,13 @@ import pytest
 
 import trainer_client
 from shared.keys import make_keys
-from shared.metrics import names
 from shared.wire import messages as m
 from tests.support.behind import BEATS, SLACK_S, SLOW, TIMEOUT_S, WAYS, Behind, metered, read_epoch, trained
 from tests.support.fleet import fleet
 from tests.support.loaders import wait_until, write_job
 from tests.support.proxy import DOWN, UP, Proxy, said
 from trainer_client.core.asking.wants import HEDGED_SHARE
+from trainer_client.session.metrics import ASKED, HEDGED, STALE_BATCHES, SUSPECTED
 
 
 @pytest.mark.fault(21)
@@ -29,7 +29,7 @@ def test_what_a_lost_worker_had_is_asked_of_another_until_the_two_meet_again(beh
                 cut
             ]()
         if count == len(behind.calm) - 5:
-            wait_until(lambda: value(names.SUSPECTED) >= 1, "it is suspected")
+            wait_until(lambda: value(SUSPECTED) >= 1, "it is suspected")
             behind.fleet.worker("far")  # it is not gone, only out of our reach
 
     with metered(behind.fleet.endpoint, tmp_path, shared_memory=shared_memory) as (feed, value):
@@ -118,7 +118,7 @@ def test_batches_from_before_a_short_cut_are_dropped_and_counted_if_others_came_
         metered(one.endpoint, tmp_path, shared_memory=shared_memory) as (feed, value),
     ):
         calm, _ = read_epoch(feed)
-        while value(names.ASKED) < HEDGED_SHARE * (value(names.HEDGED) + 3):  # on a busy machine many were asked twice
+        while value(ASKED) < HEDGED_SHARE * (value(HEDGED) + 3):  # on a busy machine many were asked twice
             assert read_epoch(feed)[0] == calm
         before: dict[str, float] = {}
         read, held = [0], proxy.ways[DOWN]
@@ -128,7 +128,7 @@ def test_batches_from_before_a_short_cut_are_dropped_and_counted_if_others_came_
             return any(one.number < read[0] for one in pushed)
 
         def heal() -> None:
-            wait_until(lambda: value(names.HEDGED) > before["hedged"], "the head was asked twice")
+            wait_until(lambda: value(HEDGED) > before["hedged"], "the head was asked twice")
             wait_until(is_too_late, "what is held back came from the other meanwhile")
             proxy.heal()
 
@@ -139,11 +139,11 @@ def test_batches_from_before_a_short_cut_are_dropped_and_counted_if_others_came_
             if count == 5:
                 proxy.hold(DOWN)
                 held.seen = []
-                before.update(hedged=value(names.HEDGED), stale=value(names.STALE_BATCHES))
+                before.update(hedged=value(HEDGED), stale=value(STALE_BATCHES))
                 healer.start()
 
         assert read_epoch(feed, at)[0] == calm
         healer.join()
-        wait_until(lambda: value(names.STALE_BATCHES) > before["stale"], "what was under way has come")
+        wait_until(lambda: value(STALE_BATCHES) > before["stale"], "what was under way has come")
         assert read_epoch(feed)[0] == calm
-        assert value(names.SUSPECTED) == 0
+        assert value(SUSPECTED) == 0

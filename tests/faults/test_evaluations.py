@@ -14,7 +14,7 @@ import pytest
 import trainer_client
 from tests.support.loaders import ask, running, wait_until, write_job
 from tests.support.programs import Program
-from tests.support.two_devices import mirrored  # noqa: F401 - devices are set before TensorFlow starts
+from tests.support.two_devices import mirrored  # devices are set before TensorFlow starts
 
 import keras  # isort: skip - after the devices are set
 

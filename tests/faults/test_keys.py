@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from shared.wire.declared import Role
     from shared.wire.messages import Message
-    from shared.wire.permissions import Role
 
     Speak = Callable[[Role, Role, Message], Message]
 

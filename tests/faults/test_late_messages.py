@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
-from shared.metrics import names
+from loader_server.metrics import STALE_WANTS
 from shared.wire import messages as m
 from tests.support.behind import TIMEOUT_S, WAYS, Behind, metered, read_epoch, trained
 from tests.support.loaders import wait_until
 from tests.support.proxy import DOWN, UP, Parts, Proxy, kinds
 from tests.support.scraping import fetch_metrics, read_targets
+from trainer_client.session.metrics import STALE_BATCHES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +28,7 @@ def test_batches_that_are_sent_once_more_later_are_dropped_and_counted(behind, t
     behind.proxy.ways[DOWN].seen = []
     with metered(behind.fleet.endpoint, tmp_path, shared_memory=shared_memory) as (feed, value):
         old = _read_until_seen(behind, feed, DOWN, m.Pushed)
-        before = value(names.STALE_BATCHES)
+        before = value(STALE_BATCHES)
 
         def at(count: int) -> None:
             if count % 4 == 1:
@@ -35,7 +36,7 @@ def test_batches_that_are_sent_once_more_later_are_dropped_and_counted(behind, t
 
         def are_counted() -> bool:
             assert read_epoch(feed, at)[0] == behind.calm
-            return value(names.STALE_BATCHES) >= before + len(old)
+            return value(STALE_BATCHES) >= before + len(old)
 
         wait_until(are_counted, "they were counted")
 
@@ -51,9 +52,7 @@ def test_wants_that_are_sent_once_more_later_are_dropped_by_the_worker_and_count
     )
 
     def stale() -> float:
-        return sum(
-            value for (name, _), value in fetch_metrics(far["address"]).items() if name == names.STALE_WANTS.name
-        )
+        return sum(value for (name, _), value in fetch_metrics(far["address"]).items() if name == STALE_WANTS.name)
 
     with metered(behind.fleet.endpoint, tmp_path) as (feed, _):
         old, before = _read_until_seen(behind, feed, UP, m.Want), stale()

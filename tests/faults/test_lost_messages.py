@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
-from shared.metrics import names
 from shared.wire import messages as m
 from tests.support.behind import WAYS, Behind, metered, read_epoch, trained
 from tests.support.loaders import wait_until
 from tests.support.proxy import DOWN, UP, Parts, Proxy, kinds, said
+from trainer_client.session.metrics import LOST_WANTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -74,7 +74,7 @@ def test_wants_and_batches_that_are_lost_are_noticed_and_each_counts_once(behind
 
         def are_noticed() -> bool:
             assert read_epoch(feed)[0] == behind.calm
-            return value(names.LOST_WANTS) > 0
+            return value(LOST_WANTS) > 0
 
         wait_until(are_noticed, "some were lost, and noticed")
         assert next(seen) > 3

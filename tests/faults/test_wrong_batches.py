@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
-from shared.metrics import names
 from tests.support.fleet import Fleet, fleet
 from tests.support.loaders import wait_until, write_job
 from tests.support.odd_worker import LIES
 from tests.support.scraping import fetch_metrics, read_targets
+from trainer_client.session.metrics import ASKED, REJECTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,15 +42,15 @@ _WAYS = {"tcp": {"shared_memory": False}, "shared memory": {"verify": True}}
 @pytest.mark.parametrize("lie", LIES)
 def test_a_batch_that_is_not_what_was_asked_for_is_asked_of_another(honest, tmp_path, lie, way) -> None:
     calm, values = _read(honest.endpoint, tmp_path / "calm", **_WAYS[way])
-    assert values[names.REJECTED.name] == 0
+    assert values[REJECTED.name] == 0
     liar = honest.join(f"liar-{lie}-{way}", odd=(lie,))
 
     def read_with_a_liar() -> bool:
         """Whether it was asked for several batches: an epoch may be over before it has been greeted."""
         read, values = _read(honest.endpoint, tmp_path / "with a liar", **_WAYS[way])
         assert read == calm
-        assert values[names.ASKED.name] >= len(calm) + values[names.REJECTED.name]
-        return values[names.REJECTED.name] > 3  # all that it sent was refused
+        assert values[ASKED.name] >= len(calm) + values[REJECTED.name]
+        return values[REJECTED.name] > 3  # all that it sent was refused
 
     assert len(calm) > 15
     try:

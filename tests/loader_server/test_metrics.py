@@ -11,14 +11,14 @@ import pytest
 import trainer_client
 from loader_server.building.build_counts import BuildCounts, Built
 from loader_server.building.fallbacks import FALLBACK_REASONS
-from loader_server.metrics import worker_metrics
-from shared.metrics.names import (
+from loader_server.metrics import (
     BUILD_SECONDS,
     FALLBACKS,
     NOT_FINITE_SAMPLES,
     REMOTE_BLOCKS,
     REMOTE_BYTES,
     REMOTE_RETRIES,
+    worker_metrics,
 )
 from tests.support.askers import a_worker, write_synthetic
 from tests.support.loaders import Loaders, running, wait_until, write_job

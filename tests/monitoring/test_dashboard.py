@@ -10,8 +10,8 @@ import pytest
 
 from monitoring.grafana import dashboard
 from monitoring.grafana.questions import ROWS, Panel, Query
-from shared.metrics.names import METRICS
 from tests.support.monitoring import metrics_named, recorded_names, rules_text
+from tests.support.scraping import METRICS
 
 PANELS = [panel for row in ROWS for panel in row.panels]
 QUERIES = [query for panel in PANELS for query in panel.queries]

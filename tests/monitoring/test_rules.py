@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from monitoring.grafana.questions import ROWS
-from shared.metrics.names import METRICS
 from tests.support.monitoring import FOLDER, PROMETHEUS, WHY_NOT, metrics_named, recorded_names, rules_text
+from tests.support.scraping import METRICS
 
 if TYPE_CHECKING:
     from pathlib import Path

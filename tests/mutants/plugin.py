@@ -43,7 +43,7 @@ class _Map:
     """Measures every test of the session, each in a context of its own."""
 
     def __init__(self, target: Path, root: Path) -> None:
-        import coverage  # noqa: PLC0415 - needed for measuring only
+        import coverage  # needed for measuring only
 
         self._target, self._root = target, root
         self._tests: dict[str, dict] = {}

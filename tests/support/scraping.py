@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import urllib.request
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shared.metrics.names import Metric
-    from shared.wire.permissions import Role
+    from shared.wire.declared import Role
 
-__all__ = ["Scrape", "fetch_metrics", "metrics_of", "read_targets", "total"]
+for _module in ("loader_server.metrics", "trainer_client.session.metrics"):  # metrics register themselves
+    importlib.import_module(_module)
+
+__all__ = ["METRICS", "Scrape", "fetch_metrics", "metrics_of", "read_targets", "total"]
 
 #: Values by name and sorted labels.
 Scrape = dict[tuple[str, tuple[tuple[str, str], ...]], float]

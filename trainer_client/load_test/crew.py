@@ -40,7 +40,7 @@ _LATE_S = 10.0
 _LEAVING_S = 1.0
 
 
-class _Ended(Exception):  # noqa: N818 - how a crew's day ends early
+class _Ended(Exception):  # how a crew's day ends early
     """The conductor closed our input: stop."""
 
 

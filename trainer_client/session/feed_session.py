@@ -67,7 +67,7 @@ class FeedSession:
 
     def _serve_metrics(self, settings: MetricsSettings) -> None:
         if settings.listening is not None:
-            from trainer_client.session.metrics import serve  # noqa: PLC0415 - prometheus_client only when it is used
+            from trainer_client.session.metrics import serve  # prometheus_client only when it is used
 
             serve(self.receiver, self.maker, self.accounts, listening=settings.listening, targets=settings.targets)
 

@@ -1,9 +1,8 @@
-"""A trainer's metrics: turns what its feed counted into samples when Prometheus asks.
+"""A trainer's metrics: what each is, and what its feed counted, as samples when Prometheus asks.
 
 Rules: everything here runs in the server's thread and reads only single numbers and lists of fixed length; nothing here
 runs for each batch. The server references the feed weakly, so that it keeps none open that nobody else has, and ends
-with its receive thread. What the numbers mean is declared in `shared.metrics.names`. A trainer serves metrics only if
-it was connected with `metrics_port` or `metrics_listen`.
+with its receive thread. A trainer serves metrics only if it was connected with `metrics_port` or `metrics_listen`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.metrics import names
+from shared.metrics.names import GARBAGE, Declarations
 from shared.metrics.server import MetricSamples, MetricsServer, Spread
 from trainer_client.core.slot_states import SlotState
 
@@ -28,6 +27,149 @@ if TYPE_CHECKING:
     from trainer_client.session.epoch_account import Accounts, ReadCounts
 
 __all__ = ["serve", "trainer_samples"]
+
+
+_trainer = Declarations("trainer")
+
+DATA_WAIT = _trainer.histogram(
+    "stoker_data_wait_seconds",
+    "Time that the reader of the feed was blocked for each batch. Under tf.data the reader is its generator, "
+    "which runs ahead of the steps, so this is then an upper bound for how long steps waited.",
+    "Its rate is the share of time spent waiting; see stoker_data_wait_split_seconds_total for where that goes.",
+    ("stream",),
+)
+STEP_WAIT = _trainer.counter(
+    "stoker_step_wait_seconds_total",
+    "Time that training steps were blocked for data, where the training loop measures it (FeedCheckpoint does).",
+    "Its rate is the share of time that the accelerator idles for lack of data: above 0.05, look at the workers.",
+    ("stream",),
+)
+PHASE_TIME = _trainer.counter(
+    "stoker_phase_seconds_total",
+    "What the training loop did besides waiting for data, where it says so (trainer-client train and FeedCheckpoint "
+    "do). warm_up: tracing the step for all shapes. step: training. checkpoint: writing checkpoints.",
+    "checkpoint above a few per cent: save less often (--save-every-seconds). warm_up: fewer shapes.",
+    ("stream", "phase"),
+)
+RETRACES = _trainer.counter(
+    "stoker_retraces_total",
+    "Steps that TensorFlow traced in the midst of training, because a shape had not been planned.",
+    'Zero is normal; if it grows, write pad_to = "bucket" and shapes = "auto": each costs as much as many steps.',
+    ("stream",),
+)
+WAIT_SPLIT = _trainer.counter(
+    "stoker_data_wait_split_seconds_total",
+    "Where the reader's time went. build: blocked, up to the time that the worker spent on the batch (all of the "
+    "wait, where it writes into our slot). transfer: blocked for the rest: network, and a worker's queue. "
+    "conversion: after the wait, from slot to arrays, including copies made for lack of free slots.",
+    "build: add workers. transfer: look at the network and at stoker_wants_waiting. conversion: keep fewer "
+    "batches, or raise prefetch_bytes.",
+    ("stream", "part"),
+)
+READ_BATCHES = _trainer.counter(
+    "stoker_read_batches_total",
+    "Batches handed to the reader.",
+    "Its rate is the trainer's speed; compare ranks.",
+    ("stream",),
+)
+READ_BYTES = _trainer.counter(
+    "stoker_read_bytes_total",
+    "Bytes of these batches, padding included.",
+    "Compare its rate with the network's.",
+    ("stream",),
+)
+READ_ROWS = _trainer.counter(
+    "stoker_read_rows_total",
+    "Rows of these batches by kind: sample, masked (its sample could not be used), vacant (no sample was planned).",
+    "masked: read the quarantine log. vacant: see stoker_built_cells_total.",
+    ("stream", "kind"),
+)
+PADDED_BYTES = _trainer.counter(
+    "stoker_padded_bytes_total",
+    "Bytes of the padded tensors of these batches by kind: sample, padding, masked.",
+    "Every share but sample is accelerator time wasted: raise shapes.",
+    ("stream", "kind"),
+)
+TRAINED_ROUNDS = _trainer.counter(
+    "stoker_trained_rounds_total",
+    "Rounds (steps of the whole world) that were trained on.",
+    "If it stands still while batches are read, nobody calls feed.trained() or uses FeedCheckpoint.",
+    ("stream",),
+)
+SLOTS = _trainer.gauge(
+    "stoker_slots",
+    "Slots by state: free, lent (to workers), offered (ready batches), out (the consumer holds them).",
+    "None offered: loaders are slower than the trainer. All out: the consumer keeps batches; raise prefetch_bytes.",
+    ("stream", "state"),
+)
+STAGED = _trainer.gauge(
+    "stoker_staged_batches",
+    "Batches that were handed to the reader, so that TensorFlow or a device has them, and not trained on yet. Ready "
+    "ones that nobody took are those of stoker_slots in the state offered.",
+    "None while steps wait and batches are offered: handing over is slow, see conversion in "
+    "stoker_data_wait_split_seconds_total. It grows without end: nobody counts steps (feed.trained, FeedCheckpoint).",
+    ("stream",),
+)
+ASKED = _trainer.counter(
+    "stoker_asked_wants_total",
+    "Wants sent to workers, including those asked again and hedged.",
+    "The base for the shares of the next two.",
+    ("stream",),
+)
+ASKED_AGAIN = _trainer.counter(
+    "stoker_asked_again_wants_total",
+    "Wants asked again, because a worker was silent, died or refused.",
+    "A burst when a worker dies is normal; a steady rate means workers that stall: see stoker_worker_silent_seconds.",
+    ("stream",),
+)
+HEDGED = _trainer.counter(
+    "stoker_hedged_wants_total",
+    "Wants asked of a second worker although the first was well, because the batch needed next took long.",
+    "Near one in twenty: build times vary a lot, or one worker is slow.",
+    ("stream",),
+)
+STALE_BATCHES = _trainer.counter(
+    "stoker_stale_batches_total",
+    "Batches dropped on arrival, because another answer came first or they are no longer wanted.",
+    "About as many as were hedged or asked again is normal; more is wasted work: report it.",
+    ("stream",),
+)
+REJECTED = _trainer.counter(
+    "stoker_rejected_batches_total",
+    "Batches whose digest, layout or number was not what was asked for.",
+    "Even one is serious: look at that machine's memory and network.",
+    ("stream",),
+)
+LOST_WANTS = _trainer.counter(
+    "stoker_lost_wants_total",
+    "Wants that never reached the worker, and were asked again.",
+    "A few after a network cut are normal; a steady rate means a network that drops connections.",
+    ("stream",),
+)
+RETRACTED = _trainer.counter(
+    "stoker_retracted_batches_total",
+    "Ready batches dropped to make room for the one needed next.",
+    "If it grows, there are too few slots: raise prefetch_bytes, or let the consumer keep fewer batches.",
+    ("stream",),
+)
+SUSPECTED = _trainer.counter(
+    "stoker_suspected_workers_total",
+    "How often a worker fell silent for this trainer.",
+    "See stoker_worker_silent_seconds; if the coordinator hears that worker, look at the network between them.",
+    ("stream",),
+)
+UNSEALED = _trainer.counter(
+    "stoker_unsealed_batches_total",
+    "Batches that came by a worker's connection for messages, although it sends sealed payloads from a port beside.",
+    "A few at the start are normal; if it grows, open each worker's second port (docs/fleet.md): three times as fast.",
+    ("stream",),
+)
+COPIED = _trainer.counter(
+    "stoker_copied_batches_total",
+    "Batches copied out of their slot, because the consumer held nearly all slots.",
+    "Correct but slower: raise prefetch_bytes, or keep fewer batches.",
+    ("stream",),
+)
 
 
 def serve(
@@ -53,46 +195,46 @@ def _samples_while_used(
 def trainer_samples(receiver: Receiver, maker: BatchMaker, accounts: Accounts) -> Iterator[MetricSamples]:
     """The samples of all metrics of a feed."""
     name, stream = receiver.settings.core.stream, receiver.stream
-    yield MetricSamples.one(names.GARBAGE, receiver.count_garbage())
-    yield MetricSamples.one(names.UNSEALED, receiver.count_fallbacks(), name)
-    yield MetricSamples.one(names.COPIED, maker.copied, name)
-    yield MetricSamples(names.SLOTS, {(name, state.value): stream.slots.count(state) for state in SlotState})
-    yield MetricSamples.one(names.STAGED, accounts.staged, name)
+    yield MetricSamples.one(GARBAGE, receiver.count_garbage())
+    yield MetricSamples.one(UNSEALED, receiver.count_fallbacks(), name)
+    yield MetricSamples.one(COPIED, maker.copied, name)
+    yield MetricSamples(SLOTS, {(name, state.value): stream.slots.count(state) for state in SlotState})
+    yield MetricSamples.one(STAGED, accounts.staged, name)
     yield from _wants(stream.tickets.counts, name)
     yield from _waits(accounts.counts, name)
     yield from _reads(accounts.counts, name)
 
 
 def _wants(counts: WantCounts, stream: str) -> Iterator[MetricSamples]:
-    yield MetricSamples.one(names.ASKED, counts.asked, stream)
-    yield MetricSamples.one(names.ASKED_AGAIN, counts.asked_again, stream)
-    yield MetricSamples.one(names.HEDGED, counts.hedged, stream)
-    yield MetricSamples.one(names.STALE_BATCHES, counts.stale, stream)
-    yield MetricSamples.one(names.REJECTED, counts.rejected, stream)
-    yield MetricSamples.one(names.LOST_WANTS, counts.lost_on_the_way, stream)
-    yield MetricSamples.one(names.RETRACTED, counts.retracted, stream)
-    yield MetricSamples.one(names.SUSPECTED, counts.suspected, stream)
+    yield MetricSamples.one(ASKED, counts.asked, stream)
+    yield MetricSamples.one(ASKED_AGAIN, counts.asked_again, stream)
+    yield MetricSamples.one(HEDGED, counts.hedged, stream)
+    yield MetricSamples.one(STALE_BATCHES, counts.stale, stream)
+    yield MetricSamples.one(REJECTED, counts.rejected, stream)
+    yield MetricSamples.one(LOST_WANTS, counts.lost_on_the_way, stream)
+    yield MetricSamples.one(RETRACTED, counts.retracted, stream)
+    yield MetricSamples.one(SUSPECTED, counts.suspected, stream)
 
 
 def _waits(counts: ReadCounts, stream: str) -> Iterator[MetricSamples]:
-    yield MetricSamples(names.DATA_WAIT, {(stream,): Spread(tuple(counts.waits), counts.wait_s)})
+    yield MetricSamples(DATA_WAIT, {(stream,): Spread(tuple(counts.waits), counts.wait_s)})
     parts = {
         "build": counts.build_wait_s,
         "transfer": counts.transfer_wait_s,
         "conversion": counts.conversion_s,
     }
-    yield MetricSamples(names.WAIT_SPLIT, {(stream, part): seconds for part, seconds in parts.items()})
+    yield MetricSamples(WAIT_SPLIT, {(stream, part): seconds for part, seconds in parts.items()})
     if counts.step_wait_s is not None:
-        yield MetricSamples.one(names.STEP_WAIT, counts.step_wait_s, stream)
-    yield MetricSamples(names.PHASE_TIME, {(stream, phase): seconds for phase, seconds in counts.phases_s.items()})
-    yield MetricSamples.one(names.RETRACES, counts.retraces, stream)
+        yield MetricSamples.one(STEP_WAIT, counts.step_wait_s, stream)
+    yield MetricSamples(PHASE_TIME, {(stream, phase): seconds for phase, seconds in counts.phases_s.items()})
+    yield MetricSamples.one(RETRACES, counts.retraces, stream)
 
 
 def _reads(counts: ReadCounts, stream: str) -> Iterator[MetricSamples]:
-    yield MetricSamples.one(names.READ_BATCHES, counts.batches, stream)
-    yield MetricSamples.one(names.READ_BYTES, counts.nbytes, stream)
-    yield MetricSamples.one(names.TRAINED_ROUNDS, counts.rounds, stream)
+    yield MetricSamples.one(READ_BATCHES, counts.batches, stream)
+    yield MetricSamples.one(READ_BYTES, counts.nbytes, stream)
+    yield MetricSamples.one(TRAINED_ROUNDS, counts.rounds, stream)
     rows = {"sample": counts.sample_rows, "masked": counts.masked_rows, "vacant": counts.vacant_rows}
-    yield MetricSamples(names.READ_ROWS, {(stream, kind): count for kind, count in rows.items()})
+    yield MetricSamples(READ_ROWS, {(stream, kind): count for kind, count in rows.items()})
     padded = {"sample": counts.sample_bytes, "padding": counts.padding_bytes, "masked": counts.masked_bytes}
-    yield MetricSamples(names.PADDED_BYTES, {(stream, kind): nbytes for kind, nbytes in padded.items()})
+    yield MetricSamples(PADDED_BYTES, {(stream, kind): nbytes for kind, nbytes in padded.items()})

@@ -152,8 +152,8 @@ def _add_saving(command: argparse.ArgumentParser) -> None:
 
 def _train(options: argparse.Namespace) -> int:
     refuse_usage(options, find_train_problem(options))
-    from trainer_client.training.runs.until import Until  # noqa: PLC0415 - so that --help is quick
-    from trainer_client.training.train import TrainOrder, train  # noqa: PLC0415
+    from trainer_client.training.runs.until import Until
+    from trainer_client.training.train import TrainOrder, train
 
     strategy = StrategyOptions(
         name=options.strategy,

@@ -68,7 +68,7 @@ def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the 
         judges = [stack.enter_context(_connect_judge(order, name, **judging)) for name in order.judges]
         placement = placement or _placement(order)
         _refuse_closed(order, settings, writes=placement.writes)
-        from trainer_client.training.loop.training_loop import LoopSettings, TrainingLoop  # noqa: PLC0415 - it needs TensorFlow
+        from trainer_client.training.loop.training_loop import LoopSettings, TrainingLoop
 
         model = _model(order, placement)
         _refuse_without_roles(order.module)
@@ -78,7 +78,7 @@ def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the 
         feed = stack.enter_context(_connect(order, order.stream, **ranks, **order.metrics))
         _refuse_evaluation(feed)
         for judge in judges:
-            judge._session.evaluate_for(feed._session)  # noqa: SLF001 - as below
+            judge._session.evaluate_for(feed._session)
         data = _data(order, feed, placement)
         TrainingLoop(model, data, placement, loop_settings, callbacks).run()
         if order.export is not None and placement.writes:
@@ -87,7 +87,7 @@ def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the 
 
 def _train_with_servers(order: TrainOrder, settings: dict[str, Any]) -> None:
     """The same as one of several workers, or as a parameter server."""
-    from trainer_client.training.servers import command as servers  # noqa: PLC0415 - only where there are any
+    from trainer_client.training.servers import command as servers
 
     if "steps" in order.judge_every:
         raise SettingsError(
@@ -108,9 +108,9 @@ def _train_with_servers(order: TrainOrder, settings: dict[str, Any]) -> None:
         )
         _refuse_evaluation(feed)
         with quick_import():  # TensorFlow takes seconds
-            from trainer_client.training.loop.training_loop import LoopSettings  # noqa: PLC0415 - as said
-            from trainer_client.training.servers.served_loop import ServedLoop  # noqa: PLC0415 - as said
-            from trainer_client.training.strategies.single import Single  # noqa: PLC0415 - as said
+            from trainer_client.training.loop.training_loop import LoopSettings
+            from trainer_client.training.servers.served_loop import ServedLoop
+            from trainer_client.training.strategies.single import Single
         model = _model(order, Single())
         data = _data(order, feed, Single())
         callbacks = _callbacks(order, judges) if place.is_master else []
@@ -136,7 +136,7 @@ def _connect(order: TrainOrder, stream: str, **how: Any) -> Feed:  # noqa: ANN40
 def _connect_judge(order: TrainOrder, stream: str, **how: Any) -> Feed:  # noqa: ANN401 - of `connect`
     """Connect to judge the model, and refuse a stream for training; before a rank is taken from anybody who trains."""
     feed = _connect(order, stream, work="evaluate", **how)
-    if not feed._session.evaluation:  # noqa: SLF001 - both are halves of one face
+    if not feed._session.evaluation:
         feed.close()
         raise SettingsError(
             expected="a stream with evaluation = true", got="one for training", where=f"--validate {stream}",
@@ -147,8 +147,8 @@ def _connect_judge(order: TrainOrder, stream: str, **how: Any) -> Feed:  # noqa:
 
 def _placement(order: TrainOrder) -> Placement:
     with quick_import():  # TensorFlow takes seconds
-        from trainer_client.training.loop import training_loop  # noqa: F401, PLC0415 - as said
-        from trainer_client.training.strategies.by_name import placement_of  # noqa: PLC0415 - as said
+        from trainer_client.training.loop import training_loop  # noqa: F401 - as said
+        from trainer_client.training.strategies.by_name import placement_of
     placement = placement_of(order.strategy)
     if placement.said:
         print(strategy_line(placement.said), flush=True)
@@ -156,8 +156,8 @@ def _placement(order: TrainOrder) -> Placement:
 
 
 def _refuse_evaluation(feed: Feed) -> None:
-    stream = feed._session.stream  # noqa: SLF001 - both are halves of one face
-    if feed._session.evaluation:  # noqa: SLF001 - as above
+    stream = feed._session.stream
+    if feed._session.evaluation:
         raise SettingsError(
             expected="a stream for training", got=f"{stream}, which is for evaluation", where=f"--stream {stream}",
             remedy=f"Judge by it: --validate {stream}.",
@@ -165,7 +165,7 @@ def _refuse_evaluation(feed: Feed) -> None:
 
 
 def _model(order: TrainOrder, placement: Placement) -> Any:  # noqa: ANN401 - Keras has no types
-    import keras  # noqa: PLC0415 - as above
+    import keras
 
     if order.seed is not None:
         keras.utils.set_random_seed(order.seed)
@@ -184,9 +184,9 @@ def _refuse_without_roles(module: ModelModule) -> None:
 
 
 def _data(order: TrainOrder, feed: Feed, placement: Placement) -> TrainingData:
-    from trainer_client.training.loop.training_loop import TrainingData  # noqa: PLC0415 - as above
+    from trainer_client.training.loop.training_loop import TrainingData
 
-    if feed._session.producers:  # noqa: SLF001 - as above
+    if feed._session.producers:
         elements = placement.pipeline(feed, order.module.require("dataset_pipeline"))
         return TrainingData(feed=feed, elements=elements, for_each_shape=None)
     keys = order.module.feed_keys()
@@ -202,7 +202,7 @@ def _callbacks(order: TrainOrder, judges: list[Feed]) -> list[Any]:
     own = list(order.module.make_if_there("callbacks") or ())
     if not judges:
         return own
-    from trainer_client.training.evaluating.validation import Validation  # noqa: PLC0415 - as above
+    from trainer_client.training.evaluating.validation import Validation
 
     metrics = order.module.make_if_there("eval_metrics") or ()
     return [Validation(*judges, **order.judge_every, metrics=metrics, **order.module.feed_keys()), *own]
@@ -232,7 +232,7 @@ def _refuse_closed(order: TrainOrder, settings: dict[str, Any], *, writes: bool)
 
 
 def _export(path: Path, model: Any, data: TrainingData) -> None:  # noqa: ANN401 - Keras has no types
-    from trainer_client.training.export import export_model  # noqa: PLC0415 - as above
+    from trainer_client.training.export import export_model
 
     spec: Any = data.elements.element_spec  # type: ignore[attr-defined] # of a tf.data.Dataset
     export_model(model, spec[0] if isinstance(spec, tuple) else spec, path)

@@ -77,8 +77,8 @@ def _against(of_endpoint: Callable[[str], str]) -> Callable[[str], str]:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from trainer_client.verifying.reading import EpochsOfJob  # noqa: PLC0415 - so that --help is quick
-    from trainer_client.verifying.verify import VerifyOrder, verify  # noqa: PLC0415
+    from trainer_client.verifying.reading import EpochsOfJob
+    from trainer_client.verifying.verify import VerifyOrder, verify
 
     return verify(
         VerifyOrder(

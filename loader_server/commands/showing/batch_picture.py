@@ -37,7 +37,7 @@ _PARTING = "deepskyblue"
 def draw(batch: ShownBatch, path: Path) -> list[str]:
     """Write a PNG file, and return the keys that it leaves out, each with the reason."""
     try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
+        from matplotlib.figure import Figure  # only who draws needs it
     except ImportError:
         raise SettingsError(
             expected="matplotlib",

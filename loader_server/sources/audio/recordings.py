@@ -147,7 +147,7 @@ class Recordings:
         if is_url(path := self._path_of(sample)):
             return
         try:
-            status = os.stat(path)  # noqa: PTH116 - a fifth of the time of a Path's
+            status = os.stat(path)  # a fifth of the time of a Path's
             self._refuse_other(sample, status)
             if not has_content(path, status, self._digest(sample), self._files.seen):
                 raise self._changed(sample, _OTHER_CONTENT)

@@ -65,7 +65,7 @@ def _is_same(facts: dict[str, Any], now: FileFacts, files: Files) -> bool:
     if is_url(path):
         is_known = now.version == facts["mtime_ns"]
     else:
-        is_known = files.seen.has(os.stat(files.where(path)), facts["digest"])  # noqa: PTH116 - as for all files
+        is_known = files.seen.has(os.stat(files.where(path)), facts["digest"])
     return is_known or bool(_digest(path, files) == facts["digest"])
 
 

@@ -21,11 +21,11 @@ __all__ = ["LocalHandle", "bytes_at", "files_meant", "is_hidden", "local_stamp",
 def files_meant(base: Path, name: str, suffixes: tuple[str, ...]) -> list[str] | None:
     """The files of a folder or a pattern, in any order; None if `name` is neither, and so the name of a file."""
     path, ends = base / name, suffixes or ("",)
-    if os.path.isdir(path):  # noqa: PTH112 - pathlib's raises where a name is too long
-        return [os.path.join(name, found) for found in _below(path) if found.endswith(ends)]  # noqa: PTH118
-    if not glob.has_magic(name) or os.path.exists(path):  # noqa: PTH110 - as above
+    if os.path.isdir(path):  # pathlib's raises where a name is too long
+        return [os.path.join(name, found) for found in _below(path) if found.endswith(ends)]
+    if not glob.has_magic(name) or os.path.exists(path):
         return None
-    matching = glob.glob(name, root_dir=base, recursive=True)  # noqa: PTH207 - relative, as they are named
+    matching = glob.glob(name, root_dir=base, recursive=True)  # relative, as they are named
     return [found for found in matching if (base / found).is_file()]
 
 
@@ -35,7 +35,7 @@ def _below(folder: Path) -> Iterable[str]:
         folders[:] = [name for name in folders if not is_hidden(name)]
         for name in files:
             if not is_hidden(name):
-                yield os.path.relpath(os.path.join(place, name), folder)  # noqa: PTH118
+                yield os.path.relpath(os.path.join(place, name), folder)
 
 
 def named_twice(base: Path, names: Iterable[str]) -> tuple[str, str] | None:
@@ -43,7 +43,7 @@ def named_twice(base: Path, names: Iterable[str]) -> tuple[str, str] | None:
     known: dict[tuple[int, int] | str, str] = {}
     for name in names:
         try:
-            status = os.stat(base / name)  # noqa: PTH116 - pathlib's raises where a name is too long
+            status = os.stat(base / name)  # pathlib's raises where a name is too long
         except (OSError, ValueError):
             key: tuple[int, int] | str = str(base / name)
         else:
@@ -69,7 +69,7 @@ def is_hidden(path: str) -> bool:
 def local_stamp(base: str, path: str) -> str:
     """Size and times of change, or the error in reading them."""
     try:
-        status = os.stat(path if path.startswith("/") else os.path.join(base, path))  # noqa: PTH116, PTH118 - for speed
+        status = os.stat(path if path.startswith("/") else os.path.join(base, path))
     except (OSError, ValueError) as error:
         return type(error).__name__
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"

@@ -110,7 +110,7 @@ class Files:
 
     def _named(self, name: str) -> list[str]:
         """All names that braces stand for, unless there is a file of that very name."""
-        is_there = not is_url(name) and os.path.exists(self._base / name)  # noqa: PTH110 - pathlib's raises, see above
+        is_there = not is_url(name) and os.path.exists(self._base / name)  # pathlib's raises, see above
         return [name] if is_there else names_meant(name)
 
     def _meant(self, name: str, suffixes: tuple[str, ...]) -> list[str]:
@@ -306,7 +306,7 @@ class Files:
         """
         if is_url(path):
             return RemotePath(path, self.open)
-        if os.path.exists(self._base / path):  # noqa: PTH110 - pathlib's raises, see above
+        if os.path.exists(self._base / path):  # pathlib's raises, see above
             self.facts(path)
         return self._base / path
 
@@ -325,7 +325,7 @@ class Files:
 
     def beside(self, path: str, name: str) -> str:
         """The path of a file that another file names relative to itself."""
-        return joined(os.path.dirname(path), name)  # noqa: PTH120 - many of them
+        return joined(os.path.dirname(path), name)  # many of them
 
     def _open_local(self, path: str) -> LocalHandle:
         if len(self._handles) >= _MOST_OPEN:

@@ -95,7 +95,7 @@ def _is_same(files: Files, facts: dict[str, Any]) -> bool:
     path, place = facts["path"], files.where(facts["path"])
     if is_url(path):  # whose version was compared
         return True
-    return has_content(place, os.stat(place), facts["digest"], files.seen)  # noqa: PTH116 - as below
+    return has_content(place, os.stat(place), facts["digest"], files.seen)
 
 
 class FilesInUse:
@@ -122,7 +122,7 @@ class FilesInUse:
 
     def _now(self, path: str) -> os.stat_result:
         try:
-            return os.stat(self._places[path])  # noqa: PTH116 - a fifth of the time of a Path's
+            return os.stat(self._places[path])  # a fifth of the time of a Path's
         except OSError as error:
             raise changed("the file that was indexed", error.strerror or str(error), self._places[path]) from None
 

@@ -100,7 +100,7 @@ class Hdf5Source(Source):
         """Parts of virtual datasets lie below the folders of the stream's files, and folders that it names."""
         files = {os.path.realpath(self.files.where(path)) for path in paths if not is_url(path)}
         named = {os.path.realpath(self.files.where(path)) for path in self.settings.paths if not is_url(path)}
-        folders = {os.path.dirname(self.files.where(path)) for path in paths if not is_url(path)}  # noqa: PTH120
+        folders = {os.path.dirname(self.files.where(path)) for path in paths if not is_url(path)}
         real = {os.path.realpath(folder) for folder in folders}
         return PartPlaces(folders=sorted(real | {one for one in named if Path(one).is_dir()}), files=files)
 

@@ -69,7 +69,7 @@ class GraphShard:
 
 def dataset_of_graph(sent: SentGraph, of: GraphShard) -> tf.data.Dataset:
     """The data set, with dicts of the values that were sent along as elements."""
-    import tensorflow as tf  # noqa: PLC0415 - only where pipelines are run
+    import tensorflow as tf  # only where pipelines are run
 
     graph = tf.compat.v1.GraphDef.FromString(sent.graph)
     set_up(graph, of)

@@ -81,7 +81,7 @@ class MappedFiles:
         if place is None:
             return True
         try:
-            return status_of(os.stat(place)) == self._status.get(path)  # noqa: PTH116 - a fifth of the time of a Path's
+            return status_of(os.stat(place)) == self._status.get(path)  # a fifth of the time of a Path's
         except OSError:
             return True
 

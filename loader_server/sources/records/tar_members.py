@@ -36,7 +36,7 @@ _SPACES = 8 * ord(" ")
 _ADLER_BASE = 65521
 
 
-class BrokenTar(ValueError):  # noqa: N818 - what it is, not what happened
+class BrokenTar(ValueError):
     """From byte `at` on nothing can be read."""
 
     def __init__(self, at: int, said: str, *, cut: bool = False) -> None:

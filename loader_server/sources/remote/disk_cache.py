@@ -210,14 +210,14 @@ def _remove(path: str) -> bool:
     except FileNotFoundError:
         return True
     except MachineError:  # somebody planted a link: it goes, and what it leads to stays as it is
-        os.unlink(path)  # noqa: PTH108 - as below
+        os.unlink(path)
         return True
     try:
         if not _lock(handle, wait=False):
             return False
         if not _is_at(Path(path), handle):  # whoever had it locked has renamed or removed it
             return True
-        os.unlink(path)  # noqa: PTH108 - many of them
+        os.unlink(path)  # many of them
         if not path.endswith(MAPPED):
             os.ftruncate(handle, 0)
     except FileNotFoundError:

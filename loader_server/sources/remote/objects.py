@@ -217,7 +217,7 @@ def _options(protocol: str) -> dict[str, Any]:
         config = {"retries": {"total_max_attempts": 1}, "connect_timeout": _CONNECT_S, "read_timeout": _SILENCE_S}
         return {"config_kwargs": config}
     if protocol in ("http", "https"):
-        import aiohttp  # noqa: PLC0415 - for those who have remote files
+        import aiohttp  # for those who have remote files
 
         return {"timeout": aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=_SILENCE_S)}
     return {}

@@ -67,7 +67,7 @@ class KaldiUtterance:
     speaker: str
 
 
-class _Unusable(Exception):  # noqa: N818 - it becomes a bad row
+class _Unusable(Exception):  # it becomes a bad row
     """Why a line cannot be used: the reason in a word, and in full."""
 
 

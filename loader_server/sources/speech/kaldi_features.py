@@ -180,7 +180,7 @@ class ArchivedFeatures:
         place = self._places.get(path) or self._places.setdefault(path, self._files.where(path))
         known, content = self._facts(sample), int(self._numbers["content"][sample])
         try:
-            status = os.stat(place)  # noqa: PTH116 - a fifth of the time of a Path's
+            status = os.stat(place)  # a fifth of the time of a Path's
         except OSError:
             self._files.facts(path)  # which says what is wrong
             raise

@@ -39,7 +39,7 @@ class KaldiFolder:
         if needed not in self.tables:
             raise DataError(
                 expected=f"a Kaldi data folder with the table {needed}",
-                got="one without" if is_url(path) or os.path.isdir(files.where(path)) else "no such folder",  # noqa: PTH112
+                got="one without" if is_url(path) or os.path.isdir(files.where(path)) else "no such folder",
                 where=files.where(path),
                 remedy='Mend `paths` of the stream, or set values = "audio" or "features" to what is there.',
             )

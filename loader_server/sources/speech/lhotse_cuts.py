@@ -33,7 +33,7 @@ _REMEDIES = {
 }
 
 
-class UnusableCut(Exception):  # noqa: N818 - it becomes a bad row
+class UnusableCut(Exception):  # it becomes a bad row
     """Why a line is a bad row: the reason in a word, and in full."""
 
 

@@ -170,10 +170,10 @@ class JsonLinesSource(LineSource):
         """The texts of this key, read again; None if their files are remote."""
         return texts_read(self, key) if self._kinds.get(key) == "text" and not self.files.are_remote else None
 
-    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # noqa: ARG002 - the bytes say all
+    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """What the object holds."""
         return self._values(raw)
 
-    def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:  # noqa: ARG002 - the bytes say all
+    def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:
         """What the objects hold: each was found to while indexing, and its line is still the same."""
         return columns_of_kinds(objects_of(raw), self._kinds)

@@ -62,10 +62,10 @@ class LinesSource(LineSource):
         """The lines, read again; None if their files are remote."""
         return texts_read(self, key) if key == "text" and not self.files.are_remote else None
 
-    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # noqa: ARG002 - the bytes say all
+    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """The text."""
         return {"text": raw.decode()}
 
-    def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:  # noqa: ARG002 - the bytes say all
+    def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:
         """The texts."""
         return {"text": list(map(bytes.decode, raw))}

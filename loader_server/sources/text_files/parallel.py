@@ -183,11 +183,11 @@ class ParallelSource(Source):
         offsets, sizes = (self.indexed.numbers[f"{what}_{file}"][samples].tolist() for what in ("offset", "bytes"))
         return zip(repeat(self._names[file]), offsets, sizes)
 
-    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # noqa: ARG002 - the bytes say all
+    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """The texts."""
         return dict(zip(self._keys, raw.decode().split("\n"), strict=True))
 
-    def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:  # noqa: ARG002 - the bytes say all
+    def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:
         """The texts, a column a file."""
         lines = b"\n".join(raw).decode().split("\n")
         if len(lines) != len(raw) * len(self._keys):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from loader_server.transforms import Outputs, transform
 from loader_server.transforms.audio.low_rates import OfOneRate
 from loader_server.transforms.audio.mel_bands import MelBands, logarithms, recordings_of
+from loader_server.transforms.declare import built_in
 from shared.audio.conventions import CONVENTIONS, OWN
 from shared.audio.features import LogMelSettings
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["LogMelSettings", "LogMelTransform"]
 
 
+@built_in("logmel")
 @transform(settings=LogMelSettings, draws=False, packages=("soxr",))
 class LogMelTransform(OfOneRate):
     """The transform: `audio` becomes float32 `[frames, bands]`."""
@@ -40,7 +42,7 @@ class LogMelTransform(OfOneRate):
             per_second={"audio": self._mel.per_second},
         )
 
-    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
         """Replace the audio by its bands."""
         (sample["audio"],) = self._features([(sample["audio"], sample["audio_rate"])])
 

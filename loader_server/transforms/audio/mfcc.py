@@ -14,6 +14,7 @@ import numpy as np
 from loader_server.transforms import Outputs, SettingsError, choice, setting, transform, whole
 from loader_server.transforms.audio.low_rates import OfOneRate
 from loader_server.transforms.audio.mel_bands import MelBands, logarithms, recordings_of
+from loader_server.transforms.declare import built_in
 from shared.audio.conventions import CONVENTIONS, NAMED
 from shared.audio.features import MelSettings
 
@@ -37,6 +38,7 @@ class MfccSettings(MelSettings):
     convention: str = setting(choice(*NAMED), "whose definition: kaldi, librosa or torchaudio", default="kaldi")
 
 
+@built_in("mfcc")
 @transform(settings=MfccSettings, draws=False, packages=("soxr",))
 class Mfcc(OfOneRate):
     """The transform: `audio` becomes float32 `[frames, coefficients]`."""
@@ -59,7 +61,7 @@ class Mfcc(OfOneRate):
             per_second={"audio": self._mel.per_second},
         )
 
-    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
         """Replace the audio by its coefficients."""
         (sample["audio"],) = self._coefficients([(sample["audio"], sample["audio_rate"])])
 

@@ -14,6 +14,7 @@ import numpy as np
 from loader_server.sources.side_source import SideSource, side_source
 from loader_server.transforms import number, numbers, setting, transform
 from loader_server.transforms.audio.recordings import DrawnRecordings
+from loader_server.transforms.declare import built_in
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,6 +35,7 @@ class NoiseSettings:
     share: float = setting(number(0, 1), "the share of samples that get noise", default=1.0)
 
 
+@built_in("noise")
 @transform(settings=NoiseSettings, packages=("soxr",))
 class RecordedNoise:
     """The transform: `audio` keeps its length."""

@@ -14,6 +14,7 @@ import numpy as np
 from loader_server.sources.side_source import SideSource, side_source
 from loader_server.transforms import number, setting, transform
 from loader_server.transforms.audio.recordings import DrawnRecordings
+from loader_server.transforms.declare import built_in
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,6 +32,7 @@ class ReverberationSettings:
     share: float = setting(number(0, 1), "the share of samples that get reverberation", default=1.0)
 
 
+@built_in("reverberation")
 @transform(settings=ReverberationSettings, packages=("soxr",))
 class Reverberation:
     """The transform: `audio` keeps its length."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server.transforms import Outputs, numbers, setting, transform
 from loader_server.transforms.audio.resampling import resampled, resampled_length
+from loader_server.transforms.declare import built_in
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +32,7 @@ class SpeedPerturbSettings:
     )
 
 
+@built_in("speed_perturb")
 @transform(settings=SpeedPerturbSettings, packages=("soxr",))
 class SpeedPerturb:
     """The transform: `audio` keeps its rate and becomes longer or shorter."""

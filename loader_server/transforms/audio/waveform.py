@@ -15,6 +15,7 @@ from loader_server.transforms import Outputs, choice, setting, transform, whole
 from loader_server.transforms.audio.low_rates import OfOneRate
 from loader_server.transforms.audio.resampling import resampled, resampled_length
 from loader_server.transforms.columns import listed
+from loader_server.transforms.declare import built_in
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,6 +41,7 @@ class WaveformSettings:
     )
 
 
+@built_in("waveform")
 @transform(settings=WaveformSettings, draws=False, packages=("soxr",))
 class Waveform(OfOneRate):
     """The transform: `audio` becomes `[samples]` at this rate."""
@@ -53,12 +55,12 @@ class Waveform(OfOneRate):
             per_second={"audio": settings.rate},
         )
 
-    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
         """Resample the audio."""
         sample["audio"] = self._made(sample["audio"], sample["audio_rate"])
         sample["audio_rate"] = self.rate
 
-    def empty_bands(self, highest_hz: float) -> tuple[int, int]:  # noqa: ARG002 - it makes none
+    def empty_bands(self, highest_hz: float) -> tuple[int, int]:
         """None: it makes no bands."""
         return 0, 0
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from loader_server.transforms import SettingsError, file, flag, setting, text, transform
 from loader_server.transforms.columns import OfColumns, listed
+from loader_server.transforms.declare import built_in
 from shared.settings.values import FileName
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class NormaliseSettings:
     variance: bool = setting(flag, "divide by the deviation; false: only subtract the mean", default=True)
 
 
+@built_in("normalise")
 @transform(settings=NormaliseSettings, draws=False)
 class Normalise(OfColumns):
     """The transform: the features keep their shape."""
@@ -71,7 +73,7 @@ class Normalise(OfColumns):
             self.made_of, mean, deviation = _read(settings.statistics)
             self._known = mean.astype(np.float32), self._factor(deviation)
 
-    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
         """Replace the features by normalised ones."""
         sample[self._key] = self._normalised(sample[self._key])
 

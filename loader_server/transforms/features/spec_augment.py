@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from loader_server.transforms import SettingsError, setting, text, transform
+from loader_server.transforms.declare import built_in
 from shared.audio.features import StripeSettings
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class SpecAugmentSettings(StripeSettings):
     key: str = setting(text, "the features, [steps, bands]", default="audio")
 
 
+@built_in("spec_augment")
 @transform(settings=SpecAugmentSettings)
 class SpecAugmentTransform:
     """The transform: the features keep their shape."""

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loader_server.transforms import SettingsError, by_key, file, setting, texts, transform
+from loader_server.transforms.declare import built_in
 from loader_server.transforms.tokens.token_ids import TextEncoder, refuse_narrow_dtype, refuse_other_keys, token_dtype
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class SentencePieceSettings:
     dtype: str = setting(token_dtype, "of the ids: int32, int64 or uint16", default="int32")
 
 
+@built_in("sentencepiece")
 @transform(settings=SentencePieceSettings, measured=True, draws=False, packages=("sentencepiece",))
 class SentencePiece(TextEncoder):
     """The transform: each of its keys, a string, becomes ids `[tokens]`."""
@@ -74,7 +76,7 @@ class _SentencePieceModel:
 
 
 def _loaded(path: str) -> Any:  # noqa: ANN401 - the library has no types
-    from sentencepiece import SentencePieceProcessor  # noqa: PLC0415 - an extra
+    from sentencepiece import SentencePieceProcessor  # an extra
 
     try:
         return SentencePieceProcessor(model_file=path)

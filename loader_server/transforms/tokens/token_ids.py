@@ -46,7 +46,7 @@ class TextEncoder(OfColumns):
         self._models = tuple(models.items())
         self._dtype = np.dtype(dtype)
 
-    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
         """Replace the texts."""
         for key, model in self._models:
             if key not in sample:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loader_server.transforms import SettingsError, by_key, file, flag, setting, text, transform
+from loader_server.transforms.declare import built_in
 from loader_server.transforms.tokens.token_ids import TextEncoder, refuse_narrow_dtype, refuse_other_keys, token_dtype
 from shared.settings.values import nearest
 
@@ -41,6 +42,7 @@ class TokenizersSettings:
     dtype: str = setting(token_dtype, "of the ids: int32, int64 or uint16", default="int32")
 
 
+@built_in("tokenizers")
 @transform(settings=TokenizersSettings, measured=True, draws=False, packages=("tokenizers",))
 class Tokenizers(TextEncoder):
     """The transform: each of its keys, a string, becomes ids `[tokens]`."""
@@ -79,7 +81,7 @@ class _TokenizerModel:
 
 
 def _loaded(path: str) -> Any:  # noqa: ANN401 - the library has no types
-    from tokenizers import Tokenizer  # noqa: PLC0415 - an extra
+    from tokenizers import Tokenizer  # an extra
 
     try:
         model = Tokenizer.from_file(path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.wire.bounds import FixedList, Many
-from shared.wire.declared import Message
+from shared.wire.declared import Message, message
 from shared.wire.parts import NAME, wire
 
 __all__ = ["MOST_PARTS", "BuilderParts"]
@@ -17,6 +17,7 @@ __all__ = ["MOST_PARTS", "BuilderParts"]
 MOST_PARTS = 128
 
 
+@message("BuilderParts", to="coordinator", by=("worker",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuilderParts(Message):
     """A worker that was refused for its builder fingerprint asks which of its parts differ, by name and value."""

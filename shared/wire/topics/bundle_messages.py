@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.wire.declared import Message
+from shared.wire.declared import Message, message
 from shared.wire.parts import BUNDLE_BYTES, BUNDLE_PIECE, MANIFEST_BYTES, NAME, wire
 
 __all__ = ["BundlePiece", "BundleWanted"]
 
 
+@message("BundleWanted", to="coordinator", by=("worker",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleWanted(Message):
     """Give the piece of this bundle that begins here; without a digest, of whichever bundle there is."""
@@ -21,6 +22,7 @@ class BundleWanted(Message):
     offset: int = wire(BUNDLE_BYTES)
 
 
+@message("BundlePiece")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundlePiece(Message):
     """A piece of a bundle, whose first `manifest_nbytes` bytes are its manifest."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.wire.bounds import Many
-from shared.wire.declared import Message
+from shared.wire.declared import Message, message
 from shared.wire.parts import COUNT, ID, NAME, PROSE, wire
 
 __all__ = ["Culprit", "Culprits", "Forgive", "Forgiven"]
 
 
+@message("Culprit", to="coordinator", by=("worker",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit(Message):
     """A worker saw that a sample kills the process that decodes it; `ends` says how."""
@@ -24,6 +25,7 @@ class Culprit(Message):
     ends: str = wire(NAME)
 
 
+@message("Culprits")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprits(Message):
     """The samples that are known to kill decoders, by the digest of stream and identity: mask them unread."""
@@ -32,6 +34,7 @@ class Culprits(Message):
     keys: tuple[int, ...] = wire(Many(ID, 2**15))
 
 
+@message("Forgive", to="coordinator", by=("coordinator", "worker"))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgive(Message):
     """A culprit was mended, or all of them were: use them again."""
@@ -40,6 +43,7 @@ class Forgive(Message):
     identity: str = wire(PROSE)
 
 
+@message("Forgiven")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgiven(Message):
     """Answers `Forgive`: how many convictions were forgotten."""

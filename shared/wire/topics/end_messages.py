@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.wire.bounds import Maybe, record
-from shared.wire.declared import Message
+from shared.wire.declared import Message, message
 from shared.wire.parts import COUNT, EPOCH, FLAG, ID, NAME, RoundPlace, wire
 
 __all__ = ["JobEnds", "StandsStill"]
 
 
+@message("JobEnds")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnds(Message):
     """The job ends: there are no more batches, except those that a trainer has leased if it `drains`, and the rounds
@@ -24,6 +25,7 @@ class JobEnds(Message):
     last: RoundPlace | None = wire(Maybe(record(RoundPlace)))
 
 
+@message("StandsStill", to="coordinator", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandsStill(Message):
     """A rank in lockstep has heard of the end: it hands out no round from this place on, until it is told the last."""

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.wire.declared import Message
+from shared.wire.declared import Message, message
 from shared.wire.parts import NAME, PROSE, wire
 
 __all__ = ["Failing"]
 
 
+@message("Failing", to="coordinator", by=("worker",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failing(Message):
     """A worker cannot serve, and has ended or waits: to the coordinator, and from there to trainers."""

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.wire.declared import Message
+from shared.wire.declared import Message, message
 from shared.wire.parts import FLAG, GRAPH_BYTES, NAME, PIECE, wire
 
 __all__ = ["GraphKept", "GraphOffer", "GraphPiece", "GraphWanted"]
 
 
+@message("GraphOffer", to="coordinator", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphOffer(Message):
     """A trainer has a data set for a stream, and asks which part is missing and whether it runs yet."""
@@ -23,6 +24,7 @@ class GraphOffer(Message):
     nbytes: int = wire(GRAPH_BYTES)
 
 
+@message("GraphWanted")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphWanted(Message):
     """Send the piece that begins here."""
@@ -32,6 +34,7 @@ class GraphWanted(Message):
     offset: int = wire(GRAPH_BYTES)
 
 
+@message("GraphPiece", to="coordinator", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphPiece(Message):
     """A piece of `nbytes` bytes."""
@@ -43,6 +46,7 @@ class GraphPiece(Message):
     content: bytes = wire(PIECE)
 
 
+@message("GraphKept")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphKept(Message):
     """The coordinator has all of it; once it `runs`, its stream can be attached to."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.wire.bounds import Integer, Many, Maybe, OneOf, record
-from shared.wire.declared import Message
+from shared.wire.declared import Message, message
 from shared.wire.lease_work import MOST_LEASES, WORK
 from shared.wire.parts import (
     COUNT,
@@ -28,6 +28,7 @@ from shared.wire.parts import (
 __all__ = ["Leases", "Outcomes", "Recalled"]
 
 
+@message("Outcomes", to="coordinator", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes(Message):
     """In queue mode: what became of a trainer's leases, and how many it would hold."""
@@ -48,6 +49,7 @@ class Outcomes(Message):
     states: MetricStates | None = wire(Maybe(record(MetricStates)), None)
 
 
+@message("Leases")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leases(Message):
     """Answers `Outcomes`: all leases that the trainer has now, in the order in which it got them."""
@@ -61,6 +63,7 @@ class Leases(Message):
     sums: MetricSums | None = wire(Maybe(record(MetricSums)), None)
 
 
+@message("Recalled")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recalled(Message):
     """The trainer's leases have changed, or there are some again: it should say how its own stand."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.wire.bounds import FixedList, Many, Maybe, Number
-from shared.wire.declared import Message
+from shared.wire.declared import Message, message
 from shared.wire.parts import COUNT, EPOCH, FLAG, ID, NAME, PIECE, PROSE, wire
 
 __all__ = ["LONGEST_NAME", "MOST_MEANS", "Aggregate", "Results"]
@@ -21,6 +21,7 @@ LONGEST_NAME = NAME.longest
 _MEAN = FixedList((NAME, Maybe(Number())))
 
 
+@message("Results", to="coordinator", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results(Message):
     """What a trainer's part of an epoch, or of an evaluation, came to: means over its rows."""
@@ -39,6 +40,7 @@ class Results(Message):
     states: bytes = wire(PIECE, b"")
 
 
+@message("Aggregate")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregate(Message):
     """Answers `Results`: the means over all ranks, once every one of them has told its own."""

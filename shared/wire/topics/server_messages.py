@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.wire.bounds import Boolean, Many, Maybe, Number, OneOf, record
-from shared.wire.declared import Message
+from shared.wire.declared import Message, message
 from shared.wire.parts import COUNT, EPOCH, ID, NAME, SIZE, DoneSet, Lease, PartGradient, VariablePart, wire
 
 __all__ = [
-    "MESSAGES",
     "Finish",
     "Look",
     "Order",
@@ -31,6 +30,7 @@ __all__ = [
 _MOST_PARTS = 2**13
 
 
+@message("Look", to="parameter server", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look(Message):
     """A trainer asks a server how it stands, and is known to it from then on."""
@@ -39,6 +39,7 @@ class Look(Message):
     trainer: int = wire(ID)
 
 
+@message("Shown")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown(Message):
     """Answers `Look`."""
@@ -50,6 +51,7 @@ class Shown(Message):
     parts: tuple[VariablePart, ...] = wire(Many(record(VariablePart), _MOST_PARTS))
 
 
+@message("ServeShare", to="parameter server", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeShare(Message):
     """The chief gives a server its share, whatever it had before; all values follow."""
@@ -64,6 +66,7 @@ class ServeShare(Message):
     nbytes: int = wire(SIZE)
 
 
+@message("Withdraw", to="parameter server", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdraw(Message):
     """The chief is about to take the queue back: nobody gets or changes values until it gives shares again."""
@@ -71,6 +74,7 @@ class Withdraw(Message):
     serial: int = wire(COUNT)
 
 
+@message("Pull", to="parameter server", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull(Message):
     """A trainer asks for the values of a server's share."""
@@ -81,6 +85,7 @@ class Pull(Message):
     at_least: int = wire(COUNT)
 
 
+@message("Push", to="parameter server", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push(Message):
     """The gradients of one batch, as far as they are a server's; they follow."""
@@ -96,6 +101,7 @@ class Push(Message):
     nbytes: int = wire(SIZE)
 
 
+@message("Taken")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken(Message):
     """Answers `Push`, `ServeShare`, `Withdraw`, `SetRate` and `Finish`; and `Pull` and `Save` where there are no values
@@ -108,6 +114,7 @@ class Taken(Message):
     why: str = wire(NAME)
 
 
+@message("SetRate", to="parameter server", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetRate(Message):
     """The chief's callbacks have set the learning rate, for all that is pushed from now on."""
@@ -118,6 +125,7 @@ class SetRate(Message):
     rate: float = wire(Number())
 
 
+@message("Save", to="parameter server", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save(Message):
     """The chief asks for all that a server has, at a cut that is the same in all."""
@@ -128,6 +136,7 @@ class Save(Message):
     settled: int = wire(EPOCH)
 
 
+@message("Values")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values(Message):
     """Answers `Pull` and `Save`; the values follow."""
@@ -138,6 +147,7 @@ class Values(Message):
     nbytes: int = wire(SIZE)
 
 
+@message("Finish", to="parameter server", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish(Message):
     """The chief ends the run."""
@@ -147,6 +157,7 @@ class Finish(Message):
     why: str = wire(NAME)
 
 
+@message("Quit", to="parameter server", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quit(Message):
     """A trainer pushes nothing more."""
@@ -154,6 +165,7 @@ class Quit(Message):
     trainer: int = wire(ID)
 
 
+@message("Order", to="parameter server", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order(Message):
     """The first server tells the others what to do, in order."""
@@ -165,9 +177,3 @@ class Order(Message):
     lease: Lease | None = wire(Maybe(record(Lease)))
     cut: int = wire(ID)
     rate: float | None = wire(Maybe(Number()))
-
-
-#: In the order of a run.
-MESSAGES: tuple[type[Message], ...] = (
-    Look, Shown, Withdraw, ServeShare, Pull, Push, Taken, SetRate, Save, Values, Finish, Quit, Order,
-)  # fmt: skip

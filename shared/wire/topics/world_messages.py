@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.wire.declared import Message
+from shared.wire.declared import Message, message
 from shared.wire.parts import COUNT, ID, MS, NAME, PROSE, RANK, WORLD, wire
 
 __all__ = ["Gathering", "Join", "Placed", "WorldOver"]
 
 
+@message("Join", to="coordinator", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join(Message):
     """A trainer asks for a place in the next world of a stream, which has `least` to `most` trainers."""
@@ -29,6 +30,7 @@ class Join(Message):
     behind: int = wire(COUNT)
 
 
+@message("Gathering")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathering(Message):
     """Not placed yet: ask again after `retry_ms`. If others are training, it is a spare, or let in soon."""
@@ -39,6 +41,7 @@ class Gathering(Message):
     retry_ms: int = wire(MS)
 
 
+@message("Placed")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed(Message):
     """Its place: with this it attaches."""
@@ -49,6 +52,7 @@ class Placed(Message):
     world: int = wire(WORLD)
 
 
+@message("WorldOver")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldOver(Message):
     """The world of this version ends, because trainers came or went: join the next one."""

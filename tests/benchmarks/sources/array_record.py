@@ -52,7 +52,7 @@ def rows(folder: Path, rounds: int) -> list[Row]:
 
 
 def _grain(folder: Path) -> Pass:
-    import grain  # noqa: PLC0415 - a peer that need not be there
+    import grain  # a peer that need not be there
 
     paths = sorted(str(path) for path in folder.glob("*.array_record"))
     data = grain.MapDataset.source(grain.sources.ArrayRecordDataSource(paths)).shuffle(seed=7).map(_parsed)

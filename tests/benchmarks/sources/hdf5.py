@@ -51,7 +51,7 @@ def _rows(name: str, how: dict[str, Any], folder: Path, rounds: int) -> list[Row
 
 
 def _make(path: Path, how: dict[str, Any]) -> None:
-    import h5py  # noqa: PLC0415 - other benchmarks do without
+    import h5py  # other benchmarks do without
 
     draw = np.random.default_rng(0)
     offsets = np.cumsum([0, *draw.gamma(4, 60, _SAMPLES).astype(int).clip(20, 1200)])
@@ -67,7 +67,7 @@ def _row_reader(path: Path) -> Callable[[int], Any]:
 
     def read(place: int) -> Any:
         if not opened:
-            import h5py  # noqa: PLC0415 - other benchmarks do without
+            import h5py  # other benchmarks do without
 
             file = h5py.File(path)
             opened[:] = file["audio_values"], file["audio_offsets"][:]

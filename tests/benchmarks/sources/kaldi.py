@@ -41,7 +41,7 @@ def rows(folder: Path, rounds: int) -> list[Row]:
 
 
 def _rows(name: str, folder: Path, rounds: int) -> list[Row]:
-    import kaldiio  # noqa: PLC0415 - it makes the data, too
+    import kaldiio  # it makes the data, too
 
     (folder / "data").mkdir(parents=True)
     draw = np.random.default_rng(0)

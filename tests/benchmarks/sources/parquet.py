@@ -3,7 +3,6 @@
 Rules: each peer shuffles as people do with it: `datasets` by a permutation of all rows over its own memory-mapped copy
 (made before the clock runs), pyarrow by the row groups and the rows in each. Batches of 80 rows are padded by numpy.
 """
-# ruff: noqa: PLC0415 - peers are optional
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def rows(folder: Path, rounds: int) -> list[Row]:
 
 
 def _rows(folder: Path, rounds: int, proxy: StoreProxy) -> list[Row]:
-    import fsspec  # noqa: PLC0415 - absent, it is a peer that is left out
+    import fsspec  # absent, it is a peer that is left out
 
     store, url = fsspec.filesystem("http"), f"{proxy.url}/shard.tar"
     files = Files(folder, CacheSettings(folder=folder / "cache", bytes=10 * _OBJECT_BYTES))

@@ -122,8 +122,8 @@ def _started_by(pid: int) -> Iterator[int]:
 @contextmanager
 def stoker(job: Path) -> Iterator[Callable[[], Pass]]:
     """One worker and the plain iterator of one trainer: each call reads an epoch."""
-    import trainer_client  # noqa: PLC0415 - benchmarks without a trainer do without
-    from tests.benchmarks.data_path_stoker import loaders  # noqa: PLC0415
+    import trainer_client  # benchmarks without a trainer do without
+    from tests.benchmarks.data_path_stoker import loaders
 
     with loaders(job) as endpoint, trainer_client.connect(endpoint) as feed:
         yield lambda: measured(int(batch["weight"].sum()) for batch in feed)

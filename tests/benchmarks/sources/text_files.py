@@ -121,7 +121,7 @@ def _pairs(folder: Path, lines: list[str], rounds: int) -> list[Row]:
 
 
 def _zipped(folder: Path, encode: Callable[[list[str]], list[list[int]]]) -> Pass:
-    import tensorflow as tf  # noqa: PLC0415 - a peer that need not be there
+    import tensorflow as tf  # a peer that need not be there
 
     def ids(texts: Any) -> Any:
         rows = encode([text.decode() for text in texts])
@@ -146,14 +146,14 @@ def _lines() -> list[str]:
 
 
 def _tokenizer(folder: Path) -> _Encoders:
-    from tokenizers import Tokenizer  # noqa: PLC0415 - a peer's
+    from tokenizers import Tokenizer  # a peer's
 
     model = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return lambda text: model.encode(text).ids, lambda texts: [one.ids for one in model.encode_batch(texts)]
 
 
 def _sentencepiece(folder: Path) -> _Encoders:
-    from sentencepiece import SentencePieceProcessor  # noqa: PLC0415 - a peer's
+    from sentencepiece import SentencePieceProcessor  # a peer's
 
     model = SentencePieceProcessor(model_file=str(folder / "text.model"))
     return model.encode, functools.partial(model.encode, num_threads=1)
@@ -166,7 +166,7 @@ def _by_line(folder: Path, encoders: _Encoders) -> Callable[[], Pass]:
 
 def _by_batch(folder: Path, encoders: _Encoders) -> Callable[[], Pass]:
     def found() -> Any:
-        import datasets  # noqa: PLC0415 - a peer that need not be there
+        import datasets  # a peer that need not be there
 
         where = {"data_files": str(folder / "corpus.txt"), "cache_dir": str(folder / "cache")}
         return datasets.load_dataset("text", split="train", **where)
@@ -189,7 +189,7 @@ class _Lines:
 
 
 def _padded(rows: list[list[int]]) -> Any:
-    import torch  # noqa: PLC0415 - a peer's
+    import torch  # a peer's
 
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(row, dtype=torch.int32) for row in rows], batch_first=True)
 
@@ -199,7 +199,7 @@ def _passes(dataset: Callable[[], Any], collate: Callable[[Any], Any]) -> Callab
     made: list[Any] = []
 
     def epoch() -> Pass:
-        import torch  # noqa: PLC0415 - a peer that need not be there
+        import torch  # a peer that need not be there
 
         if not made:
             how = {"shuffle": True, "num_workers": 1, "persistent_workers": True, "collate_fn": collate}

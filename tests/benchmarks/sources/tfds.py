@@ -59,7 +59,7 @@ def _records(shard: int) -> Iterator[bytes]:
 
 
 def _data_source(folder: Path) -> Pass:
-    import tensorflow_datasets as tfds  # noqa: PLC0415 - a peer that need not be there
+    import tensorflow_datasets as tfds  # a peer that need not be there
 
     return measured(_batches(tfds.builder_from_directory(str(folder)).as_data_source(split="train")))
 

@@ -54,14 +54,14 @@ def rows(folder: Path, rounds: int) -> list[Row]:
 
 
 def _by_record(folder: Path) -> Pass:
-    import tensorflow as tf  # noqa: PLC0415 - a peer that need not be there
+    import tensorflow as tf  # a peer that need not be there
 
     features = {**_label(tf), "audio": tf.io.FixedLenSequenceFeature([], tf.float32, allow_missing=True)}
     return _pass(_shuffled(tf, folder).map(lambda raw: tf.io.parse_single_example(raw, features)).padded_batch(_BATCH))
 
 
 def _by_batch(folder: Path) -> Pass:
-    import tensorflow as tf  # noqa: PLC0415 - a peer that need not be there
+    import tensorflow as tf  # a peer that need not be there
 
     features = {**_label(tf), "audio": tf.io.RaggedFeature(tf.float32)}
 

@@ -5,7 +5,6 @@ and `bucket_by_sequence_length` in process.
 
 prints what a batch costs in each place, too.
 """
-# ruff: noqa: PLC0415 - TensorFlow is slow to import, and pyarrow an extra
 
 from __future__ import annotations
 

@@ -25,13 +25,13 @@ class _Items:
         return self._size
 
     def __getitem__(self, place: int) -> Any:
-        import torch  # noqa: PLC0415 - a peer that may not be there
+        import torch  # a peer that may not be there
 
         return torch.from_numpy(self._read(place))
 
 
 def _padded(samples: list[Any]) -> Any:
-    from torch.nn.utils.rnn import pad_sequence  # noqa: PLC0415 - a peer that may not be there
+    from torch.nn.utils.rnn import pad_sequence  # a peer that may not be there
 
     return pad_sequence(samples, batch_first=True)
 
@@ -48,7 +48,7 @@ def torch_loader(size: int, rows: int, read: Callable[[int], Any]) -> Callable[[
 
     def epoch() -> Pass:
         if not made:
-            from torch.utils.data import DataLoader  # noqa: PLC0415 - a peer that may not be there
+            from torch.utils.data import DataLoader  # a peer that may not be there
 
             how = {"shuffle": True, "num_workers": 1, "persistent_workers": True, "collate_fn": _padded}
             made.append(DataLoader(_Items(size, read), batch_size=rows, **how))

@@ -50,7 +50,7 @@ def rows(folder: Path, rounds: int) -> list[Row]:
 
 
 def _members(shard: int) -> Iterator[tuple[str, bytes]]:
-    import soundfile  # noqa: PLC0415 - an extra
+    import soundfile  # an extra
 
     random = np.random.default_rng(shard)
     for number in range(_SAMPLES):
@@ -62,8 +62,8 @@ def _members(shard: int) -> Iterator[tuple[str, bytes]]:
 
 
 def _peer(folder: Path) -> Pass:
-    import soundfile  # noqa: PLC0415 - an extra
-    import webdataset  # noqa: PLC0415 - a peer that need not be there
+    import soundfile  # an extra
+    import webdataset  # a peer that need not be there
 
     def decoded(sample: dict[str, Any]) -> tuple[Any, str]:
         return soundfile.read(io.BytesIO(sample["wav"]), dtype="float32")[0], sample["txt"].decode()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import subprocess
+import sys
 import textwrap
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from loader_server.own_code import own_code
 from loader_server.transforms import find, number, setting, transform
 from loader_server.transforms.chain import Chain
+from loader_server.transforms.declare import BUILT_INS, built_in
 from loader_server.transforms.find import find_transforms, settings_of_built_ins, table_names
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
@@ -270,19 +273,20 @@ def halved(sample, rng):
     sample["audio"] = sample["audio"] * np.float32(0.5)
 
 
-BUILT_INS = {**find.BUILT_INS, "dither": f"{__name__}:dither", "halved": f"{__name__}:halved"}
+OURS = {"dither": dither, "halved": halved}
 
 
 def dithered(keys, names=("dither",)):
     """In a process of its own too: audio after built-in transforms, some of which draw."""
-    find.BUILT_INS = BUILT_INS
+    BUILT_INS.update(OURS)
     chain = made(*names, **({"dither": {"level": 2}} if "dither" in names else {}))
     return [audio(chain, seed=seed, epoch=epoch, number=number).tobytes() for seed, epoch, number in keys]
 
 
 @pytest.fixture
 def built_ins(monkeypatch):
-    monkeypatch.setattr(find, "BUILT_INS", BUILT_INS)
+    for name, own in OURS.items():
+        monkeypatch.setitem(BUILT_INS, name, own)
 
 
 KEYS = [(seed, epoch, number) for seed in (0, 1) for epoch in (0, 1) for number in range(8)]
@@ -294,6 +298,33 @@ def test_a_built_in_that_draws_gets_other_numbers_for_each_sample_the_same_in_ea
     assert dithered(KEYS) == here
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         assert list(pool.map(dithered, [KEYS, KEYS])) == [here, here]
+
+
+def test_a_built_in_registers_itself_whichever_room_its_module_is_in(tmp_path):
+    (tmp_path / "reversed.py").write_text(
+        "from loader_server.transforms import transform\nfrom loader_server.transforms.declare import built_in\n"
+        "@built_in('reversed')\n@transform(draws=False)\ndef turned(sample, rng): ...\n"
+    )
+    program = (
+        f"from loader_server import transforms; transforms.__path__.append({str(tmp_path)!r});"
+        "from loader_server.transforms.find import built_ins, find_transforms;"
+        "print(find_transforms(('reversed',), {}, '')[0].call.__name__, *built_ins())"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    found, *names = printed.split()
+    assert found == "turned"
+    assert names == sorted({*names, "reversed", "logmel", "characters", "normalise", "tokenizers"})
+
+
+def test_a_built_in_has_the_name_of_its_module():
+    assert {name: target.__module__.rpartition(".")[2] for name, target in find.built_ins().items()} == {
+        name: name for name in find.built_ins()
+    }
+
+
+def test_a_name_of_a_built_in_is_taken_once(built_ins):
+    with pytest.raises(AssertionError, match=r"two transforms are called dither: \S+:dither, \S+:halved"):
+        built_in("dither")(halved)
 
 
 def test_a_transform_that_draws_nothing_can_be_shown(built_ins):
@@ -308,11 +339,12 @@ def test_the_settings_of_every_built_in_are_known(built_ins):
 
 @given(names=st.lists(st.sampled_from(["dither", "halved"]), max_size=4), one=st.integers(0), other=st.integers(0))
 def test_samples_differ_if_anything_is_drawn_and_only_then(names, one, other):
-    before = find.BUILT_INS
+    before = BUILT_INS.copy()
     try:
         first, second, again = dithered([(0, 0, one), (0, 0, other), (0, 0, one)], tuple(names))
     finally:
-        find.BUILT_INS = before
+        BUILT_INS.clear()
+        BUILT_INS.update(before)
     assert first == again
     assert (first == second) == (one == other or "dither" not in names)
 

@@ -16,7 +16,7 @@ from loader_server.job_file import JobFile
 from loader_server.stream import Stream
 from loader_server.transforms import declare
 from loader_server.transforms.chain import Chain
-from loader_server.transforms.find import BUILT_INS
+from loader_server.transforms.find import built_ins
 from shared.settings.job import tomllib
 from shared.wire.layout import Field
 from tests.support.token_models import train_sentencepiece, train_tokenizer
@@ -83,7 +83,7 @@ def test_built_in_transforms_of_texts(toml, tmp_path):
 
 
 def test_each_built_in_transform_is_in_the_table():
-    for name in BUILT_INS:
+    for name in built_ins():
         assert re.search(rf"^\| \[?`{name}`", PAGE, re.MULTILINE), name
 
 

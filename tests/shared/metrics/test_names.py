@@ -7,9 +7,11 @@ import re
 
 import pytest
 
+from loader_server import metrics as loaders
 from shared.metrics import names
-from shared.metrics.names import METRICS, WAIT_BOUNDS_S, Metric
-from tests.support.scraping import metrics_of
+from shared.metrics.names import WAIT_BOUNDS_S, Metric
+from tests.support.scraping import METRICS, metrics_of
+from trainer_client.session import metrics as trainers
 
 ALL = sorted(METRICS.values(), key=lambda metric: metric.name)
 
@@ -46,12 +48,13 @@ class TestEach:
 
 def test_a_name_is_declared_once() -> None:
     with pytest.raises(AssertionError, match="stoker_workers is declared twice"):
-        names._worker.gauge("stoker_workers", "Workers again.", "Take another name.")
+        names.Declarations("worker").gauge("stoker_workers", "Workers again.", "Take another name.")
 
 
-def test_every_constant_is_in_the_table_and_the_other_way_round() -> None:
-    constants = [value for value in vars(names).values() if isinstance(value, Metric)]
-    assert sorted(metric.name for metric in constants) == sorted(METRICS)
+def test_every_constant_registers_itself_and_nothing_else_does() -> None:
+    modules = (names, loaders, trainers)
+    constants = {value.name for module in modules for value in vars(module).values() if isinstance(value, Metric)}
+    assert constants == METRICS.keys()
 
 
 def test_roles_share_only_what_everyone_has() -> None:
@@ -67,4 +70,4 @@ def test_waits_are_told_apart_from_a_tenth_of_a_millisecond_to_a_minute() -> Non
 
 def test_a_declaration_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        names.WORKERS.name = "other"  # type: ignore[misc]
+        loaders.WORKERS.name = "other"  # type: ignore[misc]

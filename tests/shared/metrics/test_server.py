@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from loader_server.metrics import ATTACHES, BUILD_SECONDS, WORKERS
 from shared.errors import SettingsError
 from shared.metrics import names
 from shared.metrics.listening import Listening
@@ -24,6 +25,7 @@ from shared.metrics.server import MetricSamples, MetricsServer, Spread
 from tests.support.another_user import as_another_user, folder_for_all
 from tests.support.loaders import wait_until
 from tests.support.scraping import fetch_metrics
+from trainer_client.session.metrics import DATA_WAIT, STALE_BATCHES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,22 +41,22 @@ def _serve(*samples: MetricSamples, port: int = 0, targets_folder: Path | None =
 
 
 def test_values_come_across_with_their_labels_and_help() -> None:
-    seconds = MetricSamples(names.BUILD_SECONDS, {("train", "write_and_digest"): 1.5, ("dev", "plan_and_read"): 0.25})
-    with _serve(MetricSamples.one(names.WORKERS, 3), seconds) as server:
+    seconds = MetricSamples(BUILD_SECONDS, {("train", "write_and_digest"): 1.5, ("dev", "plan_and_read"): 0.25})
+    with _serve(MetricSamples.one(WORKERS, 3), seconds) as server:
         text = urllib.request.urlopen(f"http://{server.address}/metrics", timeout=30).read().decode()
         values = fetch_metrics(server.address)
     assert values["stoker_workers", ()] == 3
     assert values["stoker_build_seconds_total", (("phase", "write_and_digest"), ("stream", "train"))] == 1.5
     assert values["stoker_build_seconds_total", (("phase", "plan_and_read"), ("stream", "dev"))] == 0.25
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert families["stoker_workers"].documentation == names.WORKERS.help_text
+    assert families["stoker_workers"].documentation == WORKERS.help_text
     assert families["stoker_build_seconds"].type == "counter"
 
 
 def test_a_histogram_counts_at_or_below_each_bound() -> None:
     counts = [0] * (len(names.WAIT_BOUNDS_S) + 1)
     counts[0], counts[3], counts[-1] = 2, 1, 4
-    with _serve(MetricSamples(names.DATA_WAIT, {("train",): Spread(counts, 99.5)})) as server:
+    with _serve(MetricSamples(DATA_WAIT, {("train",): Spread(counts, 99.5)})) as server:
         values = fetch_metrics(server.address)
 
     def below(bound: str) -> float:
@@ -69,7 +71,7 @@ def test_numbers_are_taken_when_asked() -> None:
     count = iter(range(1, 9))
 
     def samples() -> Iterator[MetricSamples]:
-        yield MetricSamples.one(names.ATTACHES, next(count))
+        yield MetricSamples.one(ATTACHES, next(count))
 
     with MetricsServer(samples, labels=LABELS, targets_folder=None) as server:
         seen = [fetch_metrics(server.address)["stoker_attaches_total", ()] for _ in range(2)]
@@ -138,7 +140,7 @@ def test_a_crowd_that_asks_slowly_or_reads_nothing_keeps_no_probe_waiting(
     """Half a request; and a whole one, for more than a connection holds. None of them is ended because it is late."""
     monkeypatch.setattr("shared.metrics.connections.ASKING_S", 600)
     monkeypatch.setattr("shared.metrics.connections.ANSWERING_S", 600)
-    samples = [MetricSamples(names.STALE_BATCHES, {(f"{number:09999}",): number for number in range(500)})]
+    samples = [MetricSamples(STALE_BATCHES, {(f"{number:09999}",): number for number in range(500)})]
     with contextlib.ExitStack() as crowd:
         server = crowd.enter_context(MetricsServer(lambda: samples, labels=LABELS, targets_folder=None, probes=_READY))
         for one in _crowd(server, 8, crowd):

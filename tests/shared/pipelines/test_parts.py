@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tests.support.two_devices  # noqa: F401 - before anything starts TensorFlow's runtime
+import tests.support.two_devices  # before anything starts TensorFlow's runtime
 from shared.errors import SettingsError
 from shared.pipelines.parts import joined_values, parted, parts_of
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ import shared
 from shared.wire import bounds, parts
 from shared.wire import messages as m
 from shared.wire.codec import MAX_FRAME, VERSION
-from shared.wire.permissions import ROLES, TO_COORDINATOR, TO_PARAMETER_SERVER, TO_WORKER
+from shared.wire.declared import ROLES
+from shared.wire.permissions import TO_COORDINATOR, TO_PARAMETER_SERVER, TO_WORKER
 
 PARTS = {
     name: kind
@@ -30,6 +33,16 @@ def test_the_version_is_that_of_the_code():
 
 def test_every_message_and_record_is_described_and_no_other():
     assert set(SECTIONS) == {*m.KINDS, *PARTS}
+
+
+@pytest.mark.parametrize(
+    "role", ["loader_server.coordinator.service", "loader_server.worker.service", "trainer_client.network.receiver",
+             "trainer_client.servers.service"]
+)  # fmt: skip
+def test_a_fresh_process_of_each_role_knows_every_message(role):
+    program = f"import {role}; from shared.wire.declared import KINDS; print(*KINDS)"
+    printed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert {*printed.split()} == SECTIONS.keys() - PARTS.keys()
 
 
 @pytest.mark.parametrize("name", [*m.KINDS, *PARTS])

@@ -66,7 +66,7 @@ class LeasedUpcoming(Upcoming):
     def missing(self) -> None:
         """None: the coordinator knows how many batches an epoch has."""
 
-    def is_over(self, position: Position) -> bool:  # noqa: ARG002 - as in lockstep
+    def is_over(self, position: Position) -> bool:
         """An epoch is over when the coordinator says so."""
         return False
 

@@ -49,7 +49,7 @@ class _ConsumerContext(TrainersContext):
         )
         self._session, self._in_rounds = session, in_rounds
 
-    def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:  # noqa: ARG002 - workers run it
+    def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:  # workers run it
         """The feed's elements."""
         self.marked += 1
         values = values_of_element(self._session.fields)

@@ -77,7 +77,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
                 remedy="Pass 1 or more.",
             )
         self.times: EpochTimes | None = None
-        self._session = feed._session  # noqa: SLF001 - both are halves of one face
+        self._session = feed._session
         self._log = Log("trainer", stream=self._session.stream)
         self._folder = CheckpointFolder(folder, keep, chained=self._session.is_elastic)
         self._every = every
@@ -116,7 +116,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         """Why training ended, if it has a target; nothing while it goes on."""
         return self._progress.reason if self._progress is not None else ""
 
-    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002 - as Keras calls it
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Restore, and install the counting iterator."""
         self._warn_of_replicas()
         if self._writes():
@@ -125,13 +125,13 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._restore()
         self._wrap()
 
-    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Start the epoch's clock; by now `fit` has read where to begin."""
         self.model._initial_epoch = None  # noqa: SLF001 - see _restore
         self._epoch, self._feed_epoch = epoch, self._session.cursor.at.epoch
         self._watch = StopWatch()
 
-    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Early stopping may go by what the model was just judged by, so only now may the step be saved."""
         if self._early_stop is not None and JOB_ENDED not in self.params:
             self.model.stop_training |= self._early_stop.note_step(logs or {})
@@ -169,7 +169,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     def _step(self) -> int:
         return int(plain_value(self.model.optimizer.iterations)) if self.model.optimizer is not None else 0
 
-    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Remove the counting iterator, and mark the checkpoints as complete for whoever follows them."""
         self.model._initial_epoch = None  # noqa: SLF001 - see _restore; there may have been no epoch
         self._unwrap()

@@ -91,7 +91,7 @@ def evaluate(order: EvaluateOrder) -> int:
                     epoch=record["epoch"], step=record.get("step", 0),
                 )  # fmt: skip
                 for stream, dataset in data.items():
-                    sums = sums_of(feeds[stream]._session, judged)  # noqa: SLF001 - as above
+                    sums = sums_of(feeds[stream]._session, judged)
                     values = evaluator.evaluate(dataset, own, sums)
                     samples += int(values["rows"])
                     shares += bool(sums.given_up)
@@ -107,7 +107,7 @@ def evaluate(order: EvaluateOrder) -> int:
 
 def _evaluator(module: ModelModule) -> Evaluator:
     with quick_import():
-        from trainer_client.training.evaluating.evaluator import Evaluator  # noqa: PLC0415 - seconds, once the loaders are there
+        from trainer_client.training.evaluating.evaluator import Evaluator
     return Evaluator(module.make("model"), module.find("loss"), module.make_if_there("eval_metrics") or ())
 
 
@@ -124,7 +124,7 @@ def _connect(order: EvaluateOrder, stream: str) -> Feed:
 
 
 def _dataset(order: EvaluateOrder, feed: Feed) -> tf.data.Dataset:
-    session = feed._session  # noqa: SLF001 - both are halves of one face
+    session = feed._session
     if not session.evaluation:
         raise SettingsError(
             expected="a stream with evaluation = true", got="one for training", where=f"--stream {session.stream}",
@@ -157,7 +157,7 @@ def _versions(order: EvaluateOrder, feeds: Iterable[Feed], began_s: float) -> It
             break
         if time.monotonic() - asked_s > _ASK_EVERY_S:
             for feed in feeds:
-                feed._session.ask_whether_served()  # noqa: SLF001 - as below
+                feed._session.ask_whether_served()
             asked_s = time.monotonic()
         threading.Event().wait(min(_LOOK_EVERY_S, left_s))
     if not newest:
@@ -185,7 +185,7 @@ def models_own(arrays: Arrays, record: dict[str, Any]) -> list[Any]:
 def _share(feed: Feed, judged: Judged, values: dict[str, float], sums: EvaluationSums) -> None:
     """Tell the coordinator the values, for `loader-server status`."""
     means = {name: value for name, value in values.items() if name != "rows"}
-    feed._session.share_results(  # noqa: SLF001 - as above
+    feed._session.share_results(
         means, rows=int(values["rows"]), epoch=judged.epoch, step=judged.step,
         evaluation=sums.name or f"{judged.label} {judged.version[-8:]}",
     )  # fmt: skip
@@ -194,7 +194,7 @@ def _share(feed: Feed, judged: Judged, values: dict[str, float], sums: Evaluatio
 def _tell(order: EvaluateOrder, stream: str, judged: Judged, values: dict[str, float], sums: EvaluationSums) -> None:
     step, epoch = judged.step, judged.epoch
     if order.summaries is not None:
-        from trainer_client.training.runs.summaries import write_summaries  # noqa: PLC0415 - as above
+        from trainer_client.training.runs.summaries import write_summaries
 
         write_summaries(order.summaries, step, {f"{stream}/{name}": value for name, value in values.items()})
     if order.as_json:

@@ -62,7 +62,7 @@ class OwnSums:
     def __init__(self) -> None:
         self._sums: Any = None
 
-    def begin(self, layout: str, nbytes: int) -> None:  # noqa: ARG002 - as `EvaluationSums` has it
+    def begin(self, layout: str, nbytes: int) -> None:
         """As `EvaluationSums` has it."""
         self._sums = None
 

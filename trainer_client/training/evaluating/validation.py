@@ -62,15 +62,15 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         self._evaluator: Evaluator | None = None
         self._epoch = self._first = 0
 
-    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002 - as Keras calls it
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Prepare: the model is compiled by now."""
         self._evaluator = Evaluator(self.model, self.model.loss, self._metrics)
 
-    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Note how many epochs are through, which is reported with each step."""
         self._epoch = epoch
 
-    def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Note the first of the steps that run at a time."""
         self._first = batch
 
@@ -93,7 +93,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         """Evaluate on all feeds, and tell it in the logs, unless the job was ended before all were."""
         try:
             for feed, data in self._data:
-                self._judge(feed._session, data, epochs)  # noqa: SLF001 - both are halves of one face
+                self._judge(feed._session, data, epochs)
         except EndedError:
             self.model.stop_training = self.params[JOB_ENDED] = True
             return
@@ -126,8 +126,8 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
 
 def _check(feeds: Sequence[Feed], epochs: int | None, steps: int | None) -> None:
     for feed in feeds:
-        if not feed._session.evaluation:  # noqa: SLF001 - as above
-            raise _nonsense("feeds of streams with evaluation = true", f"one of {feed._session.stream}")  # noqa: SLF001
+        if not feed._session.evaluation:
+            raise _nonsense("feeds of streams with evaluation = true", f"one of {feed._session.stream}")
     every = [one for one in (epochs, steps) if one is not None]
     if not feeds or len(every) != 1 or every[0] < 1:
         raise _nonsense("feeds, and either epochs= or steps= of at least 1", f"{len(feeds)} feeds, {epochs=}, {steps=}")

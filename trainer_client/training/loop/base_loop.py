@@ -80,7 +80,7 @@ class BaseLoop:
         writes: bool,
     ) -> None:
         refuse_own_train_step(model)
-        self._session = session = data.feed._session  # noqa: SLF001 - both are halves of one face
+        self._session = session = data.feed._session
         self._model, self._data, self._placement, self._settings = model, data, placement, settings
         self._step = TrainStep(model, model.loss, model.optimizer)
         any_shape = data.for_each_shape is None

@@ -96,7 +96,7 @@ class _Prediction:
         #: Samples that this trainer predicted.
         self.predicted = 0
         self._order = order
-        self._session = feed._session  # noqa: SLF001 - both are halves of one face
+        self._session = feed._session
         self._feed = feed
         self._sink = sink
         _refuse_stream(order, feed)
@@ -110,7 +110,7 @@ class _Prediction:
             checkpoint = {"file": name, "step": step, "digest": f"{_digest(values):016x}"}
             sink.begin({**_described(order, feed), "checkpoint": checkpoint})
         with quick_import():
-            from trainer_client.training.predicting.predictor import Predictor  # noqa: PLC0415 - seconds, once the loaders are there
+            from trainer_client.training.predicting.predictor import Predictor
         self._predictor = Predictor(model, structure, values)
         if not order.as_json:
             at = f"{order.checkpoints / name}, at step {step}"
@@ -143,7 +143,7 @@ class _Prediction:
 
 def _refuse_stream(order: PredictOrder, feed: Feed) -> None:
     """Refuse a stream whose epoch is not every sample once, each in its own row."""
-    session = feed._session  # noqa: SLF001 - both are halves of one face
+    session = feed._session
     keys = {field.key for field in session.fields}
     got = ""
     if not session.evaluation:
@@ -170,7 +170,7 @@ def _name_is_taken(outputs: dict[str, Any]) -> DataError:
 
 
 def _described(order: PredictOrder, feed: Feed) -> dict[str, Any]:
-    spec, group = feed._session.receiver.spec, feed._session.cursor.at.group  # noqa: SLF001 - both halves of one face
+    spec, group = feed._session.receiver.spec, feed._session.cursor.at.group
     return {
         "model": order.module.full_name,
         "parameters": dict(order.module.parameters),
@@ -190,7 +190,7 @@ def _digest(values: list[NDArray[Any]]) -> int:
 
 
 def _sink(order: PredictOrder, feed: Feed) -> _Parts | _Processor:
-    session = feed._session  # noqa: SLF001 - as above
+    session = feed._session
     if order.output is not None:
         return _Parts(order.output, session.receiver.ask_batches(0, session.cursor.at.group))
     processor = order.module.find_function("prediction_processor")

@@ -44,12 +44,12 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
         self._values: dict[int, float] = {}
         self._kept_by_checkpoint = False
 
-    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002 - as Keras calls it
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Start anew, unless a checkpoint has the earlier values."""
         if not self._kept_by_checkpoint:
             self.restore({})
 
-    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Note the value if the model was judged after this step, and stop if it is time."""
         self.model.stop_training |= self.note_step(logs or {})
 

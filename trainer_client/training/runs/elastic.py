@@ -49,11 +49,11 @@ def run_elastic(
     while feed is not None:
         log = Log("trainer", rank=feed.rank, world=feed.world)
         log.info("a world begins")
-        feed._session.ends_later = True  # noqa: SLF001 - another half of the feed's face
+        feed._session.ends_later = True
         with feed, _End(feed, armed=new_process):
             try:
                 result = train(feed)
-                feed._session.end_together()  # noqa: SLF001 - as above
+                feed._session.end_together()
             except Exception as error:
                 if not _is_end_of_world(feed, error):
                     raise
@@ -67,7 +67,7 @@ def run_elastic(
 
 
 def _join_next(feed: Feed) -> Feed:
-    join = feed._session.join_next  # noqa: SLF001 - as above
+    join = feed._session.join_next
     assert join is not None
     return Feed(join())
 
@@ -85,7 +85,7 @@ def _placed(join: Callable[[], Feed]) -> Feed | None:
 def _is_end_of_world(feed: Feed, error: Exception) -> bool:
     if isinstance(error, WorldChangedError):
         return True
-    return feed._session.wait_for_change(_KNOWN_AFTER if _may_be_of_exchange(error) else 0)  # noqa: SLF001 - as above
+    return feed._session.wait_for_change(_KNOWN_AFTER if _may_be_of_exchange(error) else 0)
 
 
 def _may_be_of_exchange(error: Exception) -> bool:
@@ -110,7 +110,7 @@ class _End:
         self._left.set()
 
     def _watch(self) -> None:
-        session = self._feed._session  # noqa: SLF001 - as above
+        session = self._feed._session
         while not self._left.is_set():
             if session.wait_for_change(1):
                 if not self._left.wait(_LEAVING_S):

@@ -34,7 +34,7 @@ class Run:
 
     def __init__(self, feed: Feed, until: Until) -> None:
         self._feed = feed
-        self._session = feed._session  # noqa: SLF001 - both are halves of one face
+        self._session = feed._session
         if self._session.evaluation:
             raise SettingsError(
                 expected="a stream for training", got=f"{self._session.stream}, which is for evaluation", where="Run",

@@ -48,8 +48,8 @@ def role_with_servers() -> Role:
 def serve_share(place: Role, keys: str, make_optimizer: Callable[[], Any]) -> None:
     """Be a parameter server until the run is over."""
     with quick_import():
-        from trainer_client.training.servers.service import ParameterServer  # noqa: PLC0415 - TensorFlow takes seconds
-        from trainer_client.training.servers.share_store import ShareStore  # noqa: PLC0415 - as above
+        from trainer_client.training.servers.service import ParameterServer
+        from trainer_client.training.servers.share_store import ShareStore
     endpoint = f"tcp://{place.ps_hosts[place.index]}"
     if not keys and not is_loopback(endpoint):
         raise SettingsError(
@@ -78,15 +78,15 @@ def client_keys(keys: str) -> ClientKeys | None:
 
 def connections_to(place: Role, keys: str, lost_timeout_s: float) -> ServerConnections:
     """A worker's connections to all parameter servers."""
-    from trainer_client.training.servers.server_connections import ServerConnections  # noqa: PLC0415 - as above
+    from trainer_client.training.servers.server_connections import ServerConnections
 
     return ServerConnections([f"tcp://{host}" for host in place.ps_hosts], client_keys(keys), lost_timeout_s)
 
 
 def worker_settings(place: Role, options: StrategyOptions, until: Until) -> ServedSettings:
     """What the command line says of a worker."""
-    from trainer_client.training.servers.served_loop import ServedSettings  # noqa: PLC0415 - as above
-    from trainer_client.training.servers.served_model import SharesSettings  # noqa: PLC0415 - as above
+    from trainer_client.training.servers.served_loop import ServedSettings
+    from trainer_client.training.servers.served_model import SharesSettings
 
     memory = None if options.server_memory is None else int(options.server_memory * 2**20)
     staleness = USUAL_STALENESS if options.staleness is None else options.staleness

@@ -68,7 +68,7 @@ class ServedLoop(BaseLoop):
         settings: LoopSettings,
         callbacks: Sequence[Any] = (),
     ) -> None:
-        _refuse_lockstep(data.feed._session)  # noqa: SLF001 - both are halves of one face
+        _refuse_lockstep(data.feed._session)
         super().__init__(model, data, Single(compiles_updates=False), settings, callbacks, writes=worker.is_chief)
         self._servers, self._worker = servers, worker
         if worker.workers > 1:

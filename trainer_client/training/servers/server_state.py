@@ -17,7 +17,7 @@ Pure.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 from shared.wire.parts import DoneSet, EpochDone, Lease, VariablePart
 from shared.wire.topics import server_messages as m
@@ -149,7 +149,7 @@ class ServerState:
         trainer = getattr(said, "trainer", None)
         if trainer in self._heard_s:
             self._heard_s[trainer] = now_s
-        handler = _HANDLERS.get(type(said))
+        handler = self._handlers.get(type(said))
         return handler(self, asker, said) if handler is not None else []
 
     def _look(self, asker: bytes, said: m.Look) -> list[Instruction]:
@@ -347,16 +347,15 @@ class ServerState:
             rate=self._rate,
         )  # fmt: skip
 
-
-_HANDLERS: dict[type[Message], Callable[[ServerState, bytes, Any], list[Instruction]]] = {
-    m.Look: ServerState._look,  # noqa: SLF001 - the table of this class
-    m.ServeShare: ServerState._serve,  # noqa: SLF001
-    m.Withdraw: ServerState._withdraw,  # noqa: SLF001
-    m.Pull: ServerState._pull,  # noqa: SLF001
-    m.Push: ServerState._push,  # noqa: SLF001
-    m.SetRate: ServerState._set_rate,  # noqa: SLF001
-    m.Save: ServerState._save,  # noqa: SLF001
-    m.Finish: ServerState._finish,  # noqa: SLF001
-    m.Quit: ServerState._quit,  # noqa: SLF001
-    m.Order: ServerState._obey,  # noqa: SLF001
-}
+    _handlers: ClassVar[dict[type[Message], Callable[..., list[Instruction]]]] = {
+        m.Look: _look,
+        m.ServeShare: _serve,
+        m.Withdraw: _withdraw,
+        m.Pull: _pull,
+        m.Push: _push,
+        m.SetRate: _set_rate,
+        m.Save: _save,
+        m.Finish: _finish,
+        m.Quit: _quit,
+        m.Order: _obey,
+    }

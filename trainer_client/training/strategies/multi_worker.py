@@ -85,12 +85,12 @@ class MultiWorker(Replicated):
 
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
         """As `Placement` has it; where the feed waits for the others, one that is gone is noticed."""
-        feed._session.watch_others(self.refuse_lost)  # noqa: SLF001 - both are halves of one face
+        feed._session.watch_others(self.refuse_lost)
         return super().data(feed, keys)
 
     def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
         """As `Placement` has it, and as above."""
-        feed._session.watch_others(self.refuse_lost)  # noqa: SLF001 - as above
+        feed._session.watch_others(self.refuse_lost)
         return super().pipeline(feed, function)
 
     def refuse_lost(self) -> None:

@@ -40,7 +40,7 @@ class Single:
 
     def refuse_other_world(self, feed: Feed) -> None:
         """As `Placement` has it."""
-        session = feed._session  # noqa: SLF001 - both are halves of one face
+        session = feed._session
         if session.world != 1:
             raise SettingsError(
                 expected="a world of one rank", got=f"one of {session.world}", where="--strategy single",
@@ -50,11 +50,11 @@ class Single:
 
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
         """As `Placement` has it."""
-        return make(feed._session, ElementStructure(**keys), ahead=True)  # noqa: SLF001 - both are halves of one face
+        return make(feed._session, ElementStructure(**keys), ahead=True)
 
     def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
         """As `Placement` has it."""
-        return OneForEach(feed._session, function)  # noqa: SLF001 - both are halves of one face
+        return OneForEach(feed._session, function)
 
     def one_of(self, element: Any) -> Any:  # noqa: ANN401 - tensors
         """As `Placement` has it."""

@@ -17,7 +17,7 @@ __all__ = ["refuse_cluster", "refuse_other_world", "refuse_queue"]
 
 def refuse_queue(feed: Feed, strategy: str) -> None:
     """Refuse a stream whose batches are leased."""
-    session = feed._session  # noqa: SLF001 - both are halves of one face
+    session = feed._session
     if session.in_queue:
         raise SettingsError(
             expected='mode = "lockstep"', got=f'{session.stream}, of mode = "queue"', where=f"--strategy {strategy}",
@@ -27,7 +27,7 @@ def refuse_queue(feed: Feed, strategy: str) -> None:
 
 def refuse_other_world(feed: Feed, strategy: str, *, replicas: int, world: int) -> None:
     """Refuse other ranks than these."""
-    session = feed._session  # noqa: SLF001 - as above
+    session = feed._session
     if (session.replicas, session.world) != (replicas, world):
         raise SettingsError(
             expected=f"a feed of {replicas} of {world} ranks, one for each replica",

@@ -37,7 +37,7 @@ _KIND_NAMES = {BYTES: "bytes", FLOAT: "floats", INT64: "integers", 0: "nothing"}
 _USUAL = {BYTES: "bytes", FLOAT: "float32", INT64: "int64"}
 
 
-class UnfitFeature(ValueError):  # noqa: N818 - what it is, not what happened
+class UnfitFeature(ValueError):
     """A feature that does not have its form: why in one word, what was expected, and what came."""
 
     def __init__(self, reason: str, expected: str, got: str) -> None:

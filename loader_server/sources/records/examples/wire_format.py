@@ -55,7 +55,7 @@ _FEW_BYTES = 40
 _NO_FEATURE: Feature = (0, [])
 
 
-class MalformedExample(ValueError):  # noqa: N818 - what it is, not what happened
+class MalformedExample(ValueError):
     """These bytes are not a message of this kind."""
 
 

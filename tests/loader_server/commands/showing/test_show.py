@@ -73,7 +73,7 @@ def test_what_is_seen_is_what_a_worker_builds(job: JobFile, capsys: Any) -> None
     facts = _facts(capsys, job.path, "train", "--epoch", 3, "--batch", 1)
     stream = Stream(job, "train")
     builder = Builder(stream, Quarantine(job.base / "q.jsonl"), Deadline(9.0, lambda _: None))
-    from loader_server.commands.showing.shown_batch import _want  # noqa: PLC0415 - a want is a want
+    from loader_server.commands.showing.shown_batch import _want  # a want is a want
 
     want = _want(stream, BatchNumber(epoch=3, number=1, group=1))
     prepared = builder.prepare(want)
@@ -167,7 +167,7 @@ def test_sound_is_what_features_are_made_of(job: JobFile, capsys: Any) -> None:
     with wave.open("train-epoch3-batch0-row2.wav") as file:
         heard = np.frombuffer(file.readframes(file.getnframes()), "<i2")
         assert (file.getframerate(), file.getnchannels()) == (8000, 1)
-    import soundfile  # noqa: PLC0415 - here alone
+    import soundfile  # here alone
 
     audio, _ = soundfile.read(job.base / one["name"], dtype="float32")
     noise = generator_for(7, 3, one["sample"]).standard_normal(len(audio), dtype="float32")
@@ -215,7 +215,7 @@ def test_packed_rows_and_batches_that_are_written_at_once(tmp_path: Path, capsys
     picture = tmp_path / "packed.png"
     draw(build_batch(Stream(job, "packed"), BatchNumber(epoch=0, number=0, group=1), ()), picture)
     assert picture.read_bytes()[:4] == b"\x89PNG"
-    from matplotlib.image import imread  # noqa: PLC0415 - slow to load
+    from matplotlib.image import imread  # slow to load
 
     parting = np.abs(imread(picture)[..., :3] - (0.0, 191 / 255, 1.0)).max(axis=-1) < 0.02
     assert parting.sum() > 100, "packed samples are told apart"
@@ -226,7 +226,7 @@ def test_packed_rows_and_batches_that_are_written_at_once(tmp_path: Path, capsys
 
 def test_a_picture_shows_rows_padding_and_what_is_masked(tmp_path: Path) -> None:
     job = _indexed(write_job(tmp_path, samples=5, budget="2 s"))
-    from matplotlib.image import imread  # noqa: PLC0415 - slow to load
+    from matplotlib.image import imread  # slow to load
 
     draw(_shown(job), tmp_path / "whole.png")
     _break(job, _shown(job).samples[0].name)

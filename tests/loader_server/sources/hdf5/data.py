@@ -52,7 +52,7 @@ def write_returnn(path: Path) -> None:
 
 
 def _main() -> None:
-    from returnn.datasets.hdf import SimpleHDFWriter  # noqa: PLC0415 - only whoever makes the file needs it
+    from returnn.datasets.hdf import SimpleHDFWriter  # only whoever makes the file needs it
 
     RETURNN.parent.mkdir(exist_ok=True)
     RETURNN.unlink(missing_ok=True)

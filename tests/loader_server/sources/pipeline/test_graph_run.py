@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-import tests.support.two_devices  # noqa: F401 - before anything starts TensorFlow's runtime
+import tests.support.two_devices  # before anything starts TensorFlow's runtime
 from loader_server.sources.pipeline.graph_run import GraphShard, dataset_of_graph
 from shared.errors import SettingsError
 from shared.pipelines.sent_graph import SentGraph

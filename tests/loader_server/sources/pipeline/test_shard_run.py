@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tests.support.two_devices  # noqa: F401 - before anything starts TensorFlow's runtime
+import tests.support.two_devices  # before anything starts TensorFlow's runtime
 from loader_server.sources.pipeline.shard_run import PipelineOrder, ShardRun
 from shared.errors import DataError, SettingsError
 from shared.wire.layout import Field

@@ -30,8 +30,8 @@ def write_audio(folder: Path) -> dict[str, np.ndarray]:
 
 
 def _main() -> None:
-    import lhotse  # noqa: PLC0415 - only whoever writes these needs it
-    from lhotse.cut import CutSet, MonoCut  # noqa: PLC0415
+    import lhotse  # only whoever writes these needs it
+    from lhotse.cut import CutSet, MonoCut
 
     os.chdir(GOLDEN)
     write_audio(Path())

@@ -72,7 +72,7 @@ def fed(batches, **said):
 
 
 def test_the_feed_fails_before_the_last_batch_of_an_epoch_can_be_taken():
-    from tests.support.lone_core import address  # noqa: PLC0415
+    from tests.support.lone_core import address
 
     lone, wants = fed(3, workers=[address(1)])
     lone.say(1, pushed(wants[2], rows=0, masked=2, reason="why"))

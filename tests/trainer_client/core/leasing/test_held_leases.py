@@ -273,7 +273,7 @@ def test_a_restarted_coordinator_is_told_again_and_joined_without_rewinding():
 
 
 def _attached(serial):
-    from tests.support.lone_core import attached  # noqa: PLC0415 - beside what it is for
+    from tests.support.lone_core import attached  # beside what it is for
 
     return attached(serial, work="train", workers=(address(1),))
 

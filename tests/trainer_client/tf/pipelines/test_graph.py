@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tests.support.two_devices  # noqa: F401 - before anything starts TensorFlow's runtime
+import tests.support.two_devices  # before anything starts TensorFlow's runtime
 from shared.errors import SettingsError
 from shared.pipelines.parts import joined_values
 from shared.pipelines.sent_graph import SentGraph

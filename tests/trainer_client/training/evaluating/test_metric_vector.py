@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shared.errors import SettingsError
-from tests.support.two_devices import mirrored  # noqa: F401 - devices are set before TensorFlow starts
+from tests.support.two_devices import mirrored  # devices are set before TensorFlow starts
 
 import keras  # isort: skip - after the devices are set
 

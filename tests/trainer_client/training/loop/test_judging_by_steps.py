@@ -8,7 +8,7 @@ from functools import cache, partial
 
 import pytest
 
-import tests.support.two_devices  # noqa: F401 - before TensorFlow is used
+import tests.support.two_devices  # before TensorFlow is used
 from shared.errors import EndedError
 from tests.support.fake_feed import FakeFeed
 from tests.support.joined_feed import spread_feed

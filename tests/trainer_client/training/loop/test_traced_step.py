@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import tests.support.two_devices  # noqa: F401 - before TensorFlow is used
+import tests.support.two_devices  # before TensorFlow is used
 from tests.support.joined_feed import spread_feed
 
 import keras  # isort: skip - after the devices are set

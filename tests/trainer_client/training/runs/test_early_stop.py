@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shared.errors import SettingsError
 from tests.support.fake_feed import FakeFeed
-from tests.support.two_devices import mirrored  # noqa: F401 - devices are set before TensorFlow starts
+from tests.support.two_devices import mirrored  # devices are set before TensorFlow starts
 
 import keras  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip

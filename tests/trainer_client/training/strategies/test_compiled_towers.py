@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import tests.support.two_devices  # noqa: F401 - before TensorFlow is used
+import tests.support.two_devices  # before TensorFlow is used
 from shared.errors import SettingsError
 from tests.support.fake_feed import SHAPES
 from tests.support.joined_feed import spread_feed

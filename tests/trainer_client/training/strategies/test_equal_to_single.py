@@ -10,7 +10,7 @@ from functools import cache, partial
 import numpy as np
 import pytest
 
-import tests.support.two_devices  # noqa: F401 - before TensorFlow is used
+import tests.support.two_devices  # before TensorFlow is used
 from shared.errors import DataError, SettingsError
 from tests.support.counting_model import start_workers
 from tests.support.fake_feed import SHAPES

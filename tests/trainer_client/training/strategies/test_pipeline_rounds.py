@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import tests.support.two_devices  # noqa: F401 - before TensorFlow is used
+import tests.support.two_devices  # before TensorFlow is used
 from shared.errors import EndedError, LostError, SettingsError
 from shared.pipelines.element_values import ElementValue, fields_of_element
 from shared.wire.layout import BucketShape

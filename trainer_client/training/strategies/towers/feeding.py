@@ -29,7 +29,7 @@ class Rounds:
     def __init__(
         self, feed: Feed, keys: dict[str, Any], devices: Sequence[str], together: Callable[[list[Any]], Any]
     ) -> None:
-        session = feed._session  # noqa: SLF001 - both are halves of one face
+        session = feed._session
         self._data = make(session, ElementStructure(**keys), in_rounds=True)
         self._devices, self._together = devices, together
         self.element_spec = self._data.element_spec

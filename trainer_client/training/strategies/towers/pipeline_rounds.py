@@ -27,7 +27,7 @@ class PipelineRounds:
     def __init__(
         self, feed: Feed, function: Callable[[Any], Any], devices: Sequence[str], together: Callable[[list[Any]], Any]
     ) -> None:
-        session = feed._session  # noqa: SLF001 - both are halves of one face
+        session = feed._session
         self._elements = OneForEach(session, function, "CPU:0", in_rounds=True)  # `put` has them on their devices
         self._devices, self._together = devices, together
         self.element_spec = self._elements.element_spec

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-import tests.support.two_devices  # noqa: F401 - before TensorFlow is used
+import tests.support.two_devices  # before TensorFlow is used
 from shared.errors import LostError
 from tests.support.fake_feed import FakeFeed, tag_of
 from tests.support.joined_feed import spread_feed
