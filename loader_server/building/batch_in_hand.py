@@ -34,6 +34,8 @@ class BatchInHand:
     masked: int = 0
     reason: str = ""
     decode_ns: int = 0
+    #: Keys whose values may not all be finite; None if nobody has looked yet.
+    suspects: set[str] | None = None
 
     def mask(self, name: str, error: SampleError) -> None:
         """Count a row that is masked, and keep the first reason."""

@@ -23,6 +23,7 @@ from shared.logs import Log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
@@ -43,14 +44,21 @@ class FiniteCheck:
         self._said = set[str]()
         self._log = Log("worker", stream=stream.name)
 
+    def suspects(self, arrays: Mapping[str, NDArray[Any]]) -> set[str]:
+        """Return the keys whose values may not all be finite."""
+        return {key for key in self._keys if not seems_finite(arrays[key])}
+
     def look(
-        self, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], note: Callable[[int, SampleError], None]
+        self,
+        suspects: AbstractSet[str],
+        prepared: Prepared,
+        arrays: Mapping[str, NDArray[Any]],
+        note: Callable[[int, SampleError], None],
     ) -> tuple[tuple[str, int], ...]:
         """Return how many samples have such values, by key; samples that are masked are noted."""
-        suspects = [key for key in self._keys if not seems_finite(arrays[key])]
-        if not suspects:
-            return ()
-        found = {key: places for key in suspects if (places := self._places(prepared, arrays[key]))}
+        found = {
+            key: places for key in self._keys if key in suspects and (places := self._places(prepared, arrays[key]))
+        }
         samples, masked = prepared.samples.tolist(), set[int]()
         for key, places in found.items():
             self._say_once(key, samples[places[0]])

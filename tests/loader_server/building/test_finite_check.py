@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from loader_server.building import builder as builder_module
 from loader_server.building.build_counts import Built
 from loader_server.building.builder import Builder
 from loader_server.building.quarantine import Quarantine
@@ -73,6 +74,28 @@ def test_they_are_counted_and_kept_unless_the_job_masks_them(tmp_path, kind, cap
     (line,) = map(json.loads, (tmp_path / "quarantine.jsonl").read_text().splitlines())
     assert (line["sample"], line["reason"]) == (5, "not_finite")
     assert [line.fields["first"] for line in caplog.records] == ["sample-5"] * 2
+
+
+@pytest.mark.parametrize("bad", [4, 5, 6, 7])
+@pytest.mark.parametrize("piece_bytes", [1, 100, 2**20])
+def test_batches_that_are_gathered_in_pieces_are_the_same(tmp_path, monkeypatch, bad, piece_bytes):
+    monkeypatch.setitem(THIRD, 5, 5 / 3)
+    monkeypatch.setitem(THIRD, bad, np.inf)
+    stream = MemoryStream(Gathers())
+    whole, arrays = build(stream, tmp_path)
+    monkeypatch.setattr(builder_module, "_PIECE_BYTES", piece_bytes)
+    built, pieces = build(stream, tmp_path)
+    assert built.not_finite == whole.not_finite == (("third", 1),)
+    assert built.digest == whole.digest
+    assert np.isinf(pieces["third"]).tolist() == np.isinf(arrays["third"]).tolist()
+
+
+def test_numbers_that_rounding_makes_infinite_are_found_in_gathered_batches(tmp_path, monkeypatch):
+    monkeypatch.setitem(THIRD, 5, 1e30)
+    stream = MemoryStream(Gathers())
+    assert build(stream, tmp_path)[0].not_finite == ()
+    stream.float32 = "float16"
+    assert build(stream, tmp_path)[0].not_finite == (("third", 1),)
 
 
 def test_a_batch_that_is_well_has_none(tmp_path, caplog):
