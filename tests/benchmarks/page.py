@@ -75,7 +75,7 @@ def _run(benchmark: str, options: list[str]) -> Run:
     found = machine()
     return Run(
         benchmark=benchmark,
-        date=f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M}",
+        date=f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%S}",
         machine=f"{found['cores']}-core {found['processor']}",
         command=" ".join(["python", *words]),
         figures=json.loads(done.stdout.splitlines()[-1]),

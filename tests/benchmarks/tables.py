@@ -16,7 +16,7 @@ __all__ = ["TABLES", "Run"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run of a benchmark: its day and minute (UTC), its machine and command, and the figures that it printed."""
+    """A run of a benchmark: its time (UTC), its machine and command, and the figures that it printed."""
 
     benchmark: str
     date: str
@@ -135,20 +135,51 @@ def _fleet_size(runs: Sequence[Run]) -> str:
     return f"{_caption(runs)}\n\n{_table(head, rows)}"
 
 
+def _lanes(runs: Sequence[Run]) -> str:
+    rows = runs[-1].figures["rows"]
+    head = ["LibriSpeech's lengths, chunk", "recordings", *(f"{lanes} lanes" for lanes in rows[0]["masked"])]
+    cells = [
+        [row["lists"], f"{row['recordings']:,}", *(f"{100 * share:.2f} %" for share in row["masked"].values())]
+        for row in rows
+    ]
+    return f"{_caption(runs)}\n\n{_table(head, cells)}"
+
+
+def _finite_check(runs: Sequence[Run]) -> str:
+    last = runs[-1].figures
+    rows = [
+        [f"10 MB of {dtype}", _spread([run.figures["large_ms"][dtype] for run in runs], ".2f", " ms")]
+        for dtype in last["large_ms"]
+    ]
+    small = [_spread([run.figures[name] for run in runs], ".1f", " µs") for name in ("small_check_us", "small_us")]
+    rows += [["four samples of a few numbers", small[0]], ["building a batch of these", small[1]]]
+    return f"{_caption(runs)}\n\n{_table(['batch', 'time'], rows)}"
+
+
+def _decisions(runs: Sequence[Run]) -> str:
+    counts = runs[-1].figures["decide_ms"]
+    rows = [[f"{int(count):,}", _spread([run.figures["decide_ms"][count] for run in runs], ".3f")] for count in counts]
+    return f"{_caption(runs)}\n\n{_table(['workers', 'CPU ms a decision'], rows)}"
+
+
 #: The tables by the names of their benchmarks.
 TABLES: dict[str, Callable[[Sequence[Run]], str]] = {
     "between_hosts": _between_hosts,
     "data_path": _data_path,
+    "decisions": _decisions,
+    "finite_check": _finite_check,
     "fleet_size": _fleet_size,
     "joining_hosts": _joining_hosts,
+    "lanes": _lanes,
 }
 
 
 def _caption(runs: Sequence[Run]) -> str:
     last = runs[-1]
     load = last.figures.get("load_1_min", last.figures.get("load_15_min"))
+    busy = "" if load is None else f", load {load:.1f}"
     several = f"; in brackets the range over {len(runs)} runs" if len(runs) > 1 else ""
-    return f"`{last.command}`, {last.date[:10]}, {last.machine}, load {load:.1f}{several}:"
+    return f"`{last.command}`, {last.date[:10]}, {last.machine}{busy}{several}:"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int = 1) -> str:
