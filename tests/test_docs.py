@@ -31,6 +31,8 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
 )
 MOST_LINES = 150
+#: A cell of a table holds a phrase; what takes more goes below the table, in sentences.
+LONGEST_CELL = 260
 
 #: Scheme and all: these are not looked up.
 _ELSEWHERE = re.compile(r"https?://|mailto:")
@@ -84,6 +86,13 @@ def test_the_pages_are_all_there() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) < MOST_LINES
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_cell_of_a_table_holds_a_phrase(page: str) -> None:
+    rows = [line.strip("| ") for line in text_of(page).splitlines() if line.startswith("|")]
+    cells = [cell for row in rows for cell in row.split(" | ")]
+    assert [cell for cell in cells if len(cell) > LONGEST_CELL] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
