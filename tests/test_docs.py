@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+from contextlib import nullcontext
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -177,3 +178,15 @@ def test_a_message_that_is_explained_is_one_that_is_said(message: str) -> None:
 
 def test_a_message_that_is_not_said_is_noticed() -> None:
     assert not is_said("a coordinator that sings")
+
+
+@pytest.mark.parametrize(("written", "passes"), [("ordered", False), ("ordered[:5]", True), ("ordered[:6]", False)])
+def test_the_first_change_that_contributing_tells_of_can_be_made(written: str, *, passes: bool) -> None:
+    page, source = ((ROOT / name).read_text("utf-8") for name in ("CONTRIBUTING.md", "shared/bad_limit.py"))
+    assert source.count("in ordered)") == 1
+    assert f"`{written}`" in page
+    module = {"__name__": "shared.bad_limit"}
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(source.replace("in ordered)", f"in {written})") + example, module)
+    with nullcontext() if passes else pytest.raises(AssertionError):
+        module["test_only_the_most_frequent_reasons_are_named"]()
