@@ -1,4 +1,4 @@
-"""`docs/architecture.md` names rooms, modules and files that are there, and none of the rooms is missing."""
+"""The pages on how it works name rooms, modules and files that are there, and none of the rooms is missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.test_architecture import FILES, MODULES, PACKAGES
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+PAGE = "\n".join((ROOT / "docs" / f"{name}.md").read_text("utf-8") for name in ("words", "rooms", "architecture"))
 #: Everything in backticks that looks like a place in the tree.
 PLACES = sorted(set(re.findall(rf"`((?:{'|'.join((*PACKAGES, 'tests', 'monitoring'))})/[\w/.]*)`", PAGE)))
 #: What follows from what else is on the page, or is common to all rooms.

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+from contextlib import nullcontext
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -31,6 +32,8 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
 )
 MOST_LINES = 150
+#: A cell of a table holds a phrase; what takes more goes below the table, in sentences.
+LONGEST_CELL = 260
 
 #: Scheme and all: these are not looked up.
 _ELSEWHERE = re.compile(r"https?://|mailto:")
@@ -86,6 +89,13 @@ def test_the_pages_are_all_there() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) < MOST_LINES
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_cell_of_a_table_holds_a_phrase(page: str) -> None:
+    rows = [line.strip("| ") for line in text_of(page).splitlines() if line.startswith("|")]
+    cells = [cell for row in rows for cell in row.split(" | ")]
+    assert [cell for cell in cells if len(cell) > LONGEST_CELL] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -183,3 +193,15 @@ def test_a_message_that_is_explained_is_one_that_is_said(message: str) -> None:
 
 def test_a_message_that_is_not_said_is_noticed() -> None:
     assert not is_said("a coordinator that sings")
+
+
+@pytest.mark.parametrize(("written", "passes"), [("ordered", False), ("ordered[:5]", True), ("ordered[:6]", False)])
+def test_the_first_change_that_contributing_tells_of_can_be_made(written: str, *, passes: bool) -> None:
+    page, source = ((ROOT / name).read_text("utf-8") for name in ("CONTRIBUTING.md", "shared/bad_limit.py"))
+    assert source.count("in ordered)") == 1
+    assert f"`{written}`" in page
+    module = {"__name__": "shared.bad_limit"}
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(source.replace("in ordered)", f"in {written})") + example, module)
+    with nullcontext() if passes else pytest.raises(AssertionError):
+        module["test_only_the_most_frequent_reasons_are_named"]()

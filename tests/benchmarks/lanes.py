@@ -1,9 +1,13 @@
 """How many rows are masked where state is carried, on real length lists: `python -m tests.benchmarks.lanes`.
 
-Utterances stand for themselves, or are joined into recordings of about equal length, or made sixty times as long.
+Utterances stand for themselves, or are joined into recordings of about equal length, or made sixty times as long. The
+last line is one JSON object.
 """
 
 from __future__ import annotations
+
+import json
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +32,8 @@ def masked(recordings: np.ndarray, steps: int, rows: int, group: int) -> float:
 
 
 def main() -> None:
-    """Print a table."""
+    """Print a table, and all of it as JSON in the last line."""
+    rows: list[dict[str, Any]] = []
     with np.load(LISTS) as lists:
         frames = {name: -(-of.astype(np.int64) // 160) for name, of in lists.items()}
     train = frames.pop("train_clean_100")
@@ -40,8 +45,10 @@ def main() -> None:
         ("dev and test pooled, joined to 5 minutes, 10 s", joined(pooled, 30_000), 1000),
         ("train_clean_100, joined to half hours, 10 s", joined(train, 180_000), 1000),
     ):
-        shares = " | ".join(f"{masked(recordings, steps, *lanes):.2%}" for lanes in _LANES)
-        print(f"| {name} | {len(recordings):,} | {shares} |")
+        shares = {str(count * group): masked(recordings, steps, count, group) for count, group in _LANES}
+        rows.append({"lists": name, "recordings": len(recordings), "masked": shares})
+        print(f"| {name} | {len(recordings):,} | {' | '.join(f'{share:.2%}' for share in shares.values())} |")
+    print(json.dumps({"rows": rows}))
 
 
 if __name__ == "__main__":

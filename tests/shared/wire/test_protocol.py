@@ -88,3 +88,11 @@ def test_the_roles_of_messages_are_described():
 
 def test_it_says_where_it_differs_from_the_first_design():
     assert "## Where this differs from the first design, and why" in TEXT
+
+
+def test_it_opens_with_sequences_of_messages_that_there_are():
+    sequences = TEXT[TEXT.index("## ") : TEXT.index("## Sockets")]
+    assert sequences.startswith("## Sequences\n")
+    arrows = re.findall(r"(?:[│ ]─+|◄─+) ([A-Z]\w+)\b[^─│]* ─+", sequences)
+    assert {"Attach", "Want", "Pushed", "Refused", "Leases"} <= {*arrows} <= {*m.KINDS}
+    assert len(arrows) == len(re.findall("[►◄]", sequences))
