@@ -310,7 +310,7 @@ class Core:
         if isinstance(said, m.Members):
             self.stream.connections.update_list(said.version, said.workers, now_s)
         else:
-            self.stream.connections.list.failing = said
+            self.stream.connections.note_failing(said)
 
     def _leave_world(self, is_over: bool, reason: str) -> None:  # noqa: FBT001 - it is what is asked
         """The elastic world that our ranks are of is over: the feed ends, and the user joins the next one."""
@@ -348,7 +348,7 @@ class Core:
         if stream.spec.plan_digest != cursor.plan_digest:
             self.attachment.refuse(other_plan(stream.spec.plan_digest, cursor.plan_digest))
             return
-        stream.upcoming.next_group = said.next_group
+        stream.upcoming.regroup(said.next_group)
         stream.connections.update_list(said.members, said.workers, now_s)
         if stream.leases is None:
             self._learn(cursor.epoch, cursor.group, said.batches, now_s)

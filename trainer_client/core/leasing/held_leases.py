@@ -91,6 +91,10 @@ class LeasedUpcoming(Upcoming):
             self.taken[lease] = None
         super().pass_to(head)
 
+    def settle(self, lease: Lease) -> None:
+        """Note that no consumer has this lease's batch any more; nor may one have had it, if it was void."""
+        self.taken.pop(lease, None)
+
     def start_over(self, leases: Iterable[Lease], generation: int) -> None:
         """Only these lie ahead from now on, and nobody has any of them."""
         self._coming.clear()
@@ -179,7 +183,7 @@ class HeldLeases:
     def settle(self, event: LeaseSettled) -> None:
         """The consumer is through with a batch, or failed at it, or gives it back."""
         lease = event.lease
-        self._upcoming.taken.pop(lease, None)
+        self._upcoming.settle(lease)
         self._lost.discard(lease)
         self.void.discard(lease)
         if event.generation != self._generation:
