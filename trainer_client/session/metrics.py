@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shared.metrics.listening import Listening
-    from trainer_client.core.core import AttachedStream
+    from trainer_client.core.attached_stream import AttachedStream
     from trainer_client.network.receiver import Receiver
     from trainer_client.session.batch_maker import BatchMaker
     from trainer_client.session.epoch_account import Accounts, ReadCounts

@@ -58,14 +58,14 @@ class TestAsking:
         lone.push(wants[1])
         lone.tell(e.Took(1, wants[1].ticket.slot))
         assert lone.wants() == []
-        assert lone.core._wakes.slots
+        assert lone.core.stream._wakes.slots
         lone.tell(e.HandedBack(0, wants[0].ticket.slot))
         assert [(one.number, one.ticket) for one in lone.wants()] == [(3, Ticket(wants[0].ticket.slot, 2))]
 
     def test_consumers_wake_us_only_for_what_we_wait_for(self):
         lone = LoneCore(prefetch=4)
         wants = lone.with_workers(1)
-        assert lone.core._wakes == i.WakeFor(room=False, slots=False)
+        assert lone.core.stream._wakes == i.WakeFor(room=False, slots=False)
         for want in wants[:3]:
             lone.push(want)
         assert lone.ordered(i.WakeFor) == [i.WakeFor(room=True, slots=False)]
