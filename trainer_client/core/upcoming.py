@@ -275,7 +275,10 @@ class Upcoming:
         return self._course.next_lap() == start
 
     def redirect(self, start: Position, taken: int) -> None:
-        """Go on where a reader is that began at `start` and took this many; what lay ahead is dropped."""
+        """Go on where a reader is that began at `start` and took this many; what lay ahead is dropped.
+
+        Numbers go on from where they were: an answer from before a restore must not be taken for one after it.
+        """
         self._course = self._new_course(start)
         for _ in range(taken):
             self._course.advance()

@@ -66,7 +66,11 @@ class Answers:
         self._out = out
 
     def receive(self, worker: KnownWorker, came: m.Pushed, payload: object, now_s: float) -> None:
-        """A worker says that a batch is in its slot, or in this payload."""
+        """Take in that a batch is in its slot, or in this payload.
+
+        The answer to a cancelled or voided want may arrive after its slot was lent again: it names a ticket that the
+        worker no longer holds here, and is dropped before anything looks at the slot.
+        """
         self._tickets.hear(worker, now_s)
         ask = worker.asks.get(came.ticket)
         if ask is None or ask.arrived or worker.connection_id is None:
@@ -89,7 +93,10 @@ class Answers:
             self._out.append(i.Write(worker.connection_id, came, payload))
 
     def settle(self, worker: KnownWorker, header: m.Pushed, now_s: float, *, valid: bool) -> None:
-        """The batch was written, or checked."""
+        """Take in that the batch was written, or checked.
+
+        While a payload was checked, the reader may have gone elsewhere, or another worker's batch may have come first.
+        """
         ask = worker.asks.get(header.ticket)
         if ask is None:
             self.stale += 1
@@ -103,7 +110,7 @@ class Answers:
             self._reject(worker, header.ticket)
 
     def _drop(self, worker: KnownWorker, ticket: Ticket) -> None:
-        """Nobody needs this batch any more."""
+        """Free the ticket of a batch that nobody needs any more."""
         self.stale += 1
         self._slots.release(ticket)
         self._tickets.close(worker, ticket)
@@ -143,7 +150,10 @@ class Answers:
             self._out.append(i.Fail(error))
 
     def give_up(self, worker: KnownWorker, ticket: Ticket, now_s: float, unbuilt: m.Unbuilt | None = None) -> None:
-        """The worker returns the ticket without a batch: cancelled, or for the reason that it names."""
+        """Take the ticket back without a batch: it was cancelled, or could not be built for the reason named.
+
+        A refusal and a Cancel may cross, so a ticket that is closed already is no error.
+        """
         self._tickets.hear(worker, now_s)
         if ticket not in worker.asks:
             return
@@ -157,7 +167,11 @@ class Answers:
             self._take_in(worker, entry, unbuilt, now_s)
 
     def _take_in(self, worker: KnownWorker, entry: Entry | None, unbuilt: m.Unbuilt, now_s: float) -> None:
-        """Why it was not built: some reasons pass, some are the machine's, others hold for this worker for good."""
+        """Draw the consequence of why it was not built.
+
+        Some reasons pass, some are the machine's. All others hold for this worker for good: it would refuse again, and
+        the want would go round for ever.
+        """
         if unbuilt.code == "draining":
             worker.announce_leaving()
             self._tickets.stop_asking(worker)
@@ -175,7 +189,11 @@ class Answers:
                 entry.refuse(worker.incarnation, error)
 
     def reconcile(self, worker: KnownWorker, pong: m.Pong, now_s: float) -> None:
-        """The worker lists our tickets: a missing one was lost on the way, and an unknown one is void."""
+        """Compare the worker's list of our tickets with ours: a missing one was lost, and an unknown one is void.
+
+        A want, or its answer, may be lost with a connection that neither side saw end. A want that was sent after the
+        ping may be missing because it is still on its way, so only older ones count.
+        """
         self._tickets.hear(worker, now_s)
         held = frozenset(pong.tickets)
         for ticket, ask in list(worker.asks.items()):

@@ -91,7 +91,10 @@ class Wants:
         self._tickets.extend(seqs)
 
     def refocus(self) -> None:
-        """Other batches lie ahead from now on: cancel everything that was asked for."""
+        """Cancel everything that was asked for, because other batches lie ahead from now on.
+
+        The tickets stay with their workers until they answer: one may be writing into its slot at this moment.
+        """
         for worker in self._workers.values():
             for ticket in worker.asks:
                 self._tickets.send_cancel(worker, ticket)
@@ -99,7 +102,11 @@ class Wants:
         self._retracting.clear()
 
     def take_back(self, seq: int, *, won: bool) -> None:
-        """An offered batch was taken back (`won`), or the consumer was faster."""
+        """Take in that an offered batch was taken back (`won`), or that the consumer was faster.
+
+        A consumer pops without waiting for us, so which of the two it was is known only afterwards; and a batch that
+        was taken back is asked for again, or the sequence would have a gap.
+        """
         self._retracting.discard(seq)
         entry = self._upcoming.entries.get(seq)
         if won and entry is not None:
@@ -152,7 +159,10 @@ class Wants:
         return least_busy(self._live, entry, usual_s, now_s)
 
     def _rebalance(self, now_s: float) -> None:
-        """Idle workers take over what would wait longest elsewhere, but not what is being built."""
+        """Let idle workers take over what would wait longest elsewhere, but not what is being built.
+
+        Without it, one worker holds the last batches of an epoch while fifteen are idle.
+        """
         donors = [worker for worker in self._workers.values() if len(worker.asks) > 1]
         idle = [worker for worker in self._live if not worker.asks and now_s >= worker.busy_until_s] if donors else []
         for thief in sorted(idle, key=lambda one: one.service_s):
@@ -198,7 +208,11 @@ class Wants:
     # --- slots for the head ---
 
     def _lend_slot_for(self, seq: int) -> Ticket | None:
-        """Lend a free slot; if there is none, the head makes room for itself."""
+        """Lend a free slot; if there is none, the head makes room for itself.
+
+        After a death gave the head back, prefetched batches may fill all slots. One batch is taken back at a time:
+        the consumer may be faster, and until it says so the slot is not ours to lend.
+        """
         ticket = self._slots.lend()
         if ticket is not None or seq != self._upcoming.head or self._retracting:
             return ticket
@@ -211,7 +225,10 @@ class Wants:
         return self._slots.lend_reserve() or self._reclaim_slot()
 
     def _reclaim_slot(self) -> Ticket | None:
-        """Take back a slot that a silent worker holds but cannot write into: what it pushes by TCP will be stale."""
+        """Take back a slot that a silent worker holds but cannot write into: what it pushes by TCP will be stale.
+
+        Otherwise the head waits for ever if silent workers hold all slots, the reserve included.
+        """
         found = [
             (ask.seq, worker, ticket)
             for worker in self._workers.values()
@@ -231,6 +248,10 @@ class Wants:
         return entry is not None and not entry.ready
 
     def _hedge(self, now_s: float) -> None:
+        """Ask a second worker for a head that takes too long, although the first one is well.
+
+        Bounded, because if all workers are slow, hedging doubles the load that made them slow.
+        """
         head = self._upcoming.head
         entry = self._upcoming.entries.get(head)
         if entry is None or entry.ready or entry.hedged or not entry.askers:

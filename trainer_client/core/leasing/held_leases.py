@@ -181,7 +181,11 @@ class HeldLeases:
         return True
 
     def settle(self, event: LeaseSettled) -> None:
-        """The consumer is through with a batch, or failed at it, or gives it back."""
+        """Take in that the consumer is through with a batch, failed at it, or gives it back.
+
+        A checkpoint may have been restored since it was leased: the model knows nothing of what was settled before, so
+        only leases of this generation are told.
+        """
         lease = event.lease
         self._upcoming.settle(lease)
         self._lost.discard(lease)
@@ -232,7 +236,11 @@ class HeldLeases:
         self._unsettled, self.is_taken_back = epoch, False
 
     def receive(self, said: m.Leases, now_s: float) -> bool:
-        """Take in an answer; False if it answers something else."""
+        """Take in an answer; return False if it answers something else.
+
+        What is settled here and not acknowledged may still be listed as ours: the answer was on its way meanwhile, and
+        taking it as a new lease would train on the batch twice.
+        """
         if self._open is None or said.serial != self._open.serial:
             return False
         self._wait.end()

@@ -184,7 +184,10 @@ class Connections:
         self._out.append(i.Close(connection.id))
 
     def _part(self, connection: Connection, worker: KnownWorker) -> None:
-        """The connection is no longer this worker's, which is buried once it cannot write into any slot."""
+        """Take the connection from this worker; bury it once it cannot write into any slot.
+
+        That another incarnation answers at its endpoint proves nothing: the former one may be stopped, and write later.
+        """
         self._tickets.cut(worker, by_us=connection.state is ConnectionState.DOWN)
         connection.part()
         worker.part()
@@ -216,7 +219,7 @@ class Connections:
         self._greet(connection, now_s)
 
     def note_down(self, connection_id: int, now_s: float, *, by_us: bool = False) -> None:
-        """It is down, and what was on its way is lost."""
+        """Note that it is down, and that what was on its way by it is lost."""
         connection = self._by_id.get(connection_id)
         if connection is None:
             return
@@ -241,7 +244,10 @@ class Connections:
             self._greet(connection, now_s)
 
     def _greet(self, connection: Connection, now_s: float) -> None:
-        """Say Hello, offering a lock byte that nobody has locked yet."""
+        """Say Hello, offering a lock byte that nobody has locked yet.
+
+        Two incarnations must never share a byte: the lock of one would stand for the life of the other.
+        """
         if not connection.lock_byte:
             connection.offer(self._lock_bytes)
             self._lock_bytes += 1
@@ -251,7 +257,10 @@ class Connections:
         self._out.append(i.Greet(connection.id, connection.lock_byte))
 
     def welcome(self, connection_id: int, came: m.Welcome, now_s: float, *, locked: bool) -> None:
-        """The worker serves us; `locked`: it holds the lock byte that it was offered last."""
+        """Note that the worker serves us; `locked`: it holds the lock byte that it was offered last.
+
+        A Hello is repeated until it is answered, so a second Welcome may come; the first one's lock still holds then.
+        """
         connection = self._by_id.get(connection_id)
         if connection is None or connection.state is ConnectionState.DOWN:
             return  # it was said before the connection was closed or broke
@@ -297,7 +306,10 @@ class Connections:
             connection.move("drain", now_s)
 
     def note_lock_gone(self, incarnation: int, now_s: float) -> None:
-        """Proof that this worker cannot write into any slot any more."""
+        """Bury this worker: its lock is gone, so it cannot write into any slot any more.
+
+        It may be alive and have only released our memory while it was cut off: then it is greeted, not given up.
+        """
         worker = self._workers.get(incarnation)
         if worker is None:
             return
@@ -339,6 +351,10 @@ class Connections:
                 self._greet(connection, now_s)
 
     def _renew(self, connection: Connection, now_s: float) -> None:
+        """Replace the connection to a silent worker.
+
+        One side may have lost it without a word, as by a rebooted switch, and then both would wait politely.
+        """
         worker = self._worker_of(connection)
         heard_s = worker.heard_s if worker is not None else connection.since_s
         up = connection.state is not ConnectionState.DOWN

@@ -60,7 +60,10 @@ class WorkerTickets:
             self.look_around = True
 
     def suspect(self, worker: KnownWorker) -> None:
-        """Nothing was heard from it for too long, or its connection is gone."""
+        """Give it nothing new, because it is silent or its connection is gone; what it still pushes counts.
+
+        A transform may hold the interpreter for seconds: counting that as a death would repeat its work elsewhere.
+        """
         if not worker.silent:
             worker.fall_silent()
             self.look_around = True
@@ -89,12 +92,18 @@ class WorkerTickets:
                 entry.blame()
 
     def bury(self, worker: KnownWorker, *, crashed: bool) -> None:
-        """It is proved that it cannot write into any slot any more."""
+        """Free all its tickets, because it is proved that it cannot write into any slot any more.
+
+        Without proof it may only be stopped in the middle of a write, and go on when the slot is somebody else's.
+        """
         self.void(worker, list(worker.asks), suspicious=crashed)
         self.look_around = True
 
     def void(self, worker: KnownWorker, tickets: Iterable[Ticket], *, suspicious: bool) -> None:
-        """No answer to these tickets will come."""
+        """Close these tickets: no answer will come.
+
+        `suspicious`: their batches may have killed the worker, but those that a cut has blamed already count once.
+        """
         for ticket in tickets:
             self._slots.release(ticket)
             ask, entry = self.close(worker, ticket)
@@ -115,13 +124,16 @@ class WorkerTickets:
     # --- tickets ---
 
     def hold(self, seq: int, worker: KnownWorker, ticket: Ticket, now_s: float, *, in_slot: bool) -> None:
-        """The worker gets this ticket, for this batch."""
+        """Note that the worker gets this ticket, for this batch.
+
+        The last ping's number goes with it: a Pong to that ping, or an older one, cannot list what was sent later.
+        """
         worker.hold(ticket, Ask(seq, in_slot, now_s, self._pings))
         self.unanswered += 1
         self._upcoming.entries[seq].lend(worker.incarnation, ticket)
 
     def close(self, worker: KnownWorker, ticket: Ticket) -> tuple[Ask, Entry | None]:
-        """The ticket is answered, or void; its batch need not wait for the next time to ask."""
+        """Close a ticket that is answered or void; its batch need not wait for the next time to ask."""
         ask = worker.close(ticket)
         self.unanswered -= 1
         entry = self._upcoming.entries.get(ask.seq)
