@@ -35,14 +35,14 @@ def test_a_stopped_worker_holds_nobody_up_and_writes_nowhere_afterwards(
         victim = loaders.workers()[0]
         got, arrived_s = [], []
         with trainer_client.connect(loaders.endpoint, shared_memory=shared_memory) as feed:
-            counts = feed._session.receiver.stream.tickets.counts
+            tickets = feed._session.receiver.stream.tickets
             for batch in feed:
                 got.append((batch.number, batch.digest))
                 arrived_s.append(time.monotonic())
                 if len(got) == 8:
                     victim.send_signal(signal.SIGSTOP)
                 if len(got) == len(calm) - 4:
-                    wait_until(lambda: counts.suspected, "it is suspected")
+                    wait_until(lambda: tickets.suspected, "it is suspected")
                     victim.send_signal(signal.SIGCONT)
         assert got == calm
         assert max(b - a for a, b in itertools.pairwise(arrived_s)) < 1.0 + SLACK_S
@@ -79,9 +79,9 @@ def test_a_much_slower_worker_is_hedged(tmp_path: Path, monkeypatch: pytest.Monk
         marker.write_text(str(loaders.workers()[0].pid))
         with trainer_client.connect(loaders.endpoint) as feed:
             got = [(batch.number, batch.digest) for batch in feed]
-            counts = feed._session.receiver.stream.tickets.counts
+            wants = feed._session.receiver.stream.wants
     assert got == calm
-    assert 1 <= counts.hedged <= 1 + counts.asked / 20
+    assert 1 <= wants.hedged <= 1 + wants.asked / 20
 
 
 @pytest.mark.slow

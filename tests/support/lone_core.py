@@ -20,7 +20,7 @@ from trainer_client.core.upcoming import Position, Ranks
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from trainer_client.core.core import Line
+    from trainer_client.core.attached_stream import AttachedStream
     from trainer_client.core.upcoming import Entry
 
 __all__ = ["BATCHES", "DIGEST", "LoneCore", "address", "attached"]
@@ -173,7 +173,7 @@ class LoneCore:
     # --- what the books say ---
 
     @property
-    def stream(self) -> Line:
+    def stream(self) -> AttachedStream:
         """The core's books."""
         assert self.core.stream is not None
         return self.core.stream

@@ -62,7 +62,10 @@ class UpcomingBatch:
 
 @dataclass(slots=True)
 class Entry:
-    """An upcoming batch, and how far it is."""
+    """An upcoming batch, and how far it is.
+
+    Several modules decide what becomes of it, but only the transitions below change it.
+    """
 
     batch: UpcomingBatch
     #: How many workers died, or may have died, while they had it.
@@ -87,6 +90,70 @@ class Entry:
     def ready(self) -> bool:
         """Whether the batch is here."""
         return self.header is not None
+
+    def lend(self, incarnation: int, ticket: Ticket) -> None:
+        """Note that this worker holds a ticket for the batch.
+
+        A worker never holds two, or its answer to the first would leave the second one's slot lent for ever.
+        """
+        assert incarnation not in self.askers
+        self.askers[incarnation] = ticket
+
+    def take_ticket_back(self, incarnation: int) -> None:
+        """Note that this worker's ticket is answered or void, so that the next asking need not wait."""
+        del self.askers[incarnation]
+        self.again_s = 0.0
+
+    def arrive(self, header: Pushed, slot: int) -> None:
+        """Note that the batch is here.
+
+        The first valid answer wins: a hedged or suspected worker's later answer must not replace a batch that a
+        consumer may be reading.
+        """
+        assert self.header is None
+        self.header, self.slot = header, slot
+
+    def retract(self) -> None:
+        """Note that the batch was taken back before a consumer had it, so that it is asked for again."""
+        assert self.header is not None
+        self.header, self.slot = None, -1
+
+    def refuse(self, incarnation: int, error: StokerError) -> None:
+        """Never ask this worker for the batch again; its ticket is closed already."""
+        assert incarnation not in self.askers
+        self.refused[incarnation] = error
+
+    def blame(self) -> None:
+        """Note that the batch may have killed a worker, so that the next builder tries its samples in a child first.
+
+        It may be here by now, from another worker; the count still stands if it is taken back and asked for again.
+        """
+        self.attempt += 1
+
+    def fail_at(self, machine: str, pause_s: float, now_s: float) -> None:
+        """Note a failure through no fault of the data; wait longer after each before the batch is asked for again."""
+        self.failures.append(machine)
+        self.again_s = now_s + pause_s * len(self.failures)
+
+    def wait_longer(self, first_s: float, now_s: float) -> None:
+        """Put the next asking off twice as far as the last.
+
+        Only a batch that a silent worker holds waits like this: without the pauses, a fleet that is merely slow would
+        be asked for the same batch by every turn.
+        """
+        assert self.askers
+        self.patience_s = 2 * self.patience_s or first_s
+        self.again_s = now_s + self.patience_s
+
+    def hedge(self) -> None:
+        """Note that a second worker is asked although the first one is fine, which happens once."""
+        assert not self.hedged
+        self.hedged = True
+
+    def count_rows(self) -> bool:
+        """Return True the first time: a batch that was taken back and comes again delivers no new rows."""
+        is_first, self.counted = not self.counted, True
+        return is_first
 
 
 class Course:
@@ -168,6 +235,10 @@ class Upcoming:
         """An epoch has this many batches."""
         self.epochs[epoch, group] = batches
 
+    def regroup(self, group: int) -> None:
+        """Read later epochs in groups of this size, from the next redirection on."""
+        self.next_group = group
+
     def missing(self) -> tuple[int, int] | None:
         """The (epoch, group) whose number of batches must be learnt before the sequence goes on."""
         return self._course.missing()
@@ -204,7 +275,10 @@ class Upcoming:
         return self._course.next_lap() == start
 
     def redirect(self, start: Position, taken: int) -> None:
-        """Go on where a reader is that began at `start` and took this many; what lay ahead is dropped."""
+        """Go on where a reader is that began at `start` and took this many; what lay ahead is dropped.
+
+        Numbers go on from where they were: an answer from before a restore must not be taken for one after it.
+        """
         self._course = self._new_course(start)
         for _ in range(taken):
             self._course.advance()

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from shared.memory import SlotMemory
     from shared.wire.messages import Attached
     from shared.wire.parts import Cursor, DoneSet
-    from trainer_client.core.core import AttachedStream
+    from trainer_client.core.attached_stream import AttachedStream
     from trainer_client.core.stream_spec import StreamSpec
 
 _T = TypeVar("_T")

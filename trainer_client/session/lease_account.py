@@ -60,10 +60,9 @@ class LeaseAccount:
 
     def take(self, item: Item) -> bool:
         """A consumer takes this batch; False if it is no longer this trainer's, and has to be skipped."""
-        leases, lease = self._receiver.stream.leases, item.batch.lease
-        assert leases is not None
+        lease = item.batch.lease
         assert lease is not None
-        if lease in leases.void:
+        if lease in self._receiver.stream.leases.void:
             self._tell(item.batch, done=False)
             return False
         self._taken.append(item.batch)
@@ -72,8 +71,7 @@ class LeaseAccount:
     @property
     def is_taken_back(self) -> bool:
         """Whether another trainer has restored a checkpoint since this one did."""
-        leases = self._receiver.stream.leases
-        return leases is not None and leases.is_taken_back
+        return self._receiver.stream.leases.is_taken_back
 
     # --- what becomes of batches ---
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shared.metrics.listening import Listening
-    from trainer_client.core.workers.worker_tickets import WantCounts
+    from trainer_client.core.attached_stream import AttachedStream
     from trainer_client.network.receiver import Receiver
     from trainer_client.session.batch_maker import BatchMaker
     from trainer_client.session.epoch_account import Accounts, ReadCounts
@@ -200,20 +200,21 @@ def trainer_samples(receiver: Receiver, maker: BatchMaker, accounts: Accounts) -
     yield MetricSamples.one(COPIED, maker.copied, name)
     yield MetricSamples(SLOTS, {(name, state.value): stream.slots.count(state) for state in SlotState})
     yield MetricSamples.one(STAGED, accounts.staged, name)
-    yield from _wants(stream.tickets.counts, name)
+    yield from _wants(stream, name)
     yield from _waits(accounts.counts, name)
     yield from _reads(accounts.counts, name)
 
 
-def _wants(counts: WantCounts, stream: str) -> Iterator[MetricSamples]:
-    yield MetricSamples.one(ASKED, counts.asked, stream)
-    yield MetricSamples.one(ASKED_AGAIN, counts.asked_again, stream)
-    yield MetricSamples.one(HEDGED, counts.hedged, stream)
-    yield MetricSamples.one(STALE_BATCHES, counts.stale, stream)
-    yield MetricSamples.one(REJECTED, counts.rejected, stream)
-    yield MetricSamples.one(LOST_WANTS, counts.lost_on_the_way, stream)
-    yield MetricSamples.one(RETRACTED, counts.retracted, stream)
-    yield MetricSamples.one(SUSPECTED, counts.suspected, stream)
+def _wants(stream: AttachedStream, name: str) -> Iterator[MetricSamples]:
+    wants, answers = stream.wants, stream.answers
+    yield MetricSamples.one(ASKED, wants.asked, name)
+    yield MetricSamples.one(ASKED_AGAIN, wants.asked_again, name)
+    yield MetricSamples.one(HEDGED, wants.hedged, name)
+    yield MetricSamples.one(STALE_BATCHES, answers.stale, name)
+    yield MetricSamples.one(REJECTED, answers.rejected, name)
+    yield MetricSamples.one(LOST_WANTS, answers.lost_on_the_way, name)
+    yield MetricSamples.one(RETRACTED, wants.retracted, name)
+    yield MetricSamples.one(SUSPECTED, stream.tickets.suspected, name)
 
 
 def _waits(counts: ReadCounts, stream: str) -> Iterator[MetricSamples]:

@@ -226,7 +226,6 @@ class Sharer(Consumer):
 
         stream = self.trainer.core.stream
         assert stream is not None
-        assert stream.leases is not None
         generation = stream.leases._generation
         self._wait("to know what is done")
         self.trainer.ask_state(answered)

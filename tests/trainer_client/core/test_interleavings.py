@@ -99,7 +99,7 @@ def test_a_pong_that_comes_in_one_turn_with_the_batch_does_not_deny_it(verify):
     told.tell(after_s=0.3)
     (ping,) = told.said(m.Ping)
     told.tell(e.WorkerSaid(1, pushed(wants[0]), b"payload"), e.WorkerSaid(1, pong(ping.number, wants[1].ticket)))
-    assert told.core.stream.tickets.counts.lost_on_the_way == 0
+    assert told.core.stream.answers.lost_on_the_way == 0
     assert told.said(m.Want) == []
     told.tell(e.Checked(1, pushed(wants[0]), valid=True))
     assert [one.seq for one in told.ordered(i.Offer)] == [0]
@@ -112,7 +112,7 @@ def test_a_batch_that_comes_twice_in_one_turn_is_looked_at_once():
     want = told.said(m.Want)[0]
     told.tell(*[e.WorkerSaid(1, pushed(want), b"payload")] * 2)
     assert len(told.ordered(i.Write)) == 1
-    assert told.core.stream.tickets.counts.stale == 1
+    assert told.core.stream.answers.stale == 1
 
 
 @pytest.mark.fault(4)

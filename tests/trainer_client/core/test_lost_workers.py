@@ -79,7 +79,7 @@ class TestSilence:
         lone.push(again)
         lone.push(want)
         assert lone.ordered(i.Offer) == []
-        assert lone.stream.tickets.counts.stale == 1
+        assert lone.stream.answers.stale == 1
         assert lone.stream.slots.state(want.ticket.slot) is SlotState.FREE
 
     def test_each_further_asking_waits_twice_as_long(self):
@@ -116,7 +116,7 @@ class TestSilence:
         lone.tell(after_s=30)
         assert lone.wants() == []
         assert lone.ordered(i.Renew) == []
-        assert lone.stream.tickets.counts.suspected == 0
+        assert lone.stream.tickets.suspected == 0
 
     def test_pings_go_out_four_times_a_timeout_and_never_repeat_a_number(self):
         lone = LoneCore(prefetch=2)
@@ -243,7 +243,7 @@ class TestLostOnTheWay:
         ping = lone.sent(m.Ping)[-1]
         lone.pong(1, ping.number)
         assert [(one.number, one.ticket.generation) for one in lone.wants()] == [(0, want.ticket.generation + 1)]
-        assert lone.stream.tickets.counts.lost_on_the_way == 1
+        assert lone.stream.answers.lost_on_the_way == 1
 
     def test_one_that_it_lists_is_not(self):
         lone = LoneCore(prefetch=1)
@@ -337,7 +337,7 @@ class TestRefusal:
         lone.say(want.worker, pushed(want, number=5))
         (again,) = lone.wants()
         assert again.worker == 3 - want.worker
-        assert lone.stream.tickets.counts.rejected == 1
+        assert lone.stream.answers.rejected == 1
         lone.say(again.worker, pushed(again, nbytes=128))
         lone.wait_hearing(3, 1, 2)
         assert isinstance(failure(lone), PeerError)
@@ -353,13 +353,13 @@ class TestRefusal:
         (look,) = lone.ordered(i.Check if shared else i.Write)
         lone.tell(e.Checked(look.connection_id, look.header, valid=False))
         assert [one.worker for one in lone.wants()] == [3 - want.worker]
-        assert lone.stream.tickets.counts.rejected == 1
+        assert lone.stream.answers.rejected == 1
 
     def test_a_push_the_other_way_than_asked_is_refused(self):
         lone = LoneCore(prefetch=1)
         (want,) = lone.with_workers(2)
         lone.say(want.worker, pushed(want, in_slot=False), "payload")
-        assert lone.stream.tickets.counts.rejected == 1
+        assert lone.stream.answers.rejected == 1
         assert lone.ordered(i.Write) == []
 
     def test_refused_by_all_that_live_it_fails_after_the_lost_timeout_though_others_are_only_silent(self):

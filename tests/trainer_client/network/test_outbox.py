@@ -65,8 +65,10 @@ def test_no_more_than_asked_for_and_not_past_the_end(outbox, reader):
 
 
 def test_it_wakes_at_first_for_what_the_core_believes_that_it_wakes_for(outbox):
-    core = LoneCore().core
-    assert core._wakes == WakeFor(room=outbox.wake_for_room, slots=outbox.wake_for_slots)
+    lone = LoneCore()
+    lone.attach()
+    assert not lone.ordered(WakeFor)
+    assert lone.stream._wakes == WakeFor(room=outbox.wake_for_room, slots=outbox.wake_for_slots)
 
 
 def test_taking_wakes_only_who_wants_room(outbox, reader, woken):

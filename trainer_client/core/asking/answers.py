@@ -51,21 +51,30 @@ class Answers:
     ) -> None:
         #: About how long an answer takes.
         self.usual_answer_s = 0.0
+        #: Answers that came too late, or that nobody waits for.
+        self.stale = 0
+        #: Answers that are not the batch that was asked for.
+        self.rejected = 0
+        #: Tickets that a worker's list lacked.
+        self.lost_on_the_way = 0
         self._settings = settings
         self._spec = spec
         self._upcoming = upcoming
         self._slots = slots
         self._tickets = tickets
-        self._counts = tickets.counts
         self._bad_rows = bad_rows
         self._out = out
 
     def receive(self, worker: KnownWorker, came: m.Pushed, payload: object, now_s: float) -> None:
-        """A worker says that a batch is in its slot, or in this payload."""
+        """Take in that a batch is in its slot, or in this payload.
+
+        The answer to a cancelled or voided want may arrive after its slot was lent again: it names a ticket that the
+        worker no longer holds here, and is dropped before anything looks at the slot.
+        """
         self._tickets.hear(worker, now_s)
         ask = worker.asks.get(came.ticket)
         if ask is None or ask.arrived or worker.connection_id is None:
-            self._counts.stale += 1
+            self.stale += 1
             return
         entry = self._upcoming.entries.get(ask.seq)
         if entry is None or entry.ready:
@@ -75,19 +84,22 @@ class Answers:
         elif came.in_slot and not self._settings.verify:
             self._accept(worker, came, now_s)
         elif came.in_slot:
-            ask.arrived = True
+            ask.arrive()
             self._out.append(i.Check(worker.connection_id, came))
         elif payload is None:
             self._reject(worker, came.ticket)
         else:
-            ask.arrived = True
+            ask.arrive()
             self._out.append(i.Write(worker.connection_id, came, payload))
 
     def settle(self, worker: KnownWorker, header: m.Pushed, now_s: float, *, valid: bool) -> None:
-        """The batch was written, or checked."""
+        """Take in that the batch was written, or checked.
+
+        While a payload was checked, the reader may have gone elsewhere, or another worker's batch may have come first.
+        """
         ask = worker.asks.get(header.ticket)
         if ask is None:
-            self._counts.stale += 1
+            self.stale += 1
             return
         entry = self._upcoming.entries.get(ask.seq)
         if entry is None or entry.ready:
@@ -98,22 +110,22 @@ class Answers:
             self._reject(worker, header.ticket)
 
     def _drop(self, worker: KnownWorker, ticket: Ticket) -> None:
-        """Nobody needs this batch any more."""
-        self._counts.stale += 1
+        """Free the ticket of a batch that nobody needs any more."""
+        self.stale += 1
         self._slots.release(ticket)
         self._tickets.close(worker, ticket)
 
     def _reject(self, worker: KnownWorker, ticket: Ticket) -> None:
-        self._counts.rejected += 1
+        self.rejected += 1
         self._slots.release(ticket)
         _, entry = self._tickets.close(worker, ticket)
         if entry is not None:
-            entry.refused[worker.incarnation] = wrong_bytes(worker.name, entry.batch)
+            entry.refuse(worker.incarnation, wrong_bytes(worker.name, entry.batch))
 
     def _accept(self, worker: KnownWorker, header: m.Pushed, now_s: float) -> None:
         ticket = header.ticket
         entry = self._upcoming.entries[worker.asks[ticket].seq]
-        entry.header, entry.slot = header, ticket.slot
+        entry.arrive(header, ticket.slot)
         self._slots.offer(ticket)
         ask, _ = self._tickets.close(worker, ticket)
         answer_s = now_s - ask.sent_s
@@ -125,9 +137,8 @@ class Answers:
 
     def _count_rows(self, entry: Entry, header: m.Pushed) -> None:
         """Judge the rows before a consumer can take the epoch's last batch and believe that all went well."""
-        if entry.counted:
+        if not entry.count_rows():
             return
-        entry.counted = True
         self._bad_rows.count(
             lap=entry.batch.lap, good=header.rows, bad=header.masked, reasons=header.reasons, first=header.reason
         )
@@ -139,7 +150,10 @@ class Answers:
             self._out.append(i.Fail(error))
 
     def give_up(self, worker: KnownWorker, ticket: Ticket, now_s: float, unbuilt: m.Unbuilt | None = None) -> None:
-        """The worker returns the ticket without a batch: cancelled, or for the reason that it names."""
+        """Take the ticket back without a batch: it was cancelled, or could not be built for the reason named.
+
+        A refusal and a Cancel may cross, so a ticket that is closed already is no error.
+        """
         self._tickets.hear(worker, now_s)
         if ticket not in worker.asks:
             return
@@ -153,33 +167,41 @@ class Answers:
             self._take_in(worker, entry, unbuilt, now_s)
 
     def _take_in(self, worker: KnownWorker, entry: Entry | None, unbuilt: m.Unbuilt, now_s: float) -> None:
-        """Why it was not built: some reasons pass, some are the machine's, others hold for this worker for good."""
+        """Draw the consequence of why it was not built.
+
+        Some reasons pass, some are the machine's. All others hold for this worker for good: it would refuse again, and
+        the want would go round for ever.
+        """
         if unbuilt.code == "draining":
-            worker.in_good_order = True
+            worker.announce_leaving()
             self._tickets.stop_asking(worker)
         elif unbuilt.code == "busy":
-            worker.busy_until_s = now_s + _BUSY_PAUSE_S
+            worker.rest_until(now_s + _BUSY_PAUSE_S)
         elif unbuilt.code != "unknown" and entry is not None:
             error = error_of(unbuilt, unbuilt.where)
             if unbuilt.code in _OF_MACHINES:
-                entry.attempt += unbuilt.code == "exhausted"  # the next builder finds out whose fault that is
-                entry.failures.append(f"{worker.name}: {unbuilt.got}")
-                entry.again_s = now_s + _BUSY_PAUSE_S * len(entry.failures)
+                if unbuilt.code == "exhausted":  # the next builder finds out whose fault that is
+                    entry.blame()
+                entry.fail_at(f"{worker.name}: {unbuilt.got}", _BUSY_PAUSE_S, now_s)
                 if len(entry.failures) >= _MOST_FAILURES:
                     self._out.append(i.Fail(failing_machines(entry, error)))
             else:
-                entry.refused[worker.incarnation] = error
+                entry.refuse(worker.incarnation, error)
 
     def reconcile(self, worker: KnownWorker, pong: m.Pong, now_s: float) -> None:
-        """The worker lists our tickets: a missing one was lost on the way, and an unknown one is void."""
+        """Compare the worker's list of our tickets with ours: a missing one was lost, and an unknown one is void.
+
+        A want, or its answer, may be lost with a connection that neither side saw end. A want that was sent after the
+        ping may be missing because it is still on its way, so only older ones count.
+        """
         self._tickets.hear(worker, now_s)
         held = frozenset(pong.tickets)
         for ticket, ask in list(worker.asks.items()):
             if ask.after_ping < pong.number and ticket not in held and not ask.arrived:
-                self._counts.lost_on_the_way += 1
+                self.lost_on_the_way += 1
                 self._slots.release(ticket)
                 self._tickets.close(worker, ticket)
-        worker.owes_list = False
+        worker.note_list()
         if worker.connection_id is not None:
             void = (ticket for ticket in pong.tickets if ticket not in worker.asks)
             self._out.extend(i.ToWorker(worker.connection_id, m.Cancel(ticket=ticket)) for ticket in void)

@@ -60,13 +60,16 @@ class Wants:
         self.prefetch = prefetch
         #: Whether something could not be asked for because no slot was free.
         self.short_of_slots = False
+        #: Wants that were sent; those of them that were not the first for their batch; those that hedge.
+        self.asked = self.asked_again = self.hedged = 0
+        #: Batches that were taken back from consumers.
+        self.retracted = 0
         self._settings = settings
         self._spec = spec
         self._upcoming = upcoming
         self._slots = slots
         self._workers = workers
         self._tickets = tickets
-        self._counts = tickets.counts
         self._answers = answers
         self._out = out
         self._live: list[KnownWorker] = []
@@ -85,24 +88,31 @@ class Wants:
 
     def extend(self, seqs: range) -> None:
         """These batches lie ahead as well."""
-        self._tickets.unasked.extend(seqs)
+        self._tickets.extend(seqs)
 
     def refocus(self) -> None:
-        """Other batches lie ahead from now on: cancel everything that was asked for."""
+        """Cancel everything that was asked for, because other batches lie ahead from now on.
+
+        The tickets stay with their workers until they answer: one may be writing into its slot at this moment.
+        """
         for worker in self._workers.values():
             for ticket in worker.asks:
                 self._tickets.send_cancel(worker, ticket)
-        self._tickets.unasked.clear()
+        self._tickets.forget_unasked()
         self._retracting.clear()
 
     def take_back(self, seq: int, *, won: bool) -> None:
-        """An offered batch was taken back (`won`), or the consumer was faster."""
+        """Take in that an offered batch was taken back (`won`), or that the consumer was faster.
+
+        A consumer pops without waiting for us, so which of the two it was is known only afterwards; and a batch that
+        was taken back is asked for again, or the sequence would have a gap.
+        """
         self._retracting.discard(seq)
         entry = self._upcoming.entries.get(seq)
         if won and entry is not None:
             self._slots.take_back(entry.slot)
-            entry.header, entry.slot = None, -1
-            self._counts.retracted += 1
+            entry.retract()
+            self.retracted += 1
             self._tickets.reopen(seq, entry)
 
     # --- asking ---
@@ -110,7 +120,7 @@ class Wants:
     def decide(self, now_s: float) -> None:
         """Ask for what nobody has in hand who was heard lately, nearest batches first."""
         if self._tickets.look_around:
-            self._see_who_is_there()
+            self._live = self._tickets.survey()
         if self._holders is not None:
             self._ask(now_s)
             return
@@ -118,14 +128,6 @@ class Wants:
             self._hedge(now_s)
         self._ask(now_s)
         self._rebalance(now_s)
-
-    def _see_who_is_there(self) -> None:
-        self._tickets.look_around = False
-        self._live = [worker for worker in self._workers.values() if worker.may_be_asked]
-        upcoming = self._upcoming
-        self._tickets.unasked = [
-            seq for seq in range(upcoming.head, upcoming.end) if self._tickets.is_unasked(upcoming.entries[seq])
-        ]
 
     def _ask(self, now_s: float) -> None:
         self.short_of_slots = False
@@ -147,10 +149,9 @@ class Wants:
                 left += self._tickets.unasked[at:]
                 break
             if entry.askers:  # not the first asking: wait twice as long before the next
-                entry.patience_s = 2 * entry.patience_s or self._spec.heartbeat_timeout_s
-                entry.again_s = now_s + entry.patience_s
+                entry.wait_longer(self._spec.heartbeat_timeout_s, now_s)
             self._send(seq, worker, ticket, now_s)
-        self._tickets.unasked = left
+        self._tickets.leave_unasked(left)
 
     def _choose(self, entry: Entry, usual_s: float, now_s: float) -> KnownWorker | None:
         if self._holders is not None:
@@ -158,7 +159,10 @@ class Wants:
         return least_busy(self._live, entry, usual_s, now_s)
 
     def _rebalance(self, now_s: float) -> None:
-        """Idle workers take over what would wait longest elsewhere, but not what is being built."""
+        """Let idle workers take over what would wait longest elsewhere, but not what is being built.
+
+        Without it, one worker holds the last batches of an epoch while fifteen are idle.
+        """
         donors = [worker for worker in self._workers.values() if len(worker.asks) > 1]
         idle = [worker for worker in self._live if not worker.asks and now_s >= worker.busy_until_s] if donors else []
         for thief in sorted(idle, key=lambda one: one.service_s):
@@ -176,8 +180,8 @@ class Wants:
         in_slot = worker.in_slot and ticket.slot != self._slots.reserve
         again = entry.attempt > 0 or entry.patience_s > 0 or bool(entry.refused) or entry.hedged
         self._tickets.hold(seq, worker, ticket, now_s, in_slot=in_slot)
-        self._counts.asked += 1
-        self._counts.asked_again += again
+        self.asked += 1
+        self.asked_again += again
         assert worker.connection_id is not None
         urgent = again and seq == self._upcoming.head and not self._settings.verifies
         want = self._want(entry, worker, ticket, in_slot=in_slot, urgent=urgent)
@@ -204,7 +208,11 @@ class Wants:
     # --- slots for the head ---
 
     def _lend_slot_for(self, seq: int) -> Ticket | None:
-        """Lend a free slot; if there is none, the head makes room for itself."""
+        """Lend a free slot; if there is none, the head makes room for itself.
+
+        After a death gave the head back, prefetched batches may fill all slots. One batch is taken back at a time:
+        the consumer may be faster, and until it says so the slot is not ours to lend.
+        """
         ticket = self._slots.lend()
         if ticket is not None or seq != self._upcoming.head or self._retracting:
             return ticket
@@ -217,7 +225,10 @@ class Wants:
         return self._slots.lend_reserve() or self._reclaim_slot()
 
     def _reclaim_slot(self) -> Ticket | None:
-        """Take back a slot that a silent worker holds but cannot write into: what it pushes by TCP will be stale."""
+        """Take back a slot that a silent worker holds but cannot write into: what it pushes by TCP will be stale.
+
+        Otherwise the head waits for ever if silent workers hold all slots, the reserve included.
+        """
         found = [
             (ask.seq, worker, ticket)
             for worker in self._workers.values()
@@ -237,11 +248,15 @@ class Wants:
         return entry is not None and not entry.ready
 
     def _hedge(self, now_s: float) -> None:
+        """Ask a second worker for a head that takes too long, although the first one is well.
+
+        Bounded, because if all workers are slow, hedging doubles the load that made them slow.
+        """
         head = self._upcoming.head
         entry = self._upcoming.entries.get(head)
         if entry is None or entry.ready or entry.hedged or not entry.askers:
             return
-        if self._counts.hedged * HEDGED_SHARE >= self._counts.asked:
+        if self.hedged * HEDGED_SHARE >= self.asked:
             return
         latest_s = max(self._workers[one].asks[ticket].sent_s for one, ticket in entry.askers.items())
         if now_s - latest_s < max(self._settings.hedge_floor_s, 3 * self._answers.usual_answer_s):
@@ -249,6 +264,6 @@ class Wants:
         worker = least_busy(self._live, entry, usual_pace_s(self._live), now_s)
         ticket = self._lend_slot_for(head) if worker is not None else None
         if worker is not None and ticket is not None:
-            entry.hedged = True
-            self._counts.hedged += 1
+            entry.hedge()
+            self.hedged += 1
             self._send(head, worker, ticket, now_s)

@@ -91,6 +91,10 @@ class LeasedUpcoming(Upcoming):
             self.taken[lease] = None
         super().pass_to(head)
 
+    def settle(self, lease: Lease) -> None:
+        """Note that no consumer has this lease's batch any more; nor may one have had it, if it was void."""
+        self.taken.pop(lease, None)
+
     def start_over(self, leases: Iterable[Lease], generation: int) -> None:
         """Only these lie ahead from now on, and nobody has any of them."""
         self._coming.clear()
@@ -177,9 +181,13 @@ class HeldLeases:
         return True
 
     def settle(self, event: LeaseSettled) -> None:
-        """The consumer is through with a batch, or failed at it, or gives it back."""
+        """Take in that the consumer is through with a batch, failed at it, or gives it back.
+
+        A checkpoint may have been restored since it was leased: the model knows nothing of what was settled before, so
+        only leases of this generation are told.
+        """
         lease = event.lease
-        self._upcoming.taken.pop(lease, None)
+        self._upcoming.settle(lease)
         self._lost.discard(lease)
         self.void.discard(lease)
         if event.generation != self._generation:
@@ -228,7 +236,11 @@ class HeldLeases:
         self._unsettled, self.is_taken_back = epoch, False
 
     def receive(self, said: m.Leases, now_s: float) -> bool:
-        """Take in an answer; False if it answers something else."""
+        """Take in an answer; return False if it answers something else.
+
+        What is settled here and not acknowledged may still be listed as ours: the answer was on its way meanwhile, and
+        taking it as a new lease would train on the batch twice.
+        """
         if self._open is None or said.serial != self._open.serial:
             return False
         self._wait.end()

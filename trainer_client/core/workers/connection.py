@@ -65,3 +65,47 @@ class Connection:
             raise AssertionError(f"connection to {self.endpoint}: cannot {event} while {self.state.value}")
         if after is not self.state:
             self.state, self.since_s = after, now_s
+
+    def go_down(self, now_s: float) -> None:
+        """Note that it is down, and that there is nobody to greet until it is up."""
+        self.move("down", now_s)
+        self.hello_s = float("inf")
+
+    def greet_at(self, time_s: float) -> None:
+        """Say Hello then, unless it is answered before."""
+        assert self.state is ConnectionState.GREETING
+        self.hello_s = time_s
+
+    def offer(self, lock_byte: int) -> None:
+        """Offer this lock byte with each Hello, until a worker locks it."""
+        assert not self.lock_byte
+        self.lock_byte = lock_byte
+
+    def serve(self, incarnation: int, pause_s: float, now_s: float, *, shared: bool, locked: bool) -> None:
+        """Note that this worker serves us here; a lock byte that it took is never offered again."""
+        self.move("welcome, shared" if shared else "welcome", now_s)
+        self.incarnation = incarnation
+        if locked:
+            self.lock_byte = 0
+        self.hello_s, self.renew_s, self.renew_pause_s = float("inf"), float("inf"), pause_s
+
+    def part(self) -> None:
+        """Note that whoever served us here is gone, or is reached no longer."""
+        self.incarnation = None
+
+    def is_renewed(self, longest_s: float, now_s: float) -> bool:
+        """Return whether to replace it now; then wait twice as long before the next time, up to `longest_s`.
+
+        A worker that is stopped for a minute must not be met with a new connection every heartbeat.
+        """
+        if self.renew_s == float("inf"):
+            self.renew_s = now_s
+        if now_s < self.renew_s:
+            return False
+        self.renew_pause_s = min(2 * self.renew_pause_s, longest_s)
+        self.renew_s = now_s + self.renew_pause_s
+        return True
+
+    def excuse(self, now_s: float) -> None:
+        """Restart its timer."""
+        self.since_s = now_s

@@ -94,6 +94,10 @@ class Connections:
         self.list.update(version, workers)
         self.top_up(now_s)
 
+    def note_failing(self, failing: m.Failing) -> None:
+        """Take in that a worker could not begin to serve."""
+        self.list.note_failing(failing)
+
     def top_up(self, now_s: float) -> None:
         """Connect to everyone that we should talk to; forget those that are gone."""
         self._forget_the_gone(now_s)
@@ -180,9 +184,13 @@ class Connections:
         self._out.append(i.Close(connection.id))
 
     def _part(self, connection: Connection, worker: KnownWorker) -> None:
-        """The connection is no longer this worker's, which is buried once it cannot write into any slot."""
+        """Take the connection from this worker; bury it once it cannot write into any slot.
+
+        That another incarnation answers at its endpoint proves nothing: the former one may be stopped, and write later.
+        """
         self._tickets.cut(worker, by_us=connection.state is ConnectionState.DOWN)
-        connection.incarnation = worker.connection_id = None
+        connection.part()
+        worker.part()
         if worker.could_write():
             self._out.append(i.Probe(worker.incarnation, worker.lock_byte))
         else:
@@ -211,12 +219,11 @@ class Connections:
         self._greet(connection, now_s)
 
     def note_down(self, connection_id: int, now_s: float, *, by_us: bool = False) -> None:
-        """It is down, and what was on its way is lost."""
+        """Note that it is down, and that what was on its way by it is lost."""
         connection = self._by_id.get(connection_id)
         if connection is None:
             return
-        connection.move("down", now_s)
-        connection.hello_s = float("inf")
+        connection.go_down(now_s)
         worker = self._worker_of(connection)
         if worker is not None:
             self._tickets.cut(worker, by_us=by_us)
@@ -227,7 +234,7 @@ class Connections:
         """It is up, but does not take messages yet."""
         connection = self._by_id.get(connection_id)
         if connection is not None and connection.state is ConnectionState.GREETING:
-            connection.hello_s = now_s + _NOT_YET_S
+            connection.greet_at(now_s + _NOT_YET_S)
 
     def greet_again(self, connection_id: int, now_s: float) -> None:
         """The worker does not know us, or no longer does."""
@@ -237,17 +244,23 @@ class Connections:
             self._greet(connection, now_s)
 
     def _greet(self, connection: Connection, now_s: float) -> None:
-        """Say Hello, offering a lock byte that nobody has locked yet."""
+        """Say Hello, offering a lock byte that nobody has locked yet.
+
+        Two incarnations must never share a byte: the lock of one would stand for the life of the other.
+        """
         if not connection.lock_byte:
-            connection.lock_byte = self._lock_bytes
+            connection.offer(self._lock_bytes)
             self._lock_bytes += 1
             if self._lock_bytes == _LAST_LOCK_BYTE:
                 self._lock_bytes = _FIRST_LOCK_BYTE
-        connection.hello_s = now_s + _HELLO_PAUSE_S
+        connection.greet_at(now_s + _HELLO_PAUSE_S)
         self._out.append(i.Greet(connection.id, connection.lock_byte))
 
     def welcome(self, connection_id: int, came: m.Welcome, now_s: float, *, locked: bool) -> None:
-        """The worker serves us; `locked`: it holds the lock byte that it was offered last."""
+        """Note that the worker serves us; `locked`: it holds the lock byte that it was offered last.
+
+        A Hello is repeated until it is answered, so a second Welcome may come; the first one's lock still holds then.
+        """
         connection = self._by_id.get(connection_id)
         if connection is None or connection.state is ConnectionState.DOWN:
             return  # it was said before the connection was closed or broke
@@ -255,14 +268,11 @@ class Connections:
         if former is not None and former.incarnation != came.incarnation:
             self._part(connection, former)
         worker = self._workers.get(came.incarnation) or self._get_to_know(came, now_s)
-        connection.incarnation, worker.connection_id = worker.incarnation, connection_id
-        if locked and connection.lock_byte:  # else this answers a Hello that was repeated
-            worker.lock_byte, connection.lock_byte = connection.lock_byte, 0
-        worker.in_slot = came.shared and (locked or worker.in_slot)
-        worker.takes_no_wants, worker.owes_list, worker.cut = False, True, False
-        connection.move("welcome, shared" if worker.in_slot else "welcome", now_s)
-        connection.hello_s, connection.renew_s = float("inf"), float("inf")
-        connection.renew_pause_s = self._timeout_s
+        took_lock = locked and connection.lock_byte > 0  # else this answers a Hello that was repeated
+        lock_byte = connection.lock_byte if took_lock else worker.lock_byte
+        shared = came.shared and (locked or worker.in_slot)
+        worker.begin_to_serve(connection_id, shared=shared, lock_byte=lock_byte)
+        connection.serve(worker.incarnation, self._timeout_s, now_s, shared=shared, locked=took_lock)
         self._tickets.note_arrival()
         self._tickets.hear(worker, now_s)
         way = "shared memory" if worker.in_slot else "TCP"
@@ -296,14 +306,17 @@ class Connections:
             connection.move("drain", now_s)
 
     def note_lock_gone(self, incarnation: int, now_s: float) -> None:
-        """Proof that this worker cannot write into any slot any more."""
+        """Bury this worker: its lock is gone, so it cannot write into any slot any more.
+
+        It may be alive and have only released our memory while it was cut off: then it is greeted, not given up.
+        """
         worker = self._workers.get(incarnation)
         if worker is None:
             return
         connection = self._by_id.get(worker.connection_id) if worker.connection_id is not None else None
         self._bury(worker, crashed=not worker.in_good_order)
         if connection is not None:
-            connection.incarnation = None
+            connection.part()
             if connection.state in SERVING:  # it had only released our memory because we were away for long
                 self.greet_again(connection.id, now_s)
 
@@ -338,17 +351,16 @@ class Connections:
                 self._greet(connection, now_s)
 
     def _renew(self, connection: Connection, now_s: float) -> None:
+        """Replace the connection to a silent worker.
+
+        One side may have lost it without a word, as by a rebooted switch, and then both would wait politely.
+        """
         worker = self._worker_of(connection)
         heard_s = worker.heard_s if worker is not None else connection.since_s
         up = connection.state is not ConnectionState.DOWN
         if not up or now_s - max(heard_s, connection.since_s) <= self._timeout_s:
             return
-        if connection.renew_s == float("inf"):
-            connection.renew_s = now_s
-        if now_s >= connection.renew_s:
-            longest_s = _LONGEST_RENEWAL * self._timeout_s
-            connection.renew_pause_s = min(2 * connection.renew_pause_s, longest_s)
-            connection.renew_s = now_s + connection.renew_pause_s
+        if connection.is_renewed(_LONGEST_RENEWAL * self._timeout_s, now_s):
             self._log("info", "connection to a silent worker is made anew", worker=connection.endpoint)
             self.note_down(connection.id, now_s, by_us=True)
             self._out.append(i.Renew(connection.id))
@@ -369,7 +381,7 @@ class Connections:
     def excuse(self, now_s: float) -> None:
         """We stalled, so restart every connection's timer."""
         for connection in self:
-            connection.since_s = now_s
+            connection.excuse(now_s)
 
     # --- who is there ---
 

@@ -36,6 +36,23 @@ class Ask:
     #: Its answer is here, and is being checked.
     arrived: bool = False
 
+    def arrive(self) -> None:
+        """Note that the answer is here and is being checked, so that a second push of it is stale."""
+        assert not self.arrived
+        self.arrived = True
+
+    def blame(self) -> None:
+        """Note that its batch was counted as one that may have killed this worker.
+
+        A cut is counted at once, and the proof of death that follows must not count the same batch again.
+        """
+        assert not self.blamed
+        self.blamed = True
+
+    def excuse(self, now_s: float) -> None:
+        """Restart the timer."""
+        self.sent_s = now_s
+
 
 @dataclass(slots=True, eq=False)
 class KnownWorker:
@@ -67,6 +84,78 @@ class KnownWorker:
     #: It has not listed its tickets since it welcomed us: some of them may be void here.
     owes_list: bool = False
     asks: dict[Ticket, Ask] = field(default_factory=dict)
+
+    # --- what happens to it ---
+
+    def hear(self, now_s: float) -> bool:
+        """Note that something was heard; return whether it was silent until now.
+
+        One that is cut stays silent: what is heard was on its way before the cut, and its slots need a new Welcome.
+        """
+        self.heard_s = now_s
+        is_back = self.silent and not self.cut
+        if is_back:
+            self.silent = False
+        return is_back
+
+    def fall_silent(self) -> None:
+        """Note that nothing was heard for too long, or that its connection is gone."""
+        assert not self.silent
+        self.silent = True
+
+    def cut_off(self) -> None:
+        """Note that its connection is gone; it stays silent until it welcomes us again."""
+        assert self.silent
+        self.cut = True
+
+    def stop_wants(self) -> None:
+        """Give it no more wants until it welcomes us again."""
+        self.takes_no_wants = True
+
+    def announce_leaving(self) -> None:
+        """Note that it drains, so that its end is no crash and blames no batch."""
+        self.in_good_order = True
+
+    def rest_until(self, time_s: float) -> None:
+        """Leave it alone until then, as it asked."""
+        self.busy_until_s = time_s
+
+    def note_ping(self, now_s: float) -> None:
+        """Note that it was sent a ping."""
+        self.pinged_s = now_s
+
+    def note_list(self) -> None:
+        """Note that it listed its tickets, so that none of them is in doubt."""
+        self.owes_list = False
+
+    def excuse(self, now_s: float) -> None:
+        """Restart its timers, and those of its tickets."""
+        self.heard_s = self.answered_s = now_s
+        for ask in self.asks.values():
+            ask.excuse(now_s)
+
+    def begin_to_serve(self, connection_id: int, *, shared: bool, lock_byte: int) -> None:
+        """Note a Welcome, and which lock byte the worker holds.
+
+        Which tickets were lost with the former connection shows only when the worker lists them, so it owes that list.
+        """
+        self.connection_id, self.in_slot, self.lock_byte = connection_id, shared, lock_byte
+        self.takes_no_wants, self.owes_list, self.cut = False, True, False
+
+    def part(self) -> None:
+        """Note that its connection is another incarnation's, or closed."""
+        self.connection_id = None
+
+    def hold(self, ticket: Ticket, ask: Ask) -> None:
+        """Note that it holds this ticket."""
+        assert ticket not in self.asks
+        self.asks[ticket] = ask
+
+    def close(self, ticket: Ticket) -> Ask:
+        """Take back a ticket that is answered or void; return what it was for."""
+        return self.asks.pop(ticket)
+
+    # --- how it does ---
 
     def in_hand_s(self, ask: Ask, now_s: float) -> float:
         """Seconds since it could have begun with this."""

@@ -68,6 +68,10 @@ class WorkerList:
             if endpoint in known and known[endpoint].incarnation == said[0]
         }
 
+    def note_failing(self, failing: m.Failing) -> None:
+        """Keep the latest worker that could not begin to serve, for the error that ends the feed."""
+        self.failing = failing
+
     def rank(self, name: str) -> int:
         """A number to order workers by, which differs from trainer to trainer."""
         return digest64(f"{self._settings.incarnation} {name}".encode())

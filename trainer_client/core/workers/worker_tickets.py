@@ -11,7 +11,6 @@ Pure. What is asked of whom is decided in `wants`, what answers mean in `answers
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shared.wire import messages as m
@@ -25,21 +24,7 @@ if TYPE_CHECKING:
     from trainer_client.core.slot_states import SlotStates
     from trainer_client.core.upcoming import Entry, Upcoming
 
-__all__ = ["WantCounts", "WorkerTickets"]
-
-
-@dataclass(slots=True)
-class WantCounts:
-    """What happened so far, for metrics and tests."""
-
-    asked: int = 0
-    asked_again: int = 0
-    hedged: int = 0
-    stale: int = 0
-    rejected: int = 0
-    lost_on_the_way: int = 0
-    retracted: int = 0
-    suspected: int = 0
+__all__ = ["WorkerTickets"]
 
 
 class WorkerTickets:
@@ -48,7 +33,8 @@ class WorkerTickets:
     def __init__(
         self, upcoming: Upcoming, slots: SlotStates, workers: dict[int, KnownWorker], out: list[i.Instruction]
     ) -> None:
-        self.counts = WantCounts()
+        #: How often a worker fell silent.
+        self.suspected = 0
         #: How many tickets workers hold.
         self.unanswered = 0
         #: Numbers of batches that no worker has in hand that was heard lately, in order.
@@ -70,79 +56,89 @@ class WorkerTickets:
 
     def hear(self, worker: KnownWorker, now_s: float) -> None:
         """Something was heard from this worker."""
-        worker.heard_s = now_s
-        if worker.silent and not worker.cut:
-            worker.silent = False
+        if worker.hear(now_s):
             self.look_around = True
 
     def suspect(self, worker: KnownWorker) -> None:
-        """Nothing was heard from it for too long, or its connection is gone."""
+        """Give it nothing new, because it is silent or its connection is gone; what it still pushes counts.
+
+        A transform may hold the interpreter for seconds: counting that as a death would repeat its work elsewhere.
+        """
         if not worker.silent:
-            worker.silent = True
+            worker.fall_silent()
             self.look_around = True
-            self.counts.suspected += 1
+            self.suspected += 1
 
     def stop_asking(self, worker: KnownWorker) -> None:
         """Give this worker no more wants."""
-        worker.takes_no_wants = True
+        worker.stop_wants()
         self.look_around = True
 
     def cut(self, worker: KnownWorker, *, by_us: bool = False) -> None:
-        """Its connection is gone, and with it what it was to send by TCP."""
+        """Note that its connection is gone, and with it what it was to send by TCP.
+
+        One of its batches may have killed it: whoever is asked next must know now, because proof may come late or
+        never.
+        """
         self.suspect(worker)
-        worker.cut = True
+        worker.cut_off()
         by_tcp = [ticket for ticket, ask in worker.asks.items() if not ask.in_slot]
-        # One of these may have killed it: whoever is asked next must know now, because proof may come late or never.
         suspicious = not (by_us or worker.in_good_order)
         self.void(worker, by_tcp, suspicious=suspicious)
         for ask in worker.asks.values() if suspicious else ():
             entry = self._upcoming.entries.get(ask.seq)
             if entry is not None and not ask.blamed:
-                ask.blamed = True
-                entry.attempt += 1
+                ask.blame()
+                entry.blame()
 
     def bury(self, worker: KnownWorker, *, crashed: bool) -> None:
-        """It is proved that it cannot write into any slot any more."""
+        """Free all its tickets, because it is proved that it cannot write into any slot any more.
+
+        Without proof it may only be stopped in the middle of a write, and go on when the slot is somebody else's.
+        """
         self.void(worker, list(worker.asks), suspicious=crashed)
         self.look_around = True
 
     def void(self, worker: KnownWorker, tickets: Iterable[Ticket], *, suspicious: bool) -> None:
-        """No answer to these tickets will come."""
+        """Close these tickets: no answer will come.
+
+        `suspicious`: their batches may have killed the worker, but those that a cut has blamed already count once.
+        """
         for ticket in tickets:
             self._slots.release(ticket)
             ask, entry = self.close(worker, ticket)
-            if entry is not None:
-                entry.attempt += suspicious and not ask.blamed
+            if entry is not None and suspicious and not ask.blamed:
+                entry.blame()
 
     def ping(self, worker: KnownWorker, now_s: float) -> m.Ping:
         """Make the next Ping, which asks for a sign of life."""
         self._pings += 1
-        worker.pinged_s = now_s
+        worker.note_ping(now_s)
         return m.Ping(number=self._pings)
 
     def excuse(self, now_s: float) -> None:
         """We stalled, so restart every worker's timers."""
         for worker in self._workers.values():
-            worker.heard_s = worker.answered_s = now_s
-            for ask in worker.asks.values():
-                ask.sent_s = now_s
+            worker.excuse(now_s)
 
     # --- tickets ---
 
     def hold(self, seq: int, worker: KnownWorker, ticket: Ticket, now_s: float, *, in_slot: bool) -> None:
-        """The worker gets this ticket, for this batch."""
-        worker.asks[ticket] = Ask(seq, in_slot, now_s, self._pings)
+        """Note that the worker gets this ticket, for this batch.
+
+        The last ping's number goes with it: a Pong to that ping, or an older one, cannot list what was sent later.
+        """
+        worker.hold(ticket, Ask(seq, in_slot, now_s, self._pings))
         self.unanswered += 1
-        self._upcoming.entries[seq].askers[worker.incarnation] = ticket
+        self._upcoming.entries[seq].lend(worker.incarnation, ticket)
 
     def close(self, worker: KnownWorker, ticket: Ticket) -> tuple[Ask, Entry | None]:
-        """The ticket is answered, or void; its batch need not wait for the next time to ask."""
-        ask = worker.asks.pop(ticket)
+        """Close a ticket that is answered or void; its batch need not wait for the next time to ask."""
+        ask = worker.close(ticket)
         self.unanswered -= 1
         entry = self._upcoming.entries.get(ask.seq)
         if entry is not None:
-            entry.askers.pop(worker.incarnation, None)
-            entry.again_s = 0.0
+            entry.take_ticket_back(worker.incarnation)
             self.reopen(ask.seq, entry)
         return ask, entry
 
@@ -150,6 +146,35 @@ class WorkerTickets:
         """Note that this batch is to be asked for, if nobody has it in hand now."""
         if not self.look_around and self.is_unasked(entry) and seq not in self.unasked:
             insort(self.unasked, seq)
+
+    def extend(self, seqs: range) -> None:
+        """Note that these batches lie ahead as well, and that nobody has been asked for them."""
+        assert not self.unasked or not seqs or self.unasked[-1] < seqs[0]
+        self.unasked.extend(seqs)
+
+    def forget_unasked(self) -> None:
+        """Note that other batches lie ahead from now on."""
+        self.unasked.clear()
+
+    def leave_unasked(self, seqs: list[int]) -> None:
+        """Note that all but these were asked for, or need not be.
+
+        Not between a change among the workers and the survey of who is there: what the change added would be lost.
+        """
+        assert not self.look_around
+        self.unasked = seqs
+
+    def survey(self) -> list[KnownWorker]:
+        """Compute `unasked` again; return the workers that may be asked.
+
+        Once a turn at most: all that came and went in one turn is surveyed together, so that a fleet that restarts
+        costs one pass over the batches ahead, and not one for each worker.
+        """
+        assert self.look_around
+        self.look_around = False
+        ahead = range(self._upcoming.head, self._upcoming.end)
+        self.unasked = [seq for seq in ahead if self.is_unasked(self._upcoming.entries[seq])]
+        return [worker for worker in self._workers.values() if worker.may_be_asked]
 
     def is_unasked(self, entry: Entry) -> bool:
         """Whether nobody has it in hand who was heard lately."""

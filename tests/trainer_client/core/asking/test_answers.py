@@ -15,7 +15,7 @@ def test_the_first_valid_answer_is_offered_and_an_unasked_one_is_not():
     assert (offer.seq, offer.slot, offer.batch.number) == (0, want.ticket.slot, 0)
     lone.push(want)
     assert lone.ordered(i.Offer) == []
-    assert lone.stream.tickets.counts.stale == 1
+    assert lone.stream.answers.stale == 1
 
 
 def test_a_payload_is_written_before_it_counts():
@@ -45,4 +45,4 @@ def test_a_frame_whose_slot_went_to_somebody_else_meanwhile_counts_for_nothing()
     (write,) = lone.ordered(i.Write)
     lone.tell(e.ConnectionDown(lone.connection_id(1)), e.Checked(write.connection_id, write.header, valid=True))
     assert lone.ordered(i.Offer) == []
-    assert lone.stream.tickets.counts.stale == 1
+    assert lone.stream.answers.stale == 1

@@ -58,14 +58,14 @@ class TestAsking:
         lone.push(wants[1])
         lone.tell(e.Took(1, wants[1].ticket.slot))
         assert lone.wants() == []
-        assert lone.core._wakes.slots
+        assert lone.core.stream._wakes.slots
         lone.tell(e.HandedBack(0, wants[0].ticket.slot))
         assert [(one.number, one.ticket) for one in lone.wants()] == [(3, Ticket(wants[0].ticket.slot, 2))]
 
     def test_consumers_wake_us_only_for_what_we_wait_for(self):
         lone = LoneCore(prefetch=4)
         wants = lone.with_workers(1)
-        assert lone.core._wakes == i.WakeFor(room=False, slots=False)
+        assert lone.core.stream._wakes == i.WakeFor(room=False, slots=False)
         for want in wants[:3]:
             lone.push(want)
         assert lone.ordered(i.WakeFor) == [i.WakeFor(room=True, slots=False)]
@@ -117,7 +117,7 @@ class TestHead:
         assert [one for one in orders if isinstance(one, i.TakeBack)] == [i.TakeBack(2)]
         lone.tell(e.TakenBack(2, won=True))
         assert [(one.number, one.worker) for one in lone.wants()] == [(0, other)]
-        assert lone.stream.tickets.counts.retracted == 1
+        assert lone.stream.wants.retracted == 1
         assert not lone.entry(2).ready
 
     def test_a_consumer_that_was_faster_keeps_the_batch(self):
@@ -128,7 +128,7 @@ class TestHead:
             lone.push(want)
         lone.wait_hearing(2.5, 3 - wants[0].worker)
         lone.tell(e.TakenBack(2, won=False))
-        assert lone.stream.tickets.counts.retracted == 0
+        assert lone.stream.wants.retracted == 0
         assert lone.entry(2).ready
 
 
@@ -148,7 +148,7 @@ class TestHedging:
         lone, want = self.slow_head(before=3)
         lone.wait_hearing(6, 1, 2)
         assert [(one.number, one.worker, one.urgent) for one in lone.wants()] == [(want.number, 3 - want.worker, True)]
-        assert lone.stream.tickets.counts.hedged == 1
+        assert lone.stream.wants.hedged == 1
 
     def test_not_before_the_floor_and_three_usual_answers(self):
         lone, _ = self.slow_head(before=3)
@@ -165,21 +165,21 @@ class TestHedging:
             lone.stream.answers.usual_answer_s = 0.01
             lone.wait_hearing(0.5, 1, 2)
             lone.push(want)
-            assert lone.stream.tickets.counts.hedged <= 1 + lone.stream.tickets.counts.asked // HEDGED_SHARE
+            assert lone.stream.wants.hedged <= 1 + lone.stream.wants.asked // HEDGED_SHARE
             lone.consume(lone.offer(number))
             (want, *_) = lone.wants()
             for other in (1, 2):  # the cancelled ones come back
                 for ticket in lone.tickets(other):
                     if ticket != want.ticket:
                         lone.say(other, m.Cancelled(ticket=ticket))
-        assert lone.stream.tickets.counts.hedged >= 2
+        assert lone.stream.wants.hedged >= 2
 
     def test_not_where_all_others_are_silent(self):
         lone, want = self.slow_head()
         lone.wait_hearing(0.2, 1, 2)
         lone.stream.tickets.suspect(lone.stream.connections.worker_at(lone.connection_id(3 - want.worker)))
         lone.wait_hearing(5, want.worker)
-        assert lone.stream.tickets.counts.hedged == 0
+        assert lone.stream.wants.hedged == 0
 
 
 class TestTakingOver:
@@ -217,7 +217,7 @@ class TestTurning:
         assert {one.ticket.slot for one in lone.wants()}.isdisjoint({first.ticket.slot, second.ticket.slot})
         lone.push(first)
         assert lone.ordered(i.Offer) == []
-        assert lone.stream.tickets.counts.stale == 1
+        assert lone.stream.answers.stale == 1
         lone.say(1, m.Cancelled(ticket=second.ticket))
         assert lone.stream.slots.count(SlotState.LENT) == 2
 
@@ -264,7 +264,7 @@ class TestBooks:
     def test_each_want_counts_once(self):
         lone = LoneCore(prefetch=3)
         wants = lone.with_workers(2)
-        assert lone.stream.tickets.counts.asked == len(wants) == 3
+        assert lone.stream.wants.asked == len(wants) == 3
 
     def test_it_looks_around_only_when_somebody_came_or_went(self):
         lone = LoneCore(prefetch=3)

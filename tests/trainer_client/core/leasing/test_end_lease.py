@@ -68,7 +68,7 @@ def test_what_another_has_is_waited_for_until_it_is_done():
     lone = queue()
     assert answer(lone, ask(lone)) == []
     timeout_s = lone.core.stream.spec.heartbeat_timeout_s
-    assert lone.core.stream.end.due_s == pytest.approx(lone.now_s + timeout_s / 2)
+    assert lone.core.stream.sharing.end.due_s == pytest.approx(lone.now_s + timeout_s / 2)
     lone.wait(1.2)
     (again, *_) = said(lone)
     assert answer(lone, again, unsettled=1) == [(7, False)]

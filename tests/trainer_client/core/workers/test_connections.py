@@ -12,7 +12,7 @@ from shared.wire.parts import WorkerAddress
 from tests.support.lone_core import LoneCore, address
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
-from trainer_client.core.core import _PROBE_S
+from trainer_client.core.attached_stream import _PROBE_S
 from trainer_client.core.workers.connection import _NEXT, Connection, ConnectionState
 from trainer_client.core.workers.connections import _FIRST_LOCK_BYTE, _LAST_LOCK_BYTE, MOST_REMOTE
 
@@ -314,13 +314,13 @@ class TestGreeting:
         lone = LoneCore(prefetch=1)
         lone.with_workers(1)
         lone.wait_hearing(1, 1)
-        assert lone.core._tick_s - lone.now_s == pytest.approx(0.25)
+        assert lone.stream._tick_s - lone.now_s == pytest.approx(0.25)
         lone.tell(e.ConnectionDown(lone.connection_id(1)))
         lone.wait(0.5)
-        assert lone.core._tick_s - lone.now_s == pytest.approx(_PROBE_S)
+        assert lone.stream._tick_s - lone.now_s == pytest.approx(_PROBE_S)
         lone.tell(e.LockGone(1))
         lone.wait(0.5)
-        assert lone.core._tick_s - lone.now_s > _PROBE_S
+        assert lone.stream._tick_s - lone.now_s > _PROBE_S
 
     def test_a_welcome_from_before_the_cut_counts_for_nothing(self):
         lone = LoneCore(prefetch=1)

@@ -1,0 +1,102 @@
+"""Sharing a stream's batches in lockstep: every rank follows the plan from its position, and nobody leases anything.
+
+Evaluation streams that are not queues are read like this as well.
+
+Rules: pure. How many batches an epoch has is learnt from workers, so a reader may come before that is known; it is
+served when the answer is here. Must not know leases.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shared.wire import messages as m
+from trainer_client.core import instructions as i
+from trainer_client.core.events import Saved
+
+if TYPE_CHECKING:
+    from trainer_client.core.asking.questions import Questions
+    from trainer_client.core.asking.wants import Wants
+    from trainer_client.core.events import Event, Opened
+    from trainer_client.core.stream_spec import StreamSpec
+    from trainer_client.core.upcoming import Upcoming
+
+__all__ = ["Lockstep"]
+
+
+class Lockstep:
+    """The sequence of batches that all ranks share round by round."""
+
+    #: Nothing is due by itself.
+    due_s = float("inf")
+
+    def __init__(
+        self, spec: StreamSpec, upcoming: Upcoming, wants: Wants, questions: Questions, out: list[i.Instruction]
+    ) -> None:
+        self._spec = spec
+        self._upcoming = upcoming
+        self._wants = wants
+        self._questions = questions
+        self._out = out
+        #: The reader that waits for the number of batches of its epoch.
+        self._opened: Opened | None = None
+
+    def attach(self, answer: m.Attached, now_s: float, *, restores: bool) -> None:  # noqa: ARG002 - as in a queue
+        """Learn from the coordinator's answer how many batches the epoch has."""
+        self.learn(answer.cursor.epoch, answer.cursor.group, answer.batches, now_s)
+
+    def learn(self, epoch: int, group: int, batches: int, now_s: float) -> None:
+        """Take in how many batches an epoch has; serve the reader that waits for it."""
+        self._upcoming.learn(epoch, group, batches)
+        if self._opened is not None:
+            self.open(self._opened, now_s)
+
+    def open(self, event: Opened, now_s: float) -> None:
+        """Serve this reader from now on; keep what lies ahead if it is what the reader needs next.
+
+        A reader that was left in the middle of an epoch took batches that nobody trained on: if the next one began
+        behind those, they would be missing from the epoch.
+        """
+        upcoming = self._upcoming
+        over = upcoming.is_over(event.start)
+        self._opened = event if over is None else None
+        if over is None:
+            self._ask_about(event.start.epoch, event.start.group, now_s)
+        elif over:
+            self._out.append(i.Serve(event.reader, upcoming.head, ended=True))
+        elif upcoming.leads_on(event.start, event.taken):
+            self._out.append(i.Serve(event.reader, upcoming.head))
+        else:
+            upcoming.redirect(event.start, event.taken)
+            self._wants.refocus()
+            self._out.append(i.Restart(event.reader, upcoming.head))
+
+    def extend(self, most: int, now_s: float) -> range:
+        """Add up to this many more batches; return their numbers, and ask for what is missing to go on."""
+        seqs = self._upcoming.extend(most)
+        missing = self._upcoming.missing()
+        if missing is not None:
+            self._ask_about(*missing, now_s)
+        return seqs
+
+    def _ask_about(self, epoch: int, group: int, now_s: float) -> None:
+        spec = self._spec
+        query = m.EpochQuery(stream=spec.stream, plan_digest=spec.plan_digest, epoch=epoch, group=group)
+        self._questions.ask(query, now_s)
+
+    def take(self, event: Event, now_s: float) -> None:  # noqa: ARG002 - as in a queue
+        """Ignore that a checkpoint was saved; refuse any other event, because it is about leases."""
+        assert isinstance(event, Saved), f"{event} in lockstep"
+
+    def receive(self, message: m.Leases | m.Recalled, now_s: float) -> bool:  # noqa: ARG002 - as in a queue
+        """Return False: no lease was asked for."""
+        return False
+
+    def drain(self) -> None:
+        """Do nothing: ranks end with the same round (see `job_end`)."""
+
+    def decide(self, now_s: float) -> None:
+        """Say nothing to the coordinator."""
+
+    def excuse(self, now_s: float) -> None:
+        """Restart no timers."""
