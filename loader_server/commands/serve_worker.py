@@ -1,12 +1,20 @@
-"""The command `loader-server worker`: serves batches until it is told to end."""
+"""The command `loader-server worker`: serves batches until it is told to end.
+
+A worker that cannot begin to serve tells the coordinator why. Only one that was started by itself then waits for its
+index or files: a worker of `loader-server run` ends and is started again, so that a job that cannot begin is refused at
+once.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import threading
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import zmq
 
 from loader_server import metrics
 from loader_server.building.deadline import let_deadlines_end_us
@@ -15,9 +23,7 @@ from loader_server.job_file import read_job
 from loader_server.machine.oom_score import WORKER_OFFER, offer_once
 from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_more
 from loader_server.named_objects import MissingModuleError
-from loader_server.worker.last_words import say_why
 from loader_server.worker.service import Worker, WorkerSettings
-from loader_server.worker.waiting import open_once_there
 from shared.command import allow_many_files
 from shared.endpoints import at_any_port, check_endpoint, port_of
 from shared.errors import DataError, SettingsError, StokerError
@@ -27,7 +33,12 @@ from shared.malloc_tuning import keep_freed_memory
 from shared.metrics.listening import listening_of
 from shared.metrics.probes import Probes
 from shared.metrics.server import MetricsServer
+from shared.sockets import connect_dealer
 from shared.system.closed_places import why_closed
+from shared.system.endpoint_file import FollowedEndpoint
+from shared.wire.codec import encode
+from shared.wire.messages import Failing
+from shared.wire.parts import clipped
 
 if TYPE_CHECKING:
     import argparse
@@ -39,10 +50,20 @@ if TYPE_CHECKING:
 
     OnStop = Callable[[Callable[[], None]], None]
 
-__all__ = ["serve_worker"]
+__all__ = ["open_once_there", "serve_worker"]
+
+_T = TypeVar("_T")
 
 #: Samples take megabytes; returning their pages to the kernel each time costs more than decoding them.
 _KEPT_BYTES = 256 * 2**20
+
+#: Pauses between attempts to open what is not there yet.
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 4.0
+
+#: How long the coordinator is waited for with why this worker ends, and how long that may take to leave.
+_CONNECT_MS = 1000
+_LEAVE_MS = 500
 
 
 def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -> int:
@@ -139,7 +160,7 @@ def _open(
         with _hint_at_accept_code(settings.job_path):
             return Worker(settings, nursery)
 
-    tell = partial(say_why, settings.coordinator, settings.client_keys, settings.name)
+    tell = partial(_say_why, settings.coordinator, settings.client_keys, settings.name)
     try:
         return make()
     except StokerError as error:
@@ -150,3 +171,37 @@ def _open(
         on_stop(stop.set)
         with serve_metrics(list, probes=Probes(lambda _now_s: "", lambda _now_s: "no_data")):
             return open_once_there(make, error, tell, stop, settings.name)
+
+
+def open_once_there(
+    open_it: Callable[[], _T], error: DataError, tell: Callable[[DataError], None], stop: threading.Event, worker: str
+) -> _T | None:
+    """Try again and again to open what this error says cannot be opened yet; return None if stopped before it can be.
+
+    `tell` is called with the error of each attempt; the log has each error once.
+    """
+    log, logged, pause_s = Log("worker", worker=worker), "", _FIRST_PAUSE_S
+    while True:
+        if str(error) != logged:
+            log.warning("no data: this worker serves once they are there", **error.words())
+            logged = str(error)
+        tell(error)
+        if stop.wait(pause_s):
+            return None
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        try:
+            return open_it()
+        except DataError as found:
+            error = found
+
+
+def _say_why(coordinator: str, keys: ClientKeys | None, worker: str, error: StokerError) -> None:
+    """Tell the coordinator why this worker cannot serve; it may get lost, and nobody answers."""
+    words = {name: clipped(text) for name, text in error.words().items()}
+    address = FollowedEndpoint(coordinator, encrypted=keys is not None).address
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    dealer = connect_dealer(context, address, keys, secrets.token_bytes(16))
+    if dealer.poll(_CONNECT_MS, zmq.POLLOUT):
+        dealer.send(encode(Failing(worker=worker, **words)))
+    dealer.close(linger=_LEAVE_MS)
+    context.term()

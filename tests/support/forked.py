@@ -65,7 +65,11 @@ _LOADERS = (
     *("loader_server.coordinator.service", "loader_server.worker.service", "loader_server.metrics", "numpy.ma"),
     *("loader_server.cli", "loader_server.commands.index", "loader_server.machine.supervisor"),
     # What each process of a job would import again that reads recordings, as most jobs of tests do.
-    *("loader_server.sources.manifest.source", "loader_server.commands.statistics", "loader_server.worker.last_words"),
+    *(
+        "loader_server.sources.manifest.source",
+        "loader_server.commands.statistics",
+        "loader_server.commands.serve_worker",
+    ),
     *("loader_server.transforms.audio.logmel", "loader_server.transforms.characters", "tests.support.transforms"),
     "trainer_client.feed",
     *("soundfile", "soxr", "numpy.fft", "stringprep", "zmq.utils.garbage", "shared.malloc_tuning"),

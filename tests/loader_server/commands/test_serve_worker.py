@@ -1,8 +1,8 @@
-"""Waiting for an index or files that are not there yet; the clock is the event's."""
+"""A worker that waits for an index or files that are not there yet; the clock is the event's."""
 
 from __future__ import annotations
 
-from loader_server.worker.waiting import open_once_there
+from loader_server.commands.serve_worker import open_once_there
 from shared.errors import DataError
 
 
