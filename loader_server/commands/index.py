@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 from loader_server.commands.data_notes import facts_of, lines_of, low_rates_of
@@ -21,7 +22,7 @@ from shared.errors import StokerError
 from shared.settings.tables import read_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from loader_server.commands.statistics import StatisticsReport
@@ -92,12 +93,13 @@ def index_streams(
     job: JobFile, names: Sequence[str], *, strict: bool = False, processes: int = 0, force: bool = False
 ) -> dict[str, IndexReport]:
     """Make the indexes of these streams; without `force` only those that would differ from the present ones."""
+    request = partial(IndexRequest, strict=strict, processes=processes, max_bad=job.settings.max_bad)
     reports = dict[str, IndexReport]()
     readable = dict(job.recipes.readable())
     # Those that are made whole may read others, and those that lack a package come to nothing.
     for name in sorted(names, key=lambda name: (name not in readable, name in readable and readable[name].whole)):
         try:
-            reports |= _index_stream(job, name, strict=strict, processes=processes, force=force)
+            reports |= _index_stream(job, name, request, force=force)
         except StokerError:
             if reports:
                 _say_what_is_done(name, reports, names)
@@ -118,28 +120,21 @@ def _is_of(title: str, stream: str) -> bool:
     return title == stream or title.startswith(f"{stream}, ")
 
 
-def _index_stream(job: JobFile, name: str, *, strict: bool, processes: int, force: bool) -> dict[str, IndexReport]:
-    """Make the indexes of all sources of one stream."""
+def _index_stream(
+    job: JobFile, name: str, request: Callable[..., IndexRequest], *, force: bool
+) -> dict[str, IndexReport]:
+    """Make the indexes of all sources of one stream, each by a request of its own."""
     reports = {}
     recipe = job.recipes[name]
     for spec, folder in sources_of(job, recipe):
         title = name if len(recipe.sources) == 1 else f"{name}, {folder.name}"
         with progress_bar(f"index {title}") as progress:
             source = spec.make()
-            request = IndexRequest(
-                folder=folder,
-                spec=spec,
-                source=source,
-                chain=_chain(recipe, source),
-                processes=processes,
-                strict=strict,
-                max_bad=job.settings.max_bad,
-                progress=progress,
-            )
-            report = None if force else unchanged_index(request)
+            asked = request(folder=folder, spec=spec, source=source, chain=_chain(recipe, source), progress=progress)
+            report = None if force else unchanged_index(asked)
             if report is None:
                 job.refuse_closed(folder)
-                report = make_index(request)
+                report = make_index(asked)
             reports[title] = report
     rates = _try_keys(job, recipe)
     return {title: replace(report, low_rates=low) for (title, report), low in zip(reports.items(), rates, strict=True)}

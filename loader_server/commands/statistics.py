@@ -8,7 +8,6 @@ at all. Samples that cannot be used are left out and counted. Random numbers are
 from __future__ import annotations
 
 import os
-import signal
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -20,7 +19,6 @@ from loader_server.commands.progress import progress_bar
 from loader_server.index.make import IndexRequest, make_index, unchanged_index
 from loader_server.index.pool import run_in_order, usable_processes
 from loader_server.job_file import JobFile
-from loader_server.machine.processes import end_with_parent
 from loader_server.sources.decoding import decoded
 from loader_server.sources.files.patience import read_patiently
 from loader_server.stream import open_sources, sources_of
@@ -32,7 +30,7 @@ from shared.system.closed_places import refuse_closed
 from shared.system.own_files import replacing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -194,23 +192,8 @@ def _parts(gatherer: _Gatherer, processes: int) -> Iterator[_Gathered]:
     processes = usable_processes(processes or (os.cpu_count() or 1 if len(starts) >= _PIECES_THAT_PAY else 1))
     if processes == 1:
         return map(gatherer.gather, pieces)
-    begin = partial(_begin, gatherer.job.path, gatherer.recipe.name, os.getpid())
-    return run_in_order(_gather_piece, pieces, processes, begin)
+    return run_in_order(partial(_gather_of, gatherer.job.path, gatherer.recipe.name), pieces, processes)
 
 
-#: What this process was told to gather from; it is opened with the first piece, so that errors reach the caller.
-_TOLD: list[tuple[Path, str]] = []
-_GATHERERS: list[_Gatherer] = []
-
-
-def _begin(path: Path, name: str, parent: int) -> None:
-    end_with_parent(parent, signal.SIGKILL)
-    _TOLD[:] = [(path, name)]
-    _GATHERERS.clear()
-
-
-def _gather_piece(piece: range) -> _Gathered:
-    if not _GATHERERS:
-        path, name = _TOLD[0]
-        _GATHERERS.append(_Gatherer(JobFile(path), name))
-    return _GATHERERS[0].gather(piece)
+def _gather_of(path: Path, name: str) -> Callable[[range], _Gathered]:
+    return _Gatherer(JobFile(path), name).gather

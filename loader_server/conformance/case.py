@@ -74,7 +74,10 @@ class ExaminedSource:
         """Make an index, once for each way of making it."""
         place = self.folder / f"index-{processes}-{piece_rows}"
         if (processes, piece_rows) not in self.made:
-            request = IndexRequest(folder=place, spec=self.case.spec, processes=processes, piece_rows=piece_rows)
+            spec = self.case.spec
+            request = IndexRequest(
+                folder=place, spec=spec, source=spec.make(), processes=processes, piece_rows=piece_rows
+            )
             self.made[processes, piece_rows] = make_index(request)
         return self.made[processes, piece_rows], place
 

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING
 from loader_server.sources.source import BadRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["BAD_ROWS", "BadRowsWriter", "first_bad_rows"]
+__all__ = ["BAD_ROWS", "BadRowsWriter", "first_bad_rows", "shown_bad_rows"]
 
 #: What the file is called.
 BAD_ROWS = "bad_rows.jsonl"
+#: Bad rows that an error shows.
+_SHOWN = 10
 
 
 class BadRowsWriter:
@@ -54,9 +56,35 @@ class BadRowsWriter:
 
 
 def first_bad_rows(columns: Path, most: int) -> tuple[BadRow, ...]:
-    """The first of the rows that an index left out, in its folder of columns."""
+    """Return the first of the rows that an index left out, in its folder of columns."""
     try:
         with (columns / BAD_ROWS).open(encoding="utf-8") as file:
             return tuple(BadRow(**json.loads(line)) for line in islice(file, most))
     except FileNotFoundError:
         return ()
+
+
+def shown_bad_rows(columns: Path) -> str:
+    """Return the first bad rows for an error: each detail once, with its count, and the first row that has it."""
+    return "; ".join(_once_each(first_bad_rows(columns, _SHOWN)))
+
+
+def _once_each(rows: Iterable[BadRow]) -> Iterator[str]:
+    """Yield each detail once, with the first row that has it, and how many more of these rows have it as well."""
+    alike: dict[tuple[str, str], list[BadRow]] = {}
+    for row in rows:
+        alike.setdefault((row.reason, _without_place(row)), []).append(row)
+    for first, *others in alike.values():
+        more = f" (and {len(others)} more of the first {sum(map(len, alike.values()))})" if others else ""
+        yield f"{first.where}, line {first.line}: {first.reason}: {first.detail}{more}" + _what_to_do(first)
+
+
+def _what_to_do(row: BadRow) -> str:
+    """Return a row's remedy in brackets, if it has one."""
+    return f" ({row.remedy})" if row.remedy else ""
+
+
+def _without_place(row: BadRow) -> str:
+    """Return a row's detail without paths and numbers, in which rows differ that have one and the same fault."""
+    words = row.detail.split()
+    return " ".join(word for word in words if "/" not in word and not any(letter.isdigit() for letter in word))

@@ -40,7 +40,7 @@ class ColumnWriter:
         try:
             self._header()
             self._file.truncate(self._file.seek(bytes_with_header(length * self._dtype.itemsize)))
-        except BaseException:
+        except BaseException:  # a full disk, say: nobody else closes it
             self._file.close()
             raise
 
@@ -74,7 +74,7 @@ class StringsWriter:
         self._blob = ColumnWriter(folder / file_of(name, ".text.npy"), "uint8", end)
         try:
             self._starts = ColumnWriter(folder / file_of(name, ".starts.npy"), "int64", length and length + 1)
-        except BaseException:
+        except BaseException:  # a full disk, say: nobody else closes it
             self._blob.close()
             raise
         self.end = end

@@ -1,17 +1,20 @@
-"""An index in the making: columns and bad rows that grow piece by piece, and a journal of how far they are.
+"""An index in the making: columns and bad rows that grow piece by piece, a journal of how far they are, and the commit.
 
-Rules: the journal is replaced whole, after the disk has what it counts, so what a killed indexer leaves is valid as far
-as its journal says, and anything behind that is cut off. A draft is resumed by an indexer of the same things in pieces
-of the same size (`made_from`, `piece_rows`), and ends up with the same bytes as an index made in one go. Must not know
-formats, nor how pieces are looked at.
+Rules: one indexer at a time (`locked`). The journal is replaced whole, after the disk has what it counts, so what a
+killed indexer leaves is valid as far as its journal says, and anything behind that is cut off. A draft is resumed by an
+indexer of the same things in pieces of the same size (`made_from`, `piece_rows`), and ends up with the same bytes as an
+index made in one go. Columns are written under a name that nothing refers to; `meta.json` names them, and replacing
+that one file is the commit. Folders that nothing names are removed. Must not know formats, nor how pieces are probed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
+import shutil
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -27,22 +30,28 @@ from loader_server.index.columns import (
     mapped,
     open_strings,
 )
-from loader_server.index.commit import COLUMNS
+from loader_server.index.folder import meta_json, read_meta
 from loader_server.index.probe import refuse_other_fields
-from shared.errors import DataError
+from shared.errors import DataError, StokerError
+from shared.system.own_files import open_own
 from shared.wire.layout import Field
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from loader_server.index.folder import Meta
     from loader_server.index.probe import Probed
     from loader_server.sources.source import Found
 
-__all__ = ["Draft", "DraftJournal", "new_draft", "resumed_draft"]
+__all__ = ["Draft", "DraftJournal", "locked", "open_draft"]
 
+#: How the names of folders with columns start.
+_COLUMNS = "columns-"
+#: The bad rows for which data were refused, kept until the next index is made.
+_REFUSED = "refused_rows.jsonl"
 _JOURNAL = "journal.json"
 _NEW_JOURNAL = "journal.json.new"
 #: Each is a file, or two, that is open while an index is made.
@@ -51,8 +60,9 @@ _MOST_COLUMNS = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftJournal:
-    """How far a draft has come, and what it is made from: whole pieces, from the first one on. `ends` are the bytes of
-    columns of strings, `bad_bytes` those of the file with bad rows.
+    """The whole pieces that a draft has, from the first one on, and what it is made from.
+
+    `ends` are the bytes of columns of strings, `bad_bytes` those of the file with bad rows.
     """
 
     made_from: str
@@ -161,23 +171,35 @@ class Draft:
             for writer in reversed(writers):
                 stack.callback(writer.close)
 
-    def remove_journal(self) -> None:
-        """Remove the journal, and a new one that a killed indexer was at; what is left is an index."""
-        for name in (_JOURNAL, _NEW_JOURNAL):
+    def commit(self, meta: Meta) -> None:
+        """Make the columns the index, in place of the one that is there."""
+        for name in (_JOURNAL, _NEW_JOURNAL):  # a killed indexer may have left the second
             (self.folder / name).unlink(missing_ok=True)
+        draft, index = self.folder / "meta.json", self.folder.parent
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(meta_json(meta))
+            file.flush()
+            os.fsync(file.fileno())
+        _sync(self.folder)
+        draft.replace(index / "meta.json")
+        _sync(index)
+
+    def keep_bad_rows(self) -> Path:
+        """Keep the list of bad rows beside the index, for whoever mends data that are refused; return its path."""
+        return (self.folder / BAD_ROWS).replace(self.folder.parent / _REFUSED)
 
     # --- what is in the files, once they are closed ---
 
     def numbers(self) -> dict[str, NDArray[np.int64]]:
-        """The source's own columns."""
+        """Return the source's own columns."""
         return {name: mapped(self.folder / file_of(name)).view(np.int64) for name in self.journal.numbers}
 
     def strings(self) -> dict[str, Any]:
-        """The columns of strings."""
+        """Return the columns of strings."""
         return {name: open_strings(self.folder, name) for name in self.journal.ends}
 
     def measured(self, key: str) -> NDArray[np.int64]:
-        """The measured lengths of one key."""
+        """Return the measured lengths of one key."""
         return mapped(self.folder / f"measured_{self.journal.measured.index(key)}.npy").view(np.int64)
 
 
@@ -185,16 +207,39 @@ def _columns_of(found: Found) -> dict[str, Any]:
     return {"numbers": tuple(found.numbers), "ends": dict.fromkeys(found.strings, 0)}
 
 
-def new_draft(folder: Path, made_from: str, piece_rows: int) -> Draft:
-    """An empty draft."""
-    made = folder / f"{COLUMNS}{secrets.token_hex(4)}"
+@contextlib.contextmanager
+def open_draft(folder: Path, made_from: str, piece_rows: int) -> Iterator[Draft]:
+    """Open the draft that a killed indexer of the same things left, or a new one, while the block lasts.
+
+    It is removed if the data are refused, and stays for the next try if the work is interrupted.
+    """
+    kept = None
+    draft = (_resumed(folder, made_from, piece_rows) if made_from else None) or _new(folder, made_from, piece_rows)
+    try:
+        _sweep(folder, keep=draft.folder)
+        (folder / _REFUSED).unlink(missing_ok=True)
+        yield draft
+    except StokerError:
+        raise
+    except BaseException:  # Ctrl-C or a full disk, say: what is done need not be done again
+        if made_from and draft.journal.pieces:
+            draft.keep()
+            kept = draft.folder
+        raise
+    finally:
+        draft.close()
+        _sweep(folder, keep=kept)
+
+
+def _new(folder: Path, made_from: str, piece_rows: int) -> Draft:
+    made = folder / f"{_COLUMNS}{secrets.token_hex(4)}"
     made.mkdir()  # unlike `mkdtemp` with the usual mode: workers may be another user
     return Draft(made, DraftJournal(made_from=made_from, piece_rows=piece_rows))
 
 
-def resumed_draft(folder: Path, made_from: str, piece_rows: int) -> Draft | None:
-    """The draft that an earlier indexer of the same things left; None if there is none, or if it is damaged."""
-    for path in sorted(folder.glob(f"{COLUMNS}*/{_JOURNAL}")):
+def _resumed(folder: Path, made_from: str, piece_rows: int) -> Draft | None:
+    """Return the draft that an earlier indexer of the same things left; None if there is none, or if it is damaged."""
+    for path in sorted(folder.glob(f"{_COLUMNS}*/{_JOURNAL}")):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             journal = _journal_in(path)
             if (journal.made_from, journal.piece_rows) == (made_from, piece_rows) and _is_there(path.parent, journal):
@@ -217,3 +262,60 @@ def _is_there(folder: Path, journal: DraftJournal) -> bool:
     sizes = {name: bytes_with_header(nbytes) for name, nbytes in least.items()} if journal.samples else {}
     sizes |= {BAD_ROWS: journal.bad_bytes} if journal.bad_bytes else {}
     return all((folder / name).stat().st_size >= size for name, size in sizes.items())
+
+
+def _sweep(folder: Path, keep: Path | None) -> None:
+    """Remove columns that are not the index's: older ones, and drafts that nobody resumes."""
+    named = ""
+    with contextlib.suppress(DataError):
+        named = read_meta(folder).folder
+    for columns in folder.glob(f"{_COLUMNS}*"):
+        if columns.name != named and columns != keep:
+            shutil.rmtree(columns, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Be the folder's only indexer; a folder that stays empty is removed afterwards."""
+    new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = _lock(folder / "lock")
+    try:
+        yield
+    finally:
+        (folder / "lock").unlink()
+        os.close(handle)
+        if new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _lock(path: Path) -> int:
+    """Return an open file under an exclusive lock, which its owner unlinks before it closes it.
+
+    Raise a DataError if another indexer has the lock.
+    """
+    while True:
+        handle = open_own(path, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.fstat(handle).st_ino == path.stat().st_ino:
+                return handle
+        except BlockingIOError:
+            os.close(handle)
+            raise DataError(
+                expected="to be the only one that makes this index",
+                got="another loader-server index at work",
+                where=str(path.parent),
+                remedy="Wait for it, or end it.",
+            ) from None
+        # The last owner unlinked the file between our opening and locking it.
+        os.close(handle)

@@ -1,8 +1,7 @@
-"""Pieces of a source, probed in order, by one process or by as many as pay.
+"""Pieces of work, done in order by several processes.
 
-Rules: the output does not depend on the number of processes; just enough pieces are queued for each process that none
-is idle, so memory stays bounded. Processes end with the one that started them, even if it is killed. What a piece holds
-is `probe`'s business.
+Rules: just enough pieces are queued for each process that none is idle, so memory stays bounded. Processes end with the
+one that started them, even if it is killed. What a piece is, and what is done with it, is the caller's business.
 """
 
 from __future__ import annotations
@@ -12,23 +11,24 @@ import os
 import signal
 from collections import deque
 from concurrent.futures import Future, ProcessPoolExecutor
-from functools import partial
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loader_server.index.probe import Probed, ProbeOrder, Prober, begin_probing, probe_piece
+from loader_server.machine.processes import end_with_parent
 from shared.logs import Log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-    from loader_server.sources.source import Source
-
-__all__ = ["probe_in_order", "run_in_order", "usable_processes"]
+__all__ = ["run_in_order", "usable_processes"]
 
 _T = TypeVar("_T")
 
 _PIECES_AHEAD = 4
+
+#: In a process of a pool: what makes its work, and the work, once the first piece has come.
+_MAKERS: list[Callable[[], Callable[[Any], Any]]] = []
+_WORK: list[Callable[[Any], Any]] = []
 
 
 def usable_processes(processes: int) -> int:
@@ -42,34 +42,43 @@ def usable_processes(processes: int) -> int:
     return processes
 
 
-def probe_in_order(
-    order: ProbeOrder, source: Source, pieces: Iterator[Any], processes: int
-) -> Generator[Probed, None, None]:
-    """What each piece holds. If one process is enough, `source` itself probes, unless it must not. A BrokenProcessPool
-    if a process died.
-    """
-    if not source.apart and usable_processes(processes) == 1:
-        yield from map(Prober(order, source).probe, pieces)
-        return
-    yield from run_in_order(probe_piece, pieces, processes, partial(begin_probing, order, os.getpid()))
-
-
 def run_in_order(
-    work: Callable[[Any], _T], pieces: Iterator[Any], processes: int, begin: Callable[[], None]
+    make_work: Callable[[], Callable[[Any], _T]], pieces: Iterator[Any], processes: int
 ) -> Generator[_T, None, None]:
-    """What `work` returns for each piece, in processes that each call `begin` once."""
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), begin)
+    """Yield the results of all pieces in order; each process makes its own work, when its first piece comes.
+
+    Raises:
+        BrokenProcessPool: A process died.
+
+    """
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (os.getpid(), make_work))
     waiting: deque[Future[_T]] = deque()
     try:
         for piece in pieces:
             with _interrupts_held():
-                waiting.append(pool.submit(work, piece))
+                waiting.append(pool.submit(_do, piece))
             if len(waiting) > processes * _PIECES_AHEAD:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin(parent: int, make_work: Callable[[], Callable[[Any], Any]]) -> None:
+    try:
+        end_with_parent(parent, signal.SIGKILL)
+    except SystemExit:  # it was killed while we started, and a pool would complain at length
+        os._exit(0)
+    _MAKERS[:] = [make_work]
+    _WORK.clear()
+
+
+def _do(piece: Any) -> Any:  # noqa: ANN401 - the work knows both
+    # Not made in `_begin`: a pool hides an error of its initializer, and one of a piece reaches the caller.
+    if not _WORK:
+        _WORK.append(_MAKERS[0]())
+    return _WORK[0](piece)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Probes one piece of a source: what the index has to know about its samples, with lengths after the transforms if some
+"""Probing pieces of a source: what the index has to know about its samples, with lengths after the transforms if some
 of these declare nothing, and without samples that the transforms refuse.
 
 Rules: each piece is probed by itself, so that processes can share the work and the output does not depend on how many
@@ -8,51 +8,48 @@ so is what makes a row bad; a sample that the transforms refuse is bad as well.
 
 from __future__ import annotations
 
-import os
-import signal
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from loader_server.machine.processes import end_with_parent
-from loader_server.sources.blame import undecoded
 from loader_server.sources.files.patience import read_patiently
+from loader_server.index.pool import run_in_order, usable_processes
 from loader_server.sources.largest import OVER_LARGEST, said_of_larger
 from loader_server.sources.shortage import look_twice
 from loader_server.sources.source import BadRow, Found, Indexed
+from loader_server.sources.blame import undecoded
 from shared.errors import DataError, SampleError, StokerError
 from shared.wire.layout import Field
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
-    from loader_server.sources.source import Source
+    from loader_server.index.request import IndexRequest
+    from loader_server.sources.source import Inventory, Source
     from loader_server.sources.table import SourceSpec
     from loader_server.transforms.chain import Chain
 
 _Measured: TypeAlias = "tuple[tuple[Field, ...], dict[str, int]]"
 
-__all__ = ["ProbeOrder", "Probed", "Prober", "begin_probing", "probe_piece", "refuse_other_fields"]
+__all__ = ["Probed", "probe_in_order", "refuse_other_fields"]
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What was found; if lengths had to be measured, the fields and lengths after the transforms, and the place of the
-    first sample.
-    """
+    """The result of probing one piece."""
 
     found: Found
+    #: If lengths had to be measured: the place of the first sample, and fields and lengths after the transforms.
     where: str = ""
     fields: tuple[Field, ...] = ()
     measured: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeOrder:
-    """What a process has to know to probe pieces; `chain` is given if samples are put through it: all, if it has to be
-    measured, or those that it may refuse.
-    """
+class _ProbeOrder:
+    """The part of a request and an inventory that probing needs, which can be sent to another process."""
 
     spec: SourceSpec
     origin: list[dict[str, Any]]
@@ -60,15 +57,15 @@ class ProbeOrder:
     chain: Chain | None
 
 
-class Prober:
-    """Probes pieces of a source."""
+class _Prober:
+    """A source with what it has to know to probe its pieces."""
 
-    def __init__(self, order: ProbeOrder, source: Source) -> None:
+    def __init__(self, order: _ProbeOrder, source: Source) -> None:
         self._order = order
         self._source = source
 
     def probe(self, piece: Any) -> Probed:  # noqa: ANN401 - the source knows what it gave
-        """What one piece holds."""
+        """Return what one piece holds."""
         found, chain = self._without_larger(self._source.probe(piece)), self._order.chain
         if chain is None:
             return Probed(found)
@@ -134,7 +131,7 @@ class Prober:
             sample = self._source.decode(place, raw)
         except (StokerError, MemoryError):
             raise
-        except Exception as error:
+        except Exception as error:  # a decoder may raise anything for damaged bytes
             raise undecoded(error, self._where(place)) from error
         return chain.measure(sample, row, self._source.name(place))
 
@@ -158,26 +155,26 @@ def _only(found: Found, kept: Sequence[int], bad: Mapping[int, BadRow]) -> Found
     return Found(rows=rows, numbers=numbers, strings=strings, bad=dict(sorted(bad.items())))
 
 
-#: What this process was told to probe. The prober is made with the first piece, so that errors reach the caller.
-_TOLD: list[ProbeOrder] = []
-_PROBERS: list[Prober] = []
+def probe_in_order(
+    request: IndexRequest, inventory: Inventory, pieces: Iterator[Any], processes: int
+) -> Generator[Probed, None, None]:
+    """Yield what each piece holds, in order, by one process or by several.
+
+    One process probes with the request's own source, unless that must not be used in this one.
+
+    Raises:
+        BrokenProcessPool: A process died.
+
+    """
+    order = _ProbeOrder(spec=request.spec, origin=inventory.origin, about=inventory.about, chain=request.tried_chain)
+    if not request.source.apart and usable_processes(processes) == 1:
+        yield from map(_Prober(order, request.source).probe, pieces)
+        return
+    yield from run_in_order(partial(_probe_of, order), pieces, processes)
 
 
-def begin_probing(order: ProbeOrder, parent: int) -> None:
-    """Tell a pool's process which source the pieces belong to; it ends with its parent, even if that is killed."""
-    try:
-        end_with_parent(parent, signal.SIGKILL)
-    except SystemExit:  # it was killed while we started, and a pool would complain at length
-        os._exit(0)
-    _TOLD[:] = [order]
-    _PROBERS.clear()
-
-
-def probe_piece(piece: Any) -> Probed:  # noqa: ANN401 - the source knows what it gave
-    """What one piece holds, in a process that was told of the source."""
-    if not _PROBERS:
-        _PROBERS.append(Prober(_TOLD[0], _TOLD[0].spec.make()))
-    return _PROBERS[0].probe(piece)
+def _probe_of(order: _ProbeOrder) -> Callable[[Any], Probed]:
+    return _Prober(order, order.spec.make()).probe
 
 
 def refuse_other_fields(first: tuple[Field, ...], now: tuple[Field, ...], where: str) -> None:

@@ -1,12 +1,19 @@
-"""A request to make an index, and the report on it."""
+"""A request to make an index, what follows from it, and the report on it.
+
+Rules: whoever wants an index makes one request, which goes to all that make it; nothing is opened or written here.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from loader_server.index.bad_rows import BAD_ROWS, first_bad_rows
+from loader_server.sources.largest import LARGEST_SAMPLE
 from shared.bad_limit import NO_LIMIT, BadLimit
+from shared.errors import DataError
+from shared.settings.values import settings_that_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,53 +30,112 @@ __all__ = ["IndexReport", "IndexRequest", "report_of"]
 
 #: Bad rows that a report holds.
 _REPORTED_BAD_ROWS = 1000
+#: Fewer pieces than this are probed faster by one process than others start.
+_PIECES_THAT_PAY = 8
+_MEASURED_PIECES_THAT_PAY = 4
 
 
-def _unseen(done: int, total: int) -> None:
+def _show_nothing(done: int, total: int) -> None:
     """Show no progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexRequest:
-    """What to index, and into which folder: `processes` 0 means one for each core, `piece_rows` 0 as many as suit the
-    source; with more bad rows than `max_bad`, or with one if it is `strict`, the data are refused.
-
-    `source` is there if one was made already, `chain` is needed only where it is measured; `progress` is called with
-    rows done and rows in all; finished work is made durable every `keep_s` seconds, for resuming after a kill -9.
-    """
+    """A request for the index of one source in one folder."""
 
     folder: Path
     spec: SourceSpec
-    source: Source | None = None
+    #: The source that `spec` makes, which is closed once the index is made.
+    source: Source
+    #: The stream's transforms, needed where their outputs have to be measured or where they refuse samples.
     chain: Chain | None = None
+    #: How many processes to use; 0: one for each core, if there are enough rows.
     processes: int = 0
+    #: How many rows a piece has; 0: as many as suit the source.
     piece_rows: int = 0
+    #: Whether a single bad row is enough to refuse the data.
     strict: bool = False
+    #: How many rows may be bad before the data are refused.
     max_bad: BadLimit = NO_LIMIT
+    #: How often finished work is made durable, so that it survives a kill -9.
     keep_s: float = 5.0
-    progress: Callable[[int, int], None] = field(default=_unseen)
+    #: Called with the rows that are done and with all rows.
+    progress: Callable[[int, int], None] = field(default=_show_nothing)
 
     @property
-    def measuring(self) -> Chain | None:
+    def measured_chain(self) -> Chain | None:
         """The chain, if its outputs have to be measured."""
         return self.chain if self.chain is not None and self.chain.measured else None
+
+    @property
+    def tried_chain(self) -> Chain | None:
+        """The chain, if samples go through it while indexing: all of them, or those that it may refuse."""
+        chain = self.chain
+        return chain if chain is not None and self.source.measurable and chain.index_recipe else None
+
+    @property
+    def recipe(self) -> str:
+        """The recipe of the transforms that samples go through while indexing, or nothing."""
+        return self.tried_chain.index_recipe if self.tried_chain is not None else ""
+
+    @property
+    def largest_sample(self) -> int:
+        """The most bytes that a decoded sample may have; 0: no limit."""
+        return self.spec.of_job.largest_indexed
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The source's name, its settings and the size limit, in the form of format 1's fingerprints."""
+        largest = self.largest_sample
+        limit = () if largest in (LARGEST_SAMPLE, 0) else (f"largest_sample {largest}",)
+        return self.spec.name, str(sorted(settings_that_count(self.spec.settings).items())), *limit
+
+    @property
+    def rows_a_piece(self) -> int:
+        """How many rows a piece has: as asked for, or as the source suggests."""
+        source = self.source
+        own = min(source.piece_rows, source.measured_rows) if self.measured_chain else source.piece_rows
+        return self.piece_rows or own
+
+    def processes_for(self, pieces: float) -> int:
+        """Return how many processes are worth starting for this many pieces."""
+        pays = _MEASURED_PIECES_THAT_PAY if self.measured_chain else _PIECES_THAT_PAY
+        return (self.processes or os.cpu_count() or 1) if self.piece_rows or pieces > pays else 1
+
+    def refuses(self, bad: Mapping[str, int], rows: int) -> bool:
+        """Return whether data with these bad rows, counted by reason, are refused."""
+        count = sum(bad.values())
+        return bool(count and self.strict) or self.max_bad.is_exceeded(count, rows)
+
+    def refuse_measuring(self) -> None:
+        """Raise a DataError if lengths have to be measured and no sample can be read while indexing."""
+        if self.measured_chain is not None and not self.source.measurable:
+            raise DataError(
+                expected="transforms that declare their outputs",
+                got="one that has to be measured",
+                where=f'source = "{self.spec.name}"',
+                remedy="Declare it with @transform(…): no sample of this source is looked at while indexing.",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexReport:
-    """The result: `bad` are the first bad rows (at most 1 000), `bad_counts` all of them by reason, `bad_path` the
-    file that has all, if there are any. `unchanged`: nothing had to be done.
-    `letters`: what the chain does to them, `low_rates`: what it resamples upwards.
-    """
+    """The report on an index: what it holds, and which rows were left out."""
 
     folder: Path
     fingerprint: str
     samples: int
+    #: The first bad rows, at most 1 000.
     bad: tuple[BadRow, ...]
+    #: All bad rows, counted by reason.
     bad_counts: Mapping[str, int]
+    #: The file that lists all bad rows, if there are any.
     bad_path: Path | None
+    #: Whether the present index was kept, because a new one would be the same.
     unchanged: bool = False
+    #: What the chain does to letters.
     letters: LettersReport | None = None
+    #: Recordings that the chain resamples upwards.
     low_rates: tuple[LowRate, ...] = ()
 
     @property
@@ -79,7 +145,7 @@ class IndexReport:
 
 
 def report_of(folder: Path, meta: Meta) -> IndexReport:
-    """The report on the index of a folder."""
+    """Return the report on the index of a folder."""
     columns = folder / meta.folder
     return IndexReport(
         folder=folder,

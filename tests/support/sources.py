@@ -25,7 +25,8 @@ def spec_of(name: str, base: Path, **table: Any) -> SourceSpec:
 
 def index_source(spec: SourceSpec, folder: Path | None = None, **how: Any) -> IndexReport:
     """Make its index, beside the data if nothing else is said."""
-    return make_index(IndexRequest(folder=folder or spec.base / "index", spec=spec, **{"processes": 1, **how}))
+    own = {"folder": folder or spec.base / "index", "processes": 1}
+    return make_index(IndexRequest(spec=spec, source=spec.make(), **{**own, **how}))
 
 
 def open_source(spec: SourceSpec, folder: Path | None = None) -> Source:

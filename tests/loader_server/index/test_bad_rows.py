@@ -78,7 +78,7 @@ def _peak(folder: Path, rows: int, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(AllMissing, "total", rows)
     spec = SourceSpec(name="x", dotted=f"{__name__}:AllMissing", settings=AllMissingSettings(), base=folder)
     tracemalloc.start()
-    report = make_index(IndexRequest(folder=folder / f"index-{rows}", spec=spec, processes=1))
+    report = make_index(IndexRequest(folder=folder / f"index-{rows}", spec=spec, source=spec.make(), processes=1))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert (report.samples, report.bad_counts, report.rows) == (1, {"missing_file": rows - 1}, rows)

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -63,7 +62,7 @@ def users(tmp_path, monkeypatch):
 def request(manifest, **changes):
     base = manifest.parent
     spec = spec_of("manifest", base, paths=[manifest.name])
-    return IndexRequest(**{"folder": base / "index", "spec": spec, "processes": 1, **changes})
+    return IndexRequest(**{"folder": base / "index", "spec": spec, "source": spec.make(), "processes": 1, **changes})
 
 
 def lengths(index, manifest):
@@ -97,7 +96,7 @@ def test_an_index_knows_lengths_and_segments(corpus):
 
 def test_the_index_is_the_same_whatever_the_number_of_processes(corpus, monkeypatch, users):
     chain = users("doubled")
-    monkeypatch.setattr(making, "_MEASURED_PIECES_THAT_PAY", 0)
+    monkeypatch.setattr("loader_server.sources.index.request._MEASURED_PIECES_THAT_PAY", 0)
     monkeypatch.setattr(Source, "measured_rows", 1)
     with corpus.open("a") as file:
         file.write("missing.wav,x\n")
@@ -222,7 +221,9 @@ def progress(done, total):
 if __name__ == "__main__":
     base = pathlib.Path(sys.argv[1])
     spec = spec_of("manifest", base, paths=["csv.csv"])
-    request = making.IndexRequest(folder=base / "index", spec=spec, processes=2, piece_rows=1, progress=progress)
+    request = making.IndexRequest(
+        folder=base / "index", spec=spec, source=spec.make(), processes=2, piece_rows=1, progress=progress
+    )
     try:
         making.make_index(request)
     except KeyboardInterrupt:
@@ -313,7 +314,7 @@ def test_an_index_of_another_user_is_not_called_damaged(corpus):
 @pytest.mark.fault(66)
 def test_an_index_of_another_user_is_read(corpus):
     with folder_for_all() as folder:
-        make_index(replace(request(corpus), folder=folder / "index"))
+        make_index(request(corpus, folder=folder / "index"))
         with as_another_user():
             assert open_index(folder / "index").samples == 6
 
@@ -332,7 +333,9 @@ def test_a_setting_that_came_later_changes_no_index_that_does_not_say_it(corpus)
     said = spec_of("manifest", corpus.parent, paths=["csv.csv"], channel=0)
     with pytest.raises(DataError, match="channel = 0"):
         plain.refuse_other_source("manifest", said.settings)
-    chosen = open_index(make_index(replace(request(corpus), spec=said, folder=corpus.parent / "chosen")).folder)
+    chosen = open_index(
+        make_index(request(corpus, spec=said, source=said.make(), folder=corpus.parent / "chosen")).folder
+    )
     assert chosen.meta.settings["channel"] == 0
 
 

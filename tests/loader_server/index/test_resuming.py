@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from loader_server.index.draft import resumed_draft
+from loader_server.index.draft import open_draft
 from loader_server.index.folder import open_index
 from loader_server.index.make import IndexRequest, make_index, unchanged_index
 from loader_server.transforms.chain import Chain
@@ -43,7 +43,8 @@ def corpus(tmp_path: Path) -> Path:
 def _request(manifest: Path, **changes: Any) -> IndexRequest:
     base = manifest.parent
     own = {"folder": base / "index", "processes": 1, "piece_rows": 1, "chain": _CHAIN}
-    return IndexRequest(**{**own, "spec": spec_of("manifest", base, paths=[manifest.name]), **changes})
+    spec = spec_of("manifest", base, paths=[manifest.name])
+    return IndexRequest(**{**own, "spec": spec, "source": spec.make(), **changes})
 
 
 def _interrupt_after(rows: int) -> Callable[[int, int], None]:
@@ -144,7 +145,7 @@ def test_a_disk_that_fails_at_the_end_costs_nothing_but_the_end(corpus: Path, mo
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as failing:
-        failing.setattr("loader_server.index.make.commit", full)
+        failing.setattr("loader_server.index.draft.meta_json", full)
         with pytest.raises(MachineError, match="No space left"):
             make_index(_request(corpus))
     assert _rows_looked_at(_request(corpus)) == [12]
@@ -200,14 +201,13 @@ def test_a_draft_is_as_good_as_its_journal_says(corpus: Path) -> None:
     for name in ("frames.npy", "path.text.npy", "path.starts.npy", "measured_0.npy", "bad_rows.jsonl"):
         with (journal.parent / name).open("ab") as file:
             file.write(b"\xff" * 100)
-    draft = resumed_draft(corpus.parent / "index", found["made_from"], 1)
-    assert draft is not None
-    draft.close()
-    assert (draft.journal.rows, draft.journal.samples, draft.journal.bad) == (6, 5, {"missing_file": 1})
-    assert draft.numbers()["frames"].shape == (5,)
-    assert draft.strings()["path"][4] == "clips/00004.wav"
-    assert np.array_equal(draft.measured("audio"), draft.numbers()["frames"])
-    assert len((journal.parent / "bad_rows.jsonl").read_text().splitlines()) == 1
+    with open_draft(corpus.parent / "index", found["made_from"], 1) as draft:
+        draft.close()
+        assert (draft.journal.rows, draft.journal.samples, draft.journal.bad) == (6, 5, {"missing_file": 1})
+        assert draft.numbers()["frames"].shape == (5,)
+        assert draft.strings()["path"][4] == "clips/00004.wav"
+        assert np.array_equal(draft.measured("audio"), draft.numbers()["frames"])
+        assert len((journal.parent / "bad_rows.jsonl").read_text().splitlines()) == 1
 
 
 # --- nothing to do ---
