@@ -96,7 +96,7 @@ def test_an_index_knows_lengths_and_segments(corpus):
 
 def test_the_index_is_the_same_whatever_the_number_of_processes(corpus, monkeypatch, users):
     chain = users("doubled")
-    monkeypatch.setattr("loader_server.sources.index.request._MEASURED_PIECES_THAT_PAY", 0)
+    monkeypatch.setattr("loader_server.index.request._MEASURED_PIECES_THAT_PAY", 0)
     monkeypatch.setattr(Source, "measured_rows", 1)
     with corpus.open("a") as file:
         file.write("missing.wav,x\n")
