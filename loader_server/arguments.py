@@ -58,7 +58,7 @@ def tells_its_error(run: Callable[[argparse.Namespace], int]) -> Callable[[argpa
     def told(options: argparse.Namespace) -> int:
         try:
             return run(options)
-        except Exception as failure:
+        except Exception as failure:  # whoever started us hears of it, before it is raised
             from loader_server.machine.processes import say_error
             from shared.hashing import fingerprint
 

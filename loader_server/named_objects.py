@@ -37,7 +37,7 @@ def import_named(name: str, what: str, where: str) -> Callable[..., Any]:
             module = importlib.import_module(place)
     except SettingsError:
         raise  # the module is there, and what it declares says what is wrong
-    except Exception as error:
+    except Exception as error:  # a user's module may raise anything
         kind = MissingModuleError if isinstance(error, ModuleNotFoundError) else SettingsError
         raise kind(
             expected=f'the module "{place}" to be importable{_nearest_module(place, error)}',

@@ -88,7 +88,7 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 0
-        except Exception as error:
+        except Exception as error:  # refusals of the system have many classes; others are raised
             if not is_refusal(error):
                 raise
             Log(parser.prog).debug("the system refused", traceback=traceback.format_exc())

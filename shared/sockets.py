@@ -190,7 +190,7 @@ def _close_on_failure(socket: zmq.Socket[bytes]) -> Iterator[None]:
     """An error keeps its stack frames alive, and these the socket: unless it is closed, its context never ends."""
     try:
         yield
-    except BaseException:
+    except BaseException:  # whatever it is, as above
         socket.disable_monitor()
         socket.close(linger=0)
         raise

@@ -267,7 +267,7 @@ class BuildThread:
                 return None
             finally:
                 builder.release()
-        except BaseException as error:
+        except BaseException as error:  # the want's outcome names it, and the thread goes on
             in_hand = f"batch {build.want.number} of epoch {build.want.epoch}"
             named = exhausted(error, in_hand, f"stream {build.want.stream}") or error
             return Outcome(build, error=named, convictions=tuple(convictions))

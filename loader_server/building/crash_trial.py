@@ -100,7 +100,7 @@ class _TrialProcess:
                 socket.send_fds(self._socket, [b"bytes"], [self._bytes])
                 words = [TRIAL, str(job_path), stream, str(nursery.pid)]
                 self._process = nursery.start(words, keep=theirs.fileno())
-            except BaseException:
+            except BaseException:  # nobody else closes the socket and the memory
                 self._close()
                 raise
 
@@ -251,7 +251,7 @@ def serve_trials(arguments: Sequence[str]) -> None:
     _, (handed,), _, _ = socket.recv_fds(worker, 16, 1)
     try:
         stream = _open(job_path, name)
-    except BaseException as error:
+    except BaseException as error:  # the worker hears of it and asks no more
         worker.send(json.dumps({"error": told(error)}).encode())
         return
     worker.send(json.dumps({"opened": stream.opened}).encode())
@@ -268,7 +268,7 @@ def _find_shortage(stream: Stream, epoch: int, sample: int, handed: int) -> Base
     """
     try:
         stream.values(epoch, sample, os.pread(handed, os.fstat(handed).st_size, 0))
-    except BaseException as error:
+    except BaseException as error:  # a panic in Rust is no Exception
         return find_exhaustion(error)
     return None
 

@@ -60,7 +60,7 @@ class PendingRead(Generic[T]):
         began_s, busy_s = time.perf_counter(), time.thread_time()
         try:
             return self._work(self.begin), None
-        except BaseException as error:
+        except BaseException as error:  # raised again in the thread that builds
             return None, error
         finally:
             busy_s = time.thread_time() - busy_s

@@ -80,7 +80,7 @@ def _result(check: Callable[[ExaminedSource], None], examined: ExaminedSource) -
         return CheckResult(name=name, passed=None, said=str(why))
     except Violation as violation:
         return CheckResult(name=name, passed=False, said=str(violation))
-    except Exception as error:
+    except Exception as error:  # the source is a user's: what it raises is the result
         return CheckResult(name=name, passed=False, said=f"{type(error).__name__}: {error}")
     return CheckResult(name=name, passed=True)
 
@@ -211,7 +211,7 @@ def _from_threads(examined: ExaminedSource) -> None:
         try:
             raw = read_all(examined.source, mixed)
             wrong.extend(f"sample {n} has other bytes" for n, one in zip(mixed, raw, strict=True) if one != alone[n])
-        except Exception as error:
+        except Exception as error:  # the source is a user's: what it raises is the result
             wrong.append(f"{type(error).__name__}: {error}")
 
     alone = examined.raw

@@ -105,7 +105,7 @@ class Journal:
         try:
             self._database = self._open()
             self._files.note()
-        except BaseException:
+        except BaseException:  # the lock would stay with a journal that nobody has
             self._files.close()
             self._lock.close()
             raise

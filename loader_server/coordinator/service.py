@@ -123,7 +123,7 @@ def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None, *, ad
         coordinator.write_endpoint_to(job.endpoint_file, advertise)
         coordinator.keep_graphs(lambda tell: GraphKeeper(job, lambda stream: View(stream, counting), tell))
         return coordinator
-    except BaseException:
+    except BaseException:  # the journal has no other owner yet
         journal.close()
         raise
 

@@ -115,7 +115,7 @@ class Bundle:
         self._descriptors: dict[str, int] = {}
         try:
             files = tuple(self._open(name, path) for name, path in bundle_files(job))
-        except BaseException:
+        except BaseException:  # nobody else closes the files that are open
             self.close()
             raise
         folders = list(_index_folders(job))

@@ -59,7 +59,7 @@ class HostFolder:
                 return HostFolder(folder, descriptor)
             except BlockingIOError:
                 os.close(descriptor)
-            except BaseException:
+            except BaseException:  # nobody else closes it
                 os.close(descriptor)
                 raise
         raise AssertionError

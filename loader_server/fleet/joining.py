@@ -115,7 +115,7 @@ def join(settings: JoinSettings) -> HostFolder:
         host = HostFolder.take(settings.hosts, manifest.job)
         try:
             _settle(host.path, host.tag, settings, manifest, bundle)
-        except BaseException:
+        except BaseException:  # nobody else lets go of the folder
             host.close()
             raise
         return host
@@ -273,7 +273,7 @@ class _FetchConnection:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._dealer = self._connect()
-        except BaseException:
+        except BaseException:  # nobody else ends the context
             self._context.term()
             raise
 

@@ -175,7 +175,7 @@ class Manifest:
         """Read a manifest; a DataError for anything that is none."""
         try:
             manifest = _read(msgpack.unpackb(content))
-        except Exception as error:
+        except Exception as error:  # bytes that are none raise many kinds of errors
             raise DataError(
                 expected="the manifest of a bundle",
                 got=str(error) or type(error).__name__,

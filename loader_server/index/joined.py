@@ -21,6 +21,7 @@ from loader_server.sources.files.presence import find_missing
 from loader_server.sources.source import Source, gather_rows
 from shared.errors import SampleError, SettingsError
 from shared.hashing import fingerprint
+from shared.logs import Log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -190,11 +191,12 @@ class SourceSet:
 
 
 def _first_sample(one: OpenedSource) -> dict[str, Any]:
-    """The first sample; None if it cannot be decoded."""
+    """Return the first sample, or nothing if it cannot be decoded."""
     (raw,) = read_patiently(one.source.read, [0], bool)
     try:
         return one.source.decode(0, raw)
-    except Exception:
+    except Exception as error:  # where its batch is built it is masked and counted; here only keys are compared
+        Log("stream").debug("the first sample cannot be decoded", where=one.where, error=repr(error))
         return {}
 
 

@@ -79,7 +79,7 @@ class Child:
             raise no_room(error) from error
         try:
             self.process = nursery.start([*self.command(self.listen), *self._said()], keep=writing)
-        except BaseException:
+        except BaseException:  # no process writes into the pipe
             os.close(reading)
             raise
         finally:

@@ -239,10 +239,10 @@ def _become(live: Callable[[], object]) -> None:
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:
+    except BaseException:  # it must not go on in the code of the process that it was forked from
         traceback.print_exc()
     finally:
-        with contextlib.suppress(BaseException):
+        with contextlib.suppress(BaseException):  # the process ends, whatever flushing raises
             threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as the interpreter does, and multiprocessing
             sys.stdout.flush()
             sys.stderr.flush()

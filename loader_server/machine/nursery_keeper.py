@@ -85,7 +85,7 @@ def execute_nursery() -> OwnedNursery:
                 setsigmask=FOR_THE_OWNER,
             )
             return OwnedNursery(ours, pid)
-        except BaseException:
+        except BaseException:  # our end has no other owner
             ours.close()
             raise
 

@@ -42,7 +42,7 @@ def told(error: BaseException) -> str:
     """An exception in words, even if its own text cannot be made."""
     try:
         words = str(error)
-    except BaseException as another:
+    except BaseException as another:  # the exception's class may be a user's
         words = f"(its text raised {type(another).__name__})"
     return f"{type(error).__name__}: {words}"[:_MOST_CHARACTERS] if words else type(error).__name__
 

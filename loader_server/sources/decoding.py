@@ -19,5 +19,5 @@ def decoded(source: Source, sample: int, raw: bytes) -> dict[str, Any]:
         return source.decode(sample, raw)
     except (StokerError, MemoryError):
         raise
-    except BaseException as error:
+    except BaseException as error:  # a decoder may raise anything, and a panic in Rust is no Exception
         raise undecoded(error, source.name(sample)) from error

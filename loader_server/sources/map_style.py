@@ -148,7 +148,7 @@ class MapStyleSource(Source):
     def _ask(self, method: str) -> Any:  # noqa: ANN401 - the user's
         try:
             return getattr(self._data, method)()
-        except Exception as error:
+        except Exception as error:  # a user's code may raise anything
             raise self._error(
                 f"{method}() to succeed", told(error), "Mend it, or leave it out of the class."
             ) from error
@@ -180,7 +180,7 @@ class MapStyleSource(Source):
             problem: SampleError = error
         except StokerError:
             raise
-        except Exception as error:
+        except Exception as error:  # a user's code may raise anything
             found = undecoded(error, self._named(item))
             if not isinstance(found, SampleError):
                 raise found from error
@@ -321,7 +321,7 @@ def _made_from(settings: MapStyleSettings) -> Any:  # noqa: ANN401 - the user's
             len(data)
     except StokerError:
         raise
-    except Exception as error:
+    except Exception as error:  # a user's code may raise anything
         raise SettingsError(
             expected=f"{settings.source} to be made from its arguments",
             got=told(error),

@@ -32,13 +32,13 @@ def look_twice(look: Callable[[], T], largest: int, where: Callable[[], str]) ->
     """
     try:
         return look()
-    except BaseException as error:
+    except BaseException as error:  # whatever memory that ran out has led to
         if find_exhaustion(error) is None:
             raise
     room = free_room()  # only now, because asking for it takes longer than most samples
     try:
         return look()
-    except BaseException as error:
+    except BaseException as error:  # as above
         found = find_exhaustion(error)
         if found is None:
             raise

@@ -228,7 +228,7 @@ def _apply(step: NamedTransform, sample: dict[str, Any], rng: np.random.Generato
         return _sample(step.call(sample, handed), sample)
     except (StokerError, MemoryError):
         raise
-    except BaseException as error:
+    except BaseException as error:  # a user's code, and a panic in Rust is no Exception
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise  # it was Ctrl-C, which no other thread gets
         raise _failed(step, error, where) from error

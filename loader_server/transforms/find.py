@@ -252,7 +252,7 @@ def _blaming_settings(name: str, where: str) -> Iterator[None]:
             yield
     except StokerError:
         raise
-    except Exception as error:
+    except Exception as error:  # a user's code may raise anything
         raise SettingsError(
             expected=f"the transform {name} to be made from its settings",
             got=told(error),

@@ -8,7 +8,7 @@ ever new names: further ones are dropped, and who asked asks again.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
@@ -46,6 +46,8 @@ class EpochCounts:
         self._log = log
         self._wake = wake
         self._known: dict[EpochQuestion, int] = {}
+        #: Questions that could not be answered, by stream; counted in the thread.
+        self.failed: Counter[str] = Counter()
         #: The peers that wait for each answer.
         self._askers: dict[EpochQuestion, set[int]] = {}
         self._asked: SimpleQueue[EpochQuestion | None] = SimpleQueue()
@@ -95,7 +97,9 @@ class EpochCounts:
             batches = None
             try:
                 batches = self._count[question.stream](question.epoch, question.group)
-            except Exception as error:  # whoever asked asks again
-                self._log.error("batches of an epoch cannot be counted", stream=question.stream, error=repr(error))
+            except Exception as error:  # whoever asked asks again, so only a stream's first is logged
+                self.failed[question.stream] += 1
+                if self.failed[question.stream] == 1:
+                    self._log.error("batches of an epoch cannot be counted", stream=question.stream, error=repr(error))
             self._found.append((question, batches))
             self._wake()

@@ -4,9 +4,10 @@ What a worker builds hangs on what it read when it began: job file, index, own t
 of these has changed on disk since, its successor may be taken in, so it ends and makes room for it. If nothing has, a
 restart would not help: it waits, and serves the trainers that it has.
 
-Rules: a thread looks, because opening a job takes time. Pauses grow up to a limit, and with what a look takes, because
-the worker may be busy serving. Stoker's own code is not looked at: all processes that this machine's supervisor forks
-have it as it was imported once.
+Rules: a thread looks, because opening a job takes time; a look that hangs is given up, and no further one is begun
+while several hang. Looks that fail are counted and logged. Pauses grow up to a limit, and with what a look takes,
+because the worker may be busy serving. Stoker's own code is not looked at: all processes that this machine's supervisor
+forks have it as it was imported once.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from typing import TYPE_CHECKING
 from loader_server.building.fingerprint import builder_fingerprint
 from loader_server.job_file import JobFile
 from loader_server.stream import Stream
-from shared.errors import StokerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from shared.logs import Log
 
 __all__ = ["RestartWatch", "builder_on_disk"]
 
@@ -30,52 +32,102 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 8.0
 #: How many times longer than a look the pause after it is.
 _PAUSES_A_LOOK = 10
+#: A look that takes longer is given up, and so many may hang before no further one is begun.
+_LONGEST_LOOK_S = 60.0
+_MOST_HANGING = 3
 
 
 class RestartWatch:
-    """`look` returns the builder fingerprint that a new worker would have; `wake` is called after it, in its thread."""
+    """Looks for a reason to restart, one at a time, in threads of their own.
 
-    def __init__(self, look: Callable[[], str], builder: str, wake: Callable[[], None]) -> None:
+    `look` returns the builder fingerprint that a new worker would have; `wake` is called after it, in its thread.
+    """
+
+    def __init__(self, look: Callable[[], str], builder: str, wake: Callable[[], None], log: Log) -> None:
         self._look = look
         self._builder = builder
         self._wake = wake
-        self._thread: threading.Thread | None = None
+        self._log = log
+        self._under_way: _DiskLook | None = None
+        #: Looks that were given up while they hung: a thread cannot be ended from outside.
+        self._hanging: list[_DiskLook] = []
         self._due_s = 0.0
         self._pause_s = _FIRST_PAUSE_S
-        #: What the last look found, and how long it took.
-        self._found = builder
-        self._took_s = 0.0
+        #: How many looks failed, and how many were given up.
+        self.failed = self.given_up = 0
+        self._logged = ""
 
     def is_due(self, now_s: float) -> bool:
-        """Whether to look again now."""
-        return self._thread is None and now_s >= self._due_s
+        """Return whether to look again now; not while one look is under way, or too many hang."""
+        self._hanging = [look for look in self._hanging if look.is_under_way]
+        return self._under_way is None and len(self._hanging) < _MOST_HANGING and now_s >= self._due_s
 
-    def begin(self) -> None:
+    def begin(self, now_s: float) -> None:
         """Look once, in the background."""
-        self._thread = threading.Thread(target=self._look_once, name="restart watch", daemon=True)
-        self._thread.start()
-
-    def _look_once(self) -> None:
-        began_s = time.monotonic()
-        try:
-            self._found = self._look()
-        except (StokerError, OSError):  # an index that is being made, say: another look will tell
-            self._found = self._builder
-        self._took_s = time.monotonic() - began_s
-        self._wake()
+        self._under_way = _DiskLook(self._look, self._wake, now_s)
 
     def take(self, now_s: float) -> bool:
         """Return whether a worker that is started now would have another fingerprint, as the last look has found."""
-        if self._thread is None or self._thread.is_alive():
+        look = self._under_way
+        if look is None or (look.is_under_way and now_s - look.began_s < _LONGEST_LOOK_S):
             return False
-        self._thread = None
-        self._due_s = now_s + max(self._pause_s, _PAUSES_A_LOOK * self._took_s)
+        self._under_way = None
+        took_s = _LONGEST_LOOK_S if look.is_under_way else look.took_s
+        self._due_s = now_s + max(self._pause_s, _PAUSES_A_LOOK * took_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        return self._found != self._builder
+        if look.is_under_way:
+            self.given_up += 1
+            self._hanging.append(look)
+            self._log_once(
+                "cannot tell whether a restart would help: a look at the job hangs",
+                f"no answer for {_LONGEST_LOOK_S:.0f} s",
+            )
+        elif look.error is not None:
+            self.failed += 1
+            self._log_once(
+                "cannot tell whether a restart would help: the job cannot be opened",
+                str(look.error) or repr(look.error),
+            )
+        return look.found not in ("", self._builder)
+
+    def _log_once(self, event: str, why: str) -> None:
+        """Log an event with its reason, unless that is the reason which was logged last."""
+        if why != self._logged:
+            self._log.warning(event, reason=why)
+            self._logged = why
 
     def calm(self) -> None:
         """Note that the coordinator takes the worker as it is: the next refusal is another one."""
-        self._pause_s, self._due_s = _FIRST_PAUSE_S, 0.0
+        self._pause_s, self._due_s, self._logged = _FIRST_PAUSE_S, 0.0, ""
+
+
+class _DiskLook:
+    """One look, with a result of its own: one that was given up may end at any time."""
+
+    def __init__(self, look: Callable[[], str], wake: Callable[[], None], now_s: float) -> None:
+        self._look = look
+        self._wake = wake
+        self.began_s = now_s
+        self.took_s = 0.0
+        #: The fingerprint, or why there is none.
+        self.found = ""
+        self.error: Exception | None = None
+        # A daemon: a look that hangs in a file system ends with the process.
+        self._thread = threading.Thread(target=self._run, name="restart watch", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        began_s = time.monotonic()
+        try:
+            self.found = self._look()
+        except Exception as error:  # an index that is being made, or a user's module that fails: `take` counts it
+            self.error = error
+        self.took_s = time.monotonic() - began_s
+        self._wake()
 
 
 def builder_on_disk(job_path: Path) -> str:

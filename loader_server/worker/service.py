@@ -173,7 +173,8 @@ class Worker:
         )
         self.counts = self._reception.counts
         builder = builder_fingerprint(self._streams, self._job.versions_of_sent())
-        self._restart_watch = RestartWatch(partial(builder_on_disk, settings.job_path), builder, self._waker.wake)
+        look = partial(builder_on_disk, settings.job_path)
+        self._restart_watch = RestartWatch(look, builder, self._waker.wake, self.log)
         #: Tells whoever started us that we are refused, each time that we look whether a restart would help.
         self.tell_refused: Callable[[], None] = lambda: None
         self._registration = Registration(
@@ -370,7 +371,7 @@ class Worker:
             self.drain(_LAST_WORDS_S)
         elif self._restart_watch.is_due(now_s):
             self.tell_refused()
-            self._restart_watch.begin()
+            self._restart_watch.begin(now_s)
 
     def _make_beat(self) -> m.Beat:
         load = self.load = m.Beat(

@@ -38,7 +38,7 @@ class SentGraph:
         try:
             said, graph = msgpack.unpackb(content)
             values = tuple(_value(*one) for one in said)
-        except Exception as error:
+        except Exception as error:  # bytes that are none raise many kinds of errors
             raise DataError(
                 expected="a graph as a trainer sends it",
                 got=type(error).__name__,

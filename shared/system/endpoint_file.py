@@ -36,7 +36,7 @@ def write_endpoint(file: Path, endpoint: str) -> None:
             os.fchmod(number, 0o644)  # trainers may be other users
             written.write(endpoint + "\n")
         Path(draft).replace(file)
-    except BaseException:
+    except BaseException:  # an interrupt too: no draft stays
         with contextlib.suppress(OSError):
             Path(draft).unlink()
         raise

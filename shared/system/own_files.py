@@ -60,7 +60,7 @@ def replacing(path: Path, draft: Path | None = None) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
-    except BaseException:
+    except BaseException:  # an interrupt too: no draft stays
         draft.unlink(missing_ok=True)
         raise
 

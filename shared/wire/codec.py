@@ -151,7 +151,7 @@ def decode(frame: bytes | memoryview) -> Message:
         raise _garbage(f"{len(frame)} bytes", f"at most {MAX_FRAME} bytes")
     try:
         envelope = msgpack.unpackb(frame, strict_map_key=True)
-    except Exception as error:
+    except Exception as error:  # anything may come, and msgpack has many kinds of errors
         raise _garbage(type(error).__name__, "a msgpack frame") from None
     return _opened(envelope)
 

@@ -183,8 +183,7 @@ class _InsideSample:
         """Decode and transform it."""
         source, number = self._stream.source, self._key[2]
         (raw,) = read_patiently(source.read, [number], bool)
-        # If it is masked, building it has already told why.
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # building the batch has already told why the sample is masked
             sample = source.decode(number, raw)
             self.texts = {key: value for key, value in sample.items() if isinstance(value, str)}
             self.sound = _sound_in(sample, "as the source has it")

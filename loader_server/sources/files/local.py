@@ -85,7 +85,7 @@ def _descriptor(path: str | Path, flags: int = os.O_RDONLY) -> int:
     try:
         if not stat.S_ISREG(os.fstat(number).st_mode):
             raise OSError(errno.EINVAL, "a folder, pipe or device", str(path))
-    except BaseException:
+    except BaseException:  # an interrupt too: nobody else closes it
         os.close(number)
         raise
     return number

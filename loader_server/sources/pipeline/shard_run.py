@@ -119,7 +119,7 @@ class ShardRun:
             return work()
         except StokerError:
             raise
-        except Exception as error:
+        except Exception as error:  # a user's code may raise anything
             raise DataError(
                 expected=f"element {self._made} to be made",
                 got=_told(error),

@@ -56,7 +56,7 @@ class Failures:
                 return ask()
             except StokerError:
                 raise
-            except Exception as caught:
+            except Exception as caught:  # each store's library has errors of its own, told apart here
                 error = _underneath(url, caught)
                 if pause_s is None or not _may_pass(error):
                     raise worded(url, error, len(pauses_s) + 1, absent) from error

@@ -77,7 +77,7 @@ def test_a_trainer_has_four_open_questions_at_most(planner):
     assert planner.found() == [(7, epoch(6), 601)]
 
 
-def test_a_failure_is_logged_and_whoever_asked_may_ask_again(planner, caplog):
+def test_a_failure_is_logged_once_and_counted_and_whoever_asked_may_ask_again(planner, caplog):
     planner.counts.ask(7, epoch(13))
     assert planner.found() == []
     assert "batches of an epoch cannot be counted" in caplog.text
@@ -85,6 +85,8 @@ def test_a_failure_is_logged_and_whoever_asked_may_ask_again(planner, caplog):
     planner.counts.ask(7, epoch(13))
     assert planner.found() == []
     assert planner.asked == [(13, 1)] * 2
+    assert planner.counts.failed == {"train": 2}
+    assert len(caplog.records) == 1
 
 
 def test_its_thread_ends_with_it_and_holds_nobody_up_before():

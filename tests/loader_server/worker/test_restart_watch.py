@@ -11,6 +11,7 @@ from loader_server.commands.index import index_missing
 from loader_server.job_file import JobFile
 from loader_server.worker.restart_watch import RestartWatch, builder_on_disk
 from shared.errors import DataError
+from shared.logs import Log
 from tests.support.loaders import wait_until, write_job
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class Looks:
     def __init__(self):
         self.says = "b1"
         self.woken = threading.Event()
-        self.watch = RestartWatch(self.look, "b1", self.woken.set)
+        self.watch = RestartWatch(self.look, "b1", self.woken.set, Log("worker", worker="w"))
 
     def look(self):
         if isinstance(self.says, Exception):
@@ -33,10 +34,10 @@ class Looks:
     def find(self, now_s):
         """Look once; whether a restart would help."""
         self.woken.clear()
-        self.watch.begin()
+        self.watch.begin(now_s)
         assert self.woken.wait(60)
         found = []
-        wait_until(lambda: found.append(self.watch.take(now_s)) or self.watch._thread is None, "the thread has ended")
+        wait_until(lambda: found.append(self.watch.take(now_s)) or self.watch._under_way is None, "the look has ended")
         return found[-1]
 
 
@@ -77,16 +78,55 @@ def test_pauses_grow_up_to_a_limit_and_begin_anew_once_the_worker_is_taken_in(lo
     assert looks.watch.is_due(now_s)
 
 
-def test_nothing_is_found_before_a_look_has_ended(looks):
-    assert not looks.watch.take(10.0)
-    going = threading.Event()
-    watch = RestartWatch(lambda: str(going.wait(60)), "b1", looks.woken.set)
-    watch.begin()
-    assert not watch.take(10.0)
-    assert not watch.is_due(1000.0), "one look at a time"
+def test_looks_that_fail_are_counted_and_each_reason_is_logged_once(looks, caplog):
+    looks.says = DataError(expected="an index", got="none", where="here", remedy="Make it.")
+    for now_s in (10.0, 20.0):
+        assert not looks.find(now_s)
+    looks.says = ValueError("raised by a module of the user's")
+    for now_s in (30.0, 40.0):
+        assert not looks.find(now_s)
+    assert looks.watch.failed == 4
+    assert [record.fields["reason"] for record in caplog.records] == [
+        str(DataError(expected="an index", got="none", where="here", remedy="Make it.")),
+        "raised by a module of the user's",
+    ]
+
+
+@pytest.fixture
+def hanging():
+    """Looks that wait until they are let go, as in a file system that does not answer."""
+    looks, going = Looks(), threading.Event()
+    looks.watch = RestartWatch(lambda: str(going.wait(60)), "b1", looks.woken.set, Log("worker", worker="w"))
+    looks.let_go = going.set
+    yield looks
     going.set()
-    assert looks.woken.wait(60)
-    wait_until(lambda: watch.take(11.0), "the look has ended")
+
+
+def test_nothing_is_found_before_a_look_has_ended(looks, hanging):
+    assert not looks.watch.take(10.0)
+    watch = hanging.watch
+    watch.begin(10.0)
+    assert not watch.take(69.0)
+    assert not watch.is_due(69.0), "one look at a time"
+    hanging.let_go()
+    assert hanging.woken.wait(60)
+    wait_until(lambda: watch.take(69.0), "the look has ended")
+
+
+def test_a_look_that_hangs_is_given_up_and_no_more_than_three_hang(hanging, caplog):
+    watch, now_s = hanging.watch, 10.0
+    for _ in range(3):
+        assert watch.is_due(now_s)
+        watch.begin(now_s)
+        assert not watch.take(now_s + 60.0)
+        assert not watch.is_due(now_s + 60.0), "the pause is as long as after any long look"
+        now_s += 700.0
+    assert watch.given_up == 3
+    assert [record.fields["reason"] for record in caplog.records] == ["no answer for 60 s"]
+    assert not watch.is_due(now_s)
+    hanging.let_go()
+    wait_until(lambda: watch.is_due(now_s), "those that hung have ended")
+    assert not watch.take(now_s), "what they found may be old"
 
 
 def test_the_disk_is_read_anew_each_time(tmp_path: Path):
