@@ -23,20 +23,20 @@ from loader_server.building.quarantine import Quarantine
 from loader_server.commands.statistics import make_statistics
 from loader_server.coordinator.journal_lock import JournalLock
 from loader_server.fleet.joined_folder import JoinedFolder
+from loader_server.index.draft import locked
+from loader_server.index.letters import LettersReport
 from loader_server.job_file import JobFile
 from loader_server.machine.graph_files import write_synced
 from loader_server.plan_keeper import PlanKeeper
-from loader_server.index.draft import locked
-from loader_server.index.letters import LettersReport
 from loader_server.sources.pipeline.first_digests import FirstDigests
 from loader_server.transforms.characters import Characters, CharactersSettings
 from loader_server.transforms.letters import LetterCounter
 from shared.errors import SampleError, StokerError
 from shared.metrics.scrape_targets import TargetFile
 from tests.support.loaders import write_job
-from trainer_client.checkpoint_folder import CheckpointFolder
-from trainer_client.runs.predicting.prediction_files import write_rows
-from trainer_client.runs.predicting.prediction_parts import PredictionParts
+from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
+from trainer_client.training.predicting.prediction_files import write_rows
+from trainer_client.training.predicting.prediction_parts import PredictionParts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,7 +182,7 @@ def names_opened(write: Callable[[Path], object], folder: Path) -> set[str]:
 
 @pytest.mark.slow
 def test_files_that_tensorflow_makes_have_names_that_nobody_can_guess(tmp_path: Path) -> None:
-    summaries = importlib.import_module("trainer_client.tf.models.summaries")
+    summaries = importlib.import_module("trainer_client.training.runs.summaries")
     for _ in range(2):
         summaries.write_summaries(tmp_path, 1, {"loss": 0.5})
     drawn = [re.search(r"\.([0-9a-f]{16})\.v2$", path.name) for path in tmp_path.iterdir()]
