@@ -1,9 +1,10 @@
 """Builds a batch into a buffer: the one place where samples become rows.
 
-Rules: the same want gives the same bytes, whoever builds it, however often; each value is written once, into its
-place; a sample that cannot be used keeps its row, masked; reading errors are retried, then raised, and never mask. A
-source that can write whole batches at once does so, as long as nothing has to be done to single samples and none is
-suspected to kill its decoder. Each step has the deadline that is handed in. No sockets here.
+Samples are written all at once or one by one, each into its place, of whichever kind the stream has (`places`). Rules:
+the same want gives the same bytes, whoever builds it, however often; a sample that cannot be used keeps its row,
+masked; reading errors are retried, then raised, and never mask. A source that can write whole batches at once does so,
+as long as nothing has to be done to single samples and none is suspected to kill its decoder. Each step has the
+deadline that is handed in. No sockets here.
 """
 
 from __future__ import annotations
@@ -11,24 +12,23 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from loader_server.building.batch_in_hand import BatchInHand
 from loader_server.building.build_counts import Built
 from loader_server.building.culprits import KnownCulprits, kills
 from loader_server.building.exhaustion import exhausted
 from loader_server.building.fallbacks import Fallbacks
 from loader_server.building.finite_check import FiniteCheck
 from loader_server.building.look_ahead import LookAhead
-from loader_server.building.not_finite import mask_row
-from loader_server.building.packed_rows import PackedPlaces, places_in_rows, write_marks
+from loader_server.building.places import places_of
 from loader_server.building.prepared import Prepared, unwatched
 from loader_server.sources.blame import find_exhaustion
 from loader_server.sources.decoding import decoded
 from loader_server.sources.files.patience import read_patiently
-from loader_server.sources.source import gather_rows
 from loader_server.transforms.columns import ColumnsOfBatch
 from loader_server.transforms.overrun import blame_for_length
 from shared.errors import DataError, SampleError
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.building.deadline import Deadline
+    from loader_server.building.places import Places
     from loader_server.building.quarantine import MaskedLog
     from loader_server.feature_cache.cache import FeatureCache
     from loader_server.planning import EpochPlan, PlannedBatch
@@ -59,13 +60,37 @@ _EPOCHS_KEPT = 8
 #: Layouts that are kept: a stream has one for each bucket, and more if batches are padded to their longest row.
 _LAYOUTS_KEPT = 1024
 
-#: Bytes that are written and then checked at a time.
-_PIECE_BYTES = 2**20
-
 _MOST_REASONS = 16
-
+#: Characters of a sample's name and of a reason, and of both together.
+_MOST_NAME, _MOST_REASON = 100, 200
 
 _NOTHING: Mapping[int, bytearray] = {}
+
+
+@dataclass(slots=True)
+class _BatchInHand:
+    """A batch while it is written, and what is counted meanwhile."""
+
+    want: Want
+    prepared: Prepared
+    places: Places
+    #: Samples that were convicted for this batch.
+    convicted: AbstractSet[int]
+    #: Masked rows by reason.
+    reasons: Counter[str] = field(default_factory=Counter)
+    decoded: int = 0
+    masked: int = 0
+    reason: str = ""
+    decode_ns: int = 0
+    #: Keys whose values may not all be finite; None if nobody has looked yet.
+    suspects: set[str] | None = None
+
+    def mask(self, name: str, error: SampleError) -> None:
+        """Count a row that is masked, and keep the first reason."""
+        self.masked += 1
+        self.reasons[error.reason[:_MOST_NAME]] += 1
+        if not self.reason:
+            self.reason = f"{name[-_MOST_NAME:]}: {error.reason}: {error.got}"[:_MOST_REASON]
 
 
 class Builder:
@@ -92,8 +117,6 @@ class Builder:
         #: Whether samples that were read may be decoded and transformed all at once.
         self._together = features is None and stream.chain.takes_columns
         self._finite_check = FiniteCheck(stream)
-        #: What it writes.
-        self._gathered = [key for field in stream.chain.fields for key in (field.key, f"{field.key}_length")]
 
     def reads(self, want: Want) -> bool:
         """Whether preparing this want may wait for a disk."""
@@ -184,7 +207,7 @@ class Builder:
         """Whether the sample is known to kill decoders."""
         return bool(self.culprits.keys) and self.stream.identity(sample) in self.culprits
 
-    def claim(self, prepared: Prepared) -> bool:  # batches that are shared have others to ask
+    def claim(self, prepared: Prepared) -> bool:
         """Whether to go on; if not, another worker is building this very batch. Then `release` it in any case."""
         return True
 
@@ -204,8 +227,8 @@ class Builder:
         began_ns = time.perf_counter_ns()
         self._deadline.begin(began_ns)
         arrays: Mapping[str, NDArray[Any]] = prepared.layout.arrays(payload)
-        batch = BatchInHand(want.epoch, convicted, Counter(), prepared.kept)
-        rows = self._write_rows(want, prepared, arrays, batch)
+        batch = _BatchInHand(want, prepared, places_of(self.stream, prepared, arrays), convicted)
+        rows = self._write(batch)
         if (resets := prepared.planned.resets) is not None:
             # Masked rows too: their state is what the next chunk of the recording would go on with.
             arrays[RESET.key][: len(prepared.samples)] = resets[: len(prepared.samples)]
@@ -219,7 +242,7 @@ class Builder:
         unfit: tuple[tuple[str, int], ...] = ()
         if suspects:
             unfit = self._finite_check.look(
-                suspects, prepared, arrays, lambda sample, error: self._note_masked(sample, error, batch)
+                suspects, prepared.samples, batch.places, lambda sample, error: self._note_masked(sample, error, batch)
             )
         if unfit and self.stream.masks_not_finite:
             rows = int(arrays["weight"].sum())
@@ -242,35 +265,33 @@ class Builder:
             not_finite=unfit,
         )
 
-    def _write_rows(
-        self, want: Want, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: BatchInHand
-    ) -> int:
-        """Write all samples in the quickest way that there is; returns how many rows are valid."""
+    def _write(self, batch: _BatchInHand) -> int:
+        """Write all samples in the quickest way that there is; return how many rows are valid."""
+        prepared = batch.prepared
         if self._gathering is not None and prepared.raw is None:
-            return self._at_once(self._gathering, prepared, arrays, batch)
-        if not self._together or not len(prepared.samples) or want.attempt or batch.convicted or self.culprits.keys:
-            return self._write_each(prepared, arrays, batch)
+            return self._write_at_once(self._gathering, batch)
+        is_suspect = batch.want.attempt or batch.convicted or self.culprits.keys
+        if not self._together or not len(prepared.samples) or is_suspect:
+            return self._write_each(batch)
         try:
-            rows = self._write_together(prepared, arrays, batch)
+            rows = self._write_together(batch)
         except BaseException as error:  # a panic, say, which must not end the building thread
-            return self._fall_back(error, prepared, arrays, batch)
-        return self._write_each(prepared, arrays, batch) if rows is None else rows
+            return self._fall_back(error, batch)
+        return self._write_each(batch) if rows is None else rows
 
-    def _write_together(self, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: BatchInHand) -> int | None:
-        """Decode, transform and write all samples at once; None where that is no faster than one by one."""
+    def _write_together(self, batch: _BatchInHand) -> int | None:
+        """Decode, transform and write all samples at once; return None where that is no faster than one by one."""
         began_ns = time.perf_counter_ns()
-        raw = cast("Sequence[bytes]", prepared.raw)
-        columns = self.stream.source.decode_all(prepared.samples.tolist(), raw)
+        samples, raw = batch.prepared.samples, cast("Sequence[bytes]", batch.prepared.raw)
+        columns = self.stream.source.decode_all(samples.tolist(), raw)
         if columns is None:
             return None
-        rows = self._at_once(ColumnsOfBatch(self.stream.chain.on_columns(columns)), prepared, arrays, batch)
-        batch.decoded = len(prepared.samples)
+        rows = self._write_at_once(ColumnsOfBatch(self.stream.chain.on_columns(columns)), batch)
+        batch.decoded = len(samples)
         batch.decode_ns = time.perf_counter_ns() - began_ns
         return rows
 
-    def _fall_back(
-        self, error: BaseException, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: BatchInHand
-    ) -> int:
+    def _fall_back(self, error: BaseException, batch: _BatchInHand) -> int:
         """Write sample by sample what could not be written at once: that finds the bad one, or shows a defect of ours.
 
         If memory or descriptors ran out, nobody knows of which sample, and trials have to find out.
@@ -279,8 +300,8 @@ class Builder:
             self.fallbacks.count("exhausted")
             raise error
         try:
-            rows = self._write_each(prepared, arrays, batch)
-        except BaseException:
+            rows = self._write_each(batch)
+        except BaseException:  # counted, whatever it is
             self.fallbacks.count("failed")
             raise
         if batch.masked:
@@ -289,131 +310,42 @@ class Builder:
             self.fallbacks.note_defect(error)
         return rows
 
-    def _write_each(self, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: BatchInHand) -> int:
-        """Write sample by sample."""
-        return (self._pack if self.stream.packed else self._fill)(prepared, arrays, batch)
-
-    def _at_once(
-        self, source: Gathers, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: BatchInHand
-    ) -> int:
-        """Let the source write all samples."""
-        return (self._gather_packed if self.stream.packed else self._gather)(source, prepared, arrays, batch)
-
-    def _gather(
-        self, source: Gathers, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: BatchInHand
-    ) -> int:
-        """Let the source write all rows at once, except those of culprits; returns how many are valid."""
-        samples, end = prepared.samples, len(prepared.samples)
-        own = {key: arrays[key][:end] for key in self._gathered if key in arrays}
-        arrays["weight"][:end] = 1
-        arrays["tag"][:end] = samples
-        if prepared.culprits:
-            rows = np.delete(np.arange(end), prepared.culprits)
-            gather_rows(source, samples[rows], rows, own)
-            for row in prepared.culprits:
-                sample = int(samples[row])
-                self._note_masked(sample, kills(self.stream.source.name(sample)), batch)
-                mask_row(arrays, row, sample)
-        elif end and source is self._gathering:
-            self._gather_in_pieces(source, samples, own, batch)
-        elif end:
-            source.gather(samples, own)
-        self._leave_empty(arrays, end)
-        return end - batch.masked
-
-    def _gather_in_pieces(
-        self,
-        source: Gathers,
-        samples: NDArray[np.int64],
-        own: Mapping[str, NDArray[Any]],
-        batch: BatchInHand,
-    ) -> None:
-        """Let the source write all rows, and check each piece of them for values that are not finite.
-
-        A piece is still in the processor's cache when it is checked. Reading 10 MB of a finished batch again took as
-        long as writing it: the batches a second were half of what they are without a check.
-        """
-        row_bytes = sum(array[:1].nbytes for array in own.values())
-        rows = max(1, _PIECE_BYTES // max(1, row_bytes))
-        batch.suspects = set()
-        for start in range(0, len(samples), rows):
-            piece = {key: array[start : start + rows] for key, array in own.items()}
-            source.gather(samples[start : start + rows], piece)
-            batch.suspects |= self._finite_check.suspects(piece)
-
-    def _gather_packed(
-        self, source: Gathers, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: BatchInHand
-    ) -> int:
-        """Let the source write all samples at once, and move each into its place, as `_pack` does one by one."""
-        planned, key = prepared.planned, self.stream.settings.length
-        self._leave_empty(arrays, 0)
-        if not len(prepared.samples) or planned.rows is None or planned.offsets is None:
-            return 0
-        places = PackedPlaces(planned.rows, planned.offsets, arrays[key].shape[1])
-        arrays["tag"][planned.rows[places.firsts]] = prepared.samples[places.firsts]
+    def _write_at_once(self, source: Gathers, batch: _BatchInHand) -> int:
+        """Let the source write all samples but culprits; return how many rows are valid."""
+        places, prepared = batch.places, batch.prepared
+        places.begin()
+        look = None
+        if (
+            source is self._gathering and not prepared.culprits and not self.stream.packed
+        ):  # it can write some rows alone
+            batch.suspects, look = set(), partial(self._suspect, batch)
+        places.gather(source, prepared.culprits, look)
         for at in prepared.culprits:
             sample = int(prepared.samples[at])
             self._note_masked(sample, kills(self.stream.source.name(sample)), batch)
-        kept = np.delete(np.arange(len(prepared.samples)), prepared.culprits)
-        values = np.empty((len(kept), places.most_room, *arrays[key].shape[2:]), arrays[key].dtype)
-        lengths = np.zeros(len(kept), np.int64)
-        source.gather(prepared.samples[kept], {key: values, f"{key}_length": lengths})
-        places.write(kept, lengths, values, (arrays[key], arrays[f"{key}_segment"], arrays[f"{key}_position"]))
-        rows = planned.rows[kept]
-        np.maximum.at(arrays[f"{key}_length"], rows, (planned.offsets[kept] + lengths).astype(np.int32))
-        arrays["weight"][rows] = 1
-        return int(arrays["weight"].sum())
+            places.mask(at)
+        return places.finish(batch.masked)
 
-    def _fill(self, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: BatchInHand) -> int:
-        """Write row after row; returns how many are valid."""
+    def _suspect(self, batch: _BatchInHand, rows: Mapping[str, NDArray[Any]]) -> None:
+        """Note which keys of these rows may have values that are not finite."""
+        assert batch.suspects is not None
+        batch.suspects |= self._finite_check.suspects(rows)
+
+    def _write_each(self, batch: _BatchInHand) -> int:
+        """Write sample by sample; return how many rows are valid."""
+        places, prepared = batch.places, batch.prepared
         assert prepared.raw is not None
-        samples = prepared.samples.tolist()
-        room = {field.key: arrays[field.key].shape[1] for field in self.stream.chain.fields if field.padded}
-        for row, (sample, raw) in enumerate(zip(samples, prepared.raw, strict=True)):
-            values = self._decode_or_mask(sample, raw, room, batch)
+        places.begin()
+        for at, (sample, raw) in enumerate(zip(prepared.samples.tolist(), prepared.raw, strict=True)):
+            values = self._decode_or_mask(sample, raw, places.room(at), batch)
             if values is None:
-                mask_row(arrays, row, sample)
+                places.mask(at)
             else:
-                self._write(arrays, row, sample, values)
-        self._leave_empty(arrays, len(samples))
-        return len(samples) - batch.masked
-
-    @staticmethod
-    def _leave_empty(arrays: Mapping[str, NDArray[Any]], rows: int) -> None:
-        """Clear the rows from here on, which hold no sample."""
-        if rows == len(arrays["tag"]):
-            return
-        for array in arrays.values():
-            array[rows:] = 0
-        arrays["tag"][rows:] = -1
-
-    def _pack(self, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: BatchInHand) -> int:
-        """Write several samples into each row; returns how many rows are valid.
-
-        A masked sample leaves its place in the row empty; `tag` is the row's first sample.
-        """
-        planned, key = prepared.planned, self.stream.settings.length
-        self._leave_empty(arrays, 0)
-        if not len(prepared.samples) or planned.rows is None or planned.offsets is None:
-            return 0
-        assert prepared.raw is not None
-        segments, positions = arrays[f"{key}_segment"], arrays[f"{key}_position"]
-        places = places_in_rows(planned.rows, planned.offsets, arrays[key].shape[1])
-        for sample, place, raw in zip(prepared.samples.tolist(), places, prepared.raw, strict=True):
-            values = self._decode_or_mask(sample, raw, {key: place.room}, batch)
-            if place.segment == 1:
-                arrays["tag"][place.row] = sample
-            if values is None:
-                continue
-            stop = place.offset + len(values[key])
-            arrays[key][place.row, place.offset : stop] = values[key]
-            write_marks(segments, positions, place, len(values[key]))
-            arrays[f"{key}_length"][place.row] = stop
-            arrays["weight"][place.row] = 1
-        return int(arrays["weight"].sum())
+                places.write(at, values)
+        return places.finish(batch.masked)
 
     def _decode_or_mask(
-        self, sample: int, raw: bytes | None, room: Mapping[str, int], batch: BatchInHand
+        self, sample: int, raw: bytes | None, room: Mapping[str, int], batch: _BatchInHand
     ) -> dict[str, NDArray[np.generic]] | None:
         """The values of one sample; None if it has to be masked, which is noted."""
         began_ns = time.perf_counter_ns()
@@ -425,11 +357,11 @@ class Builder:
             values = self._values(sample, raw, batch)
             for key, most in room.items():
                 if len(values[key]) > most:
-                    raise self._too_long(key, most, len(values[key]), (batch.epoch, sample, raw))
+                    raise self._too_long(key, most, len(values[key]), (batch.want.epoch, sample, raw))
         except SampleError as error:
             self._note_masked(sample, error, batch)
             values = None
-        except BaseException as error:
+        except BaseException as error:  # whatever memory that ran out has led to
             named = exhausted(error, self.stream.source.name(sample), f"stream {self.stream.name}")
             if named is None:
                 raise
@@ -437,21 +369,21 @@ class Builder:
         batch.decode_ns += time.perf_counter_ns() - began_ns
         return values
 
-    def _values(self, sample: int, raw: bytes, batch: BatchInHand) -> dict[str, NDArray[np.generic]]:
+    def _values(self, sample: int, raw: bytes, batch: _BatchInHand) -> dict[str, NDArray[np.generic]]:
         """What the transforms make of it, starting from the cached values if there are any."""
         stream, features = self.stream, self._features
-        blob = batch.kept.get(sample)
+        blob = batch.prepared.kept.get(sample)
         batch.decoded += blob is None
         if features is None:
-            return stream.values(batch.epoch, sample, raw)
+            return stream.values(batch.want.epoch, sample, raw)
         if blob is None:
             made = stream.chain.begin(decoded(stream.source, sample, raw))
             features.keep(sample, made)
         else:
             made = features.values(blob)
-        return stream.chain.finish(made, (stream.seed, batch.epoch, sample), stream.chain.steady_steps)
+        return stream.chain.finish(made, (stream.seed, batch.want.epoch, sample), stream.chain.steady_steps)
 
-    def _note_masked(self, sample: int, error: SampleError, batch: BatchInHand) -> None:
+    def _note_masked(self, sample: int, error: SampleError, batch: _BatchInHand) -> None:
         name = self.stream.source.name(sample)
         self._quarantine.note(self.stream.name, sample, name, error)
         batch.mask(name, error)
@@ -468,17 +400,3 @@ class Builder:
             where=stream.source.name(sample),
             remedy=blame_for_length(stream.chain, again, lengths, (stream.seed, epoch, sample)),
         )
-
-    def _write(
-        self, arrays: Mapping[str, NDArray[Any]], row: int, sample: int, values: dict[str, NDArray[np.generic]]
-    ) -> None:
-        for field in self.stream.chain.fields:
-            value, place = values[field.key], arrays[field.key][row]
-            if field.padded:
-                place[: len(value)] = value
-                place[len(value) :] = 0
-                arrays[f"{field.key}_length"][row] = len(value)
-            else:
-                arrays[field.key][row] = value
-        arrays["weight"][row] = 1
-        arrays["tag"][row] = sample

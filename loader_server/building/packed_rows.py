@@ -6,18 +6,16 @@ sample that turns out to be masked leaves its place empty, and its id unused.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
-__all__ = ["PackedPlaces", "PlaceInRow", "places_in_rows", "write_marks"]
+__all__ = ["PackedRows", "PlaceInRow", "write_marks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +28,6 @@ class PlaceInRow:
     room: int
 
 
-def places_in_rows(rows: NDArray[np.int64], offsets: NDArray[np.int64], length: int) -> Iterator[PlaceInRow]:
-    """The place of each sample, from its row and offset as planned; rows are of this length."""
-    starts: defaultdict[int, list[int]] = defaultdict(list)
-    for row, offset in zip(rows.tolist(), offsets.tolist(), strict=True):
-        starts[row].append(offset)
-    in_row: Counter[int] = Counter()
-    for row, offset in zip(rows.tolist(), offsets.tolist(), strict=True):
-        in_row[row] += 1
-        following = [*starts[row], length][in_row[row]]
-        yield PlaceInRow(row, offset, in_row[row], following - offset)
-
-
 def write_marks(segments: NDArray[Any], positions: NDArray[Any], place: PlaceInRow, length: int) -> None:
     """Mark the cells of a sample of this length."""
     cells = slice(place.offset, place.offset + length)
@@ -49,18 +35,27 @@ def write_marks(segments: NDArray[Any], positions: NDArray[Any], place: PlaceInR
     positions[place.row, cells] = np.arange(length)
 
 
-class PackedPlaces:
-    """The places of all samples of a batch at once: `rows` rise, and so do `offsets` within each."""
+class PackedRows:
+    """The places of all samples of a batch, as planned: `rows` rise, and so do `offsets` within each row."""
 
     def __init__(self, rows: NDArray[np.int64], offsets: NDArray[np.int64], length: int) -> None:
         self.rows, self.offsets = rows, offsets
-        is_last = np.append(rows[1:] != rows[:-1], True)
+        is_last = np.append(rows[1:] != rows[:-1], True)[: len(rows)]
         #: Which samples are the first of their row.
-        self.firsts = np.append(True, is_last[:-1])
-        #: No sample has more cells than this up to the next one.
-        self._room = np.where(is_last, length, np.append(offsets[1:], 0)) - offsets
-        self.most_room = int(self._room.max())
+        self.firsts = np.append(True, is_last[:-1])[: len(rows)]
+        self._room = np.where(is_last, length, np.append(offsets[1:], 0)[: len(rows)]) - offsets
         self._segments = np.arange(len(rows)) - np.searchsorted(rows, rows) + 1
+
+    @cached_property
+    def places(self) -> list[PlaceInRow]:
+        """The place of each sample, one by one."""
+        columns = (self.rows, self.offsets, self._segments, self._room)
+        return [PlaceInRow(*place) for place in zip(*(column.tolist() for column in columns), strict=True)]
+
+    @property
+    def most_room(self) -> int:
+        """No sample has more cells than this up to the next one."""
+        return int(self._room.max(initial=0))
 
     def write(
         self, kept: NDArray[np.int64], lengths: NDArray[np.int64], values: NDArray[Any], out: tuple[NDArray[Any], ...]

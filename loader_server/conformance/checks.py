@@ -10,7 +10,6 @@ import contextlib
 import gc
 import itertools
 import json
-import os
 import random
 import re
 import threading
@@ -374,9 +373,9 @@ def _nothing_open(examined: ExaminedSource) -> None:
 
 def _open_files() -> set[str]:
     found = set()
-    for name in os.listdir("/proc/self/fd"):  # names, not paths
+    for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            found.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")  # pipes are no paths
+            found.add(f"{descriptor.name} {descriptor.readlink()}")
     return found
 
 

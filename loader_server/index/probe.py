@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from loader_server.sources.files.patience import read_patiently
 from loader_server.index.pool import run_in_order, usable_processes
+from loader_server.sources.blame import undecoded
+from loader_server.sources.files.patience import read_patiently
 from loader_server.sources.largest import OVER_LARGEST, said_of_larger
 from loader_server.sources.shortage import look_twice
 from loader_server.sources.source import BadRow, Found, Indexed
-from loader_server.sources.blame import undecoded
 from shared.errors import DataError, SampleError, StokerError
 from shared.wire.layout import Field
 

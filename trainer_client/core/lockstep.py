@@ -41,7 +41,7 @@ class Lockstep:
         #: The reader that waits for the number of batches of its epoch.
         self._opened: Opened | None = None
 
-    def attach(self, answer: m.Attached, now_s: float, *, restores: bool) -> None:  # noqa: ARG002 - as in a queue
+    def attach(self, answer: m.Attached, now_s: float, *, restores: bool) -> None:
         """Learn from the coordinator's answer how many batches the epoch has."""
         self.learn(answer.cursor.epoch, answer.cursor.group, answer.batches, now_s)
 
@@ -84,11 +84,11 @@ class Lockstep:
         query = m.EpochQuery(stream=spec.stream, plan_digest=spec.plan_digest, epoch=epoch, group=group)
         self._questions.ask(query, now_s)
 
-    def take(self, event: Event, now_s: float) -> None:  # noqa: ARG002 - as in a queue
+    def take(self, event: Event, now_s: float) -> None:
         """Ignore that a checkpoint was saved; refuse any other event, because it is about leases."""
         assert isinstance(event, Saved), f"{event} in lockstep"
 
-    def receive(self, message: m.Leases | m.Recalled, now_s: float) -> bool:  # noqa: ARG002 - as in a queue
+    def receive(self, message: m.Leases | m.Recalled, now_s: float) -> bool:
         """Return False: no lease was asked for."""
         return False
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from loader_server.building import builder as builder_module
+from loader_server.building import places
 from loader_server.building.build_counts import Built
 from loader_server.building.builder import Builder
 from loader_server.building.quarantine import Quarantine
@@ -83,7 +83,7 @@ def test_batches_that_are_gathered_in_pieces_are_the_same(tmp_path, monkeypatch,
     monkeypatch.setitem(THIRD, bad, np.inf)
     stream = MemoryStream(Gathers())
     whole, arrays = build(stream, tmp_path)
-    monkeypatch.setattr(builder_module, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(places, "_PIECE_BYTES", piece_bytes)
     built, pieces = build(stream, tmp_path)
     assert built.not_finite == whole.not_finite == (("third", 1),)
     assert built.digest == whole.digest

@@ -68,7 +68,7 @@ class LeasedQueue:
         if self.leases.serve(event.reader, event.start.epoch, event.taken, now_s):
             self._wants.refocus()
 
-    def extend(self, most: int, now_s: float) -> range:  # noqa: ARG002 - as in lockstep
+    def extend(self, most: int, now_s: float) -> range:
         """Add up to this many of the leased batches; return their numbers."""
         return self._upcoming.extend(most)
 

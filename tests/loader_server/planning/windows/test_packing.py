@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader_server.building.packed_rows import places_in_rows, write_marks
+from loader_server.building.packed_rows import PackedRows, write_marks
 from loader_server.planning.windows.packing import best_fit
 from shared.errors import SettingsError
 from tests.loader_server.planning.tables import batches_of, log_normal, plan_of
@@ -37,7 +37,7 @@ def test_packed_batches_hold_every_sample_once_in_places_of_its_own(group, order
     for batch in batches:
         lengths = SPEECH[batch.samples]
         segments, positions = np.zeros((2, batch.shape.rows, 6_000), np.int64)
-        for place, length in zip(places_in_rows(batch.rows, batch.offsets, 10**9), lengths, strict=True):
+        for place, length in zip(PackedRows(batch.rows, batch.offsets, 10**9).places, lengths, strict=True):
             write_marks(segments, positions, place, length)
         assert (segments > 0).sum() == lengths.sum()
         assert positions.max(initial=-1) < lengths.max(initial=1)
