@@ -91,7 +91,7 @@ def _train_with_servers(order: TrainOrder, settings: dict[str, Any]) -> None:
 
     if "steps" in order.judge_every:
         raise SettingsError(
-            expected="--validate-every, in epochs, as workers take no steps together", got="--validate-every-steps",
+            expected="--validate-every in epochs, as workers take no steps together", got="steps",
             where="--strategy parameter-server", remedy="Leave it out; or let epochs be shorter (epoch_parts).",
         )  # fmt: skip
     place = servers.role_with_servers()
