@@ -1,6 +1,11 @@
 """The trainer's side of Stoker: `connect` to a running job and iterate over its batches.
 
 Importing this package does not import TensorFlow.
+
+In the examples, `endpoint` is that of a running job with the streams `train`, `dev` (for evaluation), `leased` (in
+queue mode) and `elastic`; `feed` and `dev` are feeds of the first two, just connected; `model` is a compiled Keras
+model of `audio`, and `folder` a new folder. `pipelines` is the endpoint of another job, whose stream `train` is a
+pipeline of the module `my_pipeline`, and whose stream `sent` takes graphs.
 """
 
 from __future__ import annotations

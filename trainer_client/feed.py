@@ -56,12 +56,12 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
     endpoint: str,
     *,
     stream: str = "train",
-    job: str = "",
+    job: str | None = None,
     rank: int | None = None,
     replicas: int = 1,
-    world: int = 0,
+    world: int | None = None,
     strategy: tf.distribute.Strategy | None = None,
-    work: Literal["", "train", "evaluate", "predict", "measure"] = "",
+    work: Literal["train", "evaluate", "predict", "measure"] | None = None,
     epochs: int | None = None,
     elastic: tuple[int, int] | None = None,
     prefetch: int | None = None,
@@ -69,30 +69,67 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
     shared_memory: bool = True,
     verify: bool = False,
     workers: int = 16,
-    keys: str = "",
+    keys: str | None = None,
     connect_timeout_s: float | None = None,
     lost_timeout_s: float = 60.0,
     metrics_port: int | None = None,
     metrics_targets: str | Path | None = None,
-    metrics_listen: str = "",
+    metrics_listen: str | None = None,
     metrics_token: str | Path | None = None,
     metrics_insecure: bool = False,
 ) -> Feed:
-    """Attach to a stream of a running job.
+    """Attach to a stream of a running job and return its feed.
 
-    `rank` of `world` is this trainer's place in a data-parallel job, and `replicas` how many consecutive ranks it
-    occupies; a `strategy` fills in all three. Without either, the place is that of the `role()` which the environment
-    says, if it says one. With `elastic`, how many trainers there are at least and at most, the coordinator gives them
-    their places, and the feed ends with a `WorldChangedError` when trainers come or go (see `run_elastic`). A stream in
-    queue mode has no ranks: there `work` says what is done with its batches (to train, or to evaluate where the stream
-    is for that), and `epochs` how many the training has in all: so the last one is waited for. To `measure` is to read
-    as a trainer does, as load tests do; it is refused while anybody trains on the stream. `prefetch` batches a replica
-    are asked for ahead (8; up to 32 if they are small), within `prefetch_bytes` of buffers. The feed talks to
-    all workers on its own host, and to `workers` on other hosts. `connect_timeout_s` is how long to wait for the job (a
-    minute), or for enough trainers (ten). With a `metrics_port` (0: any free one) it serves its metrics to Prometheus
-    on loopback, and announces the port in a file in the folder `metrics_targets`. `metrics_listen` (HOST or HOST:PORT)
-    serves them elsewhere: beyond loopback to those who show the token in the file `metrics_token`, or to all if they
-    may be `metrics_insecure`.
+    The trainer's place among the ranks comes from the first of these that is given: `strategy`, `elastic`, `rank`, the
+    `role()` that the environment says. Otherwise the trainer is alone. A stream in queue mode has no ranks.
+
+    Args:
+        endpoint: Where the coordinator is: `tcp://HOST:PORT`, or `file:///PATH` of the file that holds its endpoint.
+        stream: The stream of the job file to read.
+        job: The job's name. The coordinator refuses another one; None accepts any.
+        rank: The first rank that this trainer occupies, counted from 0.
+        replicas: How many consecutive ranks it occupies: one batch of each round for each of them.
+        world: How many ranks there are in all. None: as many as `replicas`.
+        strategy: A `tf.distribute` strategy that says rank, replicas and world.
+        work: What the batches are for, in queue mode: `"train"`, `"evaluate"` or `"predict"`. None: what the stream is
+            for. `"measure"` reads any stream as a trainer does, as load tests do, and is refused while somebody trains
+            on it.
+        epochs: How many epochs the training has in all, in queue mode; `Feed.finish` needs it, and all trainers give
+            the same number. None: no end.
+        elastic: The least and the most trainers of an elastic run, whose places the coordinator gives out. The feed
+            ends with a `WorldChangedError` when trainers come or go; see `run_elastic`.
+        prefetch: How many batches to ask for ahead, for each replica. None: 8, and up to 32 if they are small.
+        prefetch_bytes: The most memory for the buffers of these batches.
+        shared_memory: Whether workers on this host write batches into shared memory. False: they send them by TCP.
+        verify: Whether to check the digest of every batch that comes through shared memory, too.
+        workers: How many workers on other hosts to talk to, besides all on this host.
+        keys: The folder with this trainer's keys. None: the job is served without keys.
+        connect_timeout_s: How long to wait for the coordinator. None: a minute, or ten with `elastic`, where it is the
+            wait for enough trainers.
+        lost_timeout_s: How long there may be no worker that can build, or no answer from the coordinator where one is
+            needed, before the feed ends with a `LostError`.
+        metrics_port: The port on loopback at which to serve Prometheus metrics; 0 is any free one. None: serve none,
+            unless `metrics_listen` is given.
+        metrics_targets: A folder in which to announce the metrics' address to Prometheus.
+        metrics_listen: The address at which to serve metrics instead, `HOST` or `HOST:PORT`.
+        metrics_token: The file with the token that readers of metrics have to send; needed beyond loopback.
+        metrics_insecure: Whether anybody may read metrics beyond loopback, without a token.
+
+    Returns:
+        The feed, attached at the position that the coordinator has for this trainer. Close it, or use it in `with`.
+
+    Raises:
+        SettingsError: An argument makes no sense, or does not fit the others.
+        LostError: The coordinator did not answer in time.
+        RefusedError: The coordinator said no: it has no such stream, or another job, or the ranks do not fit.
+
+    Example:
+        >>> import trainer_client
+        >>> with trainer_client.connect(endpoint, stream="train") as feed:
+        ...     for batch in feed:
+        ...         assert batch["audio"].shape[0] == len(batch["weight"])
+        ...     print(feed.epoch)
+        1
     """
     refuse_texts(endpoint=endpoint, stream=stream, job=job, keys=keys, metrics_listen=metrics_listen)
     patience_s = _USUAL_PATIENCE_S if elastic is None else _ELASTIC_PATIENCE_S
@@ -114,19 +151,19 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
 
         ranks = ranks_of(strategy)
     elif elastic is not None:
-        ranks = Ranks(rank=rank or 0, replicas=replicas, world=world or replicas)
+        ranks = Ranks(rank=rank or 0, replicas=replicas, world=replicas if world is None else world)
     else:
         ranks = ranks_said(rank, replicas, world)
     refuse_nonsense(ranks, prefetch, workers)
     settings = ReceiverSettings(
         core=CoreSettings(
-            job=job,
+            job=job or "",
             stream=stream,
             ranks=ranks,
             incarnation=secrets.randbits(63),
             name=trainer_name(),
             boot_id=boot_id(),
-            work=work,
+            work=work or "",
             epochs=epochs,
             prefetch=prefetch,
             prefetch_bytes=prefetch_bytes,
@@ -153,7 +190,20 @@ _USUAL_PATIENCE_S, _ELASTIC_PATIENCE_S = 60.0, 600.0
 
 
 class Feed:
-    """A stream's batches for one trainer, and the cursor of what it has trained on."""
+    """A stream's batches for one trainer, and the cursor of what it has trained on; `connect` makes one.
+
+    Reading moves nothing: the cursor moves by what is reported as trained on. A feed works in `with`, belongs to the
+    process that connected it, and closes itself once neither it nor anything made of it is referenced.
+
+    Iterating it reads from the cursor to the end of its epoch. If the loop reads to the end and nobody called
+    `trained` meanwhile, the epoch counts as trained on.
+
+    Example:
+        >>> for batch in feed:
+        ...     pass
+        >>> feed.epoch, feed.number
+        (1, 0)
+    """
 
     def __init__(self, session: FeedSession) -> None:
         self._session = session
@@ -162,21 +212,61 @@ class Feed:
 
     @property
     def shapes(self) -> tuple[BucketShape, ...]:
-        """The padded shapes that batches come in."""
+        """The padded shapes that batches come in: rows, and the length of each padded key.
+
+        Returns:
+            One entry for each shape, each with `rows` and `lengths`, a mapping from key to padded length.
+
+        Example:
+            >>> shape = feed.shapes[0]
+            >>> shape.rows > 0, sorted(shape.lengths)
+            (True, ['audio', 'text'])
+        """
         return self._session.shapes
 
     def tag(self, number: int) -> str:
-        """The source's name for the sample with this number, as found in a batch's `tag`."""
+        """Return the source's name for a sample, such as the path of its recording.
+
+        Args:
+            number: The sample's number, as it stands in a batch's `tag`.
+
+        Returns:
+            The name by which the source knows the sample.
+
+        Raises:
+            SettingsError: The stream has no sample with this number.
+            LostError: No worker answered.
+
+        Example:
+            >>> feed.tag(0)
+            'clips/00000.wav'
+        """
         return self._session.receiver.ask_names([whole(number, "number", "tag")])[0]
 
     @property
     def rank(self) -> int:
-        """The first rank that this trainer occupies; rank 0 is the chief, who saves."""
+        """The first rank that this trainer occupies; rank 0 is the chief, which saves.
+
+        Returns:
+            A number from 0 on.
+
+        Example:
+            >>> feed.rank
+            0
+        """
         return self._session.rank
 
     @property
     def world(self) -> int:
-        """How many ranks there are in all."""
+        """How many ranks there are in all.
+
+        Returns:
+            A number from 1 on.
+
+        Example:
+            >>> feed.world
+            1
+        """
         return self._session.world
 
     # --- reading ---
@@ -190,11 +280,41 @@ class Feed:
         self._session.count_to_end(batches)
 
     def open(self) -> Reading:
-        """Start reading at the cursor, to the end of its epoch; the cursor stays where it is."""
+        """Start reading at the cursor, and return the reading; the cursor stays where it is.
+
+        Returns:
+            An iterator over the batches to the end of the epoch.
+
+        Raises:
+            SettingsError: All epochs that `connect(epochs=)` named are over.
+            RefusedError: The other ranks stand at another cursor.
+            LostError: The coordinator did not answer.
+
+        Example:
+            >>> with feed.open() as reading:
+            ...     first = next(reading)
+            ...     feed.trained()
+            >>> first.number, feed.number
+            (0, 1)
+        """
         return Reading(self._session.open(), self._session.replicas)
 
     def interrupt(self, error: BaseException) -> None:
-        """Raise this error in whoever is waiting for a batch, or will be; may be called from any thread."""
+        """Raise an error in whoever waits for a batch, now or later; may be called from any thread.
+
+        Args:
+            error: The exception to raise there.
+
+        Raises:
+            SettingsError: `error` is no exception.
+
+        Example:
+            >>> reading = feed.open()
+            >>> feed.interrupt(TimeoutError("no more time"))
+            >>> next(reading)
+            Traceback (most recent call last):
+            TimeoutError: no more time
+        """
         if not isinstance(error, BaseException):
             raise refused("an exception", error, "feed.interrupt")
         self._session.interrupt(error)
@@ -203,41 +323,146 @@ class Feed:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the cursor."""
+        """The cursor's epoch: how many epochs were trained on to their end.
+
+        Returns:
+            A number from 0 on.
+
+        Example:
+            >>> feed.epoch
+            0
+        """
         return self._session.cursor.at.epoch
 
     @property
-    def cursor(self) -> int:
-        """The first batch number of the epoch that was not yet trained on."""
+    def number(self) -> int:
+        """The cursor's batch number: the first one of the epoch that was not yet trained on.
+
+        Returns:
+            A number from 0 on, which a batch has as its `number`.
+
+        Example:
+            >>> feed.number
+            0
+        """
         return self._session.cursor.at.number
 
     def rounds_left(self) -> int:
-        """Rounds from the cursor to the end of its epoch."""
+        """Return how many rounds are left from the cursor to the end of its epoch.
+
+        Returns:
+            The number of steps of the whole world that the epoch still has.
+
+        Raises:
+            SettingsError: The stream is in queue mode, where it depends on the speed of the other trainers.
+            LostError: The coordinator did not answer.
+
+        Example:
+            >>> left = feed.rounds_left()
+            >>> with feed.open() as reading:
+            ...     batch = next(reading)
+            ...     feed.trained()
+            >>> left - feed.rounds_left()
+            1
+        """
         return self._session.cursor.rounds_left()
 
     def trained(self, rounds: int = 1) -> None:
-        """Report that this many more rounds (steps of the whole world) were trained on: the cursor moves past them. It
-        refuses more than were read.
+        """Report rounds as trained on, which moves the cursor past them.
+
+        Args:
+            rounds: How many more rounds; a round is one step of the whole world.
+
+        Raises:
+            SettingsError: More rounds than were read and not yet reported.
+
+        Example:
+            >>> with feed.open() as reading:
+            ...     for batch in reading:
+            ...         feed.trained()
+            >>> feed.epoch, feed.number
+            (1, 0)
         """
         rounds = whole(rounds, "rounds", "feed.trained")
         self._session.cursor.refuse_unread(rounds)
         self._session.cursor.count(rounds)
 
     def waited(self, wait_s: float) -> None:
-        """Report how long the training loop waited for a step's data, for the metrics and each epoch's log line."""
+        """Report how long the training loop waited for a step's data, for metrics and each epoch's log line.
+
+        Args:
+            wait_s: The seconds between the end of a step and the data of the next.
+
+        Raises:
+            SettingsError: `wait_s` is no number of seconds from 0 on.
+
+        Example:
+            >>> import time
+            >>> began_s = time.perf_counter()
+            >>> batch = next(feed.open())
+            >>> feed.waited(time.perf_counter() - began_s)
+        """
         self._session.count_step_wait(seconds(wait_s, "wait_s", "feed.waited", may_be_zero=True))
 
     def state(self) -> dict[str, Any]:
-        """The cursor, as plain values for a checkpoint of your own."""
+        """Return the cursor as plain values, for a checkpoint of your own.
+
+        Returns:
+            A dict that JSON can hold: job, stream, plan digest and position.
+
+        Raises:
+            LostError: In queue mode: the coordinator did not answer.
+
+        Example:
+            >>> state = feed.state()
+            >>> state["stream"], state["epoch"], state["number"]
+            ('train', 0, 0)
+        """
         return self._session.cursor.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to a cursor that `state` returned; refused if the plan has changed, or other ranks are elsewhere."""
+        """Go to a cursor that `state` returned.
+
+        Args:
+            state: What `state` returned, in this run of the job or an earlier one.
+
+        Raises:
+            SettingsError: `state` is something else, or of another job, stream or plan.
+            RefusedError: Other ranks stand at another cursor.
+            LostError: The coordinator did not answer.
+
+        Example:
+            >>> saved = feed.state()
+            >>> for batch in feed:
+            ...     pass
+            >>> feed.restore(saved)
+            >>> feed.epoch
+            0
+        """
         self._session.cursor.restore(state)
 
     def finish(self, work: Callable[[], object]) -> bool:
-        """In queue mode, once all epochs are over: do this in only one of the trainers, whichever comes first. If that
-        one dies or fails, another does it. Returns when it is done: True in the trainer that did it.
+        """Do something in only one of the trainers, once all epochs are over; for queue mode.
+
+        Waits until all batches are settled. If the trainer that does it dies or fails, another one does it.
+
+        Args:
+            work: A function without arguments, such as one that exports the model.
+
+        Returns:
+            True in the trainer that did it, False in the others; in all of them once it is done.
+
+        Raises:
+            SettingsError: `work` is no function, the stream is not in queue mode, or `connect` was given no `epochs`.
+            LostError: The coordinator did not answer.
+
+        Example:
+            >>> with trainer_client.connect(endpoint, stream="leased", epochs=1) as leased:
+            ...     for batch in leased:
+            ...         pass
+            ...     leased.finish(lambda: print("exported"))
+            exported
+            True
         """
         if not callable(work):
             raise refused("a function without arguments", work, "feed.finish")
@@ -248,11 +473,26 @@ class Feed:
     def aggregate(
         self, values: Mapping[str, float], *, rows: int, epoch: int | None = None, step: int = 0
     ) -> dict[str, float]:
-        """Means over all ranks, weighted by each one's rows; waits until all ranks have reported.
+        """Return means over all ranks, the same in each of them; waits until all ranks have reported.
 
-        All get the same numbers, so decisions based on them are the same. Ranks report for the same `epoch` (how many
-        are trained on; the cursor's by default) and `step`. In queue mode the means are over the reports so far.
-        `loader-server status` shows the latest.
+        In queue mode the means are over the reports so far. `loader-server status` shows the latest ones.
+
+        Args:
+            values: This trainer's means, by name.
+            rows: How many rows they are over, by which they are weighted.
+            epoch: The epoch for which all ranks report. None: the cursor's.
+            step: The step for which all ranks report.
+
+        Returns:
+            The weighted means by name.
+
+        Raises:
+            SettingsError: A value is no number, or a name or a count makes no sense.
+            LostError: The coordinator is lost.
+
+        Example:
+            >>> feed.aggregate({"loss": 0.5}, rows=32)
+            {'loss': 0.5}
         """
         refuse_what_cannot_be_told(values)
         at = self.epoch if epoch is None else whole(epoch, "epoch", "aggregate", most=2**31)
@@ -271,7 +511,29 @@ class Feed:
         weights: Keys | None = None,
         map: Callable[[dict[str, Any]], Any] | None = None,  # noqa: A002 - as `tf.data` calls it
     ) -> tf.data.Dataset:
-        """A `tf.data.Dataset`: `inputs`, `targets` and `weights` name keys for `fit`, or `map` is a function of all."""
+        """Return the batches as a `tf.data.Dataset`, for `fit` or a loop of your own.
+
+        Each iteration reads from the cursor to the end of its epoch. Each of `inputs`, `targets` and `weights` is a
+        key, a tuple of keys or a dict of keys. Without any of them an element is a dict of all keys.
+
+        Args:
+            inputs: The keys that the model is called with.
+            targets: The keys that the loss compares with.
+            weights: The key of the rows' weights, as a rule `"weight"`: masked rows have 0 there.
+            map: A function that makes an element of the dict of all keys, instead of the other three.
+
+        Returns:
+            The data set.
+
+        Raises:
+            SettingsError: A key is not there, or `map` comes with others.
+
+        Example:
+            >>> data = feed.dataset(inputs=("audio", "audio_length"), targets="text", weights="weight")
+            >>> (audio, length), text, weight = next(iter(data))
+            >>> audio.dtype.name, text.shape[0] == weight.shape[0]
+            ('float32', True)
+        """
         from trainer_client.tf import dataset  # noqa: PLC0415 - TensorFlow only when it is used
 
         return dataset.make(self._session, ElementStructure(inputs=inputs, targets=targets, weights=weights, map=map))
@@ -280,15 +542,31 @@ class Feed:
         self,
         function: Callable[[Any], tf.data.Dataset] | Literal[True] = True,  # noqa: FBT002 - as a job says it
         *,
-        device: str = "",
+        device: str | None = None,
     ) -> tf.data.Dataset:
-        """The data set that a `dataset_pipeline(context)` makes here from what it made in workers, for a stream with
-        `source = "pipeline"`; True is the default pipeline. `device` is where it puts elements: by default the first
-        accelerator, if any.
+        """Return what a `dataset_pipeline(context)` makes here of the elements that workers made.
+
+        For a stream with `source = "pipeline"`.
+
+        Args:
+            function: The function that the job file names. True: the default pipeline.
+            device: The device on which it puts elements. None: the first accelerator, or the CPU if there is none.
+
+        Returns:
+            The data set.
+
+        Raises:
+            SettingsError: The stream is no pipeline, or `function` is no function.
+
+        Example:
+            >>> with trainer_client.connect(pipelines, stream="train") as feed:
+            ...     data = feed.pipeline(my_pipeline.dataset_pipeline)
+            ...     print(sorted(next(iter(data))))
+            ['x']
         """
         from trainer_client.tf.pipelines import pipeline  # noqa: PLC0415 - TensorFlow only when it is used
 
-        return pipeline.make(self._session, function, device)
+        return pipeline.make(self._session, function, device or "")
 
     def distributed(
         self,
@@ -299,7 +577,28 @@ class Feed:
         weights: Keys | None = None,
         map: Callable[[dict[str, Any]], Any] | None = None,  # noqa: A002 - as above
     ) -> tf.distribute.DistributedDataset:
-        """The per-replica dataset for the strategy that the feed was connected with."""
+        """Return the data set that gives each replica of a strategy batches of its own.
+
+        Args:
+            strategy: The strategy that the feed was connected with.
+            inputs: As for `dataset`.
+            targets: As for `dataset`.
+            weights: As for `dataset`.
+            map: As for `dataset`.
+
+        Returns:
+            The distributed data set, which `fit` takes as well.
+
+        Raises:
+            SettingsError: The feed was connected with other ranks than the strategy's, or a key is not there.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+            >>> with trainer_client.connect(endpoint, stream="train", strategy=strategy) as feed:
+            ...     data = feed.distributed(strategy, inputs="audio", targets="text", weights="weight")
+            ...     audio, text, weight = next(iter(data))
+        """
         from trainer_client.tf import dataset  # noqa: PLC0415 - TensorFlow only when it is used
 
         structure = ElementStructure(inputs=inputs, targets=targets, weights=weights, map=map)
@@ -314,7 +613,26 @@ class Feed:
         weights: Keys | None = None,
         map: Callable[[dict[str, Any]], Any] | None = None,  # noqa: A002 - as above
     ) -> None:
-        """Run `step` once on each of the shapes, largest first, with masked rows only."""
+        """Run a step once on each of the shapes, largest first, with masked rows only.
+
+        All shapes are compiled then before training starts, and one that does not fit into memory fails at once.
+
+        Args:
+            step: The function to call, with an element as `dataset` gives them.
+            inputs: As for `dataset`.
+            targets: As for `dataset`.
+            weights: As for `dataset`.
+            map: As for `dataset`.
+
+        Raises:
+            SettingsError: A key is not there.
+
+        Example:
+            >>> tried = []
+            >>> feed.warm_up(lambda element: tried.append(element[0].shape[0]), inputs="audio", targets="text")
+            >>> len(tried) == len(feed.shapes)
+            True
+        """
         from trainer_client.tf import dataset  # noqa: PLC0415 - TensorFlow only when it is used
 
         structure = ElementStructure(inputs=inputs, targets=targets, weights=weights, map=map)
@@ -323,7 +641,20 @@ class Feed:
     # --- the end ---
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Leave the job; batches that are still referenced stay valid."""
+        """Leave the job; batches that are still referenced stay valid.
+
+        Args:
+            timeout_s: How long to wait for the receive thread, which tells the coordinator and the workers.
+
+        Raises:
+            SettingsError: `timeout_s` is no number of seconds from 0 on.
+
+        Example:
+            >>> feed.close()
+            >>> next(feed.open())
+            Traceback (most recent call last):
+            trainer_client.ClosedError: ...
+        """
         self._session.close(seconds(timeout_s, "timeout_s", "feed.close", may_be_zero=True))
 
     def __reduce__(self) -> NoReturn:
@@ -340,7 +671,18 @@ class Feed:
 
 
 class Reading:
-    """One pass from where it was opened to the end of that epoch."""
+    """One pass over a feed, from where it was opened to the end of that epoch; `Feed.open` makes one.
+
+    An iterator over batches that works in `with`. Asking for the next batch raises `LostError` if servers are lost,
+    `EndedError` if the job was ended, `WorldChangedError` in an elastic run whose trainers changed, and `ClosedError`
+    if the feed was closed.
+
+    Example:
+        >>> with feed.open() as reading:
+        ...     numbers = [batch.number for batch in reading]
+        >>> numbers == list(range(reading.rounds))
+        True
+    """
 
     def __init__(self, batches: BatchIterator, replicas: int) -> None:
         self._batches = batches
@@ -354,11 +696,29 @@ class Reading:
 
     @property
     def rounds(self) -> int:
-        """Rounds taken so far."""
+        """How many rounds were taken so far.
+
+        Returns:
+            A number from 0 on.
+
+        Example:
+            >>> reading = feed.open()
+            >>> batch = next(reading)
+            >>> reading.rounds
+            1
+        """
         return self._batches.taken // self._replicas
 
     def close(self) -> None:
-        """Stop early; the cursor stays where it is."""
+        """Stop early; the cursor stays where it is.
+
+        Example:
+            >>> reading = feed.open()
+            >>> batch = next(reading)
+            >>> reading.close()
+            >>> feed.number
+            0
+        """
         self._batches.close()
 
     def __reduce__(self) -> NoReturn:
