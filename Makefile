@@ -8,7 +8,7 @@ PACKAGES := shared loader_server trainer_client monitoring tests examples
 # Tests start hundreds of processes, each of which would have to compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test all-tests faults-test quick lint monitoring-test frameworks-test examples-test fleet-test mutants dist clean
+.PHONY: demo test all-tests faults-test quick lint monitoring-test frameworks-test examples-test fleet-test mutants docs dist clean
 
 demo: $(STAMP) ## the main job, from synthesis to a trained model; ends by itself
 	$(BIN)/loader-server demo
@@ -49,6 +49,9 @@ fleet-test: $(STAMP) ## one digest on hosts, in containers and in Slurm, also wh
 
 mutants: $(STAMP) ## one-line mistakes put into the code: which of them does no test notice?
 	$(BIN)/python -m tests.mutants
+
+docs: $(STAMP) ## the reference of what users import, as pages in build/reference
+	$(BIN)/python -m tests.support.reference build/reference
 
 dist: $(STAMP) ## wheel and sdist, and the wheel tried in an environment of its own
 	$(BIN)/python -m tests.release.dist

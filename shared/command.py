@@ -83,7 +83,7 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
             terminated = bool(came) or isinstance(error, Terminated)
             what_is_left = f": {error}" if str(error) else ""  # what was saved, say
             print(f"{parser.prog}: {'terminated' if terminated else 'interrupted'}{what_is_left}", file=sys.stderr)
-            code = getattr(options, "term_exit", _TERMINATED) if terminated else _INTERRUPTED
+            code = _TERMINATED if terminated else _INTERRUPTED
             _make_python_forget()
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -45,7 +45,22 @@ _MOST_OF_LINES = 4000
 
 
 class StokerError(Exception):
-    """The root: catch this to catch everything that Stoker raises on purpose."""
+    """The root of the errors: catch this to catch everything that Stoker raises on purpose.
+
+    Attributes:
+        expected: What was expected.
+        got: What came instead.
+        where: Where: a setting, a file, an address, a call.
+        remedy: What to do about it.
+        exit_code: The exit code of a command that it ends.
+
+    Example:
+        >>> try:
+        ...     trainer_client.connect(endpoint, stream="trian", connect_timeout_s=30)
+        ... except trainer_client.StokerError as error:
+        ...     print(error.expected)
+        one of the streams "train", "dev", ...
+    """
 
     #: The exit code of a command that it stopped; `shared.command` lists all codes.
     exit_code = 1

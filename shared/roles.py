@@ -44,7 +44,20 @@ _KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """A process's place: what it does, its number among those of its kind, and the hosts of the others."""
+    """A process's place in its cluster; `role()` makes one of arguments or of the environment.
+
+    Args:
+        kind: What the process does: `"master"`, `"worker"`, `"ps"` or `"evaluator"`.
+        index: Its number among those of its kind.
+        master_host: Where the master is; empty if worker 0 is the master.
+        worker_hosts: Where the workers are.
+        ps_hosts: Where the parameter servers are.
+
+    Example:
+        >>> chief = trainer_client.Role(kind="worker", worker_hosts=("a:2222", "b:2222"))
+        >>> chief.is_master, chief.rank, chief.world
+        (True, 0, 2)
+    """
 
     kind: Kind
     index: int = 0

@@ -1,6 +1,11 @@
 """The trainer's side of Stoker: `connect` to a running job and iterate over its batches.
 
 Importing this package does not import TensorFlow.
+
+In the examples, `endpoint` is that of a running job with the streams `train`, `dev` (for evaluation), `leased` (in
+queue mode) and `elastic`; `feed` and `dev` are feeds of the first two, just connected; `model` is a compiled Keras
+model of `audio`, and `folder` a new folder. `pipelines` is the endpoint of another job, whose stream `train` is a
+pipeline of the module `my_pipeline`, and whose stream `sent` takes graphs.
 """
 
 from __future__ import annotations
@@ -32,9 +37,11 @@ if TYPE_CHECKING:
         WorldChangedError,
     )
     from trainer_client.batch import Batch
+    from trainer_client.connecting import connect
     from trainer_client.distributing import distribute
-    from trainer_client.feed import Feed, Reading, connect
+    from trainer_client.feed import Feed
     from trainer_client.roles import Role, role
+    from trainer_client.session.reading import Reading
     from trainer_client.tf.pipelines.alone import run_pipeline
     from trainer_client.training.checkpoints.feed_checkpoint import FeedCheckpoint
     from trainer_client.training.evaluating.validation import Validation
@@ -86,7 +93,7 @@ _MODULES = {
     "Batch": "trainer_client.batch",
     "ClosedError": "shared.errors",
     "cluster_resolver": "trainer_client.training.strategies.cluster",
-    "connect": "trainer_client.feed",
+    "connect": "trainer_client.connecting",
     "DataError": "shared.errors",
     "device_function": "trainer_client.training.strategies.cluster",
     "distribute": "trainer_client.distributing",
@@ -100,7 +107,7 @@ _MODULES = {
     "PeerError": "shared.errors",
     "ProtocolError": "shared.errors",
     "ReadError": "shared.errors",
-    "Reading": "trainer_client.feed",
+    "Reading": "trainer_client.session.reading",
     "RefusedError": "shared.errors",
     "Role": "trainer_client.roles",
     "role": "trainer_client.roles",

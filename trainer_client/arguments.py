@@ -13,15 +13,15 @@ from shared.endpoints import check_coordinator
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = [
+    "Interval",
     "add_job",
     "add_model",
     "at_least",
     "command_named",
     "endpoint",
-    "port",
     "positive",
     "rate",
     "refuse_usage",
@@ -61,14 +61,14 @@ def wrong_usage(options: argparse.Namespace) -> Iterator[None]:
 
 
 def add_model(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """The user's module; the group, for what else is said of it."""
+    """Add the user's module, and return the group for more options of it."""
     group = command.add_argument_group("model")
     group.add_argument(
         "--model",
         required=True,
         type=_module,
         metavar="MODULE[:NAME]",
-        help="your module, and NAME if its model is not called model",
+        help="import this module of yours; NAME if its model is not called model",
     )
     group.add_argument(
         "--param",
@@ -76,21 +76,23 @@ def add_model(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         default=[],
         type=_parameter,
         metavar="NAME=VALUE",
-        help="a parameter of the module's functions",
+        help="pass this parameter to the module's functions that take it; may be given several times",
     )
     return group
 
 
-def add_job(command: argparse.ArgumentParser) -> None:
-    """The running job, and the checkpoints."""
-    command.add_argument(
-        "--feed", required=True, type=endpoint, metavar="ENDPOINT", help="the running job's coordinator"
+def add_job(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the running job and the checkpoints, and return the group for more options of them."""
+    group = command.add_argument_group("job")
+    group.add_argument(
+        "--feed", required=True, type=endpoint, metavar="ENDPOINT", help="connect to this coordinator of a running job"
     )
-    command.add_argument("--keys", default="", metavar="FOLDER", help="keys of the job")
-    command.add_argument(
-        "--timeout-seconds", type=positive, default=60.0, metavar="S", help="how long to wait for the job (60)"
+    group.add_argument("--keys", default="", metavar="FOLDER", help="authenticate with the keys in FOLDER")
+    group.add_argument(
+        "--timeout-seconds", type=positive, default=60.0, metavar="S", help="wait S seconds for the job (default: 60)"
     )
-    command.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help="folder of FeedCheckpoint")
+    group.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help="use the checkpoints in FOLDER")
+    return group
 
 
 def _module(text: str) -> str:
@@ -111,17 +113,6 @@ def endpoint(text: str) -> str:
     except SettingsError as error:
         raise argparse.ArgumentTypeError(f"expected {error.expected}, got {error.got}") from None
     return text
-
-
-def port(text: str) -> int:
-    """A port, or 0 for any free one."""
-    number = int(text)
-    if not 0 <= number <= _LAST_PORT:
-        raise argparse.ArgumentTypeError(f"expected a port from 0 to {_LAST_PORT}, got {text}")
-    return number
-
-
-_LAST_PORT = 65535
 
 
 def _parameter(text: str) -> tuple[str, Any]:
@@ -164,6 +155,41 @@ def positive(text: str) -> float:
 
 
 _LARGEST = 1e8
+
+
+class Interval(argparse.Action):
+    """`--every N UNIT`, kept as a dict from units to numbers; given again, it adds or replaces a unit."""
+
+    def __init__(
+        self,
+        option_strings: Sequence[str],
+        dest: str,
+        *,
+        units: Mapping[str, Callable[[str], float]],
+        default: Mapping[str, float] | None = None,
+        help: str | None = None,  # noqa: A002 - as argparse calls it
+    ) -> None:
+        super().__init__(option_strings, dest, nargs=2, metavar=("N", "UNIT"), default=default, help=help)
+        self._units = units
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,  # noqa: ANN401 - as argparse calls it
+        option_string: str | None = None,
+    ) -> None:
+        """Keep the number under its unit; refuse units and numbers that the option does not take."""
+        text, unit = values
+        if unit not in self._units:
+            raise argparse.ArgumentError(self, f"expected {' or '.join(self._units)} after the number, got {unit}")
+        try:
+            number = self._units[unit](text)
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
+        except ValueError:
+            raise argparse.ArgumentError(self, f"expected a number of {unit}, got {text}") from None
+        setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), unit: number})
 
 
 def rate(text: str) -> float:

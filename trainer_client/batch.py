@@ -24,7 +24,23 @@ __all__ = ["Batch", "owned"]
 
 
 class Batch(dict[str, Any]):
-    """The arrays of a minibatch by key; `number` in `epoch`; `empty` if a round went past its group's end."""
+    """The arrays of one minibatch by key: views into the feed's buffers, which are lent again once no view is left.
+
+    Besides the stream's own keys it has `weight` (0 in masked rows), `tag` (the sample's number; -1 in rows without a
+    sample), and `<key>_length` for each padded key.
+
+    Attributes:
+        epoch: The epoch that the batch belongs to.
+        number: Its number within the epoch.
+        rows: How many rows hold a sample; the others are masked.
+        masked: How many rows are masked because their sample could not be used.
+        empty: Whether the batch only fills up a round that went past the end of its group: all of its rows are masked.
+
+    Example:
+        >>> batch = next(feed.open())
+        >>> batch.epoch, batch.number, batch.rows == int((batch["tag"] >= 0).sum())
+        (0, 0, True)
+    """
 
     __slots__ = ("_digest", "_feed", "_payload", "_settle", "empty", "epoch", "masked", "number", "rows")
 
@@ -56,19 +72,46 @@ class Batch(dict[str, Any]):
         return None, own | {"_settle": None, "_feed": None}
 
     def done(self) -> None:
-        """In queue mode: this batch is trained on. Asking for the next one says the same."""
+        """Report the batch as trained on, in queue mode; asking for the next one does the same.
+
+        Raises:
+            SettingsError: The stream is in lockstep, where `Feed.trained` does this.
+
+        Example:
+            >>> with trainer_client.connect(endpoint, stream="leased") as leased:
+            ...     batch = next(leased.open())
+            ...     batch.done()
+        """
         self._say(done=True)
 
-    def failed(self, reason: str = "") -> None:
-        """In queue mode: training on this batch failed. It is leased again, unless that was its last try.
+    def failed(self, reason: str | None = None) -> None:
+        """Report that training on the batch failed, in queue mode: it is leased again, unless that was its last try.
 
-        `reason` says why, for people: the loaders' log, `loader-server status` and the list of batches that were given
-        up show it, and count failures by it. Its first 200 characters are told.
+        Args:
+            reason: Why, for people; its first 200 characters are told. The loaders' log, `loader-server status` and the
+                list of batches that were given up show it, and count failures by it.
+
+        Raises:
+            SettingsError: The stream is in lockstep, where each batch comes once.
+
+        Example:
+            >>> with trainer_client.connect(endpoint, stream="leased") as leased:
+            ...     batch = next(leased.open())
+            ...     batch.failed("the loss is not finite")
         """
-        self._say(done=False, reason=reason)
+        self._say(done=False, reason=reason or "")
 
     def give_back(self) -> None:
-        """In queue mode: this batch was not trained on, through no fault of its own. It is leased again."""
+        """Return the batch untrained, through no fault of its own, in queue mode: it is leased again.
+
+        Raises:
+            SettingsError: The stream is in lockstep, where `Feed.trained` is simply not called.
+
+        Example:
+            >>> with trainer_client.connect(endpoint, stream="leased") as leased:
+            ...     batch = next(leased.open())
+            ...     batch.give_back()
+        """
         self._say(done=False, costs_try=False)
 
     def _say(self, **outcome: bool | str) -> None:
@@ -83,7 +126,16 @@ class Batch(dict[str, Any]):
 
     @property
     def digest(self) -> int:
-        """xxh3-64 of all its bytes: as the worker computed it, or computed now if the worker was not asked to."""
+        """The xxh3-64 hash of all its bytes: the worker's, or computed now if the worker was not asked for it.
+
+        Returns:
+            The same number for the same batch, whoever built it.
+
+        Example:
+            >>> first, again = next(feed.open()), next(feed.open())
+            >>> first.digest == again.digest
+            True
+        """
         return self._digest or digest64(self._payload.data)
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from shared.keys import ClientKeys
 from shared.pipelines.element_values import values_of_element
-from trainer_client.feed import connect
+from trainer_client.connecting import connect
 from trainer_client.network.graph_sender import GraphSender, Sending, send_graph
 from trainer_client.tf import dataset as feed_dataset
 from trainer_client.tf.element_structure import ElementStructure
@@ -32,17 +32,40 @@ def distribute(  # noqa: PLR0913 - a door for users: each is a keyword with a de
     endpoint: str,
     *,
     stream: str = "train",
-    job: str = "",
-    keys: str = "",
+    job: str | None = None,
+    keys: str | None = None,
     connect_timeout_s: float = 60.0,
     **connection: Any,  # noqa: ANN401 - as `connect` has them
 ) -> tf.data.Dataset:
-    """The same data set, made by the workers of a job whose stream has `source = "graph"`.
+    """Have the workers of a job make a data set, and return it as it comes from there.
 
-    The other arguments are those of `connect`. The attribute `feed` is the feed behind it, for `FeedCheckpoint` and for
-    closing it.
+    Args:
+        dataset: The data set, whose graph is sent to the workers.
+        endpoint: As for `connect`.
+        stream: A stream with `source = "graph"`.
+        job: As for `connect`.
+        keys: As for `connect`.
+        connect_timeout_s: As for `connect`.
+        **connection: Other arguments of `connect`.
+
+    Returns:
+        The same data set, made elsewhere. Its attribute `feed` is the feed behind it, for `FeedCheckpoint` and for
+        closing it.
+
+    Raises:
+        SettingsError: The data set's graph cannot be sent.
+        RefusedError: The job accepts no graphs, or the stream has another one already.
+        LostError: The coordinator did not answer in time.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> squares = tf.data.Dataset.range(5).map(lambda number: number * number)
+        >>> sent = trainer_client.distribute(squares, pipelines, stream="sent")
+        >>> sorted(int(square) for square in sent)
+        [0, 1, 4, 9, 16]
+        >>> sent.feed.close()
     """
-    sending = Sending(job, stream, sent_graph(dataset).encode())
+    sending = Sending(job or "", stream, sent_graph(dataset).encode())
     own = ClientKeys.read(keys, "trainer", to="coordinator") if keys else None
     send_graph(GraphSender(endpoint=endpoint, keys=own, silence_s=connect_timeout_s), sending)
     feed = connect(endpoint, stream=stream, job=job, keys=keys, connect_timeout_s=connect_timeout_s, **connection)

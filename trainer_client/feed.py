@@ -1,159 +1,51 @@
-"""What users call: `connect(...)` gives a `Feed`; iterating it gives numpy minibatches, `dataset()` gives them to
-TensorFlow.
+"""The face of a feed: iterating it gives numpy minibatches, `dataset()` gives them to TensorFlow.
 
 Rules: the cursor moves by what was trained on, never by what was read. An iterator starts at the cursor; `trained(n)`
-moves it, and so does reading an iterator to its end if `trained` was not called meanwhile. This module is only the face
-of a feed, and the room `session` holds what is behind it. It imports TensorFlow only when asked for a dataset.
+moves it, and so does reading an iterator to its end if `trained` was not called meanwhile. The room `session` holds
+what is behind it. It imports TensorFlow only when asked for a dataset.
 """
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from typing_extensions import Self
 
-from shared.errors import SettingsError
-from shared.keys import ClientKeys
-from shared.memory import boot_id
-from shared.wire.codec import refuse_unsendable
-from trainer_client.core.attachment import attach_request
-from trainer_client.core.settings import CoreSettings
-from trainer_client.core.upcoming import Ranks
-from trainer_client.network.receiver import ReceiverSettings, trainer_name
-from trainer_client.roles import ranks_said
-from trainer_client.session.call_checks import refused, seconds, whole
-from trainer_client.session.connect_checks import (
-    refuse_fixed_places,
-    refuse_nonsense,
-    refuse_numbers,
-    refuse_texts,
-    refuse_work,
-)
-from trainer_client.session.elastic_member import ElasticMember
-from trainer_client.session.feed_session import FeedSession
+from trainer_client.session.call_checks import only_here, refused, seconds, whole
 from trainer_client.session.lease_account import only_in_queue
-from trainer_client.session.metrics_settings import MetricsSettings
+from trainer_client.session.reading import Reading
 from trainer_client.session.shared_results import refuse_what_cannot_be_told
 from trainer_client.tf.element_structure import ElementStructure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
     from types import TracebackType
 
     import tensorflow as tf
 
     from shared.wire.layout import BucketShape
     from trainer_client.batch import Batch
-    from trainer_client.session.batch_iterator import BatchIterator
+    from trainer_client.session.feed_session import FeedSession
     from trainer_client.tf.element_structure import Keys
 
-__all__ = ["Feed", "Reading", "connect"]
-
-
-def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a default
-    endpoint: str,
-    *,
-    stream: str = "train",
-    job: str = "",
-    rank: int | None = None,
-    replicas: int = 1,
-    world: int = 0,
-    strategy: tf.distribute.Strategy | None = None,
-    work: Literal["", "train", "evaluate", "predict", "measure"] = "",
-    epochs: int | None = None,
-    elastic: tuple[int, int] | None = None,
-    prefetch: int | None = None,
-    prefetch_bytes: int = 2**30,
-    shared_memory: bool = True,
-    verify: bool = False,
-    workers: int = 16,
-    keys: str = "",
-    connect_timeout_s: float | None = None,
-    lost_timeout_s: float = 60.0,
-    metrics_port: int | None = None,
-    metrics_targets: str | Path | None = None,
-    metrics_listen: str = "",
-    metrics_token: str | Path | None = None,
-    metrics_insecure: bool = False,
-) -> Feed:
-    """Attach to a stream of a running job.
-
-    `rank` of `world` is this trainer's place in a data-parallel job, and `replicas` how many consecutive ranks it
-    occupies; a `strategy` fills in all three. Without either, the place is that of the `role()` which the environment
-    says, if it says one. With `elastic`, how many trainers there are at least and at most, the coordinator gives them
-    their places, and the feed ends with a `WorldChangedError` when trainers come or go (see `run_elastic`). A stream in
-    queue mode has no ranks: there `work` says what is done with its batches (to train, or to evaluate where the stream
-    is for that), and `epochs` how many the training has in all: so the last one is waited for. To `measure` is to read
-    as a trainer does, as load tests do; it is refused while anybody trains on the stream. `prefetch` batches a replica
-    are asked for ahead (8; up to 32 if they are small), within `prefetch_bytes` of buffers. The feed talks to
-    all workers on its own host, and to `workers` on other hosts. `connect_timeout_s` is how long to wait for the job (a
-    minute), or for enough trainers (ten). With a `metrics_port` (0: any free one) it serves its metrics to Prometheus
-    on loopback, and announces the port in a file in the folder `metrics_targets`. `metrics_listen` (HOST or HOST:PORT)
-    serves them elsewhere: beyond loopback to those who show the token in the file `metrics_token`, or to all if they
-    may be `metrics_insecure`.
-    """
-    refuse_texts(endpoint=endpoint, stream=stream, job=job, keys=keys, metrics_listen=metrics_listen)
-    patience_s = _USUAL_PATIENCE_S if elastic is None else _ELASTIC_PATIENCE_S
-    if connect_timeout_s is not None:
-        patience_s = seconds(connect_timeout_s, "connect_timeout_s", "connect")
-    lost_timeout_s = seconds(lost_timeout_s, "lost_timeout_s", "connect")
-    refuse_numbers(rank=rank, replicas=replicas, world=world, epochs=epochs, prefetch=prefetch, workers=workers)
-    prefetch_bytes = whole(prefetch_bytes, "prefetch_bytes", "connect", least=1)
-    metrics = MetricsSettings.of(
-        port=metrics_port,
-        listen=metrics_listen,
-        token=metrics_token,
-        insecure=metrics_insecure,
-        targets=metrics_targets,
-    )
-    refuse_work(work)
-    if strategy is not None:
-        from trainer_client.tf.dataset import ranks_of
-
-        ranks = ranks_of(strategy)
-    elif elastic is not None:
-        ranks = Ranks(rank=rank or 0, replicas=replicas, world=world or replicas)
-    else:
-        ranks = ranks_said(rank, replicas, world)
-    refuse_nonsense(ranks, prefetch, workers)
-    settings = ReceiverSettings(
-        core=CoreSettings(
-            job=job,
-            stream=stream,
-            ranks=ranks,
-            incarnation=secrets.randbits(63),
-            name=trainer_name(),
-            boot_id=boot_id(),
-            work=work,
-            epochs=epochs,
-            prefetch=prefetch,
-            prefetch_bytes=prefetch_bytes,
-            shared_memory=shared_memory,
-            verify=verify,
-            workers=workers,
-            lost_timeout_s=lost_timeout_s,
-        ),
-        endpoint=endpoint,
-        coordinator_keys=ClientKeys.read(keys, "trainer", to="coordinator") if keys else None,
-        worker_keys=ClientKeys.read(keys, "trainer", to="worker") if keys else None,
-        connect_timeout_s=patience_s,
-    )
-    refuse_unsendable(attach_request(settings.core, None, None), "connect")
-    if elastic is None:
-        return Feed(FeedSession(settings, metrics))
-    refuse_fixed_places(ranks, rank, elastic)
-    least, most = elastic
-    return Feed(ElasticMember(least, most).join(settings, metrics))
-
-
-#: How long to wait for a job, and for enough trainers of an elastic world.
-_USUAL_PATIENCE_S, _ELASTIC_PATIENCE_S = 60.0, 600.0
+__all__ = ["Feed"]
 
 
 class Feed:
-    """A stream's batches for one trainer, and the cursor of what it has trained on."""
+    """A stream's batches for one trainer, and the cursor of what it has trained on; `connect` makes one.
+
+    Reading moves nothing: the cursor moves by what is reported as trained on. A feed works in `with`, belongs to the
+    process that connected it, and closes itself once neither it nor anything made of it is referenced.
+
+    Iterating it reads from the cursor to the end of its epoch. If the loop reads to the end and nobody called
+    `trained` meanwhile, the epoch counts as trained on.
+
+    Example:
+        >>> for batch in feed:
+        ...     pass
+        >>> feed.epoch, feed.number
+        (1, 0)
+    """
 
     def __init__(self, session: FeedSession) -> None:
         self._session = session
@@ -162,21 +54,52 @@ class Feed:
 
     @property
     def shapes(self) -> tuple[BucketShape, ...]:
-        """The padded shapes that batches come in."""
+        """The padded shapes that batches come in, each with `rows` and `lengths`, the padded length of each key.
+
+        Example:
+            >>> shape = feed.shapes[0]
+            >>> shape.rows > 0, sorted(shape.lengths)
+            (True, ['audio', 'text'])
+        """
         return self._session.shapes
 
     def tag(self, number: int) -> str:
-        """The source's name for the sample with this number, as found in a batch's `tag`."""
+        """Return the source's name for a sample, such as the path of its recording.
+
+        Args:
+            number: The sample's number, as it stands in a batch's `tag`.
+
+        Returns:
+            The name by which the source knows the sample.
+
+        Raises:
+            SettingsError: The stream has no sample with this number.
+            LostError: No worker answered.
+
+        Example:
+            >>> feed.tag(0)
+            'clips/00000.wav'
+        """
         return self._session.receiver.ask_names([whole(number, "number", "tag")])[0]
 
     @property
     def rank(self) -> int:
-        """The first rank that this trainer occupies; rank 0 is the chief, who saves."""
+        """The first rank that this trainer occupies; rank 0 is the chief, which saves.
+
+        Example:
+            >>> feed.rank
+            0
+        """
         return self._session.rank
 
     @property
     def world(self) -> int:
-        """How many ranks there are in all."""
+        """How many ranks there are in all.
+
+        Example:
+            >>> feed.world
+            1
+        """
         return self._session.world
 
     # --- reading ---
@@ -190,11 +113,41 @@ class Feed:
         self._session.count_to_end(batches)
 
     def open(self) -> Reading:
-        """Start reading at the cursor, to the end of its epoch; the cursor stays where it is."""
+        """Start reading at the cursor, and return the reading; the cursor stays where it is.
+
+        Returns:
+            An iterator over the batches to the end of the epoch.
+
+        Raises:
+            SettingsError: All epochs that `connect(epochs=)` named are over.
+            RefusedError: The other ranks stand at another cursor.
+            LostError: The coordinator did not answer.
+
+        Example:
+            >>> with feed.open() as reading:
+            ...     first = next(reading)
+            ...     feed.trained()
+            >>> first.number, feed.number
+            (0, 1)
+        """
         return Reading(self._session.open(), self._session.replicas)
 
     def interrupt(self, error: BaseException) -> None:
-        """Raise this error in whoever is waiting for a batch, or will be; may be called from any thread."""
+        """Raise an error in whoever waits for a batch, now or later; may be called from any thread.
+
+        Args:
+            error: The exception to raise there.
+
+        Raises:
+            SettingsError: `error` is no exception.
+
+        Example:
+            >>> reading = feed.open()
+            >>> feed.interrupt(TimeoutError("no more time"))
+            >>> next(reading)
+            Traceback (most recent call last):
+            TimeoutError: no more time
+        """
         if not isinstance(error, BaseException):
             raise refused("an exception", error, "feed.interrupt")
         self._session.interrupt(error)
@@ -203,41 +156,140 @@ class Feed:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the cursor."""
+        """The cursor's epoch: how many epochs were trained on to their end.
+
+        Example:
+            >>> feed.epoch
+            0
+        """
         return self._session.cursor.at.epoch
 
     @property
-    def cursor(self) -> int:
-        """The first batch number of the epoch that was not yet trained on."""
+    def number(self) -> int:
+        """The cursor's batch number: the first one of the epoch that was not yet trained on.
+
+        Example:
+            >>> feed.number
+            0
+        """
         return self._session.cursor.at.number
 
     def rounds_left(self) -> int:
-        """Rounds from the cursor to the end of its epoch."""
+        """Return how many rounds are left from the cursor to the end of its epoch.
+
+        Returns:
+            The number of steps of the whole world that the epoch still has.
+
+        Raises:
+            SettingsError: The stream is in queue mode, where it depends on the speed of the other trainers.
+            LostError: The coordinator did not answer.
+
+        Example:
+            >>> left = feed.rounds_left()
+            >>> with feed.open() as reading:
+            ...     batch = next(reading)
+            ...     feed.trained()
+            >>> left - feed.rounds_left()
+            1
+        """
         return self._session.cursor.rounds_left()
 
     def trained(self, rounds: int = 1) -> None:
-        """Report that this many more rounds (steps of the whole world) were trained on: the cursor moves past them. It
-        refuses more than were read.
+        """Report rounds as trained on, which moves the cursor past them.
+
+        Args:
+            rounds: How many more rounds; a round is one step of the whole world.
+
+        Raises:
+            SettingsError: More rounds than were read and not yet reported.
+
+        Example:
+            >>> with feed.open() as reading:
+            ...     for batch in reading:
+            ...         feed.trained()
+            >>> feed.epoch, feed.number
+            (1, 0)
         """
         rounds = whole(rounds, "rounds", "feed.trained")
         self._session.cursor.refuse_unread(rounds)
         self._session.cursor.count(rounds)
 
     def waited(self, wait_s: float) -> None:
-        """Report how long the training loop waited for a step's data, for the metrics and each epoch's log line."""
+        """Report how long the training loop waited for a step's data, for metrics and each epoch's log line.
+
+        Args:
+            wait_s: The seconds between the end of a step and the data of the next.
+
+        Raises:
+            SettingsError: `wait_s` is no number of seconds from 0 on.
+
+        Example:
+            >>> import time
+            >>> began_s = time.perf_counter()
+            >>> batch = next(feed.open())
+            >>> feed.waited(time.perf_counter() - began_s)
+        """
         self._session.count_step_wait(seconds(wait_s, "wait_s", "feed.waited", may_be_zero=True))
 
     def state(self) -> dict[str, Any]:
-        """The cursor, as plain values for a checkpoint of your own."""
+        """Return the cursor as plain values, for a checkpoint of your own.
+
+        Returns:
+            A dict that JSON can hold: job, stream, plan digest and position.
+
+        Raises:
+            LostError: In queue mode: the coordinator did not answer.
+
+        Example:
+            >>> state = feed.state()
+            >>> state["stream"], state["epoch"], state["number"]
+            ('train', 0, 0)
+        """
         return self._session.cursor.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to a cursor that `state` returned; refused if the plan has changed, or other ranks are elsewhere."""
+        """Go to a cursor that `state` returned.
+
+        Args:
+            state: What `state` returned, in this run of the job or an earlier one.
+
+        Raises:
+            SettingsError: `state` is something else, or of another job, stream or plan.
+            RefusedError: Other ranks stand at another cursor.
+            LostError: The coordinator did not answer.
+
+        Example:
+            >>> saved = feed.state()
+            >>> for batch in feed:
+            ...     pass
+            >>> feed.restore(saved)
+            >>> feed.epoch
+            0
+        """
         self._session.cursor.restore(state)
 
     def finish(self, work: Callable[[], object]) -> bool:
-        """In queue mode, once all epochs are over: do this in only one of the trainers, whichever comes first. If that
-        one dies or fails, another does it. Returns when it is done: True in the trainer that did it.
+        """Do something in only one of the trainers, once all epochs are over; for queue mode.
+
+        Waits until all batches are settled. If the trainer that does it dies or fails, another one does it.
+
+        Args:
+            work: A function without arguments, such as one that exports the model.
+
+        Returns:
+            True in the trainer that did it, False in the others; in all of them once it is done.
+
+        Raises:
+            SettingsError: `work` is no function, the stream is not in queue mode, or `connect` was given no `epochs`.
+            LostError: The coordinator did not answer.
+
+        Example:
+            >>> with trainer_client.connect(endpoint, stream="leased", epochs=1) as leased:
+            ...     for batch in leased:
+            ...         pass
+            ...     leased.finish(lambda: print("exported"))
+            exported
+            True
         """
         if not callable(work):
             raise refused("a function without arguments", work, "feed.finish")
@@ -248,11 +300,26 @@ class Feed:
     def aggregate(
         self, values: Mapping[str, float], *, rows: int, epoch: int | None = None, step: int = 0
     ) -> dict[str, float]:
-        """Means over all ranks, weighted by each one's rows; waits until all ranks have reported.
+        """Return means over all ranks, the same in each of them; waits until all ranks have reported.
 
-        All get the same numbers, so decisions based on them are the same. Ranks report for the same `epoch` (how many
-        are trained on; the cursor's by default) and `step`. In queue mode the means are over the reports so far.
-        `loader-server status` shows the latest.
+        In queue mode the means are over the reports so far. `loader-server status` shows the latest ones.
+
+        Args:
+            values: This trainer's means, by name.
+            rows: How many rows they are over, by which they are weighted.
+            epoch: The epoch for which all ranks report. None: the cursor's.
+            step: The step for which all ranks report.
+
+        Returns:
+            The weighted means by name.
+
+        Raises:
+            SettingsError: A value is no number, or a name or a count makes no sense.
+            LostError: The coordinator is lost.
+
+        Example:
+            >>> feed.aggregate({"loss": 0.5}, rows=32)
+            {'loss': 0.5}
         """
         refuse_what_cannot_be_told(values)
         at = self.epoch if epoch is None else whole(epoch, "epoch", "aggregate", most=2**31)
@@ -271,7 +338,29 @@ class Feed:
         weights: Keys | None = None,
         map: Callable[[dict[str, Any]], Any] | None = None,  # noqa: A002 - as `tf.data` calls it
     ) -> tf.data.Dataset:
-        """A `tf.data.Dataset`: `inputs`, `targets` and `weights` name keys for `fit`, or `map` is a function of all."""
+        """Return the batches as a `tf.data.Dataset`, for `fit` or a loop of your own.
+
+        Each iteration reads from the cursor to the end of its epoch. Each of `inputs`, `targets` and `weights` is a
+        key, a tuple of keys or a dict of keys. Without any of them an element is a dict of all keys.
+
+        Args:
+            inputs: The keys that the model is called with.
+            targets: The keys that the loss compares with.
+            weights: The key of the rows' weights, as a rule `"weight"`: masked rows have 0 there.
+            map: A function that makes an element of the dict of all keys, instead of the other three.
+
+        Returns:
+            The data set.
+
+        Raises:
+            SettingsError: A key is not there, or `map` comes with others.
+
+        Example:
+            >>> data = feed.dataset(inputs=("audio", "audio_length"), targets="text", weights="weight")
+            >>> (audio, length), text, weight = next(iter(data))
+            >>> audio.dtype.name, text.shape[0] == weight.shape[0]
+            ('float32', True)
+        """
         from trainer_client.tf import dataset
 
         return dataset.make(self._session, ElementStructure(inputs=inputs, targets=targets, weights=weights, map=map))
@@ -280,15 +369,31 @@ class Feed:
         self,
         function: Callable[[Any], tf.data.Dataset] | Literal[True] = True,  # noqa: FBT002 - as a job says it
         *,
-        device: str = "",
+        device: str | None = None,
     ) -> tf.data.Dataset:
-        """The data set that a `dataset_pipeline(context)` makes here from what it made in workers, for a stream with
-        `source = "pipeline"`; True is the default pipeline. `device` is where it puts elements: by default the first
-        accelerator, if any.
+        """Return what a `dataset_pipeline(context)` makes here of the elements that workers made.
+
+        For a stream with `source = "pipeline"`.
+
+        Args:
+            function: The function that the job file names. True: the default pipeline.
+            device: The device on which it puts elements. None: the first accelerator, or the CPU if there is none.
+
+        Returns:
+            The data set.
+
+        Raises:
+            SettingsError: The stream is no pipeline, or `function` is no function.
+
+        Example:
+            >>> with trainer_client.connect(pipelines, stream="train") as feed:
+            ...     data = feed.pipeline(my_pipeline.dataset_pipeline)
+            ...     print(sorted(next(iter(data))))
+            ['x']
         """
         from trainer_client.tf.pipelines import pipeline
 
-        return pipeline.make(self._session, function, device)
+        return pipeline.make(self._session, function, device or "")
 
     def distributed(
         self,
@@ -299,7 +404,28 @@ class Feed:
         weights: Keys | None = None,
         map: Callable[[dict[str, Any]], Any] | None = None,  # noqa: A002 - as above
     ) -> tf.distribute.DistributedDataset:
-        """The per-replica dataset for the strategy that the feed was connected with."""
+        """Return the data set that gives each replica of a strategy batches of its own.
+
+        Args:
+            strategy: The strategy that the feed was connected with.
+            inputs: As for `dataset`.
+            targets: As for `dataset`.
+            weights: As for `dataset`.
+            map: As for `dataset`.
+
+        Returns:
+            The distributed data set, which `fit` takes as well.
+
+        Raises:
+            SettingsError: The feed was connected with other ranks than the strategy's, or a key is not there.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+            >>> with trainer_client.connect(endpoint, stream="train", strategy=strategy) as feed:
+            ...     data = feed.distributed(strategy, inputs="audio", targets="text", weights="weight")
+            ...     audio, text, weight = next(iter(data))
+        """
         from trainer_client.tf import dataset
 
         structure = ElementStructure(inputs=inputs, targets=targets, weights=weights, map=map)
@@ -314,7 +440,26 @@ class Feed:
         weights: Keys | None = None,
         map: Callable[[dict[str, Any]], Any] | None = None,  # noqa: A002 - as above
     ) -> None:
-        """Run `step` once on each of the shapes, largest first, with masked rows only."""
+        """Run a step once on each of the shapes, largest first, with masked rows only.
+
+        All shapes are compiled then before training starts, and one that does not fit into memory fails at once.
+
+        Args:
+            step: The function to call, with an element as `dataset` gives them.
+            inputs: As for `dataset`.
+            targets: As for `dataset`.
+            weights: As for `dataset`.
+            map: As for `dataset`.
+
+        Raises:
+            SettingsError: A key is not there.
+
+        Example:
+            >>> tried = []
+            >>> feed.warm_up(lambda element: tried.append(element[0].shape[0]), inputs="audio", targets="text")
+            >>> len(tried) == len(feed.shapes)
+            True
+        """
         from trainer_client.tf import dataset
 
         structure = ElementStructure(inputs=inputs, targets=targets, weights=weights, map=map)
@@ -323,12 +468,25 @@ class Feed:
     # --- the end ---
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Leave the job; batches that are still referenced stay valid."""
+        """Leave the job; batches that are still referenced stay valid.
+
+        Args:
+            timeout_s: How long to wait for the receive thread, which tells the coordinator and the workers.
+
+        Raises:
+            SettingsError: `timeout_s` is no number of seconds from 0 on.
+
+        Example:
+            >>> feed.close()
+            >>> next(feed.open())
+            Traceback (most recent call last):
+            trainer_client.ClosedError: ...
+        """
         self._session.close(seconds(timeout_s, "timeout_s", "feed.close", may_be_zero=True))
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled."""
-        raise _only_here("a feed")
+        raise only_here("a feed")
 
     def __enter__(self) -> Self:
         return self
@@ -337,47 +495,3 @@ class Feed:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class Reading:
-    """One pass from where it was opened to the end of that epoch."""
-
-    def __init__(self, batches: BatchIterator, replicas: int) -> None:
-        self._batches = batches
-        self._replicas = replicas
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Batch:
-        return next(self._batches)
-
-    @property
-    def rounds(self) -> int:
-        """Rounds taken so far."""
-        return self._batches.taken // self._replicas
-
-    def close(self) -> None:
-        """Stop early; the cursor stays where it is."""
-        self._batches.close()
-
-    def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled."""
-        raise _only_here("a reading")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _only_here(what: str) -> SettingsError:
-    return SettingsError(
-        expected=f"{what} that stays in the process that connected it",
-        got="one to be pickled: its connections and its memory cannot be sent",
-        where="pickle",
-        remedy="Call connect in the process that reads, with its own rank and world. What can be sent is feed.state().",
-    )

@@ -22,18 +22,36 @@ __all__ = ["Role", "ranks_said", "role"]
 
 def role(  # noqa: PLR0913 - each is a flag with a default
     *,
-    job_name: str = "",
+    job_name: str | None = None,
     task_index: int | None = None,
-    ps_hosts: str | Sequence[str] = (),
-    worker_hosts: str | Sequence[str] = (),
-    master_host: str = "",
+    ps_hosts: str | Sequence[str] | None = None,
+    worker_hosts: str | Sequence[str] | None = None,
+    master_host: str | None = None,
     last_worker_evaluates: bool = False,
 ) -> Role:
-    """What this process is in its cluster: master, worker, parameter server (ps) or evaluator.
+    """Return what this process is in its cluster: master, worker, parameter server (ps) or evaluator.
 
     From the arguments if there are any, else from `TF_CONFIG`, else from `JOB_NAME`, `TASK_INDEX`, `PS_HOSTS`,
-    `WORKER_HOSTS` and `MASTER_HOST`. Hosts are lists, or strings with commas. With `last_worker_evaluates`, the last
-    worker is the evaluator instead; all processes have to ask for it.
+    `WORKER_HOSTS` and `MASTER_HOST`. Hosts are lists, or strings with commas.
+
+    Args:
+        job_name: What the process is: `"master"`, `"chief"`, `"worker"`, `"ps"` or `"evaluator"`.
+        task_index: Its number among those of its kind, from 0; not needed if it is the only one.
+        ps_hosts: Where the parameter servers are, as `host:port`.
+        worker_hosts: Where the workers are.
+        master_host: Where the master is, if it is none of the workers.
+        last_worker_evaluates: Whether the last worker is the evaluator instead; the same in all processes.
+
+    Returns:
+        The role, of which `connect` takes rank and world by itself.
+
+    Raises:
+        SettingsError: Neither arguments nor environment say a role, or what they say does not fit together.
+
+    Example:
+        >>> place = trainer_client.role(job_name="worker", task_index=1, worker_hosts="a:2222,b:2222")
+        >>> place.rank, place.world, place.is_master
+        (1, 2, False)
     """
     said = (job_name, task_index, ps_hosts, worker_hosts, master_host)
     return role_of(
@@ -41,13 +59,13 @@ def role(  # noqa: PLR0913 - each is a flag with a default
     )
 
 
-def ranks_said(rank: int | None, replicas: int, world: int) -> Ranks:
+def ranks_said(rank: int | None, replicas: int, world: int | None) -> Ranks:
     """The ranks given to `connect`, else those of the role in the environment, else the only one."""
     if rank is not None or not says_a_place(os.environ):
-        return Ranks(rank=rank or 0, replicas=replicas, world=world or replicas)
+        return Ranks(rank=rank or 0, replicas=replicas, world=replicas if world is None else world)
     place = role()
     ranks = Ranks(rank=place.rank * replicas, replicas=replicas, world=place.world * replicas)
-    if world not in (0, ranks.world):
+    if world not in (None, ranks.world):
         raise SettingsError(
             expected=f"world={ranks.world}, as the environment says", got=f"world={world}", where="connect",
             remedy="Leave world out; or pass rank as well, and the environment is not asked.",

@@ -36,12 +36,10 @@ def find_repeated(flag: str, names: Sequence[str]) -> str:
 
 
 def find_unheeded(options: argparse.Namespace, needed: Mapping[str, str]) -> str:
-    """Return what is wrong if an option is given without the one that it needs, by the names of their flags; of
-    several, divided by "or", one is enough.
-    """
-    for flag, others in needed.items():
-        if _is_given(options, flag) and not any(_is_given(options, other) for other in others.split(" or ")):
-            return f"argument {flag}: expected {others} with it, because without it changes nothing"
+    """Return what is wrong if an option is given without the one that it needs, by the names of their flags."""
+    for flag, other in needed.items():
+        if _is_given(options, flag) and not _is_given(options, other):
+            return f"argument {flag}: expected {other} with it, because without it changes nothing"
     return ""
 
 
@@ -57,6 +55,8 @@ def find_train_problem(options: argparse.Namespace) -> str:
     judges = options.validate or []
     if options.stream in judges:
         return f"argument --validate: expected a stream for evaluation, got {options.stream}, which is trained on"
+    if len(options.validate_every or {}) > 1:
+        return "argument --validate-every: expected epochs or steps, got both"
     return (
         find_repeated("--validate", judges)
         or find_unheeded(options, _TRAIN_NEEDS)
@@ -67,10 +67,8 @@ def find_train_problem(options: argparse.Namespace) -> str:
 
 _TRAIN_NEEDS = {
     "--validate-every": "--validate",
-    "--validate-every-steps": "--validate",
-    "--eval-metrics": "--validate",
-    "--metrics-targets": "--metrics-port or --metrics-listen",
-    "--metrics-token": "--metrics-port or --metrics-listen",
+    "--metrics-targets": "--metrics-listen",
+    "--metrics-token": "--metrics-listen",
     "--insecure": "--metrics-listen",
 }
 
@@ -85,10 +83,10 @@ def _find_served_problem(options: argparse.Namespace) -> str:
                 f"argument --{flag}: expected a number that is the same for all workers, got {getattr(options, flag)}: "
                 "write how many there are in all"
             )
-    if options.validate_every_steps is not None:
+    if "steps" in (options.validate_every or {}):
         return (
-            "argument --validate-every-steps: expected --validate-every, in epochs, with --strategy parameter-server, "
-            "because workers take no steps together"
+            "argument --validate-every: expected epochs with --strategy parameter-server, got steps: workers take no "
+            "steps together"
         )
     staleness = USUAL_STALENESS if options.staleness is None else options.staleness
     if (options.pull_every or 1) > staleness + 1:

@@ -171,7 +171,7 @@ class Tell(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         if not self.told:
             weights = float(sum(np.abs(np.asarray(one)).sum() for one in self.model.get_weights()))
-            print(json.dumps([self.feed.rank, self.feed.world, epoch, self.feed.cursor, weights]), flush=True)
+            print(json.dumps([self.feed.rank, self.feed.world, epoch, self.feed.number, weights]), flush=True)
         self.told = True
 
 def train(feed):

@@ -94,16 +94,16 @@ def test_wrong_usage_is_2_and_every_other_error_1(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("--save-every-steps", "0"), ("--save-every-steps", "-5"), ("--log-every", "0"), ("--retries", "-1"),
-        ("--seed", "-1"), ("--keep", "0"), ("--validate-every", "0"), ("--save-every-seconds", "0"),
-        ("--max-time", "-1"), ("--validate-every-steps", "0"),
+        ("--save-every", "0 steps"), ("--save-every", "-5 steps"), ("--log-every", "0"), ("--retries", "-1"),
+        ("--seed", "-1"), ("--keep", "0"), ("--validate-every", "0 epochs"), ("--save-every", "0 seconds"),
+        ("--max-time", "-1"), ("--validate-every", "0 steps"),
     ],
 )  # fmt: skip
 def test_numbers_that_make_no_sense_are_wrong_usage(
     option: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        trainer_main([*asking("train", "tcp://127.0.0.1:1")[1:], option, value])
+        trainer_main([*asking("train", "tcp://127.0.0.1:1")[1:], option, *value.split()])
     assert ended.value.code == 2
     assert f"argument {option}: expected " in capsys.readouterr().err
 

@@ -107,13 +107,13 @@ def test_reading_moves_nothing_and_training_moves_the_cursor(loaders: Loaders) -
     with trainer_client.connect(loaders.endpoint) as feed:
         with feed.open() as reading:
             ahead = [next(reading).number for _ in range(5)]
-        assert (feed.cursor, ahead) == (0, [0, 1, 2, 3, 4])
+        assert (feed.number, ahead) == (0, [0, 1, 2, 3, 4])
         feed.trained(3)
         state = feed.state()
         assert [batch.number for batch in feed][:2] == [3, 4]
     with trainer_client.connect(loaders.endpoint) as feed:
         feed.restore(state)
-        assert (feed.epoch, feed.cursor) == (0, 3)
+        assert (feed.epoch, feed.number) == (0, 3)
 
 
 def test_an_evaluation_stream_gives_the_same_epoch_each_time(loaders: Loaders) -> None:
@@ -123,7 +123,7 @@ def test_an_evaluation_stream_gives_the_same_epoch_each_time(loaders: Loaders) -
             for _ in range(3):
                 next(reading)
         assert [batch.digest for batch in feed] == first
-        assert (feed.epoch, feed.cursor) == (0, 0)
+        assert (feed.epoch, feed.number) == (0, 0)
 
 
 def test_several_readings_of_one_feed_each_get_their_own_order(loaders: Loaders) -> None:

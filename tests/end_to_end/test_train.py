@@ -101,6 +101,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("train")
     write_job(folder, samples=SAMPLES, longest_s=0.5, budget="2 s")
     (folder / "levels.py").write_text(MODULE)
+    (folder / "slow_levels.py").write_text("from levels import *\n\ncallbacks = slow\n")
+    (folder / "held_levels.py").write_text("from levels import *\n\ncallbacks = held\n")
     with (folder / "job.toml").open("a") as job:
         job.write(
             '\n[streams.test]\nlike = "train"\nmode = "queue"\n[streams.again]\nlike = "train"\nevaluation = false\n'
@@ -157,7 +159,7 @@ def test_one_module_is_trained_judged_exported_evaluated_and_predicted_with(fold
     lines, _ = ended(
         start(
             folder, endpoint, "train", *arguments, "--epochs", "2", "--validate", "dev", "--validate-every", "2",
-            "--summaries", str(logs), "--export", str(exported), "--save-every-steps", "4", "--keep", "2",
+            "epochs", "--summaries", str(logs), "--export", str(exported), "--save-every", "4", "steps", "--keep", "2",
         )
     )  # fmt: skip
     epoch_steps = saved(checkpoints)[1]["step"] // 2
@@ -221,11 +223,11 @@ def test_killed_and_told_to_end_it_goes_on_and_the_weights_are_those_of_an_unbro
 ) -> None:
     target = ("--seed", "5", "--epochs", "3", "--log-every", "1")
     whole = start(folder, endpoint, "train", "--checkpoint", str(folder / "whole"), "--stream", "again", *target)
-    broken = ("--checkpoint", str(folder / "broken"), "--save-every-steps", "1", *target)
+    broken = ("--checkpoint", str(folder / "broken"), "--save-every", "1", "steps", *target)
 
     def until_step(step: int, number: signal.Signals, code: int, there: int = 0) -> int:
         """The signal comes in the step after this one, which waits for it."""
-        held = ("--callbacks", "held", "--param", f"steps={step - there}")
+        held = ("--model", "held_levels", "--param", f"steps={step - there}")
         process = start(folder, endpoint, "train", *broken, *held)
         process.wait_for_text(f", step {step}: ")
         process.send_signal(number)
@@ -255,8 +257,8 @@ def test_killed_and_told_to_end_it_goes_on_and_the_weights_are_those_of_an_unbro
 def test_two_towers_of_one_process_are_killed_go_on_and_are_judged_and_exported(folder: Path, endpoint: str) -> None:
     checkpoints, exported = folder / "mirrored", folder / "mirrored-model"
     towers = ("--strategy", "mirrored", "--replicas", "2", "--checkpoint", str(checkpoints), "--stream", "pairs")
-    target = ("--validate", "dev", "--log-every", "1", "--export", str(exported), "--callbacks", "slow")
-    killed = start(folder, endpoint, "train", *towers, *target, "--epochs", "999", "--save-every-steps", "1")
+    target = ("--validate", "dev", "--log-every", "1", "--export", str(exported), "--model", "slow_levels")
+    killed = start(folder, endpoint, "train", *towers, *target, "--epochs", "999", "--save-every", "1", "steps")
     killed.wait_for_text(", step 3: ")
     killed.send_signal(signal.SIGKILL)
     ended(killed, -9)
@@ -319,11 +321,11 @@ def test_how_long_each_phase_takes_is_a_metric_while_it_trains(folder: Path, end
     token.write_text("0123456789abcdef\n")
     with socket.create_server(("", 0)) as free:
         port = free.getsockname()[1]
-    arguments = ("--checkpoint", str(folder / "measured"), "--callbacks", "slow", "--max-time", "600")
+    arguments = ("--checkpoint", str(folder / "measured"), "--model", "slow_levels", "--max-time", "600")
     process = start(
-        folder, endpoint, "train", *arguments, "--metrics-port", str(port), "--metrics-targets", str(targets),
-        "--metrics-listen", "0.0.0.0", "--metrics-token", str(token),
-        "--save-every-steps", "2", "--log-every", "1", "--term-exit", "0",
+        folder, endpoint, "train", *arguments, "--metrics-targets", str(targets),
+        "--metrics-listen", f"0.0.0.0:{port}", "--metrics-token", str(token),
+        "--save-every", "2", "steps", "--log-every", "1",
     )  # fmt: skip
     with process:
         process.wait_for_text(", step 4: ")
@@ -339,7 +341,7 @@ def test_how_long_each_phase_takes_is_a_metric_while_it_trains(folder: Path, end
         )
         found = fetch_metrics(target["address"], "0123456789abcdef")
         process.send_signal(signal.SIGTERM)
-        _, complained = ended(process)
+        _, complained = ended(process, 143)
     words = complained.splitlines()[-1]
     assert re.fullmatch(rf"trainer-client: terminated: saved {folder}/measured/\d+\.npz, step \d+", words)
     phases = {

@@ -47,9 +47,9 @@ def test_two_processes_killed_and_told_to_end_train_on_each_sample_once_an_epoch
         "train", "--feed", endpoint, "--model", "counts", "--param", f"samples={SAMPLES}",
         "--checkpoint", str(checkpoints),
         "--strategy", "multi-worker", "--epochs", "3", "--log-every", "1", "--validate", "dev",
-        "--validate-every-steps", "5",
+        "--validate-every", "5", "steps",
     )  # fmt: skip
-    slowly = ("--param", "pause_s=1", "--save-every-steps", "1")
+    slowly = ("--param", "pause_s=1", "--save-every", "1", "steps")
     with ExitStack() as stack:
         first, second = start_workers(stack, folder, 2, *words, *slowly)
         first.wait_for_text(", step 3: ")
@@ -103,7 +103,7 @@ class Dying(keras.metrics.Mean):
         return super().result()
 
 
-def dying():
+def eval_metrics():
     return [Dying()]
 """
 
@@ -112,7 +112,7 @@ def dying():
 def test_a_process_that_is_killed_while_it_judges_is_missed_by_the_one_that_waits(folder: Path, endpoint: str) -> None:
     (folder / "dying.py").write_text(_DYING)
     words = (
-        "train", "--feed", endpoint, "--model", "dying", "--param", f"samples={SAMPLES}", "--eval-metrics", "dying",
+        "train", "--feed", endpoint, "--model", "dying", "--param", f"samples={SAMPLES}",
         "--checkpoint", str(folder / "judged"), "--strategy", "multi-worker", "--epochs", "2", "--validate", "dev",
     )  # fmt: skip
     with ExitStack() as stack:

@@ -50,7 +50,7 @@ def _fit(loaders: Loaders, folder: Path, steps: int) -> list[int]:
         try:
             model.fit(feed.dataset(map=_named), epochs=1, verbose=0, callbacks=callbacks)
         except ZeroDivisionError:
-            assert feed.cursor == steps
+            assert feed.number == steps
     return model.seen
 
 

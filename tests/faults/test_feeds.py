@@ -41,7 +41,7 @@ def test_a_cursor_that_is_restored_at_once_holds_though_the_first_answer_comes_l
     with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint) as feed:
         state = feed.state() | {"epoch": 2, "number": 37}
         feed.restore(state)
-        assert (feed.epoch, feed.cursor) == (2, 37)
+        assert (feed.epoch, feed.number) == (2, 37)
         with feed.open() as reading:
             batch = next(reading)
         assert (batch.epoch, batch.number) == (2, 37)
@@ -60,7 +60,7 @@ def test_a_job_whose_samples_all_fail_stops_with_the_first_reasons(tmp_path: Pat
                 pass
         assert "nothing is good enough" in caught.value.got
         assert "quarantine.jsonl" in caught.value.remedy
-        assert feed.cursor == 0
+        assert feed.number == 0
 
 
 @pytest.mark.fault(45)

@@ -52,7 +52,7 @@ def test_ranks_go_on_in_step_while_the_coordinator_is_killed_and_comes_back(tmp_
             trainers = ask(loaders.endpoint)["streams"]["train"]["trainers"]
             return {(one["rank"], one["epoch"], one["number"]) for one in trainers}
 
-        reached = {(rank, feed.epoch, feed.cursor) for rank, feed in enumerate(ranks)}
+        reached = {(rank, feed.epoch, feed.number) for rank, feed in enumerate(ranks)}
         wait_until(lambda: known() == reached, "the new coordinator knows how far both ranks are")
 
 

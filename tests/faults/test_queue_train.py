@@ -63,9 +63,9 @@ feed_keys = {{"inputs": {{"tag": "tag", "weight": "weight"}}, "targets": "weight
 """
 
 
-def _start(folder: Path, endpoint: str, *arguments: str) -> Program:
-    arguments = ("--feed", endpoint, "--model", "counting", "--checkpoint", str(folder / "model"), *arguments)
-    return Program(folder, "train", *arguments, "--epochs", str(EPOCHS), "--save-every-steps", "3", "--log-every", "1")
+def _start(folder: Path, endpoint: str, module: str) -> Program:
+    arguments = ("--feed", endpoint, "--model", module, "--checkpoint", str(folder / "model"), "--epochs", str(EPOCHS))
+    return Program(folder, "train", *arguments, "--save-every", "3", "steps", "--log-every", "1")
 
 
 @pytest.mark.slow
@@ -75,19 +75,20 @@ def _start(folder: Path, endpoint: str, *arguments: str) -> Program:
 def test_killed_between_checkpoints_each_sample_counts_once_in_the_committed_model(tmp_path: Path) -> None:
     job = write_job(tmp_path, samples=SAMPLES, budget="2 s", job='heartbeat_timeout = "2 s"', stream='mode = "queue"')
     (tmp_path / "counting.py").write_text(_MODULE)
+    (tmp_path / "slow_counting.py").write_text("from counting import *\n\ncallbacks = slow\n")
     with running(job, workers=1) as loaders:
         for step in (2, 8):
-            with _start(tmp_path, loaders.endpoint, "--callbacks", "slow") as trainer:
+            with _start(tmp_path, loaders.endpoint, "slow_counting") as trainer:
                 trainer.wait_for_text(f", step {step}: ")
                 if step == 8:
                     loaders.coordinator().kill()
                 trainer.kill()
-        with _start(tmp_path, loaders.endpoint, "--callbacks", "slow") as trainer:
+        with _start(tmp_path, loaders.endpoint, "slow_counting") as trainer:
             trainer.wait_for_text(", step 12: ")
             trainer.send_signal(signal.SIGTERM)
             code, said, complained = trainer.ended(200)
             assert code == 143, (said, complained)
-        with _start(tmp_path, loaders.endpoint) as trainer:
+        with _start(tmp_path, loaders.endpoint, "counting") as trainer:
             code, said, complained = trainer.ended(200)
             assert code == 0, (said, complained)
         shown = ask(loaders.endpoint)["streams"]["train"]

@@ -90,7 +90,8 @@ def _history(folder: Path, endpoint: str, name: str, kills: int, chance: random.
         *("--checkpoint", str(checkpoints), "--epochs", str(_EPOCHS), "--strategy", name, *words, "--log-every", "1"),
     ]
     for _ in range(kills):
-        _kill(folder, processes, [*command, "--param", "pause_s=0.5", "--save-every-steps", "2"], checkpoints, chance)
+        slowly = ("--param", "pause_s=0.5", "--save-every", "2", "steps")
+        _kill(folder, processes, [*command, *slowly], checkpoints, chance)
     with ExitStack() as stack:
         for one in start_workers(stack, folder, processes, *command):
             code, said, complained = one.ended(180)

@@ -66,7 +66,7 @@ def test_an_interruption_that_came_while_python_compiled_text_has_the_code_of_ev
         "def run(options):\n"
         "    exec('raise KeyboardInterrupt')\n"
         "parser = argparse.ArgumentParser(prog='command')\n"
-        "parser.set_defaults(run=run, log_level='warning', term_exit=143)\n"
+        "parser.set_defaults(run=run, log_level='warning')\n"
         "run_command(parser, [])\n"
     )
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}

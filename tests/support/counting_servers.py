@@ -43,7 +43,7 @@ _VICTIMS = ("worker 1", "ps 1", "worker 0", "ps 0")
 def train_and_kill(endpoint: str, stream: str, samples: int, kills: int, checkpoints: Path) -> None:
     """Train to the end on two servers, and kill so many processes once something new is committed each time."""
     words = ("--feed", endpoint, "--stream", stream, "--model", "paced:paced_model", "--param", f"samples={samples}")
-    words += ("--checkpoint", str(checkpoints), "--epochs", str(EPOCHS), "--save-every-steps", "3")
+    words += ("--checkpoint", str(checkpoints), "--epochs", str(EPOCHS), "--save-every", "3", "steps")
     folder = checkpoints.parent
     (folder / "paced.py").write_text(PACED)
     there = CheckpointFolder(checkpoints, 3)

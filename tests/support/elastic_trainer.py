@@ -52,17 +52,17 @@ class Member:
         counts = np.zeros((self._epochs, self._samples), np.int64) if found is None else found[0]["counts"]
         if found is not None:
             feed.restore(found[1]["feed"])
-        self._write("world", version, feed.rank, feed.world, feed.epoch, feed.cursor)
+        self._write("world", version, feed.rank, feed.world, feed.epoch, feed.number)
 
         def commit() -> None:
             folder.write({"counts": counts}, {"feed": feed.state(), "world": version})
-            self._write("commit", version, feed.rank, feed.world, feed.epoch, feed.cursor)
+            self._write("commit", version, feed.rank, feed.world, feed.epoch, feed.number)
 
         unsaved = 0
         try:
             while feed.epoch < self._epochs:
                 for batch in feed:
-                    epoch, cursor = feed.epoch, feed.cursor
+                    epoch, cursor = feed.epoch, feed.number
                     counts[epoch] += self._exchange(feed, batch, version)
                     feed.trained()
                     self._write("step", version, feed.rank, feed.world, epoch, cursor)
@@ -73,7 +73,7 @@ class Member:
                     if not (self._folder / HURRY).exists():
                         threading.Event().wait(self._step_s)
         except trainer_client.WorldChangedError as change:
-            self._write("over", version, feed.rank, feed.world, feed.epoch, feed.cursor, change.got)
+            self._write("over", version, feed.rank, feed.world, feed.epoch, feed.number, change.got)
             if feed.rank == 0 and unsaved:
                 with contextlib.suppress(trainer_client.WorldChangedError):  # another chief was faster
                     commit()
@@ -83,12 +83,12 @@ class Member:
 
     def _exchange(self, feed: Feed, batch: Batch, version: int) -> np.ndarray:
         """How often each sample is in the batches of all ranks."""
-        stem = f"{version}-{feed.epoch}-{feed.cursor}"
+        stem = f"{version}-{feed.epoch}-{feed.number}"
         mine = self._folder / "exchange" / f"{stem}-{feed.rank}.npy"
         temporary = mine.with_suffix(f".tmp{os.getpid()}.npy")
         np.save(temporary, batch["tag"][batch["weight"] > 0])
         temporary.replace(mine)
-        feed.aggregate({}, rows=1, step=feed.cursor)
+        feed.aggregate({}, rows=1, step=feed.number)
         theirs = [np.load(mine.with_name(f"{stem}-{rank}.npy")) for rank in range(feed.world)]
         return np.bincount(np.concatenate(theirs), minlength=self._samples)
 

@@ -125,9 +125,9 @@ def test_nonsense_is_refused_at_the_call(fed, call, value):
     "how",
     [
         *({"rank": value, "world": 4} for value in (-1, 4, 1.5, NAN, True, "0", [0])),
-        *({"world": value} for value in (-1, 1.5, NAN, True, "4", 4097, 5000, HUGE)),
+        *({"world": value} for value in (-1, 0, 1.5, NAN, True, "4", 4097, 5000, HUGE)),
         *({"replicas": value} for value in (0, -1, 1.5, True, "2", 4097, None)),
-        *({"work": value} for value in ("zzz", "train-end", None, 3)),
+        *({"work": value} for value in ("zzz", "train-end", "", 3)),
         *({"epochs": value} for value in (0, -1, 1.5, NAN, True, "3")),
         *({"elastic": value} for value in (3, (2,), (0, 2), (3, 2), (1, 5000), ("1", 2), (1.5, 2), "23")),
         *({"prefetch": value} for value in (0, -1, 1025, 1.5, NAN, True, "8")),
@@ -137,8 +137,8 @@ def test_nonsense_is_refused_at_the_call(fed, call, value):
         *({"lost_timeout_s": value} for value in (0, None, *NO_TIMES)),
         *({"metrics_port": value} for value in (-1, 65536, 1.5, "9", True)),
         *({"stream": value} for value in (None, 3, b"train", "x" * 201)),
-        *({"job": value} for value in (None, 3, "x" * 201)),
-        *({"keys": value} for value in (None, 3)),
+        *({"job": value} for value in (3, "x" * 201)),
+        {"keys": 3},
     ],
     ids=repr,
 )
@@ -159,7 +159,7 @@ def test_numbers_of_numpy_are_numbers(feed):
     with feed.open() as reading:
         next(reading)
     feed.trained(np.int32(1))
-    assert feed.cursor == 1
+    assert feed.number == 1
 
 
 def test_as_many_rounds_as_were_read_are_counted_and_no_more(feed):
@@ -171,7 +171,7 @@ def test_as_many_rounds_as_were_read_are_counted_and_no_more(feed):
         feed.trained(4)
     feed.trained(2)
     feed.trained(1)
-    assert feed.cursor == 3
+    assert feed.number == 3
     with pytest.raises(SettingsError, match="at most the 0 rounds"):
         feed.trained()
     with feed.open() as reading:
@@ -179,7 +179,7 @@ def test_as_many_rounds_as_were_read_are_counted_and_no_more(feed):
     feed.trained(BATCHES - 3)
     with pytest.raises(SettingsError, match="at most the 0 rounds"):
         feed.trained()
-    assert (feed.epoch, feed.cursor) == (1, 0)
+    assert (feed.epoch, feed.number) == (1, 0)
 
 
 def test_what_was_read_before_a_cursor_was_restored_does_not_count(feed):

@@ -37,25 +37,25 @@ def test_nonsense_is_refused_before_anything_is_opened(how, words):
 def test_the_cursor_moves_by_what_was_trained_on(feed):
     with feed.open() as reading:
         assert [next(reading).number for _ in range(3)] == [0, 1, 2]
-    assert (feed.epoch, feed.cursor, feed.rounds_left()) == (0, 0, BATCHES)
+    assert (feed.epoch, feed.number, feed.rounds_left()) == (0, 0, BATCHES)
     feed.trained(2)
-    assert (feed.epoch, feed.cursor, feed.rounds_left()) == (0, 2, BATCHES - 2)
+    assert (feed.epoch, feed.number, feed.rounds_left()) == (0, 2, BATCHES - 2)
     assert feed._session.receiver.standing.trained_to == (0, 2)
     with feed.open() as reading:
         assert [batch.number for batch in reading] == list(range(2, BATCHES))
     feed.trained(BATCHES - 2)
-    assert (feed.epoch, feed.cursor) == (1, 0)
+    assert (feed.epoch, feed.number) == (1, 0)
 
 
 def test_an_iterator_that_came_to_its_end_was_trained_on(feed):
     assert [batch.number for batch in feed] == list(range(BATCHES))
-    assert (feed.epoch, feed.cursor) == (1, 0)
+    assert (feed.epoch, feed.number) == (1, 0)
     feed.trained()  # nothing to add
-    assert (feed.epoch, feed.cursor) == (1, 0)
+    assert (feed.epoch, feed.number) == (1, 0)
     with feed.open() as reading:
         next(reading)
         feed.trained()
-    assert (feed.epoch, feed.cursor) == (1, 1)
+    assert (feed.epoch, feed.number) == (1, 1)
 
 
 def test_a_cursor_of_another_plan_is_refused(feed):
@@ -70,10 +70,10 @@ def test_a_cursor_of_another_plan_is_refused(feed):
 
 def test_it_goes_where_it_is_told_and_back_to_the_beginning(ends, feed):
     feed.restore({**feed.state(), "epoch": 2, "number": 8})
-    assert (feed.epoch, feed.cursor) == (2, 8)
+    assert (feed.epoch, feed.number) == (2, 8)
     assert ends.wait_for(m.Attach, 2).cursor == Cursor(2, 8, 4, DIGEST)
     feed._session.cursor.rewind()
-    assert (feed.epoch, feed.cursor) == (0, 0)
+    assert (feed.epoch, feed.number) == (0, 0)
     assert ends.wait_for(m.Attach, 3).cursor == Cursor(0, 0, 4, DIGEST)
 
 
@@ -104,9 +104,9 @@ def test_a_feed_of_two_ranks_counts_in_rounds():
             assert [next(reading).number for _ in range(6)] == list(range(6))
             assert reading.rounds == 3
         feed.trained(3)
-        assert feed.cursor == 6
+        assert feed.number == 6
         assert [batch.number for batch in feed] == list(range(6, BATCHES))
-        assert (feed.epoch, feed.cursor) == (1, 0)
+        assert (feed.epoch, feed.number) == (1, 0)
         assert feed._session.accounts.counts.rounds == BATCHES // 2
 
 
@@ -116,7 +116,7 @@ def test_a_rank_among_others_reads_its_part_of_each_round():
             assert [next(reading).number for _ in range(3)] == [1, 3, 5]
         assert ends.wait_for(m.Attach, 2).cursor == Cursor(0, 0, 4, DIGEST), "it says where it stands before it reads"
         feed.trained(2)
-        assert (feed.cursor, feed.rounds_left()) == (4, BATCHES // 2 - 2)
+        assert (feed.number, feed.rounds_left()) == (4, BATCHES // 2 - 2)
         with feed.open() as reading:
             assert next(reading).number == 5
         assert len([one for one in ends.heard if isinstance(one, m.Attach)]) == 2, "it was said"
@@ -130,7 +130,7 @@ def test_an_evaluation_feed_gives_its_epoch_again_and_again():
         feed.trained(3)
         for _ in range(2):
             assert [(batch.epoch, batch.number) for batch in feed] == [(0, number) for number in range(BATCHES)]
-            assert (feed.epoch, feed.cursor, feed.rounds_left()) == (0, 0, BATCHES)
+            assert (feed.epoch, feed.number, feed.rounds_left()) == (0, 0, BATCHES)
 
 
 def test_what_was_read_before_going_elsewhere_counts_for_no_epoch(feed):
@@ -156,7 +156,7 @@ def test_a_reading_that_was_closed_gives_no_more(feed):
         next(reading)
     with pytest.raises(ClosedError):
         next(reading)
-    assert (feed.epoch, feed.cursor) == (0, 0)
+    assert (feed.epoch, feed.number) == (0, 0)
 
 
 def test_a_sample_is_called_what_the_source_calls_it(feed):

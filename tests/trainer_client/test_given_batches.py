@@ -16,7 +16,7 @@ def test_arrays_are_converted_and_the_epoch_is_counted(feed):
     batches = list(given)
     assert [batch.number for batch in batches] == list(range(BATCHES))
     assert all(isinstance(value, list) for batch in batches for value in batch.values())
-    assert (feed.epoch, feed.cursor) == (1, 0)
+    assert (feed.epoch, feed.number) == (1, 0)
 
 
 def test_the_state_after_a_step_is_behind_its_batch(feed):
@@ -26,7 +26,7 @@ def test_the_state_after_a_step_is_behind_its_batch(feed):
     assert next(batches).number == 1
     assert (given.state()["number"], given.state()["number"]) == (2, 2)  # asked twice, counted once
     assert next(batches).number == 2
-    assert feed.cursor == 2
+    assert feed.number == 2
     batches.close()  # a loop that is left: its last batch was given, and nothing says that it was trained on
     assert next(iter(given)).number == 2
 

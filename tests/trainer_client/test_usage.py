@@ -12,6 +12,7 @@ from trainer_client.usage import find_export_problem, find_load_test_problem, fi
 JOB = ("--model", "levels", "--feed", "tcp://127.0.0.1:1", "--checkpoint", "none")
 TRAIN = ("train", *JOB, "--epochs", "3")
 SERVERS = (*TRAIN, "--strategy", "parameter-server")
+EVERY = ("--validate-every",)
 EVALUATE, PREDICT = ("evaluate", *JOB), ("predict", *JOB)
 
 
@@ -19,18 +20,19 @@ EVALUATE, PREDICT = ("evaluate", *JOB), ("predict", *JOB)
     ("arguments", "said"),
     [
         (TRAIN[:-2], "one of --epochs, --steps and --max-time is needed"),
-        ((*TRAIN, "--validate-every", "2"), "argument --validate-every: expected --validate with it"),
-        ((*TRAIN, "--validate-every-steps", "2"), "argument --validate-every-steps: expected --validate with it"),
-        ((*TRAIN, "--eval-metrics", "errors"), "argument --eval-metrics: expected --validate with it"),
+        ((*TRAIN, "--validate-every", "2", "epochs"), "argument --validate-every: expected --validate with it"),
         (
-            (*TRAIN, "--metrics-targets", "here"),
-            "argument --metrics-targets: expected --metrics-port or --metrics-listen with it",
+            (*TRAIN, "--validate", "dev", *EVERY, "2", "epochs", *EVERY, "50", "steps"),
+            "argument --validate-every: expected epochs or steps, got both",
         ),
-        (
-            (*TRAIN, "--metrics-token", "here"),
-            "argument --metrics-token: expected --metrics-port or --metrics-listen with it",
-        ),
-        ((*TRAIN, "--metrics-port", "0", "--insecure"), "argument --insecure: expected --metrics-listen with it"),
+        ((*TRAIN, *EVERY, "2", "seconds"), "argument --validate-every: expected epochs or steps after the number, got"),
+        ((*TRAIN, "--save-every", "2", "epochs"), "argument --save-every: expected steps or seconds after the number"),
+        ((*TRAIN, "--save-every", "steps", "2"), "argument --save-every: expected steps or seconds after the number"),
+        ((*TRAIN, "--save-every", "2.5", "steps"), "argument --save-every: expected a number of steps, got 2.5"),
+        ((*TRAIN, "--save-every", "2"), "argument --save-every: expected 2 arguments"),
+        ((*TRAIN, "--metrics-targets", "here"), "argument --metrics-targets: expected --metrics-listen with it"),
+        ((*TRAIN, "--metrics-token", "here"), "argument --metrics-token: expected --metrics-listen with it"),
+        ((*TRAIN, "--insecure"), "argument --insecure: expected --metrics-listen with it"),
         (
             (*TRAIN, "--metrics-listen", "0.0.0.0:9100"),
             "--metrics-listen: expected a token, or a loopback address such as 127.0.0.1:9100, got 0.0.0.0:9100 w",
@@ -39,7 +41,7 @@ EVALUATE, PREDICT = ("evaluate", *JOB), ("predict", *JOB)
             (*TRAIN, "--metrics-listen", "0.0.0.0:9100", "--metrics-token", "/nowhere/token"),
             "--metrics-token /nowhere/token: expected a token",
         ),
-        ((*TRAIN, "--metrics-port", "70000"), "argument --metrics-port: expected a port from 0 to 65535, got 70000"),
+        ((*TRAIN, "--metrics-listen", "127.0.0.1:70000"), "--metrics-listen: expected a host, or a host and a port"),
         ((*TRAIN, "--validate", "dev", "--validate", "dev"), "argument --validate: expected each name once, got dev"),
         ((*TRAIN, "--validate", "train"), "argument --validate: expected a stream for evaluation, got train"),
         ((*TRAIN, "--export", "x.onnx"), "argument --export: expected a file that ends in .keras, or the name of"),
@@ -49,8 +51,8 @@ EVALUATE, PREDICT = ("evaluate", *JOB), ("predict", *JOB)
         ((*SERVERS, "--epochs", "+3"), "argument --epochs: expected a number that is the same for all workers, got +3"),
         ((*SERVERS, "--steps", "+3"), "argument --steps: expected a number that is the same for all workers, got +3"),
         (
-            (*SERVERS, "--validate", "dev", "--validate-every-steps", "5"),
-            "argument --validate-every-steps: expected --validate-every, in epochs",
+            (*SERVERS, "--validate", "dev", *EVERY, "5", "steps"),
+            "argument --validate-every: expected epochs with --strategy parameter-server, got steps",
         ),
         ((*SERVERS, "--pull-every", "10"), "argument --pull-every: expected at most 9, one more than --staleness"),
         ((*SERVERS, "--pull-every", "2", "--staleness", "0"), "argument --pull-every: expected at most 1, one more"),
@@ -89,9 +91,8 @@ def test_wrong_usage_is_2_and_says_what_is_wrong(arguments, said, capsys):
 
 
 def test_nought_is_given():
-    options = Namespace(metrics_port=0, metrics_targets="here", metrics_listen="")
-    assert find_unheeded(options, {"--metrics-targets": "--metrics-port"}) == ""
-    assert find_unheeded(options, {"--metrics-targets": "--metrics-listen or --metrics-port"}) == ""
+    options = Namespace(staleness=0, pull_every=2)
+    assert find_unheeded(options, {"--pull-every": "--staleness"}) == ""
     options = Namespace(mode="train", feed="tcp://127.0.0.1:1", workers=None, seed=0)
     assert find_load_test_problem(options).startswith("argument --seed: expected no --feed")
 

@@ -13,13 +13,14 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import StokerError
-from trainer_client.feed import connect
+from trainer_client.connecting import connect
 from trainer_client.load_test.audit import Lap
 from trainer_client.load_test.report.histogram import Histogram
 
 if TYPE_CHECKING:
     from trainer_client.batch import Batch
-    from trainer_client.feed import Feed, Reading
+    from trainer_client.feed import Feed
+    from trainer_client.session.reading import Reading
 
 __all__ = ["ThinRun", "ThinTrainer"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from shared.errors import SettingsError
 
-__all__ = ["fields_of_state", "refused", "seconds", "text", "whole"]
+__all__ = ["fields_of_state", "only_here", "refused", "seconds", "text", "whole"]
 
 _SHOWN = 100
 
@@ -60,3 +60,13 @@ def refused(expected: str, got: Any, where: str) -> SettingsError:  # noqa: ANN4
     """Return the error for a value that a call cannot take."""
     shown = got if isinstance(got, str) and got.startswith("a state") else repr(got)
     return SettingsError(expected=expected, got=shown[:_SHOWN], where=where, remedy="Correct the call.")
+
+
+def only_here(what: str) -> SettingsError:
+    """Return the error for pickling what belongs to the process that connected it."""
+    return SettingsError(
+        expected=f"{what} that stays in the process that connected it",
+        got="one to be pickled: its connections and its memory cannot be sent",
+        where="pickle",
+        remedy="Call connect in the process that reads, with its own rank and world. What can be sent is feed.state().",
+    )

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["refuse_fixed_places", "refuse_nonsense", "refuse_numbers", "refuse_texts", "refuse_work"]
 
-#: What may be done with batches; the first is what the stream is for.
-_WORK = ("", "train", "evaluate", "predict", MEASURE)
+#: What may be done with batches.
+_WORK = ("train", "evaluate", "predict", MEASURE)
 
 
 #: Numbers that have a default other than None.
-_NEVER_LEFT_OPEN = ("replicas", "world", "workers")
+_NEVER_LEFT_OPEN = ("replicas", "workers")
 
 
 def refuse_numbers(**numbers: int | None) -> None:
@@ -32,15 +32,16 @@ def refuse_numbers(**numbers: int | None) -> None:
             whole(number, name, "connect", least=1 if name == "epochs" else -(2**48))
 
 
-def refuse_texts(**texts: str) -> None:
-    """Refuse what is no string."""
+def refuse_texts(**texts: str | None) -> None:
+    """Refuse what is no string; only an endpoint and a stream have to be given."""
     for name, value in texts.items():
-        text(value, name, "connect")
+        if value is not None or name in ("endpoint", "stream"):
+            text(value, name, "connect")
 
 
-def refuse_work(work: str) -> None:
+def refuse_work(work: str | None) -> None:
     """Refuse what nobody does with batches."""
-    if work not in _WORK:
+    if work is not None and work not in _WORK:
         raise refused(f"work, one of {', '.join(map(repr, _WORK))}", work, "connect")
 
 

@@ -48,7 +48,7 @@ PHASE_TIME = _trainer.counter(
     "stoker_phase_seconds_total",
     "What the training loop did besides waiting for data, where it says so (trainer-client train and FeedCheckpoint "
     "do). warm_up: tracing the step for all shapes. step: training. checkpoint: writing checkpoints.",
-    "checkpoint above a few per cent: save less often (--save-every-seconds). warm_up: fewer shapes.",
+    "checkpoint above a few per cent: save less often (--save-every). warm_up: fewer shapes.",
     ("stream", "phase"),
 )
 RETRACES = _trainer.counter(

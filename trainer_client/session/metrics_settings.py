@@ -28,7 +28,7 @@ class MetricsSettings:
         cls,
         *,
         port: int | None,
-        listen: str,
+        listen: str | None,
         token: str | Path | None,
         insecure: bool,
         targets: str | Path | None,
@@ -38,7 +38,7 @@ class MetricsSettings:
             return NO_METRICS
         port = 0 if port is None else whole(port, "metrics_port", "connect", most=2**16 - 1)
         file = Path(token) if token is not None else None
-        return cls(listening=listening_of(listen, port, file, insecure=insecure, words=_WORDS), targets=targets)
+        return cls(listening=listening_of(listen or "", port, file, insecure=insecure, words=_WORDS), targets=targets)
 
 
 NO_METRICS = MetricsSettings()

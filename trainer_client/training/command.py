@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.metrics.listening import listening_of
 from trainer_client.arguments import (
+    Interval,
     add_job,
     add_model,
     at_least,
     command_named,
-    port,
     positive,
     refuse_usage,
     whole,
@@ -21,10 +22,10 @@ from trainer_client.training.runs.model_module import model_module
 from trainer_client.training.strategies.choosing.all_reduce import ALL_REDUCES
 from trainer_client.training.strategies.choosing.variable_devices import VARIABLES_ON
 from trainer_client.training.strategies.options import HEEDED, StrategyOptions
-from trainer_client.usage import find_train_problem
+from trainer_client.usage import USUAL_STALENESS, find_train_problem
 
 if TYPE_CHECKING:
-    import argparse
+    from collections.abc import Sequence
 
 __all__ = ["add_train"]
 
@@ -35,119 +36,203 @@ process trains on one device, unless --strategy says otherwise. Start a run that
 The module says model(), loss, optimizer() and feed_keys (or dataset_pipeline, if the stream is a pipeline), and if you
 like eval_metrics() and callbacks(). The folder has checkpoints as FeedCheckpoint writes them: model and place in the
 data together. SIGTERM and Ctrl-C save what was trained on. Each limit counts from the model's beginning, or with a plus
-from the checkpoint: --epochs +10."""
+from the checkpoint: --epochs +10.
+
+`train --strategy NAME --help` adds the options of that strategy."""
 
 _TRAIN_EXAMPLES = """\
 examples:
   trainer-client train --model trainer_client.demo --feed tcp://127.0.0.1:7400 --checkpoint checkpoints --epochs 6
   trainer-client train --model speech --param units=256 --feed tcp://127.0.0.1:7400 --checkpoint checkpoints \\
-      --epochs 75 --max-time 86400 --validate dev --summaries logs --export speech.keras"""
+      --epochs 75 --max-time 86400 --validate dev --summaries logs --export speech.keras
+  trainer-client train --model speech --feed tcp://127.0.0.1:7400 --checkpoint checkpoints --epochs 75 \\
+      --strategy mirrored --replicas 2 --save-every 500 steps"""
 
 
 def add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """The command."""
+    """Add the command and return its parser."""
     texts = ("Train a model on a stream.", _TRAIN, _TRAIN_EXAMPLES)
     command = command_named(commands, "train", _train, texts)
-    group = add_model(command)
-    for piece in ("loss", "optimizer", "eval-metrics", "callbacks"):
-        group.add_argument(f"--{piece}", default="", metavar="[MODULE:]NAME", help="another than the module's")
-    group.add_argument(
-        "--precision", choices=("float32", "mixed_bfloat16", "mixed_float16"), default="float32", help="of layers"
-    )
-    group.add_argument("--xla", action="store_true", help="compile what replicas compute with XLA, once for each shape")
-    group.add_argument(
-        "--seed", type=at_least(0), metavar="N", help="the same weights again on a CPU, from the same data"
-    )
-    add_job(command)
-    command.add_argument("--stream", default="train", help="the stream to train on (train)")
-    _add_metrics(command)
-    _add_strategy(command)
+    _add_module(command)
+    job = add_job(command)
+    job.add_argument("--stream", default="train", help="train on this stream of the job (default: train)")
     _add_limits(command)
+    _add_validation(command)
     _add_saving(command)
+    _add_reports(command)
+    _add_strategy(command)
     return command
 
 
-def _add_metrics(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("metrics")
+def _add_module(command: argparse.ArgumentParser) -> None:
+    group = add_model(command)
     group.add_argument(
-        "--metrics-port", type=port, metavar="PORT", help="serve metrics at this port, on loopback; 0: any free port"
+        "--precision",
+        choices=("float32", "mixed_bfloat16", "mixed_float16"),
+        default="float32",
+        help="set the dtype policy of the model's layers (default: float32)",
     )
-    group.add_argument("--metrics-targets", type=Path, metavar="FOLDER", help="tell Prometheus there where")
+    group.add_argument("--xla", action="store_true", help="compile each replica's step with XLA, once for each shape")
     group.add_argument(
-        "--metrics-listen", default="", metavar="HOST[:PORT]", help="serve metrics there, such as 0.0.0.0:9100"
+        "--seed", type=at_least(0), metavar="N", help="seed Keras, to get the same weights again on a CPU"
+    )
+    group.add_argument(
+        "--retries",
+        type=at_least(0),
+        default=10,
+        metavar="N",
+        help="retry a batch whose gradients are not finite up to N times, then stop (default: 10)",
+    )
+
+
+def _add_limits(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group(
+        "how far", "The limit that is reached first ends the run; at least one is needed."
+    )
+    group.add_argument("--epochs", metavar="N", help="stop after epoch N; +N: after N more epochs")
+    group.add_argument("--steps", metavar="N", help="stop after step N; +N: after N more steps")
+    group.add_argument("--max-time", type=positive, metavar="S", help="stop after S seconds of training")
+
+
+def _add_validation(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("validation")
+    group.add_argument(
+        "--validate",
+        action="append",
+        metavar="STREAM",
+        help="evaluate the model on this stream while it trains; may be given several times",
+    )
+    group.add_argument(
+        "--validate-every",
+        action=Interval,
+        units={"epochs": whole, "steps": at_least(1)},
+        help="evaluate after every N epochs or steps (default: each epoch)",
+    )
+
+
+def _add_saving(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("checkpoints and exports")
+    group.add_argument(
+        "--save-every",
+        action=Interval,
+        units={"steps": at_least(1), "seconds": positive},
+        default={"seconds": 600.0},
+        help="save after every N steps or seconds too, not only after each epoch; may be given for each unit "
+        "(default: 600 seconds)",
+    )
+    group.add_argument("--keep", type=whole, default=3, metavar="N", help="keep the newest N checkpoints (default: 3)")
+    group.add_argument(
+        "--export",
+        type=Path,
+        metavar="PATH",
+        help="write the trained model to PATH at the end: a .keras file, or the folder of a SavedModel",
+    )
+
+
+def _add_reports(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("progress and metrics")
+    group.add_argument(
+        "--log-every",
+        type=at_least(1),
+        default=100,
+        metavar="N",
+        help="print a line of progress after every N steps (default: 100)",
+    )
+    group.add_argument("--summaries", type=Path, metavar="FOLDER", help="write summaries for TensorBoard to FOLDER")
+    group.add_argument(
+        "--metrics-listen",
+        default="",
+        metavar="HOST[:PORT]",
+        help="serve Prometheus metrics at this address, such as 127.0.0.1:9100; without a port, at any free one",
+    )
+    group.add_argument(
+        "--metrics-targets",
+        type=Path,
+        metavar="FOLDER",
+        help="announce the metrics' address to Prometheus by a file in FOLDER",
     )
     group.add_argument(
         "--metrics-token",
         type=Path,
         metavar="FILE",
-        help="file with the token that reads metrics (Authorization: Bearer); needed beyond loopback, or --insecure",
+        help="serve metrics only to readers that send the token in FILE (Authorization: Bearer); beyond loopback this "
+        "or --insecure is needed",
     )
     group.add_argument("--insecure", action="store_true", help="serve metrics beyond loopback without a token")
 
 
 _STRATEGIES = """\
-single: on one device (default); mirrored: on several devices of this process, each with all variables; central: the
-same with one copy of the variables; async: central, but each applies its gradients as they come; multi-worker: in
-several processes, as TF_CONFIG says, each with all variables; parameter-server: in several processes, of which servers
-hold the variables, and workers share a stream in queue mode"""
+train in this way. single: on one device (default). mirrored: on several devices of this process, each with a copy of
+all variables. central: on several devices that share one copy of the variables. async: like central, but each device
+applies its gradients at once. multi-worker: in several processes, as TF_CONFIG says, each with a copy of all
+variables. parameter-server: in several processes, of which servers hold the variables and workers share a stream in
+queue mode"""
+
+#: The options that only some strategies heed; the help shows those of the strategy that is named before --help.
+_STRATEGY_OPTIONS: dict[str, dict[str, Any]] = {
+    "replicas": {
+        "type": whole,
+        "metavar": "N",
+        "help": "train N replicas in each process (default: one for each GPU)",
+    },
+    "all_reduce": {
+        "choices": ALL_REDUCES,
+        "help": "sum gradients by this all-reduce; the one that is used is printed (default: auto)",
+    },
+    "combine": {
+        "choices": ("mean", "sum"),
+        "help": "apply the gradients of the mean over all rows, or that mean times the number of replicas; with async: "
+        "each gradient divided by the number of replicas, or as it is (default: mean)",
+    },
+    "variables": {"choices": VARIABLES_ON, "help": "keep the variables on these devices (default: auto)"},
+    "staleness": {
+        "type": at_least(0),
+        "metavar": "N",
+        "help": "refuse gradients if more than N batches were applied since their variables were pulled "
+        f"(default: {USUAL_STALENESS})",
+    },
+    "pull_every": {
+        "type": whole,
+        "metavar": "N",
+        "help": "pull the variables before every Nth step only; at most staleness + 1 (default: 1)",
+    },
+    "server_memory": {
+        "type": positive,
+        "metavar": "MIB",
+        "help": "refuse a model of which a server would hold more than this many MiB (default: no limit)",
+    },
+}
+
+
+class _ChooseStrategy(argparse.Action):
+    """`--strategy NAME`, after which `--help` shows the options that this strategy heeds."""
+
+    #: Set once the options are there.
+    own: Sequence[argparse.Action] = ()
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,  # noqa: ANN401 - as argparse calls it
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, values)
+        for action in self.own:
+            heeded = action.dest in HEEDED[values]
+            action.help = _STRATEGY_OPTIONS[action.dest]["help"] if heeded else argparse.SUPPRESS
 
 
 def _add_strategy(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("where")
-    group.add_argument("--strategy", choices=tuple(HEEDED), default="single", help=_STRATEGIES)
-    group.add_argument("--replicas", type=whole, metavar="N", help="so many in each process (one for each GPU)")
-    group.add_argument(
-        "--all-reduce", choices=ALL_REDUCES, help="how gradients are summed; the one used is printed (auto)"
+    group = command.add_argument_group("strategy")
+    choice = group.add_argument(
+        "--strategy", action=_ChooseStrategy, choices=tuple(HEEDED), default="single", help=_STRATEGIES
     )
-    group.add_argument(
-        "--combine", choices=("mean", "sum"), help="gradients of the mean over all rows, or of that times the replicas;"
-        " async: gradients times 1/replicas, or as they are (mean)",
-    )  # fmt: skip
-    group.add_argument("--variables", choices=VARIABLES_ON, help="central, async: where variables lie (auto)")
-    group.add_argument(
-        "--staleness", type=at_least(0), metavar="N",
-        help="parameter-server: refuse gradients if more batches were applied since their variables were pulled (8)",
-    )  # fmt: skip
-    group.add_argument(
-        "--pull-every",
-        type=whole,
-        metavar="N",
-        help="parameter-server: steps from pull to pull; at most staleness + 1 (1)",
-    )
-    group.add_argument(
-        "--server-memory", type=positive, metavar="MIB", help="parameter-server: what each may hold, in MiB (any)"
-    )
-
-
-def _add_limits(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("how far, judged by what")
-    group.add_argument("--epochs", metavar="N", help="until so many epochs are done; +N: so many more")
-    group.add_argument("--steps", metavar="N", help="until so many steps are done; +N: so many more")
-    group.add_argument("--max-time", type=positive, metavar="S", help="for so many seconds at most")
-    group.add_argument("--validate", action="append", metavar="STREAM", help="judge by it; may be given several times")
-    every = group.add_mutually_exclusive_group()
-    every.add_argument("--validate-every", type=whole, metavar="N", help="judge after each so many epochs (1)")
-    every.add_argument(
-        "--validate-every-steps", type=at_least(1), metavar="N", help="judge after each so many steps instead"
-    )
-    group.add_argument(
-        "--retries", type=at_least(0), default=10, metavar="N", help="tries after gradients that are not finite (10)"
-    )
-
-
-def _add_saving(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("what is written")
-    group.add_argument(
-        "--save-every-seconds", type=positive, default=600.0, metavar="S", help="also between epochs' ends (600)"
-    )
-    group.add_argument("--save-every-steps", type=at_least(1), metavar="N", help="also after each so many steps")
-    group.add_argument("--keep", type=whole, default=3, metavar="N", help="checkpoints to keep (3)")
-    group.add_argument("--log-every", type=at_least(1), default=100, metavar="N", help="steps from line to line (100)")
-    group.add_argument("--summaries", type=Path, metavar="FOLDER", help="write the figures for TensorBoard there")
-    group.add_argument(
-        "--export", type=Path, metavar="PATH", help="the model at the end: a .keras file, or a SavedModel's folder"
-    )
-    group.add_argument("--term-exit", type=int, choices=(0, 143), default=143, help="exit code after SIGTERM (143)")
+    assert isinstance(choice, _ChooseStrategy)
+    choice.own = [
+        group.add_argument(f"--{name.replace('_', '-')}", **{**how, "help": argparse.SUPPRESS})
+        for name, how in _STRATEGY_OPTIONS.items()
+    ]
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -169,21 +254,19 @@ def _train(options: argparse.Namespace) -> int:
         strategy.refuse_unheeded()
         until = Until(epochs=options.epochs, steps=options.steps, max_time_s=options.max_time)
         listening_of(options.metrics_listen, 0, options.metrics_token, insecure=options.insecure)
-    names = {piece: getattr(options, piece) for piece in ("loss", "optimizer", "eval_metrics", "callbacks")}
     order = TrainOrder(
-        module=model_module(options, names),
+        module=model_module(options, {}),
         endpoint=options.feed,
         stream=options.stream,
         keys=options.keys,
         connect_timeout_s=options.timeout_seconds,
         strategy=strategy,
         judges=tuple(options.validate or ()),
-        judge_every=_judging(options),
+        judge_every=options.validate_every or {"epochs": 1},
         export=options.export,
         precision=options.precision,
         seed=options.seed,
         metrics={
-            "metrics_port": options.metrics_port,
             "metrics_targets": options.metrics_targets,
             "metrics_listen": options.metrics_listen,
             "metrics_token": options.metrics_token,
@@ -195,17 +278,11 @@ def _train(options: argparse.Namespace) -> int:
         until=until,
         checkpoints=options.checkpoint,
         keep=options.keep,
-        save_every_steps=options.save_every_steps,
-        save_every_s=options.save_every_seconds,
+        save_every_steps=options.save_every.get("steps"),
+        save_every_s=options.save_every["seconds"],
         tell_every=options.log_every,
         retries=options.retries,
         xla=options.xla,
         summaries=options.summaries,
     )
     return 0
-
-
-def _judging(options: argparse.Namespace) -> dict[str, Any]:
-    if options.validate_every_steps is not None:
-        return {"steps": options.validate_every_steps}
-    return {"epochs": options.validate_every or 1}

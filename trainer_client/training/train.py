@@ -16,7 +16,7 @@ from shared.errors import SettingsError
 from shared.keys import ClientKeys
 from shared.quick_import import quick_import
 from shared.system.closed_places import refuse_closed
-from trainer_client.feed import connect
+from trainer_client.connecting import connect
 from trainer_client.network.first_word import wait_for_coordinator
 from trainer_client.training.runs.lines import exported_line, strategy_line
 
@@ -91,7 +91,7 @@ def _train_with_servers(order: TrainOrder, settings: dict[str, Any]) -> None:
 
     if "steps" in order.judge_every:
         raise SettingsError(
-            expected="--validate-every, in epochs, as workers take no steps together", got="--validate-every-steps",
+            expected="--validate-every in epochs, as workers take no steps together", got="steps",
             where="--strategy parameter-server", remedy="Leave it out; or let epochs be shorter (epoch_parts).",
         )  # fmt: skip
     place = servers.role_with_servers()

@@ -109,7 +109,7 @@ class TestSeveralAtATime:
         for _ in range(2):
             for expected, got in zip(first, second, strict=True):
                 tf.nest.map_structure(np.testing.assert_array_equal, expected, got)
-        assert (stacked.epoch, stacked.cursor) == (one_by_one.epoch, one_by_one.cursor) == (2, 0)
+        assert (stacked.epoch, stacked.number) == (one_by_one.epoch, one_by_one.number) == (2, 0)
         assert first.element_spec == second.element_spec
 
     def test_a_map_sees_single_batches(self):
@@ -207,20 +207,20 @@ class TestCursor:
     def test_each_iteration_to_the_end_gives_the_next_epoch(self, feed):
         data = feed.dataset()
         assert [tags_of(data) for _ in range(4)] == [tags(0, 5), tags(1, 3), tags(2, 4), tags(3, 5)]
-        assert (feed.epoch, feed.cursor) == (4, 0)
+        assert (feed.epoch, feed.number) == (4, 0)
 
     def test_take_changes_nothing(self, feed):
         data = feed.dataset()
         assert len(list(data.take(1))) == 1
         assert len(list(data.take(99))) == 5
-        assert (feed.epoch, feed.cursor) == (0, 0)
+        assert (feed.epoch, feed.number) == (0, 0)
         assert tags_of(data) == tags(0, 5)
 
     def test_adapt_changes_nothing(self, feed):
         data = feed.dataset(inputs="audio", targets="tag")
         layer = keras.layers.Normalization()
         layer.adapt(data.map(lambda audio, _tag: audio))
-        assert (feed.epoch, feed.cursor) == (0, 0)
+        assert (feed.epoch, feed.number) == (0, 0)
         assert [int(tag[0]) for _, tag in data] == tags(0, 5)
 
     def test_what_is_derived_warns_when_it_seems_to_be_trained_on(self, feed, caplog):
@@ -265,7 +265,7 @@ class TestCursor:
         data = feed.dataset()
         for _ in range(3):
             assert int(next(iter(data))["tag"][0]) == 0
-        assert (feed.epoch, feed.cursor) == (0, 0)
+        assert (feed.epoch, feed.number) == (0, 0)
 
     def test_what_a_graph_consumed_counts_when_the_dataset_is_iterated_again(self, feed):
         data = feed.dataset()
@@ -283,18 +283,18 @@ class TestCursor:
         data = feed.dataset()
         for _ in data:
             feed.trained()
-        assert (feed.epoch, feed.cursor) == (1, 0)
+        assert (feed.epoch, feed.number) == (1, 0)
         for count, _ in enumerate(data):
             if count == 1:
                 feed.trained(2)
         feed.trained(1)
-        assert (feed.epoch, feed.cursor) == (2, 0)
+        assert (feed.epoch, feed.number) == (2, 0)
         assert tags_of(data) == tags(2, 4)
 
     def test_counting_after_the_end_adds_nothing_to_the_drain(self, feed):
         steps = len(list(feed.dataset()))
         feed.trained(steps)
-        assert (feed.epoch, feed.cursor) == (1, 0)
+        assert (feed.epoch, feed.number) == (1, 0)
 
     def test_an_evaluation_stream_gives_the_same_epoch_each_time(self):
         feed = FakeFeed(epochs=(4,), evaluation=True)
@@ -321,7 +321,7 @@ class TestErrors:
         with pytest.raises(LostError, match=r"worker w1: expected an answer, got none. Start a worker") as caught:
             seen.extend(int(batch["tag"][0]) for batch in feed.dataset())
         assert caught.value is feed.session.error
-        assert (feed.epoch, feed.cursor) == (0, 0)
+        assert (feed.epoch, feed.number) == (0, 0)
 
     def test_inside_a_graph_it_is_named(self):
         feed = FakeFeed(fail_at=(0, 3))

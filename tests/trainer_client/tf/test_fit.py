@@ -39,7 +39,7 @@ class StopAt(keras.callbacks.Callback):
         self.at = (epoch, number)
 
     def on_train_batch_end(self, batch, logs=None):
-        if (self.feed.epoch, self.feed.cursor) >= self.at:
+        if (self.feed.epoch, self.feed.number) >= self.at:
             raise ZeroDivisionError
 
 
@@ -88,7 +88,7 @@ def test_stopped_at_batch_6_and_resumed_each_batch_is_trained_once(strategy, ste
     second.fit(data, epochs=2, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path, every=1)])
     assert len(seen) == (6 if steps == 1 else 8) * feed.session.replicas
     assert sorted(seen + second.seen) == wanted(feed, 2)
-    assert (feed.epoch, feed.cursor) == (2, 0)
+    assert (feed.epoch, feed.number) == (2, 0)
 
 
 def test_validation_sees_the_same_epoch_each_time_and_leaves_training_alone():

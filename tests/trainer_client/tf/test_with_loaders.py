@@ -35,7 +35,7 @@ class StopAt(keras.callbacks.Callback):
         self.number = number
 
     def on_train_batch_end(self, batch, logs=None):
-        if self.feed.cursor >= self.number:
+        if self.feed.number >= self.number:
             raise ZeroDivisionError
 
 
@@ -84,7 +84,7 @@ def test_stopped_and_resumed_each_batch_is_trained_once(loaders, tmp_path, repli
             data = feed.distributed(strategy, map=named) if strategy else feed.dataset(map=named)
             callbacks = [trainer_client.FeedCheckpoint(feed, tmp_path, every=1), StopAt(feed, stop_at)]
             model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
-            return feed.epoch, feed.cursor
+            return feed.epoch, feed.number
 
     first = tiny_model(strategy, steps)
     with pytest.raises(ZeroDivisionError):

@@ -37,18 +37,35 @@ def run_pipeline(  # noqa: PLR0913 - what a context needs, each with a default
     samples: tf.data.Dataset | Iterable[Mapping[str, Any]] = (),
     *,
     paths: Iterable[str | os.PathLike[str]] = (),
-    name: str = "",
+    name: str | None = None,
     max_rows: int = 32,
-    device: str = "",
+    device: str | None = None,
 ) -> tf.data.Dataset:
-    """The data set that a `dataset_pipeline(context)` makes from these samples, or from the files `paths`, in this
-    process.
+    """Run a `dataset_pipeline(context)` in this process, without loaders, on samples or files of your own.
 
-    `samples` take the place of `context.base_dataset`: a data set, or dicts of arrays whose first axis varies, as in a
-    job.
+    Args:
+        function: The function that a job file names as `pipeline`. True: the default pipeline.
+        samples: What takes the place of `context.base_dataset`: a data set, or dicts of arrays whose first axis varies.
+        paths: What takes the place of `context.paths`.
+        name: What `context.dataset_name` says.
+        max_rows: What `context.default_max_rows` says.
+        device: The device on which the function puts elements. None: the first accelerator, or the CPU.
+
+    Returns:
+        The data set that the function makes.
+
+    Raises:
+        SettingsError: `function` is no function of a context, or a sample is no dict.
+
+    Example:
+        >>> import numpy as np
+        >>> samples = [{"feat": np.ones((3, 2), np.float32)}]
+        >>> element = next(iter(trainer_client.run_pipeline(True, samples)))
+        >>> element["feat"].shape.as_list(), element["feat_length"].numpy().tolist()
+        ([1, 3, 2], [3])
     """
     context = _LoneContext(
-        dataset_name=name,
+        dataset_name=name or "",
         base_dataset=samples if isinstance(samples, tf.data.Dataset) else _dataset_of(list(samples)),
         default_max_rows=max_rows,
         consumer_device=device or first_device(),

@@ -47,14 +47,36 @@ _UNLIMITED = 2**31 - 1
 
 
 class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """Saves model and cursor every `every` batches and after each epoch; restores the newest at the start of `fit`.
+    """A Keras callback that commits the model together with the feed's cursor, and restores both when `fit` begins.
 
-    With it, `epochs` of `fit` is absolute: a stopped run continues, and a finished one trains no further. Without a
-    checkpoint in the folder the feed starts at its beginning. With an `early_stop` in it, a resumed run stops where an
-    unbroken one would. `times` holds the last epoch's times, and the epoch's logs contain `data_wait_s`.
+    It saves after each epoch. With it, `epochs` of `fit` is absolute: a stopped run continues, and a finished one
+    trains no further. Without a checkpoint in the folder the feed starts at its beginning. The epoch's logs have
+    `data_wait_s`.
 
-    With `until` it ends `fit` at a target, which may count from the checkpoint, and prints when training starts and how
-    it ended; pass its `epochs` to `fit`.
+    Args:
+        feed: The feed that `fit` reads.
+        folder: Where the checkpoints are.
+        every: Save after every so many batches, too. None: only after epochs.
+        keep: How many checkpoints to keep.
+        early_stop: Rules that end training. What they go by is kept in the checkpoint, so a resumed run stops where an
+            unbroken one would.
+        until: The target at which to end `fit`, which may count from the checkpoint. With it, the callback prints when
+            training starts and how it ended; pass its `epochs` to `fit`.
+
+    Attributes:
+        times: How long the last epoch waited for data and computed; None before the first has ended.
+
+    Raises:
+        SettingsError: `every` or `keep` is below 1, or Keras is too old.
+
+    Example:
+        >>> checkpoint = trainer_client.FeedCheckpoint(feed, folder, until=trainer_client.Until(epochs="+1"))
+        >>> data = feed.dataset(inputs="audio", targets="audio_length", weights="weight")
+        >>> history = model.fit(data, epochs=checkpoint.epochs, callbacks=[checkpoint], verbose=0)
+        STARTING: training train from epoch 0, step 0, until 1 epochs
+        FINISHED: 1 epochs, ...
+        >>> feed.epoch
+        1
     """
 
     def __init__(  # noqa: PLR0913 - users write those that they need, by name
@@ -101,7 +123,18 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
 
     @property
     def epochs(self) -> int:
-        """What to pass to `fit` as `epochs`, so that it goes on until the target; it looks at the newest checkpoint."""
+        """What to pass to `fit` as `epochs`, so that it goes on until the target; looks at the newest checkpoint.
+
+        Returns:
+            The number of epochs in all; a very large one if the target is no number of epochs.
+
+        Raises:
+            SettingsError: There is no target.
+
+        Example:
+            >>> trainer_client.FeedCheckpoint(feed, folder, until=trainer_client.Until(epochs=75)).epochs
+            75
+        """
         if self._until is None:
             raise SettingsError(
                 expected="a target", got="none", where="FeedCheckpoint.epochs",
@@ -113,7 +146,15 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
 
     @property
     def reason(self) -> str:
-        """Why training ended, if it has a target; nothing while it goes on."""
+        """Why training ended, if it has a target; empty while it goes on.
+
+        Returns:
+            A phrase for people.
+
+        Example:
+            >>> trainer_client.FeedCheckpoint(feed, folder).reason
+            ''
+        """
         return self._progress.reason if self._progress is not None else ""
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:

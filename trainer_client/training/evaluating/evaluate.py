@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from shared.errors import DataError, EndedError, SettingsError
 from shared.quick_import import quick_import
 from shared.system.closed_places import refuse_closed
-from trainer_client.feed import connect
+from trainer_client.connecting import connect
 from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 from trainer_client.training.evaluating.evaluation_sums import Judged, digest_of_arrays, sums_of
 from trainer_client.training.runs.lines import finished_line, judged_json, judged_line, starting_line

@@ -32,12 +32,34 @@ __all__ = ["Validation"]
 
 
 class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """Evaluates on these feeds every `epochs` epochs, or every `steps` steps; prints a line for each, as `evaluate`
-    does.
+    """A Keras callback that evaluates the model on evaluation streams, and prints a line for each.
 
-    `inputs`, `targets`, `weights` and `map` are as for `feed.dataset`; the loss is the model's own. The values are in
-    the logs of the epoch, or of the step, `val_dev_loss` for the stream `dev`, for callbacks that come later. `results`
-    holds the last ones.
+    The loss is the model's own. The values are in the logs of the epoch, or of the step, for callbacks that come later:
+    `val_dev_loss` for the stream `dev`.
+
+    Args:
+        *feeds: Feeds of evaluation streams.
+        epochs: Evaluate after every so many epochs.
+        steps: Evaluate after every so many steps instead; one of both has to be given.
+        metrics: Keras metrics beside the loss.
+        inputs: As for `Feed.dataset`.
+        targets: As for `Feed.dataset`.
+        weights: As for `Feed.dataset`.
+        map: As for `Feed.dataset`.
+
+    Attributes:
+        results: The last values by stream: loss, metrics and `rows`.
+
+    Raises:
+        SettingsError: A feed is of a stream for training, or not exactly one of `epochs` and `steps` is given.
+
+    Example:
+        >>> form = {"inputs": "audio", "targets": "audio_length", "weights": "weight"}
+        >>> judge = trainer_client.Validation(dev, epochs=1, **form)
+        >>> history = model.fit(feed.dataset(**form), epochs=1, callbacks=[judge], verbose=0)
+        dev at step ..., after 1 epochs: loss ... (... samples)
+        >>> sorted(judge.results["dev"])
+        ['loss', 'rows']
     """
 
     def __init__(  # noqa: PLR0913 - users write those that they need, by name

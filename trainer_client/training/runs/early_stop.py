@@ -22,12 +22,31 @@ __all__ = ["EarlyStop"]
 
 
 class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """Stops training when one of the rules holds for the values of `monitor` so far: after each epoch, or wherever
-    `Validation` judges within them.
+    """A Keras callback that stops training when one of its rules holds for all evaluations so far.
 
-    The value should come from an evaluation, because a mean over an epoch's training changes if the epoch is resumed in
-    its middle. Give it to `FeedCheckpoint(early_stop=)`, or to `fit` if there is no checkpoint. `reason` then says why
-    it stopped.
+    It decides after each epoch, and wherever `Validation` judges within epochs. Give it to
+    `FeedCheckpoint(early_stop=)`, or to `fit` if there is no checkpoint.
+
+    Args:
+        *rules: `NoProgress`, `Worsening`, `LevelledOff`, or objects of your own with a method `holds(losses)`.
+        monitor: The value to go by, as the logs call it. It should come from an evaluation: a mean over an epoch's
+            training changes if the epoch is resumed in its middle.
+        mode: Whether lower (`"min"`) or higher (`"max"`) is better.
+
+    Attributes:
+        reason: Why it stopped; empty while training goes on.
+
+    Raises:
+        SettingsError: There is no rule, or no such mode.
+
+    Example:
+        >>> stop = trainer_client.EarlyStop(trainer_client.NoProgress(1), monitor="val_loss")
+        >>> form = {"inputs": "audio", "targets": "audio_length", "weights": "weight"}
+        >>> history = model.fit(
+        ...     feed.dataset(**form), validation_data=dev.dataset(**form), epochs=3, callbacks=[stop], verbose=0
+        ... )
+        >>> len(history.history["val_loss"]) == 3 or "NoProgress" in stop.reason
+        True
     """
 
     def __init__(self, *rules: StopRule, monitor: str = "val_loss", mode: Literal["min", "max"] = "min") -> None:
@@ -59,11 +78,18 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
             self.model.stop_training |= self.note(epoch, logs or {})
 
     def be_kept_by_checkpoint(self) -> None:
-        """From now on a checkpoint keeps the values, and brings them back."""
+        """Leave the values to a checkpoint, which keeps them and brings them back; `FeedCheckpoint` calls this."""
         self._kept_by_checkpoint = True
 
     def note_step(self, logs: Mapping[str, Any]) -> bool:
-        """Note what the model was judged by after a step, if it was; whether to stop."""
+        """Note the value if the model was judged after a step, and return whether to stop.
+
+        Args:
+            logs: The step's logs.
+
+        Returns:
+            True if training is to stop.
+        """
         if not self._monitor.startswith("val_") or self._monitor not in logs:
             return False
         self._values[max(self._values, default=-1) + 1] = float(logs[self._monitor])
@@ -71,8 +97,18 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
         return bool(self.reason)
 
     def note(self, epoch: int, logs: Mapping[str, Any], *, is_trained: bool = True) -> bool:
-        """Note an epoch's value, if it was evaluated; whether to stop. Where others trained all of the epoch, there may
-        be none.
+        """Note an epoch's value if the epoch was evaluated, and return whether to stop.
+
+        Args:
+            epoch: The epoch's number.
+            logs: The epoch's logs.
+            is_trained: Whether this trainer trained on some of the epoch; otherwise there may be no value.
+
+        Returns:
+            True if training is to stop.
+
+        Raises:
+            SettingsError: The logs have no value of the name `monitor`, and none can come later.
         """
         if self._monitor in logs:
             self._values[epoch] = float(logs[self._monitor])
@@ -98,11 +134,22 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
         Log("trainer").info("stopped early", reason=self.reason)
 
     def state(self) -> dict[str, Any]:
-        """Its values so far, as plain values."""
+        """Return the values so far, for a checkpoint.
+
+        Returns:
+            A dict that JSON can hold.
+        """
         return {"evaluated": sorted(self._values.items())}
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """Go back to what `state` returned, or to nothing; whether training is to stop at once."""
+        """Go back to what `state` returned, and return whether training is to stop at once.
+
+        Args:
+            state: What `state` returned; an empty dict begins anew.
+
+        Returns:
+            True if a rule holds already.
+        """
         self._values = {int(epoch): float(value) for epoch, value in state.get("evaluated", ())}
         self._decide()
         return bool(self.reason)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from shared.errors import RefusedError, WorldChangedError
 from shared.logs import Log
 from shared.silence import GONE_AFTER
-from trainer_client.feed import Feed, connect
+from trainer_client.connecting import connect
+from trainer_client.feed import Feed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,12 +39,31 @@ def run_elastic(
     new_process: bool = False,
     **settings: Any,  # noqa: ANN401 - those of connect
 ) -> _T | None:
-    """Call `train(feed)` in each world of `elastic` = (least, most) trainers until it returns in all of them.
+    """Call a training function anew in each world of an elastic run, until it returns in all of its trainers.
 
-    `train` restores the newest checkpoint first (`FeedCheckpoint` does), so it goes on where the last one was
-    committed. It is called again when trainers came or went; with `new_process` the process ends with exit code 75
-    instead, to be started again by whoever started it: for strategies that cannot be made twice. `settings` are those
-    of `connect`. Returns what `train` returned; None in a spare that was never needed.
+    Args:
+        train: The function, which is called with the feed. It restores the newest checkpoint first, as
+            `FeedCheckpoint` does, so it goes on where the last one was committed.
+        endpoint: As for `connect`.
+        elastic: The least and the most trainers.
+        new_process: Whether the process ends with exit code 75 when trainers came or went, to be started again, instead
+            of calling `train` again: for strategies that cannot be made twice.
+        **settings: Other arguments of `connect`.
+
+    Returns:
+        What `train` returned; None in a spare that was never needed.
+
+    Raises:
+        SettingsError: As `connect`, or `train` itself.
+        LostError: As `connect`; so do other errors that no change of the world explains.
+
+    Example:
+        >>> def train(feed):
+        ...     for batch in feed:
+        ...         pass
+        ...     return feed.epoch
+        >>> trainer_client.run_elastic(train, endpoint, stream="elastic", elastic=(1, 2))
+        1
     """
     feed = _placed(partial(connect, endpoint, elastic=elastic, **settings))
     while feed is not None:

@@ -30,7 +30,27 @@ STEPS_DONE = "steps done"
 
 
 class Run:
-    """`for batch in Run(feed, Until(epochs=75)):` trains on what is left; it prints when it starts and how it ended."""
+    """A loop of your own from the cursor to a target, over as many epochs as that takes.
+
+    Iterating it gives batches, and counts each as trained on once the next is asked for. It prints when it starts and
+    how it ended. Leaving the loop early loses nothing.
+
+    Args:
+        feed: The feed of a stream for training.
+        until: Where the run ends.
+
+    Raises:
+        SettingsError: The feed is of a stream for evaluation.
+
+    Example:
+        >>> run = trainer_client.Run(feed, trainer_client.Until(steps=3))
+        >>> for batch in run:
+        ...     run.note(loss=0.5)
+        STARTING: training train from epoch 0, step 0, until 3 steps
+        FINISHED: 0 epochs, 3 steps, ...
+        >>> run.reason
+        '3 steps are reached'
+    """
 
     def __init__(self, feed: Feed, until: Until) -> None:
         self._feed = feed
@@ -52,22 +72,62 @@ class Run:
 
     @property
     def reason(self) -> str:
-        """Why the run is over; empty while it goes on."""
+        """Why the run is over; empty while it goes on.
+
+        Returns:
+            A phrase for people.
+
+        Example:
+            >>> trainer_client.Run(feed, trainer_client.Until(steps=3)).reason
+            ''
+        """
         return self._progress.reason
 
     @property
     def totals(self) -> RunTotals:
-        """Epochs, steps, samples and seconds since it began from nothing; samples are those of this trainer."""
+        """What the run has done since the model began from nothing, restarts included.
+
+        Returns:
+            A record with `epochs`, `steps`, `samples` (those of this trainer) and `seconds`.
+
+        Example:
+            >>> trainer_client.Run(feed, trainer_client.Until(steps=3)).totals.steps
+            0
+        """
         return self._progress.totals if self._is_running else self._there
 
     def note(self, **values: float) -> None:
-        """Note means over the rows of the batch in hand. Those of an epoch go to the coordinator, which shows them over
-        all ranks.
+        """Note means over the rows of the batch in hand.
+
+        At the end of an epoch their means go to the coordinator, which shows them over all ranks.
+
+        Args:
+            **values: The means by name, such as `loss=0.5`.
+
+        Example:
+            >>> run = trainer_client.Run(feed, trainer_client.Until(steps=1))
+            >>> for batch in run:
+            ...     run.note(loss=0.5, error=0.1)
+            STARTING: ...
+            FINISHED: ...
         """
         self._noted.add(values, self._in_hand_rows)
 
     def stop(self, why: str = "stopped") -> None:
-        """End after the step in hand; what was read ahead is left for the next run. May be called from any thread."""
+        """End the run after the step in hand; may be called from any thread.
+
+        What was read ahead is left for the next run, or in queue mode for other trainers.
+
+        Args:
+            why: The reason, which the run prints and has as `reason`.
+
+        Example:
+            >>> run = trainer_client.Run(feed, trainer_client.Until(epochs=75))
+            >>> for batch in run:
+            ...     run.stop("enough for today")
+            STARTING: ...
+            FINISHED: 0 epochs, 1 steps, ... enough for today
+        """
         self._progress.stop(why)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -127,7 +187,20 @@ class Run:
             self._session.share_results(noted.means(), rows=noted.rows, epoch=totals.epochs, step=totals.steps)
 
     def done(self) -> None:
-        """The batches in hand are trained on, if they are a whole step: one batch for each replica."""
+        """Count the batches in hand as trained on, if they are a whole step: one batch for each replica.
+
+        Asking for the next batch does the same; call it before saving what the step made.
+
+        Example:
+            >>> run = trainer_client.Run(feed, trainer_client.Until(steps=1))
+            >>> for batch in run:
+            ...     run.done()
+            ...     saved = run.state()
+            STARTING: ...
+            FINISHED: ...
+            >>> saved["run"]["steps"]
+            1
+        """
         session = self._session
         if self._in_hand < session.replicas:
             return
@@ -139,11 +212,30 @@ class Run:
     # --- saving and restoring ---
 
     def state(self) -> dict[str, Any]:
-        """The feed's cursor and the run's totals, as plain values for a checkpoint of your own."""
+        """Return the feed's cursor and the run's totals as plain values, for a checkpoint of your own.
+
+        Returns:
+            A dict that JSON can hold.
+
+        Example:
+            >>> sorted(trainer_client.Run(feed, trainer_client.Until(steps=3)).state())
+            ['feed', 'noted', 'run']
+        """
         return {"feed": self._feed.state(), "run": self.totals.state(), "noted": self._noted.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to what `state` returned, before the loop begins."""
+        """Go to what `state` returned, before the loop begins.
+
+        Args:
+            state: What `state` returned, in this run or an earlier one.
+
+        Raises:
+            SettingsError: The cursor in it is of another job, stream or plan.
+
+        Example:
+            >>> run = trainer_client.Run(feed, trainer_client.Until(steps=3))
+            >>> run.restore(run.state())
+        """
         self._feed.restore(state["feed"])
         self._there = RunTotals.of(state["run"])
         self._noted = NotedMeans.of(state["noted"])

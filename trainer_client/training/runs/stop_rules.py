@@ -23,12 +23,25 @@ class StopRule(Protocol):
     """A rule over the losses of all evaluations, the latest one last."""
 
     def holds(self, losses: Sequence[float]) -> bool:
-        """Whether to stop now."""
+        """Return whether to stop now."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoProgress:
-    """Stop after `evaluations` in a row that did not beat the best before them by more than `min_change`."""
+    """A rule that stops after several evaluations in a row that were not better than the best before them.
+
+    Args:
+        evaluations: How many in a row.
+        min_change: By how much an evaluation has to be better.
+
+    Raises:
+        SettingsError: A number is too small.
+
+    Example:
+        >>> rule = trainer_client.NoProgress(2)
+        >>> rule.holds([3.0, 1.0, 1.0]), rule.holds([3.0, 1.0, 1.0, 2.0])
+        (False, True)
+    """
 
     evaluations: int = 3
     min_change: float = 0.0
@@ -38,7 +51,14 @@ class NoProgress:
         _check("NoProgress", "min_change", self.min_change, 0)
 
     def holds(self, losses: Sequence[float]) -> bool:
-        """As `StopRule` has it."""
+        """Return whether to stop now.
+
+        Args:
+            losses: The losses of all evaluations, the latest one last; lower is better.
+
+        Returns:
+            True if training is to stop.
+        """
         best, since = math.inf, 0
         for loss in losses:
             best, since = (loss, 0) if loss < best - self.min_change else (best, since + 1)
@@ -47,7 +67,18 @@ class NoProgress:
 
 @dataclass(frozen=True, slots=True)
 class Worsening:
-    """Stop once the latest of `last` evaluations is worse than all the others."""
+    """A rule that stops once the latest of the last evaluations is worse than all the others.
+
+    Args:
+        last: How many evaluations to look at.
+
+    Raises:
+        SettingsError: `last` is below 2.
+
+    Example:
+        >>> trainer_client.Worsening(3).holds([1.0, 2.0, 3.0])
+        True
+    """
 
     last: int = 4
 
@@ -55,14 +86,32 @@ class Worsening:
         _check("Worsening", "last", self.last, 2)
 
     def holds(self, losses: Sequence[float]) -> bool:
-        """As `StopRule` has it."""
+        """Return whether to stop now.
+
+        Args:
+            losses: The losses of all evaluations, the latest one last; lower is better.
+
+        Returns:
+            True if training is to stop.
+        """
         return len(losses) >= self.last and losses[-1] > max(losses[-self.last : -1])
 
 
 @dataclass(frozen=True, slots=True)
 class LevelledOff:
-    """Stop once the latest of `last` evaluations is within `mean` of the others' mean, and these deviate by less than
-    `deviation`.
+    """A rule that stops once the latest of the last evaluations is close to the others, which hardly differ.
+
+    Args:
+        last: How many evaluations to look at.
+        mean: How close the latest has to be to the mean of the others.
+        deviation: The bound of their standard deviation.
+
+    Raises:
+        SettingsError: A number is too small.
+
+    Example:
+        >>> trainer_client.LevelledOff(3, mean=0.1, deviation=0.1).holds([9.0, 1.0, 1.0, 1.05])
+        True
     """
 
     last: int = 4
@@ -75,7 +124,14 @@ class LevelledOff:
         _check("LevelledOff", "deviation", self.deviation, 0)
 
     def holds(self, losses: Sequence[float]) -> bool:
-        """As `StopRule` has it."""
+        """Return whether to stop now.
+
+        Args:
+            losses: The losses of all evaluations, the latest one last; lower is better.
+
+        Returns:
+            True if training is to stop.
+        """
         if len(losses) < self.last or not all(map(math.isfinite, losses[-self.last :])):
             return False
         *before, now = losses[-self.last :]

@@ -43,8 +43,23 @@ class RunTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Until:
-    """Where a run ends: after `epochs` or `steps` in all (or `"+10"`: ten more than the checkpoint has), or once it
-    has gone on for `max_time_s` since it was started. A limit that is left out does not count.
+    """Where a run ends: at the limit that is reached first. A limit that is left out does not count.
+
+    Args:
+        epochs: The number of epochs in all since the model began from nothing, or `"+10"`: ten more than the checkpoint
+            has.
+        steps: The number of steps, in the same way.
+        max_time_s: The seconds for which the run may go on since it was started.
+
+    Raises:
+        SettingsError: No limit is given, or one makes no sense.
+
+    Example:
+        >>> trainer_client.Until(epochs=75, max_time_s=86400.0)
+        Until(epochs=75, steps=None, max_time_s=86400.0)
+        >>> trainer_client.Until()
+        Traceback (most recent call last):
+        trainer_client.SettingsError: Until: expected epochs, steps or max_time_s, got none of them. ...
     """
 
     epochs: int | str | None = None
@@ -59,7 +74,14 @@ class Until:
         self.from_there(RunTotals())
 
     def from_there(self, there: RunTotals) -> RunLimits:
-        """The limits in absolute numbers, for a run that continues from a checkpoint's totals."""
+        """Return the limits in absolute numbers, for a run that continues from a checkpoint.
+
+        Args:
+            there: The checkpoint's totals.
+
+        Returns:
+            The limits, in which `"+10"` is ten more than the totals.
+        """
         return RunLimits(
             epochs=_absolute("epochs", self.epochs, there.epochs),
             steps=_absolute("steps", self.steps, there.steps),

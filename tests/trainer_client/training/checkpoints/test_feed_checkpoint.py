@@ -378,7 +378,7 @@ class TestTargets:
             model.seen.clear()
             fit(feed, [checkpoint], model, epochs=checkpoint.epochs)
             assert (len(model.seen), checkpoint.epochs) == (want, 2**31 - 1)
-        assert (feed.epoch, feed.cursor) == (1, 5)
+        assert (feed.epoch, feed.number) == (1, 5)
 
     @pytest.mark.heritage("L10")
     def test_after_so_long_it_ends_with_the_step_in_hand(self, tmp_path, capsys):
@@ -386,7 +386,7 @@ class TestTargets:
         checkpoint = FeedCheckpoint(feed, tmp_path, until=Until(max_time_s=0.3))
         steps = len(fit(feed, [checkpoint], epochs=checkpoint.epochs).seen)
         assert 1 <= steps < 1000
-        assert (feed.epoch, feed.cursor, checkpoint.reason) == (0, steps, "0:00:00 are over")
+        assert (feed.epoch, feed.number, checkpoint.reason) == (0, steps, "0:00:00 are over")
         assert f"FINISHED: 0 epochs, {steps} steps" in capsys.readouterr().out
 
     def test_the_last_line_tells_early_stopping_and_others_from_the_target(self, tmp_path, capsys):
@@ -454,7 +454,7 @@ class TestManners:
             fit(feed, [FeedCheckpoint(feed, tmp_path, every=1), StopAfter(2)], model)
         fit(feed, [FeedCheckpoint(feed, tmp_path)], model)
         assert len(model.seen) == 15
-        assert (feed.epoch, feed.cursor) == (3, 0)
+        assert (feed.epoch, feed.number) == (3, 0)
 
     @pytest.mark.heritage("R8")
     def test_waiting_and_computing_are_told_apart(self, tmp_path):

@@ -27,7 +27,7 @@ def test_to_an_absolute_epoch_and_so_many_more_from_there(capsys):
     feed = FakeFeed(epochs=EPOCHS)
     run = Run(feed, Until(epochs=2))
     assert places(run) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3)]
-    assert (run.reason, feed.epoch, feed.cursor) == ("2 epochs are reached", 2, 0)
+    assert (run.reason, feed.epoch, feed.number) == ("2 epochs are reached", 2, 0)
     assert (run.totals.epochs, run.totals.steps, run.totals.samples) == (2, 7, ROWS[0] + ROWS[1])
     state = json.loads(json.dumps(run.state()))
     more = Run(FakeFeed(epochs=EPOCHS), Until(epochs="+1"))
@@ -44,7 +44,7 @@ def test_to_an_absolute_epoch_and_so_many_more_from_there(capsys):
 def test_so_many_steps_end_inside_an_epoch_and_the_next_run_goes_on_there():
     feed = FakeFeed(epochs=EPOCHS)
     assert places(Run(feed, Until(steps=4))) == [(0, 0), (0, 1), (0, 2), (1, 0)]
-    assert (feed.epoch, feed.cursor) == (1, 1)
+    assert (feed.epoch, feed.number) == (1, 1)
     assert places(Run(feed, Until(steps="+2"))) == [(1, 1), (1, 2)]
 
 
@@ -60,12 +60,12 @@ def test_a_stop_waits_for_the_step_in_hand_and_leaving_does_not():
     for batch in run:
         if batch.number == 1:
             run.stop("enough for today")
-    assert (feed.epoch, feed.cursor, run.reason) == (0, 2, "enough for today")
+    assert (feed.epoch, feed.number, run.reason) == (0, 2, "enough for today")
     assert feed.session.ended == [("enough for today", 0, 2)]
     for batch in Run(feed, Until(epochs=3)):
         if (batch.epoch, batch.number) == (1, 1):
             break
-    assert (feed.epoch, feed.cursor) == (1, 1)
+    assert (feed.epoch, feed.number) == (1, 1)
     assert len(feed.session.ended) == 1
 
 
@@ -84,7 +84,7 @@ def test_half_a_step_that_was_left_is_no_step():
     run = Run(feed, Until(steps=2))
     next(iter(run))
     assert places(run) == [(0, 0), (0, 1), (0, 2), (0, 3)]
-    assert feed.cursor == 4
+    assert feed.number == 4
 
 
 def test_what_was_restored_is_there_before_the_loop_begins():
@@ -129,14 +129,14 @@ def test_saved_after_done_the_step_in_hand_counts():
     for _ in run:
         run.done()
         break
-    assert (feed.cursor, run.state()["run"]["steps"], run.state()["run"]["samples"]) == (1, 1, 4)
+    assert (feed.number, run.state()["run"]["steps"], run.state()["run"]["samples"]) == (1, 1, 4)
 
 
 def test_with_two_replicas_a_step_is_two_batches():
     feed = FakeFeed(epochs=EPOCHS, replicas=2)
     run = Run(feed, Until(steps=2))
     assert places(run) == [(0, 0), (0, 1), (0, 2), (0, 3)]
-    assert (feed.cursor, run.totals.samples) == (4, 12)
+    assert (feed.number, run.totals.samples) == (4, 12)
 
 
 def test_a_stream_for_evaluation_is_not_trained_on():
