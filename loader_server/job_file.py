@@ -252,7 +252,7 @@ class JobFile(JobFolder):
             found.append(self._spec(name, own, f"{here} ({name})", of_job))
         return tuple(found)
 
-    def _spec(self, name: str, settings: Any, where: str, of_job: OfJob) -> SourceSpec:  # noqa: ANN401 - each source has its own
+    def _spec(self, name: str, settings: Any, where: str, of_job: OfJob) -> SourceSpec:
         dotted = dotted_name(name, where)
         return SourceSpec(
             name=name, dotted=dotted, settings=settings, base=self.base, where=where, cache=self.cache, of_job=of_job

@@ -24,7 +24,7 @@ class MissingLibraryError(SettingsError):
     """A library is not installed; whatever does without it goes on."""
 
 
-def library(name: str, *, extra: str, use: str, where: str = "this Python", otherwise: str = "") -> Any:  # noqa: ANN401 - a module without types
+def library(name: str, *, extra: str, use: str, where: str = "this Python", otherwise: str = "") -> Any:
     """The module of this name; or else a SettingsError that says what it is for, and who asks for it."""
     try:
         return importlib.import_module(name)

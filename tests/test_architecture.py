@@ -166,8 +166,8 @@ def test_the_feed_never_imports_training(name):
     assert "trainer_client.training" not in text(name)
 
 
-@pytest.mark.parametrize("package", ["trainer_client", "trainer_client.training"])
-def test_rooms_of_the_trainer_import_each_other_one_way(package):
+@pytest.mark.parametrize("package", [*PACKAGES, "trainer_client.training"])
+def test_rooms_import_each_other_one_way(package):
     """A room is a folder, or a module beside the folders."""
     depth = package.count(".") + 1
     edges = {
@@ -442,31 +442,6 @@ def circles():
 
 def test_no_module_needs_itself():
     assert circles() == {}
-
-
-#: Pairs of rooms that still import each other. None may be added; one that is mended goes from here.
-MUTUAL_ROOMS = {
-    ("trainer_client.feed", "trainer_client.tf"),
-    ("trainer_client.servers", "trainer_client.training"),
-    ("trainer_client.strategies", "trainer_client.training"),
-}
-
-
-def mutual_rooms():
-    """The pairs of rooms whose modules import each other, lazily and for type checkers too.
-
-    A room is the first level below a package.
-    """
-
-    def room_of(module):
-        return ".".join(module.split(".")[:2])
-
-    edges = {(room_of(module), room_of(one)) for module, name in MODULES.items() for one in imported_modules(name)}
-    return {(first, second) for first, second in edges if first < second and (second, first) in edges}
-
-
-def test_rooms_import_each_other_one_way():
-    assert mutual_rooms() == MUTUAL_ROOMS
 
 
 # --- what an import costs, and whom it meets ---

@@ -125,7 +125,7 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module holds
+def __getattr__(name: str) -> Any:
     """Import the module of a public name when it is first used."""
     if name in _MODULES:
         value = globals()[name] = getattr(import_module(_MODULES[name]), name)

@@ -176,7 +176,7 @@ class Interval(argparse.Action):
         self,
         parser: argparse.ArgumentParser,
         namespace: argparse.Namespace,
-        values: Any,  # noqa: ANN401 - as argparse calls it
+        values: Any,
         option_string: str | None = None,
     ) -> None:
         """Keep the number under its unit; refuse units and numbers that the option does not take."""

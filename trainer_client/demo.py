@@ -66,7 +66,7 @@ class DigitModel(keras.Model):  # type: ignore[misc] # Keras has no types
         self._norms = [keras.layers.LayerNormalization() for _ in range(5)]
         self._out = keras.layers.Dense(_LABELS)
 
-    def call(self, inputs: Any, training: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 - as Keras calls it
+    def call(self, inputs: Any, training: bool = False) -> Any:  # noqa: FBT001, FBT002 - as Keras calls it
         """Logits `[rows, frames / 4, labels]`, blank behind each row's end."""
         frames = inputs["audio_length"]
         own = tf.sequence_mask(frames, tf.shape(inputs["audio"])[1], tf.float32)[:, :, tf.newaxis]
@@ -97,12 +97,12 @@ def optimizer(rate: float = 1e-3) -> keras.optimizers.Optimizer:
 class ToldModel(DigitModel):
     """Tells what it is trained on, from within the step."""
 
-    def __init__(self, tell: Any) -> None:  # noqa: ANN401 - called with facts
+    def __init__(self, tell: Any) -> None:
         super().__init__()
         self._tell = tell
         self.steps = 0
 
-    def train_step(self, data: Any) -> Any:  # noqa: ANN401 - as Keras calls it
+    def train_step(self, data: Any) -> Any:
         """The usual step, which also reports from within what was trained on."""
         inputs, _, weight = data
         logs = super().train_step(data)
@@ -110,7 +110,7 @@ class ToldModel(DigitModel):
         tf.numpy_function(self._seen, seen, [], stateful=True)
         return logs
 
-    def _seen(self, tags: Any, lengths: Any, weight: Any, shape: Any) -> None:  # noqa: ANN401 - arrays
+    def _seen(self, tags: Any, lengths: Any, weight: Any, shape: Any) -> None:
         self.steps += 1
         valid = weight > 0
         self._tell(
@@ -121,7 +121,7 @@ class ToldModel(DigitModel):
 class _Epochs(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
     """After each epoch: evaluates the model on the evaluation stream, reports, and ends training in time."""
 
-    def __init__(self, checkpoint: Any, judge: Any, tell: Any, until_s: float) -> None:  # noqa: ANN401
+    def __init__(self, checkpoint: Any, judge: Any, tell: Any, until_s: float) -> None:
         super().__init__()
         self._checkpoint = checkpoint
         self._judge = judge
@@ -198,11 +198,11 @@ def train(options: Options) -> None:
             tell("nothing", epochs=options.epochs, folder=str(options.checkpoints))
 
 
-def _tell_json(event: str, **facts: Any) -> None:  # noqa: ANN401 - plain JSON values
+def _tell_json(event: str, **facts: Any) -> None:
     print(json.dumps({"event": event, **facts}), flush=True)
 
 
-def _tell_people(event: str, **facts: Any) -> None:  # noqa: ANN401 - as above
+def _tell_people(event: str, **facts: Any) -> None:
     if event == "epoch":
         rate, waiting = facts["steps"] / facts["train_s"], facts["wait_s"] / facts["train_s"]
         print(

@@ -35,7 +35,7 @@ def distribute(  # noqa: PLR0913 - a door for users: each is a keyword with a de
     job: str | None = None,
     keys: str | None = None,
     connect_timeout_s: float = 60.0,
-    **connection: Any,  # noqa: ANN401 - as `connect` has them
+    **connection: Any,
 ) -> tf.data.Dataset:
     """Have the workers of a job make a data set, and return it as it comes from there.
 
@@ -74,22 +74,22 @@ def distribute(  # noqa: PLR0913 - a door for users: each is a keyword with a de
     return data
 
 
-def _restored(session: FeedSession, spec: Any) -> tf.data.Dataset:  # noqa: ANN401 - any structure
+def _restored(session: FeedSession, spec: Any) -> tf.data.Dataset:
     values = values_of_element(session.fields)
     fit = _as_here if session.producers == 1 else _as_it_came
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator] # TensorFlow has no types
-    def whole(batch: Mapping[str, tf.Tensor]) -> Any:  # noqa: ANN401 - any structure
+    def whole(batch: Mapping[str, tf.Tensor]) -> Any:
         return tf.nest.map_structure(fit, spec, packed_element(spec, element_tensors(values, batch)))
 
     return feed_dataset.make(session, ElementStructure(map=whole))
 
 
-def _as_here(spec: Any, leaf: Any) -> Any:  # noqa: ANN401 - whatever kind of tensor
+def _as_here(spec: Any, leaf: Any) -> Any:
     """A tensor with everything that is known about its shape."""
     return tf.ensure_shape(leaf, spec.shape) if isinstance(spec, tf.TensorSpec) else leaf
 
 
-def _as_it_came(_spec: Any, leaf: Any) -> Any:  # noqa: ANN401 - whatever kind of tensor
+def _as_it_came(_spec: Any, leaf: Any) -> Any:
     """Elements as they came; a shard that ended before others gives batches without rows, which are left out."""
     return leaf

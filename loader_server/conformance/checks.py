@@ -127,7 +127,7 @@ def _lengths(examined: ExaminedSource) -> None:
             require(got == column[sample], f'sample {sample}: "{key}" is {column[sample]} in the index, {got} decoded')
 
 
-def _length_of(value: Any) -> int:  # noqa: ANN401 - whatever a sample holds
+def _length_of(value: Any) -> int:
     """The steps of an array, the characters of a text; a number stands for itself."""
     return int(value) if np.ndim(value) == 0 and not isinstance(value, str | bytes) else len(value)
 

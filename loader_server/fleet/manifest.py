@@ -185,7 +185,7 @@ class Manifest:
         return manifest
 
 
-def _read(fields: Any) -> Manifest:  # noqa: ANN401 - whatever came
+def _read(fields: Any) -> Manifest:
     if not isinstance(fields, dict) or set(fields) != _FIELDS or fields["format"] != _FORMAT:
         raise ValueError(f"other fields than those of format {_FORMAT}")
     if not isinstance(fields["files"], list) or len(fields["files"]) > _MOST_FILES:
@@ -220,7 +220,7 @@ def _read(fields: Any) -> Manifest:  # noqa: ANN401 - whatever came
 _FIELDS = {"format", "job", "folder", "limit", "files", "named", "indexes"}
 
 
-def _file(entry: Any) -> BundleFile:  # noqa: ANN401 - whatever came
+def _file(entry: Any) -> BundleFile:
     name, nbytes, digest, pieces = entry
     if not isinstance(name, str) or not is_safe_name(name):
         raise ValueError(f"a file called {name!r:.80}")
@@ -249,13 +249,13 @@ def _folders_above(name: str) -> Iterator[str]:
         yield "/".join(parts[:count])
 
 
-def _texts(value: Any) -> dict[str, str]:  # noqa: ANN401 - whatever came
+def _texts(value: Any) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(part, str) for pair in value.items() for part in pair):
         raise ValueError("no table of names")
     return value
 
 
-def _whole(value: Any) -> int:  # noqa: ANN401 - whatever came
+def _whole(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= _MOST_BYTES:
         raise ValueError("a number out of bounds")
     return value

@@ -98,7 +98,7 @@ class Index:
         self._refuse_other_chain(chain)
         return chain.bound(self.fields)
 
-    def refuse_other_source(self, source: str, settings: Any) -> None:  # noqa: ANN401 - each kind has its own
+    def refuse_other_source(self, source: str, settings: Any) -> None:
         """Refuse an index that was made before the stream's source settings were changed."""
         wanted = json.loads(json.dumps({"source": source, **settings_that_count(settings)}))
         made = {"source": self.meta.source, **self.meta.settings}

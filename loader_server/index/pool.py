@@ -74,7 +74,7 @@ def _begin(parent: int, make_work: Callable[[], Callable[[Any], Any]]) -> None:
     _WORK.clear()
 
 
-def _do(piece: Any) -> Any:  # noqa: ANN401 - the work knows both
+def _do(piece: Any) -> Any:
     # Not made in `_begin`: a pool hides an error of its initializer, and one of a piece reaches the caller.
     if not _WORK:
         _WORK.append(_MAKERS[0]())

@@ -64,7 +64,7 @@ class _Prober:
         self._order = order
         self._source = source
 
-    def probe(self, piece: Any) -> Probed:  # noqa: ANN401 - the source knows what it gave
+    def probe(self, piece: Any) -> Probed:
         """Return what one piece holds."""
         found, chain = self._without_larger(self._source.probe(piece)), self._order.chain
         if chain is None:

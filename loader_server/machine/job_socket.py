@@ -51,7 +51,7 @@ class Caller:
             return {}
         return request if isinstance(request, dict) else {}
 
-    def answer(self, **facts: Any) -> None:  # noqa: ANN401 - plain JSON values
+    def answer(self, **facts: Any) -> None:
         """Answer it, if the caller still listens, and close it."""
         with contextlib.suppress(OSError):
             self._connection.send(json.dumps(facts).encode())
@@ -99,7 +99,7 @@ class JobSocket:
         self._path.unlink(missing_ok=True)
 
 
-def ask_machine(state: Path, *, timeout_s: float = math.inf, **request: Any) -> dict[str, Any]:  # noqa: ANN401 - plain JSON values
+def ask_machine(state: Path, *, timeout_s: float = math.inf, **request: Any) -> dict[str, Any]:
     """Ask the process that serves the job with this state folder; without a timeout, wait as long as it takes."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(timeout_s if timeout_s < math.inf else None)

@@ -62,7 +62,7 @@ def _close_ports(ports: frozenset[int]) -> None:
             os.close(fd)
 
 
-def say_more(ready_fd: int, **facts: Any) -> None:  # noqa: ANN401 - plain JSON values
+def say_more(ready_fd: int, **facts: Any) -> None:
     """Tell whoever started us something short and go on; if nobody reads, nobody is told."""
     with contextlib.suppress(OSError):
         os.set_blocking(ready_fd, False)

@@ -125,6 +125,6 @@ class SharingBuilder(Builder):
             self._quarantine.note(self.stream.name, one.sample, self.stream.source.name(one.sample), one.error)
         return replace(built, read_us=prepared.read_us)
 
-    def _note_masked(self, sample: int, error: SampleError, batch: Any) -> None:  # noqa: ANN401 - the base's own
+    def _note_masked(self, sample: int, error: SampleError, batch: Any) -> None:
         super()._note_masked(sample, error, batch)
         self._masked.append(MaskedSample(sample, error))

@@ -94,7 +94,7 @@ class MapStyleSource(Source):
     _checked: tuple[object, object] | None = None
 
     @property
-    def _data(self) -> Any:  # noqa: ANN401 - the user's
+    def _data(self) -> Any:
         if self._made is None:
             self._made = _made_from(self.settings)
         return self._made
@@ -145,7 +145,7 @@ class MapStyleSource(Source):
     def _fingerprint(self) -> str:
         return str(self._ask("fingerprint")) if hasattr(self._data, "fingerprint") else ""
 
-    def _ask(self, method: str) -> Any:  # noqa: ANN401 - the user's
+    def _ask(self, method: str) -> Any:
         try:
             return getattr(self._data, method)()
         except Exception as error:  # a user's code may raise anything
@@ -291,7 +291,7 @@ class MapStyleSource(Source):
             raise self._bad("structure", keys, f"a {type(given).__name__}{values}", item)
         return {str(key): self._value(key, value, item) for key, value in given.items()}
 
-    def _value(self, key: str, value: Any, item: int) -> Any:  # noqa: ANN401 - the user's
+    def _value(self, key: str, value: Any, item: int) -> Any:
         if isinstance(value, _NO_ARRAYS):
             return value
         try:
@@ -313,7 +313,7 @@ class MapStyleSource(Source):
         )
 
 
-def _made_from(settings: MapStyleSettings) -> Any:  # noqa: ANN401 - the user's
+def _made_from(settings: MapStyleSettings) -> Any:
     made = import_named(settings.source, "a class", "source")
     try:
         data = made(**(settings.arguments or {}))

@@ -150,26 +150,26 @@ def _worked_out(node: ast.expr, values: Mapping[str, _Value]) -> _Value:
     return _HOW[type(node)](node, values)
 
 
-def _of_name(node: Any, values: Mapping[str, _Value]) -> _Value:  # noqa: ANN401 - each knows its own kind of node
+def _of_name(node: Any, values: Mapping[str, _Value]) -> _Value:
     return _CONSTANTS[node.id] if node.id in _CONSTANTS else values[node.id]
 
 
-def _joined(node: Any, values: Mapping[str, _Value]) -> _Value:  # noqa: ANN401
+def _joined(node: Any, values: Mapping[str, _Value]) -> _Value:
     parts = [_true_or_false(_worked_out(part, values)) for part in node.values]
     return reduce(np.logical_and if isinstance(node.op, ast.And) else np.logical_or, parts)
 
 
-def _turned(node: Any, values: Mapping[str, _Value]) -> _Value:  # noqa: ANN401
+def _turned(node: Any, values: Mapping[str, _Value]) -> _Value:
     value = _worked_out(node.operand, values)
     return np.logical_not(_true_or_false(value)) if isinstance(node.op, ast.Not) else -_number(value)
 
 
-def _calculated(node: Any, values: Mapping[str, _Value]) -> _Value:  # noqa: ANN401
+def _calculated(node: Any, values: Mapping[str, _Value]) -> _Value:
     left, right = (_number(_worked_out(side, values)) for side in (node.left, node.right))
     return _CALCULATIONS[type(node.op)](left, right)
 
 
-def _compared(node: Any, values: Mapping[str, _Value]) -> _Value:  # noqa: ANN401
+def _compared(node: Any, values: Mapping[str, _Value]) -> _Value:
     sides = [_worked_out(side, values) for side in (node.left, *node.comparators)]
     return reduce(np.logical_and, map(_pair, sides, node.ops, sides[1:], [node] * len(node.ops)))
 

@@ -131,5 +131,5 @@ def _numbers(part: Found, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.asarray(part.numbers[name], np.int64)
 
 
-def _values(column: Any) -> str:  # noqa: ANN401 - numbers or strings
+def _values(column: Any) -> str:
     return repr(column.tolist() if isinstance(column, np.ndarray) else list(column))

@@ -187,7 +187,7 @@ class Source:
     #: What `open` got.
     indexed: Indexed
 
-    def __init__(self, settings: Any, base: Path) -> None:  # noqa: ANN401 - each source has its own
+    def __init__(self, settings: Any, base: Path) -> None:
         #: The settings from the job file; relative paths in them start from `base`.
         self.settings = settings
         self.base = base
@@ -216,7 +216,7 @@ class Source:
         """What there is; a DataError if the data set as a whole cannot be used."""
         raise NotImplementedError
 
-    def probe(self, piece: Any) -> Found:  # noqa: ANN401 - what `survey` gave
+    def probe(self, piece: Any) -> Found:
         """Look at the rows of one piece, and at nothing else; an OSError if the disk fails."""
         raise NotImplementedError
 

@@ -63,7 +63,7 @@ def _is_of(field: Field, column: Column | None) -> bool:
     return column is not None and column.dtype == field.dtype and field.shape == ()
 
 
-def _is_value_of(field: Field, value: Any) -> bool:  # noqa: ANN401 - whatever a transform made
+def _is_value_of(field: Field, value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype == field.dtype and value.shape[1:] == field.shape[1:]
 
 

@@ -44,14 +44,14 @@ class RecordingGenerator(np.random.Generator):
         super().__init__(_bits_for(seed, epoch, sample))
         self.drawn: list[Drawn] = []
 
-    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 - as objects have it
+    def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
         public = not name.startswith("_") and name not in ("drawn", "bit_generator")
         return _recorded(name, value, self.drawn) if public and callable(value) else value
 
 
 def _recorded(name: str, method: Callable[..., Any], drawn: list[Drawn]) -> Callable[..., Any]:
-    def call(*args: Any, **named: Any) -> Any:  # noqa: ANN401 - as numpy has it
+    def call(*args: Any, **named: Any) -> Any:
         got = method(*args, **named)
         # A copy: transforms go on with what they drew. `shuffle` gives nothing, and changes what it gets.
         drawn.append(Drawn(name, np.array(args[0] if got is None and args else got)))
@@ -70,7 +70,7 @@ class RefusingGenerator(np.random.Generator):
         super().__init__(np.random.PCG64(0))
         object.__setattr__(self, "_refused", (transform, where))
 
-    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 - as objects have it
+    def __getattribute__(self, name: str) -> Any:
         if name == "__class__":
             return RefusingGenerator
         transform, where = object.__getattribute__(self, "_refused")

@@ -27,7 +27,7 @@ __all__ = ["content_of_settings", "names_in", "with_paths"]
 _BLOCK_BYTES = 2**20
 
 
-def with_paths(settings: Any, places: FilePlaces) -> Any:  # noqa: ANN401 - each transform has its own
+def with_paths(settings: Any, places: FilePlaces) -> Any:
     """The settings, with each file's path in place of its name."""
     if settings is None:
         return None
@@ -36,7 +36,7 @@ def with_paths(settings: Any, places: FilePlaces) -> Any:  # noqa: ANN401 - each
     return settings if found == values else replace(settings, **found)
 
 
-def names_in(settings: Any) -> list[str]:  # noqa: ANN401 - each transform has its own
+def names_in(settings: Any) -> list[str]:
     """Return the names of the files that the settings name, as they stand there."""
     found: list[str] = []
     for value in _said(settings).values() if settings is not None else ():
@@ -44,7 +44,7 @@ def names_in(settings: Any) -> list[str]:  # noqa: ANN401 - each transform has i
     return [str(name) for name in found]
 
 
-def content_of_settings(settings: Any, where: str) -> str:  # noqa: ANN401 - each transform has its own
+def content_of_settings(settings: Any, where: str) -> str:
     """All that the settings say, with each file's digest in place of its path; a SettingsError if one is missing.
 
     A setting that is left out and then None adds nothing, so that a setting that is introduced later does not change
@@ -58,7 +58,7 @@ def content_of_settings(settings: Any, where: str) -> str:  # noqa: ANN401 - eac
     return repr(sorted((name, _each_file(value, lambda file: _digest(file, where))) for name, value in named))
 
 
-def _said(settings: Any) -> dict[str, Any]:  # noqa: ANN401 - each transform has its own
+def _said(settings: Any) -> dict[str, Any]:
     return {one.name: getattr(settings, one.name) for one in fields(settings)}
 
 
@@ -66,7 +66,7 @@ def _below(file: FileName | SideSource, places: FilePlaces) -> FileName | SideSo
     return file.at(places) if isinstance(file, SideSource) else type(file)(places.find(file))
 
 
-def _each_file(value: Any, change: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - whatever a setting is
+def _each_file(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, FileName | SideSource):
         return change(value)
     return tuple(_each_file(one, change) for one in value) if isinstance(value, tuple) else value

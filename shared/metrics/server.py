@@ -184,21 +184,21 @@ class _Server(ThreadingMixIn, WSGIServer):
             time.sleep(_EXHAUSTED_PAUSE_S)
             raise
 
-    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ANN401
+    def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether there is room for it."""
         return self.connections.admit(request, time.monotonic())
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer, in a thread of its own."""
         threading.current_thread().name = "stoker-metrics-answer"
         super().process_request_thread(request, client_address)
 
-    def shutdown_request(self, request: Any) -> None:  # noqa: ANN401
+    def shutdown_request(self, request: Any) -> None:
         """Close a connection, whatever has become of it."""
         self.connections.leave(request)
         super().shutdown_request(request)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
+    def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: a client that hangs up, or never asks, is not news."""
 
 

@@ -41,11 +41,11 @@ def parted(dataset: tf.data.Dataset, where: str) -> tf.data.Dataset:
     )
 
 
-def _has_parts(tf: Any, spec: Any) -> bool:  # noqa: ANN401 - a module, a spec
+def _has_parts(tf: Any, spec: Any) -> bool:
     return not isinstance(spec, tf.TensorSpec) or spec.dtype == tf.string
 
 
-def _refuse_partless(tf: Any, key: str, spec: Any, where: str) -> None:  # noqa: ANN401 - a module, a spec
+def _refuse_partless(tf: Any, key: str, spec: Any, where: str) -> None:
     if not isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec):
         raise SettingsError(
             expected=f'"{key}" as a dense, ragged or sparse tensor',
@@ -55,7 +55,7 @@ def _refuse_partless(tf: Any, key: str, spec: Any, where: str) -> None:  # noqa:
         )
 
 
-def parts_of(key: str, value: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever kind of tensor
+def parts_of(key: str, value: Any) -> dict[str, Any]:
     """A value's parts by key; itself, if it is dense and of numbers."""
     import tensorflow as tf  # only where pipelines are built
 
@@ -80,7 +80,7 @@ def joined_values(parts: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _joined(own) for key, own in grouped.items()}
 
 
-def _joined(own: Mapping[str, Any]) -> Any:  # noqa: ANN401 - whatever kind of tensor
+def _joined(own: Mapping[str, Any]) -> Any:
     if set(own) == {""}:
         return own[""]
     if _BYTES in own:
@@ -88,7 +88,7 @@ def _joined(own: Mapping[str, Any]) -> Any:  # noqa: ANN401 - whatever kind of t
     return _of_flat(own)
 
 
-def _of_flat(own: Mapping[str, Any]) -> Any:  # noqa: ANN401 - whatever kind of tensor
+def _of_flat(own: Mapping[str, Any]) -> Any:
     import tensorflow as tf  # only where pipelines are built
 
     flat = _joined({kind.removeprefix(_FLAT).removeprefix(":"): one for kind, one in own.items() if _FLAT in kind})

@@ -92,10 +92,10 @@ def setting(
     parse: Parser,
     help_text: str,
     *,
-    default: Any = dataclasses.MISSING,  # noqa: ANN401 - of any type
+    default: Any = dataclasses.MISSING,
     later: bool = False,
     means: object = None,
-) -> Any:  # noqa: ANN401 - a dataclass field
+) -> Any:
     """Declare one setting of a dataclass: its parser, its help text, its default (none: it is required).
 
     One that came `later` than others counts only where it is said, so what was made before stays what it was. With the
@@ -105,7 +105,7 @@ def setting(
     return dataclasses.field(default=default, metadata=facts)
 
 
-def settings_that_count(settings: Any) -> dict[str, Any]:  # noqa: ANN401 - a dataclass of settings
+def settings_that_count(settings: Any) -> dict[str, Any]:
     """The settings by which things are told apart: all but later ones that are left out."""
     values = dataclasses.asdict(settings)
     for field in dataclasses.fields(settings):

@@ -114,7 +114,7 @@ def _bounds(kind: Callable[..., Any]) -> tuple[tuple[str, Check, int, int], ...]
 _ATOMS = frozenset((int, bool, float, bytes, type(None)))
 
 
-def _plain(value: Any, check: Check) -> Any:  # noqa: ANN401 - of any kind
+def _plain(value: Any, check: Check) -> Any:
     """Return a value as msgpack takes it, checked on the way: in one pass, because each batch has two messages."""
     kind = type(value)
     if kind is str:
@@ -156,7 +156,7 @@ def decode(frame: bytes | memoryview) -> Message:
     return _opened(envelope)
 
 
-def _opened(envelope: Any) -> Message:  # noqa: ANN401 - anything at all
+def _opened(envelope: Any) -> Message:
     if type(envelope) is not list or len(envelope) != 3 or type(envelope[0]) is not int:
         raise _garbage("another structure", "[version, kind, fields]")
     version, kind, fields = envelope

@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 
-def wire(check: Check, default: Any = dataclasses.MISSING) -> Any:  # noqa: ANN401 - a dataclass field
+def wire(check: Check, default: Any = dataclasses.MISSING) -> Any:
     """A field of a message, with the check that bounds it; a default is for whoever makes one, and never left out."""
     return dataclasses.field(default=default, metadata={"check": check})
 

@@ -70,7 +70,7 @@ def require_library(encoding: PayloadEncoding) -> None:
         _library(encoding.compression)
 
 
-def _library(compression: str) -> Any:  # noqa: ANN401 - a module that may be missing
+def _library(compression: str) -> Any:
     use, otherwise = f"for compression {compression!r}", "here and on the other side, or choose compression 'none'"
     return library(_LIBRARIES[compression], extra="compression", use=use, otherwise=otherwise)
 
@@ -170,7 +170,7 @@ def _compressed(payload: NDArray[np.uint8], compression: str) -> NDArray[np.uint
 # --- decoding, by the receiver ---
 
 
-def decode_payload(data: Any, layout: Layout, encoding: PayloadEncoding, out: NDArray[np.uint8]) -> None:  # noqa: ANN401 - any buffer
+def decode_payload(data: Any, layout: Layout, encoding: PayloadEncoding, out: NDArray[np.uint8]) -> None:
     """Write the plain payload to `out`, all `layout.nbytes` of it; `data` comes from another machine."""
     assert out.nbytes == layout.nbytes
     wire = _on_wire(layout, encoding.float32)
@@ -195,7 +195,7 @@ def _widen(narrow: NDArray[Any], items: NDArray[np.float32]) -> None:
         np.left_shift(narrow, 16, out=items.view(np.uint32), dtype=np.uint32)
 
 
-def _decompressed(data: Any, nbytes: int, compression: str) -> NDArray[np.uint8]:  # noqa: ANN401
+def _decompressed(data: Any, nbytes: int, compression: str) -> NDArray[np.uint8]:
     """Exactly `nbytes` bytes."""
     if compression == "lz4":
         data = _from_lz4(data, nbytes)
@@ -207,7 +207,7 @@ def _decompressed(data: Any, nbytes: int, compression: str) -> NDArray[np.uint8]
     return payload
 
 
-def _from_lz4(data: Any, nbytes: int) -> bytes:  # noqa: ANN401
+def _from_lz4(data: Any, nbytes: int) -> bytes:
     lz4 = _library("lz4")
     try:
         plain: bytes = lz4.decompress(data, uncompressed_size=nbytes)
@@ -216,7 +216,7 @@ def _from_lz4(data: Any, nbytes: int) -> bytes:  # noqa: ANN401
     return plain
 
 
-def _from_zstd(data: Any, nbytes: int) -> bytes:  # noqa: ANN401
+def _from_zstd(data: Any, nbytes: int) -> bytes:
     zstd = _library("zstd")
     try:
         # The library allocates as much as a frame claims, so check the claim first.

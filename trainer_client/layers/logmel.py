@@ -30,7 +30,7 @@ class LogMel(TableLayer):
     `LogMel(rate=8000, convention="kaldi")(audio, audio_length)` gives `(bands, frames)`.
     """
 
-    def __init__(self, *, name: str | None = None, dtype: Any = None, **table: Any) -> None:  # noqa: ANN401 - settings
+    def __init__(self, *, name: str | None = None, dtype: Any = None, **table: Any) -> None:
         super().__init__(LogMelSettings, table, name, dtype)
         said: LogMelSettings = self.settings
         self._convention = CONVENTIONS[said.convention] if said.convention else OWN
@@ -39,7 +39,7 @@ class LogMel(TableLayer):
         scale = np.float32(_FULL_SCALE if self._convention.like_kaldi else 1)
         self._filters = self._convention.filters(frames.fft, said.rate, said.bands, frames.edges_hz) * scale**2
 
-    def call(self, audio: Any, audio_length: Any) -> tuple[Any, Any]:  # noqa: ANN401 - tensors
+    def call(self, audio: Any, audio_length: Any) -> tuple[Any, Any]:
         """The bands, and how many frames each row has."""
         length = tf.cast(audio_length, tf.int32)
         sound = self._extended(_as_floats(audio), length)
@@ -48,12 +48,12 @@ class LogMel(TableLayer):
         own = tf.sequence_mask(frames, tf.shape(bands)[1])[:, :, tf.newaxis]
         return tf.where(own, self._in_range(bands, own), 0.0), frames
 
-    def _frames_of(self, length: Any) -> Any:  # noqa: ANN401 - a tensor
+    def _frames_of(self, length: Any) -> Any:
         said = self._frames
         spare = tf.maximum(length + 2 * said.margin - said.window, 0)
         return tf.where(length > 0, 1 + spare // said.hop, 0)
 
-    def _extended(self, sound: Any, length: Any) -> Any:  # noqa: ANN401 - tensors
+    def _extended(self, sound: Any, length: Any) -> Any:
         """Each row followed by silence, at least for a frame, and with what the convention puts around it."""
         said = self._frames
         sound = tf.where(tf.sequence_mask(length, tf.shape(sound)[1]), sound, 0.0)
@@ -63,7 +63,7 @@ class LogMel(TableLayer):
             sound = tf.pad(sound, [[0, 0], [said.margin, said.margin]])
         return tf.pad(sound, [[0, 0], [0, tf.maximum(said.window - tf.shape(sound)[1], 0)]])
 
-    def _energies(self, sound: Any) -> Any:  # noqa: ANN401 - tensors
+    def _energies(self, sound: Any) -> Any:
         said = self._frames
         windows = tf.signal.frame(sound, said.window, said.hop)
         if self._convention.like_kaldi:
@@ -71,17 +71,17 @@ class LogMel(TableLayer):
         spectrum = tf.signal.rfft(windows * self._taper, [said.fft])
         return tf.matmul(tf.square(tf.math.real(spectrum)) + tf.square(tf.math.imag(spectrum)), self._filters)
 
-    def _without_mean(self, windows: Any, sound: Any) -> Any:  # noqa: ANN401 - tensors
+    def _without_mean(self, windows: Any, sound: Any) -> Any:
         """Frames less their means, with higher frequencies raised; the taper removes their first samples anyway."""
         raised = sound - EMPHASIS * tf.pad(sound, [[0, 0], [1, 0]])[:, :-1]
         means = tf.reduce_mean(windows, axis=-1, keepdims=True)
         return tf.signal.frame(raised, self._frames.window, self._frames.hop) - (1 - EMPHASIS) * means
 
-    def _logarithms(self, energies: Any) -> Any:  # noqa: ANN401 - tensors
+    def _logarithms(self, energies: Any) -> Any:
         logarithms = tf.math.log(tf.maximum(energies, self._convention.floor))
         return logarithms * np.float32(10 / np.log(10)) if self._convention.decibels else logarithms
 
-    def _in_range(self, bands: Any, own: Any) -> Any:  # noqa: ANN401 - tensors
+    def _in_range(self, bands: Any, own: Any) -> Any:
         """The bands, none further below the loudest of its row than the convention allows."""
         if not self._convention.range_db:
             return bands
@@ -89,14 +89,14 @@ class LogMel(TableLayer):
         return tf.maximum(bands, loudest - self._convention.range_db)
 
 
-def _as_floats(audio: Any) -> Any:  # noqa: ANN401 - tensors
+def _as_floats(audio: Any) -> Any:
     """The sound from -1 to 1, as loaders have it."""
     audio = tf.convert_to_tensor(audio)
     sound = tf.cast(audio, tf.float32)
     return sound / _FULL_SCALE if audio.dtype == tf.int16 else sound
 
 
-def _mirrored(sound: Any, length: Any, margin: int) -> Any:  # noqa: ANN401 - tensors
+def _mirrored(sound: Any, length: Any, margin: int) -> Any:
     """Each row with this many samples before and after it, mirrored at its first and last sample."""
     size = tf.shape(sound)[1]
     back_and_forth = tf.maximum(2 * (length - 1), 1)[:, tf.newaxis]

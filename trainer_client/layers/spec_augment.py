@@ -28,9 +28,9 @@ class SpecAugment(TableLayer):
         self,
         *,
         name: str | None = None,
-        dtype: Any = None,  # noqa: ANN401 - Keras'
+        dtype: Any = None,
         seed: int | None = None,
-        **table: Any,  # noqa: ANN401 - settings
+        **table: Any,
     ) -> None:
         super().__init__(StripeSettings, table, name, dtype)
         self._seed = seed
@@ -40,7 +40,7 @@ class SpecAugment(TableLayer):
         """The configuration from which `from_config` makes an equal layer."""
         return {**super().get_config(), "seed": self._seed}
 
-    def call(self, features: Any, length: Any, training: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 - Keras'
+    def call(self, features: Any, length: Any, training: bool = False) -> Any:  # noqa: FBT001, FBT002 - Keras'
         """The features, of the same shape."""
         if not training:
             return features
@@ -55,21 +55,21 @@ class SpecAugment(TableLayer):
         wiped = own & (in_time[:, :, tf.newaxis] | in_bands[:, tf.newaxis, :])
         return tf.where(wiped, _mean(features, own) if said.fill == "mean" else tf.zeros_like(features), features)
 
-    def _striped(self, stripes: int, most: Any, size: Any, places: Any) -> Any:  # noqa: ANN401 - tensors
+    def _striped(self, stripes: int, most: Any, size: Any, places: Any) -> Any:
         """Which places of each row are in one of the stripes."""
         widths = self._drawn(stripes, most[:, tf.newaxis])
         starts = self._drawn(stripes, size[:, tf.newaxis] - widths)[..., tf.newaxis]
         place = tf.range(places)
         return tf.reduce_any((starts <= place) & (place < starts + widths[..., tf.newaxis]), axis=1)
 
-    def _drawn(self, stripes: int, most: Any) -> Any:  # noqa: ANN401 - tensors
+    def _drawn(self, stripes: int, most: Any) -> Any:
         """Draw whole numbers from 0 to `most` for each row."""
         shares = keras.random.uniform((tf.shape(most)[0], stripes), seed=self._generator, dtype="float32")
         drawn = tf.cast(shares * tf.cast(most + 1, tf.float32), tf.int32)
         return tf.minimum(drawn, most)  # a share next to 1 may be rounded up
 
 
-def _mean(features: Any, own: Any) -> Any:  # noqa: ANN401 - tensors
+def _mean(features: Any, own: Any) -> Any:
     """The mean of each row's own steps, `[rows, 1, 1]`."""
     bands = tf.cast(tf.shape(features)[2], features.dtype)
     steps = tf.reduce_sum(tf.cast(own, features.dtype), axis=(1, 2), keepdims=True)

@@ -17,7 +17,7 @@ __all__ = ["TableLayer"]
 class TableLayer(keras.layers.Layer):  # type: ignore[misc] # Keras has no types
     """A layer without weights that takes the settings of a table of the job file."""
 
-    def __init__(self, settings: type, table: dict[str, Any], name: str | None, dtype: Any) -> None:  # noqa: ANN401
+    def __init__(self, settings: type, table: dict[str, Any], name: str | None, dtype: Any) -> None:
         # Automatic casting would make half floats of sound before anything could be computed.
         super().__init__(name=name, dtype=dtype, trainable=False, autocast=False)
         self._table = dict(table)

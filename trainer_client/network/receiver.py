@@ -221,7 +221,7 @@ class Receiver:
             )
         return name
 
-    def _ask(self, question: m.EpochQuery) -> Any:  # noqa: ANN401 - whatever the answer holds
+    def _ask(self, question: m.EpochQuery) -> Any:
         return self._wait_answered(self._put(question), "a worker's answer")
 
     def _wait_answered(self, answer: Future[_T], expected: str) -> _T:

@@ -88,7 +88,7 @@ class BatchIterator:
             raise self._receiver.outbox.ended
         raise StopIteration
 
-    def _forget_state(self, resets: Any, taken: int) -> None:  # noqa: ANN401 - of one batch or of several
+    def _forget_state(self, resets: Any, taken: int) -> None:
         """If state is carried, a reader that starts in mid-epoch has no state from the batches before; so its first
         batches, one for each rank, say in `reset` that all rows begin anew.
         """

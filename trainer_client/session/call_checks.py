@@ -18,7 +18,7 @@ __all__ = ["fields_of_state", "only_here", "refused", "seconds", "text", "whole"
 _SHOWN = 100
 
 
-def whole(value: Any, name: str, where: str, *, least: int = 0, most: int = 2**48) -> int:  # noqa: ANN401 - anything
+def whole(value: Any, name: str, where: str, *, least: int = 0, most: int = 2**48) -> int:
     """Return a whole number within these bounds; numpy's count, True does not."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
@@ -31,7 +31,7 @@ def whole(value: Any, name: str, where: str, *, least: int = 0, most: int = 2**4
     return number
 
 
-def seconds(value: Any, name: str, where: str, *, may_be_zero: bool = False) -> float:  # noqa: ANN401 - anything
+def seconds(value: Any, name: str, where: str, *, may_be_zero: bool = False) -> float:
     """Return a time in seconds, above zero if it may not be zero; infinite ones have no end."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or math.isnan(value) or value < 0 or (value == 0 and not may_be_zero):
@@ -39,14 +39,14 @@ def seconds(value: Any, name: str, where: str, *, may_be_zero: bool = False) -> 
     return float(value)
 
 
-def text(value: Any, name: str, where: str) -> str:  # noqa: ANN401 - anything
+def text(value: Any, name: str, where: str) -> str:
     """Return a string."""
     if not isinstance(value, str):
         raise refused(f"{name}, a string", value, where)
     return value
 
 
-def fields_of_state(state: Any, names: tuple[str, ...], where: str) -> Mapping[str, Any]:  # noqa: ANN401 - anything
+def fields_of_state(state: Any, names: tuple[str, ...], where: str) -> Mapping[str, Any]:
     """Return a state that a checkpoint held, if it is a mapping that has these names."""
     if not isinstance(state, Mapping):
         raise refused("what state() returned", state, where)
@@ -56,7 +56,7 @@ def fields_of_state(state: Any, names: tuple[str, ...], where: str) -> Mapping[s
     return state
 
 
-def refused(expected: str, got: Any, where: str) -> SettingsError:  # noqa: ANN401 - anything
+def refused(expected: str, got: Any, where: str) -> SettingsError:
     """Return the error for a value that a call cannot take."""
     shown = got if isinstance(got, str) and got.startswith("a state") else repr(got)
     return SettingsError(expected=expected, got=shown[:_SHOWN], where=where, remedy="Correct the call.")

@@ -263,7 +263,7 @@ class LeaseAccount:
         self._move(self._receiver.attach(None, done).cursor.epoch)
 
 
-def _epoch_done(epoch: Any) -> EpochDone:  # noqa: ANN401 - whatever a checkpoint holds
+def _epoch_done(epoch: Any) -> EpochDone:
     try:
         number, fresh, missing = epoch
         distances = tuple(whole(distance, "missing", "restore") for distance in missing)

@@ -186,7 +186,7 @@ def _plain(values: Mapping[str, Any]) -> Values:
     return tuple((name, number if math.isfinite(number) else None) for name, number in told[:MOST_MEANS])
 
 
-def _number(value: Any) -> float | None:  # noqa: ANN401 - whatever stands in the logs
+def _number(value: Any) -> float | None:
     """The number, perhaps from an array or tensor without dimensions; None if it is no number."""
     try:
         array = np.asarray(value)

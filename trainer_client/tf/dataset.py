@@ -168,7 +168,7 @@ class _Counting:
         self._iterator: Any = None
         self._batches: BatchIterator | None = None
 
-    def on_began(self, iterator: Any) -> None:  # noqa: ANN401 - TensorFlow has no types
+    def on_began(self, iterator: Any) -> None:
         """The dataset is iterated again; the iterator reads nothing until it is asked."""
         self._iterator, self._batches, self.error = iterator, None, None
 
@@ -304,7 +304,7 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
         self._counting.on_began(iterator)
         return iterator if leases is None else LeasedElements(iterator, leases)
 
-    def example(self) -> Any:  # noqa: ANN401 - an element
+    def example(self) -> Any:
         """Return an element of the smallest shape, without samples, for whoever has to know shapes before reading."""
         *_, smallest = masked_batches(self._counting.session)
         return _element_of(self._structure, smallest)
@@ -338,7 +338,7 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
         synchronous = tf.config.experimental.get_synchronous_execution()
         self._assemble = assembler(self.element_spec, tf.TensorSpec) if synchronous else None
 
-    def _next_internal(self) -> Any:  # noqa: ANN401 - an element
+    def _next_internal(self) -> Any:
         if self._assemble is None or not tf.executing_eagerly():
             return super()._next_internal()
         return self._assemble(
@@ -349,7 +349,7 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
             )
         )
 
-    def __next__(self) -> Any:  # noqa: ANN401 - an element
+    def __next__(self) -> Any:
         return self._observed(super().__next__)
 
     def staged(self, make: Callable[[Callable[[], Any]], Any]) -> Iterator[Any]:
@@ -363,7 +363,7 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
                     return
                 yield made
 
-    def _observed(self, take: Callable[[], Any]) -> Any:  # noqa: ANN401 - an element, or what is made of some
+    def _observed(self, take: Callable[[], Any]) -> Any:
         try:
             return take()
         except StopIteration:
@@ -463,7 +463,7 @@ def warm_up(session: FeedSession, step: Callable[[Any], Any], structure: Element
             step(_element_of(structure, batch))
 
 
-def _element_of(structure: ElementStructure, batch: Mapping[str, Any]) -> Any:  # noqa: ANN401 - tensors
+def _element_of(structure: ElementStructure, batch: Mapping[str, Any]) -> Any:
     element = structure.of({key: tf.constant(array) for key, array in batch.items()})
     return element if structure.map is None else structure.map(element)
 

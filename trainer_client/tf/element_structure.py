@@ -52,7 +52,7 @@ class ElementStructure:
                 remedy="Name inputs; or let map take a dict of all keys and return (inputs, targets, weights).",
             )
 
-    def of(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a structure of the user's choice
+    def of(self, values: Mapping[str, Any]) -> Any:
         """The element with these values in its places, before `map`."""
         if self.inputs is None:
             return dict(values)
@@ -63,7 +63,7 @@ class ElementStructure:
         return (inputs, targets) if self.weights is None else (inputs, targets, _filled(self.weights, values))
 
 
-def _filled(part: Keys, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - mirrors the part
+def _filled(part: Keys, values: Mapping[str, Any]) -> Any:
     if isinstance(part, str):
         return _value(part, values)
     if isinstance(part, Mapping):
@@ -71,7 +71,7 @@ def _filled(part: Keys, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - mir
     return tuple(_value(key, values) for key in part)
 
 
-def _value(key: str, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an array, a tensor or a spec
+def _value(key: str, values: Mapping[str, Any]) -> Any:
     if key not in values:
         raise SettingsError(
             expected="a key of the batches (" + ", ".join(values) + ")",
@@ -82,7 +82,7 @@ def _value(key: str, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an arr
     return values[key]
 
 
-def assembler(spec: Any, leaf: type) -> Callable[[Sequence[Any]], Any] | None:  # noqa: ANN401 - any structure
+def assembler(spec: Any, leaf: type) -> Callable[[Sequence[Any]], Any] | None:
     """A function that makes an element of this spec from the flat list of its tensors, sorted by key within dicts.
 
     None if the spec contains anything but plain tuples, dicts and leaves of this type.
@@ -90,7 +90,7 @@ def assembler(spec: Any, leaf: type) -> Callable[[Sequence[Any]], Any] | None:  
     return _assembler(spec, leaf, itertools.count())
 
 
-def _assembler(spec: Any, leaf: type, places: Iterator[int]) -> Callable[[Sequence[Any]], Any] | None:  # noqa: ANN401
+def _assembler(spec: Any, leaf: type, places: Iterator[int]) -> Callable[[Sequence[Any]], Any] | None:
     if type(spec) is leaf:
         return itemgetter(next(places))
     if type(spec) is tuple:

@@ -154,7 +154,7 @@ _OPENINGS = weakref.WeakValueDictionary[int, Openings]()
 _PASSES: dict[int, _LazyPass] = {}
 
 
-def _begin(dataset: np.int64) -> Any:  # noqa: ANN401 - a scalar
+def _begin(dataset: np.int64) -> Any:
     number = next(_NUMBERS)
     _PASSES[number] = _LazyPass(_OPENINGS[int(dataset)])
     return np.int64(number)
@@ -164,12 +164,12 @@ def _advance(number: np.int64) -> list[Any]:
     return next(_PASSES[int(number)])
 
 
-def _end(number: np.int64) -> Any:  # noqa: ANN401 - a scalar
+def _end(number: np.int64) -> Any:
     _PASSES.pop(int(number), None)
     return np.int64(0)
 
 
-def generate(openings: Openings, signature: Any) -> tf.data.Dataset:  # noqa: ANN401 - a structure of specs
+def generate(openings: Openings, signature: Any) -> tf.data.Dataset:
     """A dataset whose elements are fetched by the thread that asks for them, without waking another one."""
     _tell_when_python_ends()
     number, specs = next(_NUMBERS), tuple(tf.nest.flatten(signature))
@@ -235,7 +235,7 @@ def _kinds(specs: Sequence[tf.TensorSpec]) -> dict[str, Any]:
 _ON_ONE_DEVICE = {"experimental_ints_on_device": True, "_tf_data_function": True}
 
 
-def _traced(function: Callable[[tf.Tensor], Any]) -> Any:  # noqa: ANN401 - TensorFlow has no types
+def _traced(function: Callable[[tf.Tensor], Any]) -> Any:
     """A function of a number for a dataset, without a loop to make a graph of."""
     made = tf.function(function, input_signature=[_NUMBER], autograph=False, experimental_attributes=_ON_ONE_DEVICE)
     return made.get_concrete_function()

@@ -34,7 +34,7 @@ class LeasedElements:
     def __iter__(self) -> _OneExecution:
         return _OneExecution(self)
 
-    def __next__(self) -> Any:  # noqa: ANN401 - an element
+    def __next__(self) -> Any:
         self._leases.count_handed_over(self._reading, self._handed_over)
         element = next(self._elements)
         self._handed_over += 1
@@ -54,7 +54,7 @@ class _OneExecution:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Any:  # noqa: ANN401 - an element
+    def __next__(self) -> Any:
         try:
             element = next(self._elements)
         except StopIteration:

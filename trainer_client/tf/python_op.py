@@ -28,7 +28,7 @@ class _AsItIs(script_ops.EagerFunc):  # type: ignore[misc] # TensorFlow has no t
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
 
-    def __call__(self, _device: object, _token: object, args: Sequence[Any]) -> Any:  # noqa: ANN401 - arrays
+    def __call__(self, _device: object, _token: object, args: Sequence[Any]) -> Any:
         return self._function(*args)
 
 

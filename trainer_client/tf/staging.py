@@ -37,7 +37,7 @@ class Staging:
         exit_guard.enter(self)
         threading.Thread(target=self._run, name="stoker-staging", daemon=True).start()
 
-    def wait_next(self) -> Any:  # noqa: ANN401 - what `make` returns
+    def wait_next(self) -> Any:
         """The next one; not to be called again after an error."""
         made, error = self._made.get()
         try:

@@ -39,7 +39,7 @@ def untune_devices() -> Iterator[None]:
     with _patching:
         made = multi_device_iterator_ops._create_device_dataset  # noqa: SLF001
 
-        def made_untuned(*args: Any, **named: Any) -> tf.data.Dataset:  # noqa: ANN401 - TensorFlow's
+        def made_untuned(*args: Any, **named: Any) -> tf.data.Dataset:
             return untuned(made(*args, **named))
 
         multi_device_iterator_ops._create_device_dataset = made_untuned  # noqa: SLF001

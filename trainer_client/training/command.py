@@ -214,7 +214,7 @@ class _ChooseStrategy(argparse.Action):
         self,
         parser: argparse.ArgumentParser,
         namespace: argparse.Namespace,
-        values: Any,  # noqa: ANN401 - as argparse calls it
+        values: Any,
         option_string: str | None = None,
     ) -> None:
         setattr(namespace, self.dest, values)

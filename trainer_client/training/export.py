@@ -16,7 +16,7 @@ import tensorflow as tf
 __all__ = ["export_model"]
 
 
-def export_model(model: Any, inputs: Any, path: Path) -> None:  # noqa: ANN401 - Keras has no types
+def export_model(model: Any, inputs: Any, path: Path) -> None:
     """Write it; `inputs` are specs of what it is called with, in which padded lengths that differ are None."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
@@ -29,7 +29,7 @@ def export_model(model: Any, inputs: Any, path: Path) -> None:  # noqa: ANN401 -
         draft.replace(path)
 
 
-def _save_served(model: Any, inputs: Any, folder: Path) -> None:  # noqa: ANN401 - as above
+def _save_served(model: Any, inputs: Any, folder: Path) -> None:
     archive = keras.export.ExportArchive()
     archive.track(model)
     signature = tf.nest.map_structure(lambda one: tf.TensorSpec((None, *one.shape[1:]), one.dtype), inputs)

@@ -53,7 +53,7 @@ class TrainOrder:
     metrics: dict[str, Any]
 
 
-def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the loop
+def train(order: TrainOrder, **settings: Any) -> None:
     """Train until the target is reached."""
     if order.export is not None:
         _refuse_to_replace(order.export)
@@ -129,11 +129,11 @@ def _wait_for_coordinator(order: TrainOrder) -> None:
     wait_for_coordinator(order.endpoint, keys, order.connect_timeout_s)
 
 
-def _connect(order: TrainOrder, stream: str, **how: Any) -> Feed:  # noqa: ANN401 - of `connect`
+def _connect(order: TrainOrder, stream: str, **how: Any) -> Feed:
     return connect(order.endpoint, stream=stream, keys=order.keys, connect_timeout_s=order.connect_timeout_s, **how)
 
 
-def _connect_judge(order: TrainOrder, stream: str, **how: Any) -> Feed:  # noqa: ANN401 - of `connect`
+def _connect_judge(order: TrainOrder, stream: str, **how: Any) -> Feed:
     """Connect to judge the model, and refuse a stream for training; before a rank is taken from anybody who trains."""
     feed = _connect(order, stream, work="evaluate", **how)
     if not feed._session.evaluation:
@@ -164,7 +164,7 @@ def _refuse_evaluation(feed: Feed) -> None:
         )  # fmt: skip
 
 
-def _model(order: TrainOrder, placement: Placement) -> Any:  # noqa: ANN401 - Keras has no types
+def _model(order: TrainOrder, placement: Placement) -> Any:
     import keras
 
     if order.seed is not None:
@@ -231,7 +231,7 @@ def _refuse_closed(order: TrainOrder, settings: dict[str, Any], *, writes: bool)
             refuse_closed(folder, where=option)
 
 
-def _export(path: Path, model: Any, data: TrainingData) -> None:  # noqa: ANN401 - Keras has no types
+def _export(path: Path, model: Any, data: TrainingData) -> None:
     from trainer_client.training.export import export_model
 
     spec: Any = data.elements.element_spec  # type: ignore[attr-defined] # of a tf.data.Dataset

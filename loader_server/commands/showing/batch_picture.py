@@ -84,7 +84,7 @@ def _title(batch: ShownBatch, field: Field) -> str:
     return f"{field.key}  {array.dtype} {list(array.shape)}, {1 - filled / cells:.1%} padding"
 
 
-def _draw_row(axes: Any, batch: ShownBatch, field: Field, row: int) -> None:  # noqa: ANN401 - matplotlib's
+def _draw_row(axes: Any, batch: ShownBatch, field: Field, row: int) -> None:
     array = batch.arrays[field.key]
     lengths = batch.arrays.get(f"{field.key}_length")
     length = array.shape[1] if lengths is None else int(lengths[row])
@@ -106,7 +106,7 @@ def _draw_row(axes: Any, batch: ShownBatch, field: Field, row: int) -> None:  # 
     axes.set_xlim(-0.5, array.shape[1] - 0.5)
 
 
-def _part_segments(axes: Any, segments: NDArray[Any]) -> None:  # noqa: ANN401 - matplotlib's
+def _part_segments(axes: Any, segments: NDArray[Any]) -> None:
     """Draw a line where a packed sample ends and the next one begins, and the number of each where it begins."""
     for step in segment_starts(segments):
         if step:
@@ -124,12 +124,12 @@ def segment_starts(segments: NDArray[Any]) -> list[int]:
     return [int(step) for step in np.flatnonzero((segments != before) & (segments != 0))]
 
 
-def _draw_image(axes: Any, values: NDArray[Any], batch: NDArray[Any]) -> None:  # noqa: ANN401 - matplotlib's
+def _draw_image(axes: Any, values: NDArray[Any], batch: NDArray[Any]) -> None:
     low, high = _span(batch)
     axes.imshow(values, origin="lower", aspect="auto", interpolation="nearest", cmap="magma", vmin=low, vmax=high)
 
 
-def _draw_tokens(axes: Any, tokens: NDArray[Any], batch: NDArray[Any]) -> None:  # noqa: ANN401 - matplotlib's
+def _draw_tokens(axes: Any, tokens: NDArray[Any], batch: NDArray[Any]) -> None:
     axes.imshow(tokens[None], aspect="auto", interpolation="nearest", cmap="viridis", vmin=0, vmax=max(1, batch.max()))
     if batch.shape[1] <= _MOST_TOKENS:
         for step, token in enumerate(tokens.tolist()):
@@ -144,7 +144,7 @@ def _span(batch: NDArray[Any]) -> tuple[float, float]:
     return (low, high) if low < high else (low - 0.5, high + 0.5)
 
 
-def _label(axes: Any, here: list[ShownSample], row: int) -> None:  # noqa: ANN401 - matplotlib's
+def _label(axes: Any, here: list[ShownSample], row: int) -> None:
     bad = [one.error for one in here if one.error is not None]
     names = ", ".join(one.name for one in here) or "no sample"
     text = f"{row}: {names[-_MOST_NAME:]}" + (f"\nmasked: {bad[0].reason}" if bad else "")

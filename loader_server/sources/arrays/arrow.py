@@ -69,7 +69,7 @@ class ArrowSource(ColumnarSource):
                 places.append(place)
 
     @staticmethod
-    def _schema(mapped: Any) -> Any:  # noqa: ANN401 - pyarrow has no types for mypy
+    def _schema(mapped: Any) -> Any:
         """Read the schema; the record batches follow it."""
         mapped.seek(_MAGIC_BYTES if mapped.read(len(_MAGIC)) == _MAGIC else 0)
         return pa.ipc.read_schema(mapped)
@@ -85,7 +85,7 @@ class ArrowSource(ColumnarSource):
         return found
 
 
-def _refuse_no_end(mapped: Any, place: int) -> None:  # noqa: ANN401 - as above
+def _refuse_no_end(mapped: Any, place: int) -> None:
     """Refuse a file that was cut between two record batches: a complete file has a mark at its end."""
     mapped.seek(place)
     end = mapped.read(len(_END))
@@ -93,7 +93,7 @@ def _refuse_no_end(mapped: Any, place: int) -> None:  # noqa: ANN401 - as above
         raise ValueError(f"no mark of its end after {place} bytes: it was cut short, or is still being written")
 
 
-def _refuse_wrong_offsets(array: Any) -> None:  # noqa: ANN401 - as above
+def _refuse_wrong_offsets(array: Any) -> None:
     """Refuse offsets that fall or lead beyond the values, because Arrow does not check them. Whether texts are UTF-8 is
     checked for each row.
     """
@@ -115,7 +115,7 @@ def _said_in(path: Path, key: str) -> list[Any]:
         ) from None
 
 
-def _refuse_dictionaries(schema: Any) -> None:  # noqa: ANN401 - as above
+def _refuse_dictionaries(schema: Any) -> None:
     for field in schema:
         if pa.types.is_dictionary(field.type):
             raise ValueError(f'"{field.name}" is encoded by a dictionary, which record batches alone do not hold')

@@ -64,7 +64,7 @@ class RowFault:
     detail: str
 
 
-def kind_of(key: str, kind: Any) -> ColumnKind | None:  # noqa: ANN401 - pyarrow has no types for mypy
+def kind_of(key: str, kind: Any) -> ColumnKind | None:
     """What a column of this Arrow type holds; None if nothing can be made of it."""
     kind, types = _plain_type(kind), pa.types
     if types.is_string(kind) or types.is_large_string(kind):
@@ -80,19 +80,19 @@ def kind_of(key: str, kind: Any) -> ColumnKind | None:  # noqa: ANN401 - pyarrow
     return ColumnKind(key=key, dtype=dtype, inner=inner, ragged=ragged) if dtype in DTYPES else None
 
 
-def _plain_type(kind: Any) -> Any:  # noqa: ANN401 - as above
+def _plain_type(kind: Any) -> Any:
     if isinstance(kind, pa.BaseExtensionType):
         return kind.storage_type
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _plain(array: Any) -> Any:  # noqa: ANN401 - as above
+def _plain(array: Any) -> Any:
     if isinstance(array.type, pa.BaseExtensionType):
         return array.storage
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
-def values_of(array: Any, kind: ColumnKind) -> ColumnValues:  # noqa: ANN401 - as above
+def values_of(array: Any, kind: ColumnKind) -> ColumnValues:
     """The values of all rows; rows that are null hold anything."""
     array = _plain(array)
     if kind.holds != "numbers":
@@ -104,7 +104,7 @@ def values_of(array: Any, kind: ColumnKind) -> ColumnValues:  # noqa: ANN401 - a
     return ColumnValues(values=_numbers(child, kind), offsets=offsets - offsets[0])
 
 
-def value_of(part: memoryview, kind: ColumnKind) -> Any:  # noqa: ANN401 - by its kind
+def value_of(part: memoryview, kind: ColumnKind) -> Any:
     """What one row holds, from its bytes: a text, bytes, or an array of its own."""
     if kind.holds == "text":
         return str(part, "utf-8")
@@ -114,7 +114,7 @@ def value_of(part: memoryview, kind: ColumnKind) -> Any:  # noqa: ANN401 - by it
     return np.frombuffer(part, kind.dtype).reshape(shape).copy()
 
 
-def _numbers(array: Any, kind: ColumnKind) -> NDArray[Any]:  # noqa: ANN401 - as above
+def _numbers(array: Any, kind: ColumnKind) -> NDArray[Any]:
     for size in kind.inner:
         array = array.values.slice(array.offset * size, len(array) * size)
     if array.null_count:
@@ -123,7 +123,7 @@ def _numbers(array: Any, kind: ColumnKind) -> NDArray[Any]:  # noqa: ANN401 - as
     return found.reshape(-1, *kind.inner)
 
 
-def _characters(array: Any) -> ColumnValues:  # noqa: ANN401 - as above
+def _characters(array: Any) -> ColumnValues:
     large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     _, offsets, characters = array.buffers()
     starts = np.frombuffer(offsets, np.int64 if large else np.int32, len(array) + 1 + array.offset)[array.offset :]
@@ -149,7 +149,7 @@ def lengths_and_faults(
     return lengths, faults
 
 
-def _faults(array: Any, kind: ColumnKind) -> Iterator[tuple[int, RowFault]]:  # noqa: ANN401 - as above
+def _faults(array: Any, kind: ColumnKind) -> Iterator[tuple[int, RowFault]]:
     nulls = _null_rows(array)
     for row in np.flatnonzero(nulls).tolist() if nulls is not None else ():
         yield row, RowFault("null", f'expected "{kind.key}" without nulls, got one')
@@ -157,7 +157,7 @@ def _faults(array: Any, kind: ColumnKind) -> Iterator[tuple[int, RowFault]]:  # 
         yield row, RowFault("not_utf8", f'"{kind.key}": {said}')
 
 
-def _length_of_each(array: Any, kind: ColumnKind) -> NDArray[np.int64] | None:  # noqa: ANN401 - as above
+def _length_of_each(array: Any, kind: ColumnKind) -> NDArray[np.int64] | None:
     """How long each row is: the items of a list, the characters of a text; None for others."""
     if not kind.ragged:
         return None
@@ -169,7 +169,7 @@ def _length_of_each(array: Any, kind: ColumnKind) -> NDArray[np.int64] | None:  
     return np.diff(offsets).astype(np.int64)  # type: ignore[no-any-return,unused-ignore]
 
 
-def _null_rows(array: Any) -> NDArray[np.bool_] | None:  # noqa: ANN401 - as above
+def _null_rows(array: Any) -> NDArray[np.bool_] | None:
     """Which rows are null or have a null in them; None if there is none."""
     array = _plain(array)
     inner = _null_inside(array)
@@ -181,7 +181,7 @@ def _null_rows(array: Any) -> NDArray[np.bool_] | None:  # noqa: ANN401 - as abo
     return found
 
 
-def _null_inside(array: Any) -> NDArray[np.bool_] | None:  # noqa: ANN401 - as above
+def _null_inside(array: Any) -> NDArray[np.bool_] | None:
     kind = array.type
     if pa.types.is_fixed_size_list(kind):
         size = kind.list_size
@@ -198,7 +198,7 @@ def _null_inside(array: Any) -> NDArray[np.bool_] | None:  # noqa: ANN401 - as a
     return found
 
 
-def _bad_texts(array: Any) -> dict[int, str]:  # noqa: ANN401 - as above
+def _bad_texts(array: Any) -> dict[int, str]:
     """The rows of a column of texts that are not UTF-8, and what is wrong with them."""
     try:
         array.validate(full=True)

@@ -99,7 +99,7 @@ class ColumnarSource(Source):
             found["rows"] += [groups.rows[at] for at in kept]
         return {**found, "columns": [{**asdict(kind), "inner": list(kind.inner)} for kind in kinds]}
 
-    def _whole(self, path: str, read: Any) -> Any:  # noqa: ANN401 - what it gives
+    def _whole(self, path: str, read: Any) -> Any:
         self.files.facts(path)
         try:
             return read()

@@ -113,7 +113,7 @@ class RowGroups:
         for key, array in own.items():
             out[key][places] = array
 
-    def _with_group(self, group: int, then: Callable[[], Any]) -> Any:  # noqa: ANN401 - what it gives
+    def _with_group(self, group: int, then: Callable[[], Any]) -> Any:
         """Call something while this group is in memory."""
         while True:
             with self._lock:

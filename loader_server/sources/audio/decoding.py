@@ -100,7 +100,7 @@ def audio_bytes(frames: int, channels: int) -> int:
     return 4 * frames * channels
 
 
-def _all_of(sound: Any) -> NDArray[np.float32]:  # noqa: ANN401 - no types
+def _all_of(sound: Any) -> NDArray[np.float32]:
     """Return all channels, as `soundfile.read` does: the last bits of MP3 depend on seeking before."""
     if sound.seekable():
         sound.seek(0)

@@ -70,7 +70,7 @@ class RecordedSource(Source):
         return _audio_first(audio, rate, said)
 
 
-def _audio_first(audio: Any, rate: Any, said: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401 - of one sample or all
+def _audio_first(audio: Any, rate: Any, said: dict[str, Any]) -> dict[str, Any]:
     """Put audio and rate first, where measured fields expect them; nothing else that is said replaces them."""
     recorded = {_AUDIO: audio, f"{_AUDIO}_rate": rate}
     return recorded | said | recorded

@@ -32,7 +32,7 @@ _OVERSHOOT_S = 0.5
 _FAR_FRAMES = 2.0**62
 
 
-def channel_setting(which: str) -> Any:  # noqa: ANN401 - a dataclass field
+def channel_setting(which: str) -> Any:
     """The setting of sources whose recordings may have several channels: of which rows it holds."""
     return setting(
         whole(AVERAGED), f"the channel, from 0, of {which}; -1: the average of all", default=AVERAGED, later=True

@@ -37,7 +37,7 @@ class _Column:
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, at: int | slice) -> Any:  # noqa: ANN401 - numbers or strings
+    def __getitem__(self, at: int | slice) -> Any:
         if isinstance(at, slice):
             return self._made(np.arange(*at.indices(self._size)))
         return self._made(np.array([at]))[0]
@@ -95,7 +95,7 @@ class ChunkedSource(Source):
         columns = self._recordings.columns.items()
         return {name: _Column(self._strings_of(column), len(self._table)) for name, column in columns}
 
-    def _strings_of(self, column: Any) -> Callable[[NDArray[np.int64]], Sequence[Any]]:  # noqa: ANN401 - like a list
+    def _strings_of(self, column: Any) -> Callable[[NDArray[np.int64]], Sequence[Any]]:
         return lambda chunks: [column[one] for one in self._table.recordings_of(chunks).tolist()]
 
     @property

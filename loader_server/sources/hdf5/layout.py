@@ -237,7 +237,7 @@ def _refuse_other_lengths(file: h5py.File, where: str) -> None:
         raise _unusable(where, f"{len(lengths)} names in {_TAGS}", str(len(file[_TAGS])))
 
 
-def _told(names: Any) -> str:  # noqa: ANN401 - whatever has names
+def _told(names: Any) -> str:
     return ", ".join(f'"{name}"' for name in names) or "nothing"
 
 

@@ -65,7 +65,7 @@ class Hdf5Source(Source):
     piece_rows = 4096
     settings: Hdf5Settings
 
-    def __init__(self, settings: Any, base: Any) -> None:  # noqa: ANN401 - as the door has them
+    def __init__(self, settings: Any, base: Any) -> None:
         super().__init__(settings, base)
         self._lock = threading.Lock()
         self._open: list[Hdf5File] = []

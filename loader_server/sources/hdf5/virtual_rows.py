@@ -114,7 +114,7 @@ class VirtualRows:
 
     # --- what may be a part ---
 
-    def _part(self, source: Any) -> _VirtualPart:  # noqa: ANN401 - a tuple of the library's
+    def _part(self, source: Any) -> _VirtualPart:
         """The part that one entry of the dataset's list describes."""
         path, inner = self._path_of(source.file_name), self._shape[1:]
         shape = self._shape_of(path, source.dset_name)
@@ -191,7 +191,7 @@ class VirtualRows:
 _REMEDY = "Mend the part, copy the values into the file, or leave the dataset out by `keys`."
 
 
-def _block(space: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:  # noqa: ANN401 - the library's
+def _block(space: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Where the block that is selected of an array begins and ends in each axis; a ValueError if it is no block."""
     h5py = library("h5py", extra="hdf5", use="which reads HDF5")
     if space.get_select_type() == h5py.h5s.SEL_ALL:  # such a space may have no extent of its own

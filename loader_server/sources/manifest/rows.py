@@ -236,5 +236,5 @@ def _object(source: str, manifest: Path | RemotePath, line: int) -> _Cells:
     return {key: _text(value) for key, value in found.items() if value is not None}
 
 
-def _text(value: Any) -> str:  # noqa: ANN401 - whatever JSON holds
+def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -77,7 +77,7 @@ def dataset_of_graph(sent: SentGraph, of: GraphShard) -> tf.data.Dataset:
     return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString()), spec)
 
 
-def set_up(graph: Any, of: GraphShard) -> None:  # noqa: ANN401 - a GraphDef
+def set_up(graph: Any, of: GraphShard) -> None:
     """Make the graph that of one shard."""
     for node in (*graph.node, *(node for one in graph.library.function for node in one.node_def)):
         if "deterministic" in node.attr:
@@ -90,20 +90,20 @@ def set_up(graph: Any, of: GraphShard) -> None:  # noqa: ANN401 - a GraphDef
     _share_out(graph, of)
 
 
-def _inputs(node: Any, by_name: Mapping[str, Any], places: Sequence[int]) -> list[Any]:  # noqa: ANN401 - a NodeDef
+def _inputs(node: Any, by_name: Mapping[str, Any], places: Sequence[int]) -> list[Any]:
     """The constants at these inputs; None for an input that is not a constant."""
     found = [by_name.get(node.input[place].partition(":")[0]) for place in places]
     return [one if one is not None and one.op == "Const" else None for one in found]
 
 
-def _number(constant: Any) -> int:  # noqa: ANN401 - a NodeDef
+def _number(constant: Any) -> int:
     tensor = constant.attr["value"].tensor
     if tensor.tensor_content:
         return int.from_bytes(tensor.tensor_content, "little", signed=True)
     return int(tensor.int64_val[0]) if tensor.int64_val else 0
 
 
-def _set_number(constant: Any, number: int) -> None:  # noqa: ANN401 - a NodeDef
+def _set_number(constant: Any, number: int) -> None:
     tensor = constant.attr["value"].tensor
     tensor.tensor_content = b""
     tensor.int64_val[:] = [number]
@@ -125,7 +125,7 @@ def _set_seeds(nodes: Sequence[Any], of: GraphShard) -> None:
             _set_number(constant, seed)
 
 
-def _seeds(node: Any, said: Sequence[int], of: GraphShard) -> tuple[int, int]:  # noqa: ANN401 - a NodeDef
+def _seeds(node: Any, said: Sequence[int], of: GraphShard) -> tuple[int, int]:
     """Two seeds, the same in each epoch if the graph asks for that."""
     once = node.op.startswith("Shuffle") and not node.attr["reshuffle_each_iteration"].b
     part = () if once else (of.epoch, of.shard)
@@ -137,7 +137,7 @@ def _seeds(node: Any, said: Sequence[int], of: GraphShard) -> tuple[int, int]:  
 # --- shards ---
 
 
-def _share_out(graph: Any, of: GraphShard) -> None:  # noqa: ANN401 - a GraphDef
+def _share_out(graph: Any, of: GraphShard) -> None:
     by_name = {node.name: node for node in graph.node}
     hints = [node for node in graph.node if node.op == _SHARD and _is_hint(node, by_name)]
     for node in hints:
@@ -147,12 +147,12 @@ def _share_out(graph: Any, of: GraphShard) -> None:  # noqa: ANN401 - a GraphDef
         _insert_shard(graph, _only_source(graph, of), of)
 
 
-def _is_hint(node: Any, by_name: Mapping[str, Any]) -> bool:  # noqa: ANN401 - a NodeDef
+def _is_hint(node: Any, by_name: Mapping[str, Any]) -> bool:
     constants = _inputs(node, by_name, (1, 2))
     return None not in constants and [_number(one) for one in constants] == [_HINT, _HINT]
 
 
-def _only_source(graph: Any, of: GraphShard) -> Any:  # noqa: ANN401 - a GraphDef
+def _only_source(graph: Any, of: GraphShard) -> Any:
     datasets = {node.name: node for node in graph.node if _A_DATASET.search(node.op)}
     sources = [one for one in datasets.values() if not any(name.partition(":")[0] in datasets for name in one.input)]
     odd = sorted({one.op for one in datasets.values()} & _POSITIONAL)
@@ -167,7 +167,7 @@ def _only_source(graph: Any, of: GraphShard) -> Any:  # noqa: ANN401 - a GraphDe
     )
 
 
-def _insert_shard(graph: Any, source: Any, of: GraphShard) -> None:  # noqa: ANN401 - a GraphDef, a NodeDef
+def _insert_shard(graph: Any, source: Any, of: GraphShard) -> None:
     name = f"{source.name}/shared_out"
     for node in graph.node:
         for place, entry in enumerate(node.input):
@@ -184,7 +184,7 @@ def _insert_shard(graph: Any, source: Any, of: GraphShard) -> None:  # noqa: ANN
     shard.attr["require_non_empty"].b = False
 
 
-def _constant(graph: Any, name: str, number: int) -> str:  # noqa: ANN401 - a GraphDef
+def _constant(graph: Any, name: str, number: int) -> str:
     node = graph.node.add(name=name, op="Const")
     node.attr["dtype"].type = node.attr["value"].tensor.dtype = _INT64
     node.attr["value"].tensor.tensor_shape.SetInParent()

@@ -99,7 +99,7 @@ class GraphSource(ShardedSource):
 def _pipeline_of(sent: SentGraph, seed: int, where: str) -> Callable[[Any], Any]:
     """The graph as a function of a context, all of it above the marker."""
 
-    def run(context: Any) -> Any:  # noqa: ANN401 - a context, and a data set of TensorFlow
+    def run(context: Any) -> Any:
         of = GraphShard(seed=seed, epoch=context.epoch, shard=context.shard, shards=context.shards, where=where)
         dataset = dataset_of_graph(sent, of)
         context.capture(dataset)

@@ -78,7 +78,7 @@ class _ProducerContext(PipelineContext):
         self.captured = dataset
 
 
-def import_tensorflow() -> Any:  # noqa: ANN401 - a module
+def import_tensorflow() -> Any:
     """TensorFlow, without accelerators: these are the trainers'."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its messages about the processor and the like
     use = "which every machine with workers of a pipeline needs"
@@ -114,7 +114,7 @@ class ShardRun:
         self._made += 1
         return {key: tensor.numpy() for key, tensor in found.items()}
 
-    def _guarded(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the user's code makes
+    def _guarded(self, work: Callable[[], Any]) -> Any:
         try:
             return work()
         except StokerError:
@@ -145,7 +145,7 @@ def _is_in_between(filename: str) -> bool:
     return bool(between) or filename == build_pipeline.__code__.co_filename
 
 
-def _build(tf: Any, order: PipelineOrder, epoch: int, shard: int) -> tf.data.Dataset:  # noqa: ANN401 - a module
+def _build(tf: Any, order: PipelineOrder, epoch: int, shard: int) -> tf.data.Dataset:
     context = _ProducerContext(
         dataset_name=order.name,
         base_dataset=samples_dataset(order.base_fields, lambda: order.base(epoch, shard)),
@@ -163,7 +163,7 @@ def _build(tf: Any, order: PipelineOrder, epoch: int, shard: int) -> tf.data.Dat
     return context.captured.with_options(options)
 
 
-def _refuse_endless(tf: Any, dataset: tf.data.Dataset, where: str) -> None:  # noqa: ANN401 - a module
+def _refuse_endless(tf: Any, dataset: tf.data.Dataset, where: str) -> None:
     if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise SettingsError(
             expected="a pipeline that ends with its epoch",
@@ -179,7 +179,7 @@ def _refuse_endless(tf: Any, dataset: tf.data.Dataset, where: str) -> None:  # n
 _MOST_TENSORS = 64
 
 
-def _values(spec: Any, where: str) -> tuple[ElementValue, ...]:  # noqa: ANN401 - a structure
+def _values(spec: Any, where: str) -> tuple[ElementValue, ...]:
     if not isinstance(spec, dict) or not spec:
         raise unfit(where, "a dict of tensors as element", f"{spec}", 'Have a map return {"key": tensor, …}.')
     values = tuple(_value(str(key), one, where) for key, one in sorted(spec.items()))
@@ -189,7 +189,7 @@ def _values(spec: Any, where: str) -> tuple[ElementValue, ...]:  # noqa: ANN401 
     return values
 
 
-def _value(key: str, spec: Any, where: str) -> ElementValue:  # noqa: ANN401 - a spec
+def _value(key: str, spec: Any, where: str) -> ElementValue:
     expected = f'"{key}" as a tensor of numbers or strings'
     if spec.dtype.name not in DTYPES:
         raise unfit(where, expected, f"dtype {spec.dtype.name}", "Make numbers of it, or leave it out.")
@@ -217,7 +217,7 @@ _DRAW_STATELESS = (
 _KEEP_ORDER = "Leave deterministic=False out: it overrides the option of the whole pipeline, which keeps the order."
 
 
-def _refuse_unsteady(tf: Any, dataset: tf.data.Dataset, where: str) -> None:  # noqa: ANN401 - a module
+def _refuse_unsteady(tf: Any, dataset: tf.data.Dataset, where: str) -> None:
     """Refuse parallel work that draws from a shared state, or yields elements in the order of completion."""
     ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
     graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph(external_state_policy=ignore).numpy())  # noqa: SLF001 - nothing public shows the graph

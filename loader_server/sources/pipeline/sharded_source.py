@@ -74,7 +74,7 @@ class ShardedSource(WholeSource):
 
     _values: tuple[ElementValue, ...] = ()
 
-    def __init__(self, settings: ShardSettings, base: Any) -> None:  # noqa: ANN401 - a folder
+    def __init__(self, settings: ShardSettings, base: Any) -> None:
         super().__init__(settings, base)
         self._lock = threading.Lock()
         self._readers: dict[tuple[int, int], ShardReader] = {}

@@ -36,7 +36,7 @@ class _OpenArrayRecords:
         self._reader = self._open()
         self.count = int(self._reader.num_records())
 
-    def _open(self) -> Any:  # noqa: ANN401 - the library's
+    def _open(self) -> Any:
         with self._local.path.open("rb"):  # the library does not say why it cannot open a file
             reader = _module().ArrayRecordReader(str(self._local.path), _RANDOM_ACCESS)
         if reader.ok():
@@ -101,6 +101,6 @@ class ArrayRecordFiles:
             one.close()
 
 
-def _module() -> Any:  # noqa: ANN401 - a module without types
+def _module() -> Any:
     name, where = "array_record.python.array_record_module", 'source = "array_record"'
     return library(name, extra="array_record", use="which reads ArrayRecord files", where=where)

@@ -112,14 +112,14 @@ class MemberForm:
         return raw
 
     @staticmethod
-    def _number(raw: bytes) -> Any:  # noqa: ANN401 - a number of numpy's
+    def _number(raw: bytes) -> Any:
         return np.int64(int(raw))
 
     @staticmethod
-    def _json(raw: bytes) -> Any:  # noqa: ANN401 - whatever it says
+    def _json(raw: bytes) -> Any:
         return json.loads(raw)
 
-    def _array(self, raw: bytes) -> Any:  # noqa: ANN401 - an array, or a number
+    def _array(self, raw: bytes) -> Any:
         made = _npy(raw)
         if self.dtype and (str(made.dtype), made.shape[1:] if made.ndim else None) != (self.dtype, self.shape):
             raise ValueError(f"an array of {made.dtype} {list(made.shape)}")

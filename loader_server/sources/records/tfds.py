@@ -234,7 +234,7 @@ def _plain_runs(forms: Sequence[FeatureForm], raw: bytes, sample: Mapping[str, A
     ]
 
 
-def _is_like(form: FeatureForm, raw: bytes, found: Features, value: Any) -> bool:  # noqa: ANN401 - array or text
+def _is_like(form: FeatureForm, raw: bytes, found: Features, value: Any) -> bool:
     try:
         own = form.value(raw, found.get(form.key))
     except UnfitFeature:
@@ -245,7 +245,7 @@ def _is_like(form: FeatureForm, raw: bytes, found: Features, value: Any) -> bool
     return (array.dtype, array.shape, array.tobytes()) == (value.dtype, value.shape, value.tobytes())
 
 
-def _flat(path: str, features: Any, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - the library's
+def _flat(path: str, features: Any, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, feature in features.items():
         if isinstance(values[key], Mapping):
             yield from _flat(f"{path}{key}/", feature, values[key])
@@ -253,14 +253,14 @@ def _flat(path: str, features: Any, values: Mapping[str, Any]) -> Iterator[tuple
             yield path + key, _plain(feature, values[key])
 
 
-def _plain(feature: Any, value: Any) -> Any:  # noqa: ANN401 - the library's
+def _plain(feature: Any, value: Any) -> Any:
     """Texts as strings, anything else as arrays of the feature's dtype, even empty lists."""
     if isinstance(value, bytes):
         return value.decode() if type(feature).__name__ == "Text" else value
     return np.asarray(value, feature.np_dtype)
 
 
-def _chosen(features: Any, settings: TfdsSettings) -> Any:  # noqa: ANN401 - the library's
+def _chosen(features: Any, settings: TfdsSettings) -> Any:
     unknown = sorted(set(settings.keys) - set(features))
     if unknown:
         raise SettingsError(
@@ -273,7 +273,7 @@ def _chosen(features: Any, settings: TfdsSettings) -> Any:  # noqa: ANN401 - the
     return _tfds().features.FeaturesDict({key: features[key] for key in chosen})
 
 
-def _info(files: Files, settings: TfdsSettings) -> Any:  # noqa: ANN401 - the library's
+def _info(files: Files, settings: TfdsSettings) -> Any:
     """What the library knows about the data set; a DataError if it knows none, or cannot read it in any order."""
     tfds, where = _tfds(), files.where(settings.folder)
     for name in _DESCRIPTIONS:  # the library would wait for a pipe
@@ -312,7 +312,7 @@ def _descriptions(files: Files, folder: str) -> Iterator[str]:
         yield here
 
 
-def _tfds() -> Any:  # noqa: ANN401 - a module without types
+def _tfds() -> Any:
     use = "which reads the data sets that it prepared"
     return library("tensorflow_datasets", extra="tfds", use=use, where='source = "tfds"')
 

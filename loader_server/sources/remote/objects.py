@@ -63,7 +63,7 @@ class Objects:
             self._refuse_missing_bucket(store, url)
         return sorted(store.unstrip_protocol(name) for name in names if not name.endswith("/"))
 
-    def _refuse_missing_bucket(self, store: Any, url: str) -> None:  # noqa: ANN401 - fsspec has no types
+    def _refuse_missing_bucket(self, store: Any, url: str) -> None:
         """Raise if there is no such bucket: fsspec finds nothing in it, as it does for an empty folder."""
         scheme, _, path = url.partition("://")
         bucket = path.partition("/")[0]
@@ -136,7 +136,7 @@ class Objects:
             _refuse(url, facts, _facts(url, _ask(_store(url), url)))
 
 
-def _find(store: Any, url: str) -> list[str]:  # noqa: ANN401 - fsspec has no types
+def _find(store: Any, url: str) -> list[str]:
     """Return the names below a folder, or of a pattern; none where some stores find nothing and others raise."""
     try:
         return list(store.find(url) if url.endswith("/") else store.glob(url))
@@ -146,7 +146,7 @@ def _find(store: Any, url: str) -> list[str]:  # noqa: ANN401 - fsspec has no ty
         return []
 
 
-def _has_bucket(store: Any, bucket: str) -> bool:  # noqa: ANN401 - fsspec has no types
+def _has_bucket(store: Any, bucket: str) -> bool:
     """Return whether there is a bucket of this name; one whose list we may not see is there."""
     ask_s3 = getattr(store, "call_s3", None)  # its `exists` takes a store that does not answer for one without it
     try:
@@ -188,13 +188,13 @@ def _open_object(url: str) -> _Object:
     return _Object(store.open(url, "rb", cache_type="none", size=facts.bytes), facts)
 
 
-def _ask(store: Any, url: str) -> dict[str, Any]:  # noqa: ANN401 - fsspec has no types
+def _ask(store: Any, url: str) -> dict[str, Any]:
     store.invalidate_cache()
     said: dict[str, Any] = store.info(url)
     return said
 
 
-def _store(url: str) -> Any:  # noqa: ANN401 - fsspec has no types
+def _store(url: str) -> Any:
     """The fsspec file system for this kind of URL, one for each process."""
     refuse_unusable(url)
     protocol, where = url.partition("://")[0].lower(), without_credentials(url)

@@ -161,7 +161,7 @@ def _value(key: str, found: Mapping[str, Any], kind: str) -> _Value:
     return _numbers(key, dtype, value)
 
 
-def _numbers(key: str, dtype: str, value: Any) -> np.generic | NDArray[Any]:  # noqa: ANN401 - a number, or a list
+def _numbers(key: str, dtype: str, value: Any) -> np.generic | NDArray[Any]:
     try:
         made = np.array(value, dtype)
     except OverflowError:

@@ -59,7 +59,7 @@ class SentencePiece(TextEncoder):
 class _SentencePieceModel:
     """A model, and whether ids have its ends."""
 
-    def __init__(self, model: Any, *, add_bos: bool, add_eos: bool) -> None:  # noqa: ANN401 - the library has no types
+    def __init__(self, model: Any, *, add_bos: bool, add_eos: bool) -> None:
         self._encode = partial(model.encode, out_type=int, add_bos=add_bos, add_eos=add_eos)
 
     def ids(self, text: str) -> list[int]:
@@ -75,7 +75,7 @@ class _SentencePieceModel:
         return found
 
 
-def _loaded(path: str) -> Any:  # noqa: ANN401 - the library has no types
+def _loaded(path: str) -> Any:
     from sentencepiece import SentencePieceProcessor  # an extra
 
     try:

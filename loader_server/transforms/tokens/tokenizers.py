@@ -63,7 +63,7 @@ class Tokenizers(TextEncoder):
 class _TokenizerModel:
     """A tokenizer with what ids begin and end with besides."""
 
-    def __init__(self, model: Any, first: list[int], last: list[int], *, special_tokens: bool) -> None:  # noqa: ANN401
+    def __init__(self, model: Any, first: list[int], last: list[int], *, special_tokens: bool) -> None:
         # This way leaves out where in the text a token is, which nobody wants here: 24 µs for 35 tokens, not 43.
         self._encode = partial(model.encode_batch_fast, add_special_tokens=special_tokens)
         self._first, self._last = first, last
@@ -80,7 +80,7 @@ class _TokenizerModel:
         return [first + ids + last for ids in found] if first or last else found
 
 
-def _loaded(path: str) -> Any:  # noqa: ANN401 - the library has no types
+def _loaded(path: str) -> Any:
     from tokenizers import Tokenizer  # an extra
 
     try:
@@ -97,7 +97,7 @@ def _loaded(path: str) -> Any:  # noqa: ANN401 - the library has no types
     return model
 
 
-def _id(name: str, token: str | None, model: Any, path: str) -> list[int]:  # noqa: ANN401
+def _id(name: str, token: str | None, model: Any, path: str) -> list[int]:
     """The id of a token that is asked for, as a list of one; an empty list if none is."""
     if token is None:
         return []

@@ -152,7 +152,7 @@ def together(runs: Sequence[Figures]) -> Figures:
     return {name: _one(name, [run[name] for run in runs]) for name in runs[0]}
 
 
-def _one(name: str, values: Sequence[Any]) -> Any:  # noqa: ANN401 - a number, or None
+def _one(name: str, values: Sequence[Any]) -> Any:
     known = [value for value in values if value is not None]
     if not known or name in _FAULTS:
         return sum(known) if known else None

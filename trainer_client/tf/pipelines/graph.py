@@ -57,12 +57,12 @@ def sent_graph(dataset: tf.data.Dataset) -> SentGraph:
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator] # TensorFlow has no types
-def _leaves(*element: Any) -> dict[str, Any]:  # noqa: ANN401 - any structure
+def _leaves(*element: Any) -> dict[str, Any]:
     whole = element if len(element) != 1 else element[0]
     return {str(place): leaf for place, leaf in enumerate(tf.nest.flatten(whole))}
 
 
-def packed_element(spec: Any, leaves: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any structure
+def packed_element(spec: Any, leaves: Mapping[str, Any]) -> Any:
     """The user's own structure, filled with the leaves of an element that crossed."""
     return tf.nest.pack_sequence_as(spec, [leaves[str(place)] for place in range(len(leaves))])
 
@@ -96,7 +96,7 @@ def _serialized(dataset: tf.data.Dataset) -> bytes:
     return content
 
 
-def _refuse_writing(graph: Any) -> None:  # noqa: ANN401 - a GraphDef
+def _refuse_writing(graph: Any) -> None:
     bodies = ([*graph.node], *([*one.node_def] for one in graph.library.function))
     for nodes in bodies:
         by_name = {node.name: node for node in nodes}
@@ -122,7 +122,7 @@ def _text(by_name: Mapping[str, Any], name: str) -> bytes:
 # --- equal bytes for equal code ---
 
 
-def _number_functions(graph: Any) -> None:  # noqa: ANN401 - a GraphDef
+def _number_functions(graph: Any) -> None:
     """Name functions in order of use, and remove traces of the process that traced them."""
     functions = {one.signature.name: one for one in graph.library.function}
     numbers: dict[str, str] = {}
@@ -142,7 +142,7 @@ def _number_functions(graph: Any) -> None:  # noqa: ANN401 - a GraphDef
     graph.library.function.extend(renamed)
 
 
-def _number_resources(graph: Any) -> None:  # noqa: ANN401 - a GraphDef
+def _number_resources(graph: Any) -> None:
     """Name seed generators and caches in order of creation; each process that runs the graph makes its own."""
     numbers: dict[str, str] = {}
     for node in graph.node:
@@ -151,7 +151,7 @@ def _number_resources(graph: Any) -> None:  # noqa: ANN401 - a GraphDef
             handle.device, handle.container = _RESOURCES_AT
 
 
-def _number_nodes(graph: Any) -> None:  # noqa: ANN401 - a GraphDef
+def _number_nodes(graph: Any) -> None:
     """Rename nodes, because some are named by a counter of the process."""
     numbers = {node.name: f"{node.op}/{place}" for place, node in enumerate(graph.node) if node.op != _RESULT}
     for node in graph.node:
@@ -170,7 +170,7 @@ def _find(nodes: Iterable[Any], functions: Mapping[str, Any], numbers: dict[str,
                 _find(functions[name].node_def, functions, numbers)
 
 
-def _called(node: Any) -> list[Any]:  # noqa: ANN401 - a NodeDef
+def _called(node: Any) -> list[Any]:
     """The references to functions in a node's attributes, in an order that does not depend on a map's."""
     attributes = [node.attr[key] for key in sorted(node.attr)]
     return [one for attribute in attributes for one in (attribute.func, *attribute.list.func) if one.name]

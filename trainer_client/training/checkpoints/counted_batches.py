@@ -62,7 +62,7 @@ class CountedBatches:
     def __iter__(self) -> Iterator[Any]:
         return self
 
-    def __next__(self) -> Any:  # noqa: ANN401 - an element
+    def __next__(self) -> Any:
         self.finish()
         began_s = time.perf_counter()
         try:
@@ -85,7 +85,7 @@ class CountedBatches:
             self._session.cursor.count(1)
             self._session.count_phase("step", time.perf_counter() - self._step_began_s)
 
-    def _wait_next(self) -> Any:  # noqa: ANN401 - an element
+    def _wait_next(self) -> Any:
         try:
             return next(self._iterator)
         except (tf.errors.OpError, RuntimeError):

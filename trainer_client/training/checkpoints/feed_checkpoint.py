@@ -262,7 +262,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     def _end_unjudged(self) -> None:
         self.model.stop_training = self.params[JOB_ENDED] = True
 
-    def _train(self, iterator: Iterator[Any]) -> Any:  # noqa: ANN401 - logs, as the train function returns them
+    def _train(self, iterator: Iterator[Any]) -> Any:
         """One execution of the train function, over batches that are counted as they are taken."""
         assert self._train_function is not None
         taken = CountedBatches(iterator, self._session, self._watch)
@@ -301,7 +301,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self.model.stop_training = self._job_ended = True
         self._save_inside()
 
-    def _take_first(self, taken: CountedBatches) -> Any:  # noqa: ANN401 - an element
+    def _take_first(self, taken: CountedBatches) -> Any:
         try:
             self._session.check_world()
             return next(taken)
@@ -422,7 +422,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     def _restore_early_stop(self, state: Mapping[str, Any]) -> bool:
         return self._early_stop is not None and self._early_stop.restore(state)
 
-    def _restore_pending(self, batch: Any) -> None:  # noqa: ANN401 - an element
+    def _restore_pending(self, batch: Any) -> None:
         """A model without variables is built by calling it on the batch that it is about to be trained on."""
         if self._pending is not None:
             inputs, _, _ = keras.utils.unpack_x_y_sample_weight(batch)

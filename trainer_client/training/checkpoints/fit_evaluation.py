@@ -25,7 +25,7 @@ _OF_FIT = "_use_cached_eval_dataset"
 class FitEvaluation:
     """In place of a model's `evaluate` from `install` to `remove`; calls `on_ended` if the job is."""
 
-    def __init__(self, model: Any, on_ended: Callable[[], None]) -> None:  # noqa: ANN401 - Keras has no types
+    def __init__(self, model: Any, on_ended: Callable[[], None]) -> None:
         self._model = model
         self._on_ended = on_ended
         self._evaluate: Callable[..., Any] = model.evaluate
@@ -41,7 +41,7 @@ class FitEvaluation:
         if self._model.evaluate is self:
             self._model.evaluate = self._evaluate
 
-    def __call__(self, *data: Any, **how: Any) -> Any:  # noqa: ANN401 - as Keras calls it
+    def __call__(self, *data: Any, **how: Any) -> Any:
         """Evaluate; without values if the job is ended meanwhile."""
         try:
             return self._evaluate(*data, **how)

@@ -42,7 +42,7 @@ class SavedRun:
 
     def commit(
         self,
-        model: Any,  # noqa: ANN401 - as above
+        model: Any,
         feed: Mapping[str, Any],
         totals: RunTotals,
         noted: NotedMeans,
@@ -66,7 +66,7 @@ class SavedRun:
 
     def restore(
         self,
-        model: Any,  # noqa: ANN401 - Keras has no types
+        model: Any,
         session: FeedSession,
         early_stop: EarlyStop | None,
     ) -> tuple[RunTotals, NotedMeans]:
@@ -85,7 +85,7 @@ class SavedRun:
         done = {"steps": record.get("step", 0)} | record.get("run", {}) | {"epochs": record.get("epoch", 0)}
         return RunTotals.of(done), NotedMeans.of(record.get("noted", {}))
 
-    def read(self, model: Any, early_stop: EarlyStop | None) -> RunTotals | None:  # noqa: ANN401 - as above
+    def read(self, model: Any, early_stop: EarlyStop | None) -> RunTotals | None:
         """The same, but for the feed's place: its totals; None without one."""
         found = self._folder.read_last()
         if found is None:
@@ -97,5 +97,5 @@ class SavedRun:
         return RunTotals.of({"steps": record.get("step", 0)} | record.get("run", {}) | {"epochs": record["epoch"]})
 
 
-def _variables(model: Any) -> list[Any]:  # noqa: ANN401 - as above
+def _variables(model: Any) -> list[Any]:
     return [*model.variables, *model.optimizer.variables]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["assign_values", "plain_value"]
 
 
-def plain_value(variable: Any) -> NDArray[np.generic]:  # noqa: ANN401 - a Keras variable
+def plain_value(variable: Any) -> NDArray[np.generic]:
     """The value in a dtype that a file of plain arrays can hold; float32 represents every bfloat16 exactly."""
     value: NDArray[np.generic] = tf.convert_to_tensor(variable).numpy()
     return value if value.dtype.isbuiltin == 1 else value.astype(np.float32)

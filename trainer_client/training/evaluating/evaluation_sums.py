@@ -45,7 +45,7 @@ class EvaluationSums(Protocol):
     def begin(self, layout: str, nbytes: int) -> None:
         """Begin; `layout` says which metrics these are, and a batch's states take so many bytes."""
 
-    def add(self, states: Any) -> None:  # noqa: ANN401 - a tensor, perhaps
+    def add(self, states: Any) -> None:
         """Add what the batch in hand contributes."""
 
     def whole(self) -> NDArray[np.float64] | None:
@@ -66,7 +66,7 @@ class OwnSums:
         """As `EvaluationSums` has it."""
         self._sums = None
 
-    def add(self, states: Any) -> None:  # noqa: ANN401 - as above
+    def add(self, states: Any) -> None:
         """As `EvaluationSums` has it; without waiting for a device to have computed them."""
         self._sums = states if self._sums is None else self._sums + states
 
@@ -113,7 +113,7 @@ class LeasedSums:
         self.name = f"{self._label[:_LABEL]} {digest:016x}"
         self._leases.begin_evaluation(self.name, nbytes)
 
-    def add(self, states: Any) -> None:  # noqa: ANN401 - as above
+    def add(self, states: Any) -> None:
         """As `EvaluationSums` has it: the batch in hand is told done with this."""
         self._leases.note_states(np.asarray(states, "<f8").tobytes())
 

@@ -36,7 +36,7 @@ _CHECKED = 8
 class Evaluator:
     """One model, whose variables come from a checkpoint before each evaluation."""
 
-    def __init__(self, model: Any, loss: Any, metrics: Sequence[Any]) -> None:  # noqa: ANN401 - Keras has no types
+    def __init__(self, model: Any, loss: Any, metrics: Sequence[Any]) -> None:
         self._model = model
         self._loss = keras.losses.get(loss)
         self._metrics = [_metric(one) for one in metrics]
@@ -56,7 +56,7 @@ class Evaluator:
 
     def evaluate(
         self,
-        data: Any,  # noqa: ANN401 - whatever yields elements
+        data: Any,
         arrays: Sequence[NDArray[Any]] | None = None,
         sums: EvaluationSums | None = None,
     ) -> dict[str, float]:
@@ -76,7 +76,7 @@ class Evaluator:
             whole = self._sum(data, sums, goes_on=True)
         return self._results(whole)
 
-    def _sum(self, data: Any, sums: EvaluationSums, *, goes_on: bool = False) -> NDArray[np.float64] | None:  # noqa: ANN401
+    def _sum(self, data: Any, sums: EvaluationSums, *, goes_on: bool = False) -> NDArray[np.float64] | None:
         """Read data to its end; the sums over all batches, or None if others have left some."""
         has_begun = goes_on or self._begin(sums)
         for batch in data:
@@ -119,7 +119,7 @@ class Evaluator:
 
     # --- before the first batch ---
 
-    def _prepare(self, inputs: Any, targets: Any, weight: Any) -> None:  # noqa: ANN401 - tensors
+    def _prepare(self, inputs: Any, targets: Any, weight: Any) -> None:
         """Give the model its values, and metrics the variables that they make when they first see outputs."""
         if self._arrays is not None:
             if not self._model.built:
@@ -135,7 +135,7 @@ class Evaluator:
                 metric.reset_state()
             self._states = MetricVector(self._all())
 
-    def _trace_for_any_shape(self, data: Any) -> None:  # noqa: ANN401 - whatever yields elements
+    def _trace_for_any_shape(self, data: Any) -> None:
         """One graph for all shapes: the first ones of a stream would each have one of their own."""
         spec = getattr(data, "element_spec", None)
         if spec is None or not self._model.built:
@@ -147,7 +147,7 @@ class Evaluator:
 
     # --- a batch ---
 
-    def _added_by(self, parts: tuple[Any, Any, Any], sums: EvaluationSums) -> Any:  # noqa: ANN401 - a tensor
+    def _added_by(self, parts: tuple[Any, Any, Any], sums: EvaluationSums) -> Any:
         """Return what a batch adds to the variables."""
         states = self._states
         assert states is not None
@@ -178,7 +178,7 @@ class Evaluator:
                 assert self._states is not None
                 self._states.load(metric, self._states.base + sofar)
 
-    def _judge(self, inputs: Any, targets: Any, weight: Any, is_checked: Any) -> tuple[Any, Any]:  # noqa: ANN401
+    def _judge(self, inputs: Any, targets: Any, weight: Any, is_checked: Any) -> tuple[Any, Any]:
         """The metrics' variables, reset before, once they have counted a batch, and if asked to, once more."""
         assert self._states is not None
         outputs = self._model(inputs, training=False)
@@ -197,7 +197,7 @@ class Evaluator:
             self._count(summed, targets, outputs, rows)
         return once, self._states.read()
 
-    def _count(self, metrics: Sequence[Any], targets: Any, outputs: Any, rows: Any) -> None:  # noqa: ANN401
+    def _count(self, metrics: Sequence[Any], targets: Any, outputs: Any, rows: Any) -> None:
         self._rows.update_state(rows)
         if rows > 0:
             if self._loss is not None:
@@ -209,7 +209,7 @@ class Evaluator:
 _SEVERAL = "an evaluation by several processes"
 
 
-def _named(name: str, result: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401 - what a metric returns
+def _named(name: str, result: Any) -> Iterator[tuple[str, float]]:
     """Yield each number of a metric's result, which may be one for each class, or have names."""
     if isinstance(result, dict):
         for key, value in result.items():
@@ -223,11 +223,11 @@ def _named(name: str, result: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN4
         yield f"{name}_{place}", float(number)
 
 
-def _rows_of(values: Any, weight: Any) -> Any:  # noqa: ANN401 - tensors
+def _rows_of(values: Any, weight: Any) -> Any:
     """The rows of each tensor that hold a sample."""
     return tf.nest.map_structure(lambda one: tf.boolean_mask(one, weight != 0), values)
 
 
-def _metric(said: Any) -> Any:  # noqa: ANN401 - a metric, its name or a function
+def _metric(said: Any) -> Any:
     found = keras.metrics.get(said)
     return found if isinstance(found, keras.metrics.Metric) else keras.metrics.MeanMetricWrapper(found, found.__name__)

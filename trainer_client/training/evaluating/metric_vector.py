@@ -52,16 +52,16 @@ class MetricVector:
         shapes = [[one.shape for one in variables] for variables in self._variables]
         return " ".join(f"{describe(metric)}{shape}" for metric, shape in zip(self._metrics, shapes, strict=True))
 
-    def read(self) -> Any:  # noqa: ANN401 - a tensor
+    def read(self) -> Any:
         """Return what all variables hold now."""
         flat = [tf.reshape(tf.cast(one.value, tf.float64), [-1]) for of in self._variables for one in of]
         return tf.concat(flat, 0)
 
-    def place(self, metric: Any) -> slice:  # noqa: ANN401 - Keras has no types
+    def place(self, metric: Any) -> slice:
         """Return where a metric's variables lie in the vector."""
         return self._places[self._metrics.index(metric)]
 
-    def load(self, metric: Any, vector: NDArray[np.float64]) -> None:  # noqa: ANN401 - as above
+    def load(self, metric: Any, vector: NDArray[np.float64]) -> None:
         """Give a metric's variables their part of the vector."""
         at = self.place(metric).start
         for variable in self._variables[self._metrics.index(metric)]:
@@ -110,7 +110,7 @@ def refuse_unsummed(metrics: Sequence[Any], *, where: str) -> None:
         )  # fmt: skip
 
 
-def describe(thing: Any) -> str:  # noqa: ANN401 - a metric, a loss, a function or None
+def describe(thing: Any) -> str:
     """Return a name for a metric or loss that is the same in each process, with its settings."""
     name = getattr(thing, "name", None) or getattr(thing, "__name__", None) or type(thing).__name__
     config: Any = None

@@ -71,7 +71,7 @@ class BaseLoop:
 
     def __init__(  # noqa: PLR0913 - each is a part of its own
         self,
-        model: Any,  # noqa: ANN401 - Keras has no types
+        model: Any,
         data: TrainingData,
         placement: Placement,
         settings: LoopSettings,
@@ -122,7 +122,7 @@ class BaseLoop:
         for_each_shape(lambda element: self._take_step(self._placement.for_all(element)))
         assign_values(state, before)
 
-    def _build(self, element: Any) -> None:  # noqa: ANN401 - tensors
+    def _build(self, element: Any) -> None:
         with self._placement.scope():
             if not self._model.built:
                 self._model(self._step.inputs(element))
@@ -144,7 +144,7 @@ class BaseLoop:
 
     # --- a step ---
 
-    def _wait_next(self, iterator: Iterator[Any]) -> Any:  # noqa: ANN401 - an element; None at the end
+    def _wait_next(self, iterator: Iterator[Any]) -> Any:
         self._teller.note_ahead()
         began_s = time.perf_counter()
         element = next(iterator, None)
@@ -152,7 +152,7 @@ class BaseLoop:
             self._session.count_step_wait(time.perf_counter() - began_s)
         return element
 
-    def _finite_step(self, element: Any) -> tuple[float, int, float]:  # noqa: ANN401 - tensors
+    def _finite_step(self, element: Any) -> tuple[float, int, float]:
         """Loss, valid rows and what became of a step whose gradients are finite, in however many tries."""
         for attempt in range(1 + self._settings.retries):
             loss, rows, became = self._take_step(element).numpy().tolist()
@@ -219,7 +219,7 @@ class BaseLoop:
         """Whether to save now, between two steps."""
         raise NotImplementedError
 
-    def _save(self) -> Any:  # noqa: ANN401 - what the loop makes of it
+    def _save(self) -> Any:
         raise NotImplementedError
 
     def _is_long_ago(self, steps: int) -> bool:

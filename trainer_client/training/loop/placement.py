@@ -41,24 +41,24 @@ class Placement(Protocol):
     def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
         """The same of a feed whose batches a user's function makes, which have any shapes."""
 
-    def one_of(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+    def one_of(self, element: Any) -> Any:
         """What one replica has of a step's element."""
 
-    def any_element(self, elements: Iterable[Any]) -> Any:  # noqa: ANN401 - a structure of specs
+    def any_element(self, elements: Iterable[Any]) -> Any:
         """What all elements have in common, for one graph for all shapes; None: each shape has a graph of its own."""
 
-    def for_all(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+    def for_all(self, element: Any) -> Any:
         """One step's element, in which each replica has this one."""
 
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
         """The step as a graph; with `any_shape`, one for all shapes, of which there may be any number."""
 
-    def prepare_optimizer(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+    def prepare_optimizer(self, model: Any) -> None:
         """The model is built, and its optimizer is next: refuse trained variables of which replicas have no copies that
         could be kept equal.
         """
 
-    def refuse_unequal(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+    def refuse_unequal(self, model: Any) -> None:
         """Refuse variables, the optimizer's too, that are not the same on all replicas; all processes call it at the
         same step.
         """

@@ -43,7 +43,7 @@ class Contribution(NamedTuple):
 class TrainStep:
     """Called with an element, gives its loss, its valid rows and what became of it, in one tensor."""
 
-    def __init__(self, model: Any, loss: Any, optimizer: Any) -> None:  # noqa: ANN401 - Keras has no types
+    def __init__(self, model: Any, loss: Any, optimizer: Any) -> None:
         self.model = model
         self.optimizer = optimizer
         #: How often TensorFlow traced it: once for each shape.
@@ -51,7 +51,7 @@ class TrainStep:
         self._loss_of = _by_rows(keras.losses.get(loss))
         self._scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
-    def inputs(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+    def inputs(self, element: Any) -> Any:
         """The model's inputs in an element."""
         return keras.utils.unpack_x_y_sample_weight(element)[0]
 
@@ -59,17 +59,17 @@ class TrainStep:
         """Those that `contribute` reads."""
         return [*self.model.variables, *([self.optimizer.dynamic_scale] if self._scales else [])]
 
-    def __call__(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+    def __call__(self, element: Any) -> Any:
         """Train on it, where there is no other replica."""
         return self.settle(self.contribute(element))
 
-    def settle(self, part: Contribution) -> Any:  # noqa: ANN401 - tensors
+    def settle(self, part: Contribution) -> Any:
         """Change the variables by what all replicas came to, if that may be; the outcome."""
         became = self.became(part)
         tf.cond(self.may_apply(part, became), lambda: self.apply(part, became), lambda: None)
         return tf.stack([part.loss, part.rows, became])
 
-    def contribute(self, element: Any) -> Contribution:  # noqa: ANN401 - tensors
+    def contribute(self, element: Any) -> Contribution:
         """What one replica computes of a step. It changes no variable, but for seeds."""
         self.traces += 1  # Python runs while TensorFlow traces, and only then
         inputs, targets, weight = keras.utils.unpack_x_y_sample_weight(element)
@@ -92,25 +92,25 @@ class TrainStep:
         rows = tf.math.count_nonzero(weight, dtype=tf.float32)
         return Contribution(tf.cast(loss, tf.float32), rows, weight_of_rows, gradients, after)
 
-    def became(self, part: Contribution) -> Any:  # noqa: ANN401 - a tensor
+    def became(self, part: Contribution) -> Any:
         """What becomes of a step with these gradients, which are those of all replicas."""
         finite = _are_finite([part.loss, *part.gradients])
         return tf.where(part.rows > 0, tf.where(finite, APPLIED, NOT_FINITE), NOTHING_TO_APPLY)
 
-    def may_apply(self, part: Contribution, became: Any) -> Any:  # noqa: ANN401 - tensors
+    def may_apply(self, part: Contribution, became: Any) -> Any:
         """Whether to call `apply`. An optimizer that scales the loss applies no gradients that are too large by itself,
         and scales less from then on.
         """
         return (part.rows > 0) & tf.math.is_finite(part.loss) if self._scales else became == APPLIED
 
-    def apply(self, part: Contribution, became: Any) -> None:  # noqa: ANN401 - tensors
+    def apply(self, part: Contribution, became: Any) -> None:
         """Change the variables."""
         self.optimizer.apply(part.gradients, self.model.trainable_variables)
         for one, after in zip(statistics_of(self.model), part.statistics, strict=True):
             one.assign(tf.where(became == APPLIED, after, one.value))
 
 
-def statistics_of(model: Any) -> list[Any]:  # noqa: ANN401 - Keras has no types
+def statistics_of(model: Any) -> list[Any]:
     """What a model's forward pass itself changes, such as means over batches; not what was frozen, which may be large,
     nor seeds, which are no floats and do go on.
     """
@@ -120,7 +120,7 @@ def statistics_of(model: Any) -> list[Any]:  # noqa: ANN401 - Keras has no types
     return [one for one in known if tf.as_dtype(one.dtype).is_floating and id(one) not in frozen]
 
 
-def refuse_own_train_step(model: Any) -> None:  # noqa: ANN401 - Keras has no types
+def refuse_own_train_step(model: Any) -> None:
     """A step of the model's own would not be taken, in silence."""
     if type(model).train_step is not keras.Model.train_step:
         raise SettingsError(
@@ -130,11 +130,11 @@ def refuse_own_train_step(model: Any) -> None:  # noqa: ANN401 - Keras has no ty
         )  # fmt: skip
 
 
-def _in_float32(output: Any) -> Any:  # noqa: ANN401 - a tensor
+def _in_float32(output: Any) -> Any:
     return tf.cast(output, tf.float32) if output.dtype.is_floating else output
 
 
-def _shares(losses: list[Any], weight: Any) -> list[Any]:  # noqa: ANN401 - a tensor
+def _shares(losses: list[Any], weight: Any) -> list[Any]:
     """One replica's shares of what the model adds, which count for as much as its rows weigh."""
     share = share_of_all(weight) if losses else 1.0
     return [one * tf.cast(share, one.dtype) for one in losses]
@@ -145,7 +145,7 @@ def _assign(variables: list[Any], values: list[Any]) -> None:
         variable.assign(value)
 
 
-def _are_finite(values: list[Any]) -> Any:  # noqa: ANN401 - a tensor
+def _are_finite(values: list[Any]) -> Any:
     dense = [one.values if isinstance(one, tf.IndexedSlices) else one for one in values if one is not None]
     # A sum is not finite if any of it is not, and takes half the time of looking at each; it may only be too large.
     total = tf.add_n([tf.cast(tf.reduce_sum(one), tf.float32) for one in dense])
@@ -153,13 +153,13 @@ def _are_finite(values: list[Any]) -> Any:  # noqa: ANN401 - a tensor
     return tf.cond(tf.math.is_finite(total), lambda: True, each)
 
 
-def _by_rows(loss: Any) -> Callable[[Any, Any, Any], Any]:  # noqa: ANN401 - of targets, outputs and weight
+def _by_rows(loss: Any) -> Callable[[Any, Any, Any], Any]:
     """The mean over rows, by weight; what a row without a sample computes is replaced before it can be infinite."""
     if isinstance(loss, RowLoss):
         return lambda targets, outputs, weight: loss(targets, outputs, sample_weight=weight)
     per_row = loss.call if isinstance(loss, keras.losses.Loss) else loss
 
-    def mean(targets: Any, outputs: Any, weight: Any) -> Any:  # noqa: ANN401 - tensors
+    def mean(targets: Any, outputs: Any, weight: Any) -> Any:
         mask = getattr(outputs, "_keras_mask", None)
         values = per_row(targets, tf.nest.map_structure(lambda one: valid_rows(one, weight), outputs))
         return masked_mean(_row_means(values, mask), weight)
@@ -167,7 +167,7 @@ def _by_rows(loss: Any) -> Callable[[Any, Any, Any], Any]:  # noqa: ANN401 - of 
     return mean
 
 
-def _row_means(values: Any, mask: Any) -> Any:  # noqa: ANN401 - tensors
+def _row_means(values: Any, mask: Any) -> Any:
     if values.shape.rank == 0:
         raise SettingsError(
             expected="a loss with a value for each row, as rows without a sample have to count for nothing",

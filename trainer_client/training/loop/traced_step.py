@@ -18,18 +18,18 @@ class TracedStep:
     0.1 ms of each call, and twice that with several replicas.
     """
 
-    def __init__(self, function: Any) -> None:  # noqa: ANN401 - TensorFlow has no types
+    def __init__(self, function: Any) -> None:
         self._function = function
         self._graph: Any = None
 
-    def get_concrete_function(self, *specs: Any) -> Any:  # noqa: ANN401 - as above
+    def get_concrete_function(self, *specs: Any) -> Any:
         """Trace it, as a `tf.function` would; the graph."""
         graph = self._function.get_concrete_function(*specs)
         if not tf.config.functions_run_eagerly():
             self._graph = graph
         return graph
 
-    def __call__(self, *elements: Any) -> Any:  # noqa: ANN401 - tensors
+    def __call__(self, *elements: Any) -> Any:
         """Take it."""
         if self._graph is not None:
             try:

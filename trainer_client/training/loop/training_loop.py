@@ -31,7 +31,7 @@ class TrainingLoop(BaseLoop):
 
     def __init__(
         self,
-        model: Any,  # noqa: ANN401 - Keras has no types
+        model: Any,
         data: TrainingData,
         placement: Placement,
         settings: LoopSettings,
@@ -124,7 +124,7 @@ class TrainingLoop(BaseLoop):
     def _is_stopping(self, interruption: ctrl_c.Interruption) -> bool:
         return self._placement.heeds(asked=interruption.is_asked)
 
-    def _train_on(self, element: Any) -> float:  # noqa: ANN401 - tensors
+    def _train_on(self, element: Any) -> float:
         """One step, counted once it is applied; its loss."""
         cursor = self._session.cursor
         with self._timed("step"):
@@ -188,7 +188,7 @@ class TrainingLoop(BaseLoop):
         self._params[STEPS_DONE] = there.steps
         self._callbacks.on_train_begin()
 
-    def _build(self, element: Any) -> None:  # noqa: ANN401 - tensors
+    def _build(self, element: Any) -> None:
         super()._build(element)
         model = self._model
         with self._placement.scope():

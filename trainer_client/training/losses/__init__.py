@@ -23,13 +23,13 @@ __all__ = ["CTC", "RowLoss", "blank_after", "ctc_per_row", "masked_mean", "valid
 _SURELY = 1e9  # a logit so large that it leaves no probability to the others
 
 
-def valid_rows(values: Any, weight: Any) -> Any:  # noqa: ANN401 - tensors
+def valid_rows(values: Any, weight: Any) -> Any:
     """The values with masked rows replaced by zeros, into which no gradient flows."""
     keep = tf.reshape(weight != 0, tf.concat([tf.shape(weight), tf.ones(tf.rank(values) - 1, tf.int32)], 0))
     return tf.where(keep, values, tf.zeros_like(values))
 
 
-def masked_mean(per_row: Any, weight: Any) -> Any:  # noqa: ANN401 - tensors
+def masked_mean(per_row: Any, weight: Any) -> Any:
     """The mean of a value per row, by weight; 0 where no row is valid anywhere."""
     weight = tf.cast(weight, per_row.dtype)
     total = tf.reduce_sum(weight)
@@ -46,7 +46,7 @@ class RowLoss(keras.losses.Loss):  # type: ignore[misc] # Keras has no types
         super().__init__(name=name)
         self._per_row = per_row
 
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:  # noqa: ANN401 - tensors
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """The masked mean; without weights every row counts."""
         weight = tf.ones(tf.shape(y_pred)[:1]) if sample_weight is None else tf.convert_to_tensor(sample_weight)
         return masked_mean(self._per_row(y_true, valid_rows(y_pred, weight)), weight)
@@ -63,13 +63,13 @@ class CTC(RowLoss):
         super().__init__(_ctc_of_padded, name)
 
 
-def _ctc_of_padded(labels: Any, logits: Any) -> Any:  # noqa: ANN401 - tensors
+def _ctc_of_padded(labels: Any, logits: Any) -> Any:
     labels = tf.cast(labels, tf.int32)
     frames = tf.fill(tf.shape(logits)[:1], tf.shape(logits)[1])
     return _ctc(labels, logits, tf.math.count_nonzero(labels, axis=1, dtype=tf.int32), frames)
 
 
-def ctc_per_row(labels: Any, logits: Any, label_length: Any, logit_length: Any, weight: Any) -> Any:  # noqa: ANN401
+def ctc_per_row(labels: Any, logits: Any, label_length: Any, logit_length: Any, weight: Any) -> Any:
     """The CTC loss of each row; blank is 0, masked rows give finite values and no gradient."""
     valid = weight != 0
     frames = tf.where(valid, tf.cast(logit_length, tf.int32), tf.shape(logits)[1])
@@ -77,7 +77,7 @@ def ctc_per_row(labels: Any, logits: Any, label_length: Any, logit_length: Any, 
     return valid_rows(_ctc(labels, valid_rows(logits, weight), label_length, frames), weight)
 
 
-def _ctc(labels: Any, logits: Any, label_length: Any, logit_length: Any) -> Any:  # noqa: ANN401
+def _ctc(labels: Any, logits: Any, label_length: Any, logit_length: Any) -> Any:
     return tf.nn.ctc_loss(
         labels=_of_any_shape(tf.cast(labels, tf.int32), (None, None)),
         logits=_of_any_shape(tf.cast(logits, tf.float32), (None, None, logits.shape[-1])),
@@ -88,14 +88,14 @@ def _ctc(labels: Any, logits: Any, label_length: Any, logit_length: Any) -> Any:
     )
 
 
-def _of_any_shape(values: Any, shape: tuple[int | None, ...]) -> Any:  # noqa: ANN401 - tensors
+def _of_any_shape(values: Any, shape: tuple[int | None, ...]) -> Any:
     """The same values, of sizes that TensorFlow does not know while it traces. It names the loops of `ctc_loss` by what
     they compute, not by their sizes, so a second shape would find the first one's loops, and print that as errors.
     """
     return tf.compat.v1.placeholder_with_default(values, shape)
 
 
-def blank_after(logits: Any, logit_length: Any) -> Any:  # noqa: ANN401 - tensors
+def blank_after(logits: Any, logit_length: Any) -> Any:
     """Logits that are certainly blank past each row's length, so that the loss is that of the row's own frames."""
     shape = tf.shape(logits)
     own = tf.sequence_mask(logit_length, shape[1])[:, :, tf.newaxis]

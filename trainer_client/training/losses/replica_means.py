@@ -26,13 +26,13 @@ def means_of_own_rows() -> Iterator[None]:
         _ARE_OWN.reset(before)
 
 
-def replica_of_several() -> Any:  # noqa: ANN401 - TensorFlow has no types
+def replica_of_several() -> Any:
     """The replica's context if means are over the rows of several; else None."""
     replica = tf.distribute.get_replica_context()
     return None if _ARE_OWN.get() or replica is None or replica.num_replicas_in_sync == 1 else replica
 
 
-def share_of_all(weight: Any) -> Any:  # noqa: ANN401 - a tensor; a tensor or a number
+def share_of_all(weight: Any) -> Any:
     """How much of the weight of all replicas' rows this is, which one replica's rows have; all of it, if means are not
     over the rows of several.
     """

@@ -58,7 +58,7 @@ def _plain(row: NDArray[np.void], value_of: Callable[[Any], Any]) -> _Row:
     return {name: value_of(row[name]) for name in row.dtype.names if name != MASKED}
 
 
-def _plain_value(value: Any) -> Any:  # noqa: ANN401 - numbers, texts, lists of them
+def _plain_value(value: Any) -> Any:
     if value.dtype.kind == "S":
         value = np.char.decode(value, "utf-8", "replace")
     return value.tolist() if hasattr(value, "tolist") else value
@@ -76,7 +76,7 @@ def _json_lines(file: IO[bytes]) -> Iterator[Callable[[NDArray[np.void]], None]]
     yield write
 
 
-def _json_value(value: Any) -> Any:  # noqa: ANN401 - as above
+def _json_value(value: Any) -> Any:
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         plain = np.array(value, object)
         plain[~np.isfinite(value)] = None
@@ -87,7 +87,7 @@ def _json_value(value: Any) -> Any:  # noqa: ANN401 - as above
 # --- Parquet ---
 
 
-def _parquet() -> Any:  # noqa: ANN401 - a module without types
+def _parquet() -> Any:
     return library(
         "pyarrow.parquet", extra="parquet", use="which writes Parquet", where="--output",
         otherwise="or name an output that ends in .jsonl",
@@ -124,13 +124,13 @@ class _ParquetRows:
         self._writer.close()
 
 
-def _schema(dtype: np.dtype[np.void]) -> Any:  # noqa: ANN401 - pyarrow has no types
+def _schema(dtype: np.dtype[np.void]) -> Any:
     pa = library("pyarrow", extra="parquet", use="which writes Parquet")
     assert dtype.names is not None
     return pa.schema([(name, _type_of(pa, dtype[name])) for name in dtype.names if name != MASKED])
 
 
-def _type_of(pa: Any, dtype: np.dtype[Any]) -> Any:  # noqa: ANN401 - as above
+def _type_of(pa: Any, dtype: np.dtype[Any]) -> Any:
     found = pa.string() if dtype.base.kind in "SU" else pa.from_numpy_dtype(dtype.base)
     for _ in dtype.shape:
         found = pa.list_(found)

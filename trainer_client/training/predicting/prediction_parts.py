@@ -119,7 +119,7 @@ class PredictionParts:
         with replacing(self.folder / _RECORD) as file:
             file.write(json.dumps(record, indent=1).encode())
 
-    def _is_of_something_else(self, name: str, expected: Any, got: Any) -> DataError:  # noqa: ANN401 - from JSON
+    def _is_of_something_else(self, name: str, expected: Any, got: Any) -> DataError:
         return DataError(
             expected=f"outputs of {name} {_said(expected)}", got=f"some of {_said(got)} ({self.folder / _RECORD})",
             where=f"--output {self.output}",
@@ -235,5 +235,5 @@ def _gather(paths: Sequence[Path], ends: NDArray[np.int64], places: NDArray[np.i
         yield found[place]
 
 
-def _said(value: Any) -> str:  # noqa: ANN401 - from JSON
+def _said(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)

@@ -26,7 +26,7 @@ __all__ = ["Predictor"]
 class Predictor:
     """One model with these values in its variables; `structure` says which arrays of a batch are its inputs."""
 
-    def __init__(self, model: Any, structure: ElementStructure, values: Sequence[NDArray[Any]]) -> None:  # noqa: ANN401 - Keras has no types
+    def __init__(self, model: Any, structure: ElementStructure, values: Sequence[NDArray[Any]]) -> None:
         self._model = model
         self._structure = structure
         self._values: Sequence[NDArray[Any]] | None = values
@@ -43,10 +43,10 @@ class Predictor:
         named = dict(_named(self._step(tensors), ""))
         return {name: _checked(name, plain_value(output), rows) for name, output in named.items()}
 
-    def _outputs(self, tensors: Mapping[str, Any]) -> Any:  # noqa: ANN401 - tensors
+    def _outputs(self, tensors: Mapping[str, Any]) -> Any:
         return self._model(self._inputs(tensors), training=False)
 
-    def _inputs(self, tensors: Mapping[str, Any]) -> Any:  # noqa: ANN401 - tensors
+    def _inputs(self, tensors: Mapping[str, Any]) -> Any:
         inputs, own_map = self._structure.inputs, self._structure.map
         element = ElementStructure(inputs=inputs).of(tensors)  # whatever else is named is not there
         if own_map is not None:
@@ -54,7 +54,7 @@ class Predictor:
         return keras.utils.unpack_x_y_sample_weight(element)[0]
 
 
-def _named(outputs: Any, name: str) -> list[tuple[str, Any]]:  # noqa: ANN401 - a structure of tensors
+def _named(outputs: Any, name: str) -> list[tuple[str, Any]]:
     """Each tensor under its path; a single one is called `output`."""
     if isinstance(outputs, Mapping):
         parts = [(str(key), value) for key, value in outputs.items()]

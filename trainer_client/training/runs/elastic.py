@@ -37,7 +37,7 @@ def run_elastic(
     *,
     elastic: tuple[int, int],
     new_process: bool = False,
-    **settings: Any,  # noqa: ANN401 - those of connect
+    **settings: Any,
 ) -> _T | None:
     """Call a training function anew in each world of an elastic run, until it returns in all of its trainers.
 

@@ -68,7 +68,7 @@ class ModelModule:
         said = json.dumps([self.full_name, self.digest(), names, self.parameters], sort_keys=True)
         return f"{digest64(said.encode()):016x}"
 
-    def find(self, piece: str) -> Any:  # noqa: ANN401 - whatever it is
+    def find(self, piece: str) -> Any:
         """The piece as the module has it; None if there is none, unless the user named it."""
         place, _, attribute = self._names.get(piece, f"{self.name}:{piece}").rpartition(":")
         module = _imported(place or self.name)
@@ -77,7 +77,7 @@ class ModelModule:
             raise self._missing(piece, f"{attribute} in {module.__name__}", nearest(attribute, dir(module)))
         return found
 
-    def require(self, piece: str) -> Any:  # noqa: ANN401 - whatever it is
+    def require(self, piece: str) -> Any:
         """The piece as the module has it; an error with an example if there is none."""
         found = self.find(piece)
         if found is None:
@@ -96,12 +96,12 @@ class ModelModule:
             )  # fmt: skip
         return keys
 
-    def make(self, piece: str) -> Any:  # noqa: ANN401 - what the user's function returns
+    def make(self, piece: str) -> Any:
         """What the piece's function returns, called with its parameters."""
         self.require(piece)
         return self._call(piece)
 
-    def make_if_there(self, piece: str) -> Any:  # noqa: ANN401 - as above
+    def make_if_there(self, piece: str) -> Any:
         """The same; None if there is no such piece."""
         return None if self.find(piece) is None else self._call(piece)
 
@@ -115,7 +115,7 @@ class ModelModule:
             )  # fmt: skip
         return cast("Callable[..., Any] | None", found)
 
-    def _call(self, piece: str) -> Any:  # noqa: ANN401 - as above
+    def _call(self, piece: str) -> Any:
         function = self.find_function(piece)
         assert function is not None
         taken = inspect.signature(function).parameters

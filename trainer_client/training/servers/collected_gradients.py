@@ -22,14 +22,14 @@ __all__ = ["CollectedGradients"]
 class CollectedGradients:
     """Of one model; `goes_on` says whether its own copy is updated as well."""
 
-    def __init__(self, optimizer: Any, variables: Sequence[Any], *, goes_on: bool) -> None:  # noqa: ANN401 - Keras
+    def __init__(self, optimizer: Any, variables: Sequence[Any], *, goes_on: bool) -> None:
         self._optimizer = optimizer
         self._places = {id(one): at for at, one in enumerate(variables)}
         self._goes_on = goes_on
         self._dense: dict[int, Any] = {}
         self._rows: dict[int, tuple[Any, Any]] = {}
 
-    def scale_loss(self, loss: Any) -> Any:  # noqa: ANN401 - a tensor
+    def scale_loss(self, loss: Any) -> Any:
         """As it is."""
         return loss
 
@@ -42,7 +42,7 @@ class CollectedGradients:
         if self._goes_on:
             self._optimizer.apply([one for one, _ in known], [variable for _, variable in known])
 
-    def _keep(self, at: int, gradient: Any, variable: Any) -> None:  # noqa: ANN401 - a tensor, or rows
+    def _keep(self, at: int, gradient: Any, variable: Any) -> None:
         with tf.init_scope():
             if isinstance(gradient, tf.IndexedSlices):
                 if at not in self._rows:
@@ -62,6 +62,6 @@ class CollectedGradients:
         return {**{at: one.numpy() for at, one in self._dense.items()}, **rows}
 
 
-def _buffer(dtype: Any, shape: tuple[int | None, ...]) -> Any:  # noqa: ANN401 - a variable of TensorFlow's
+def _buffer(dtype: Any, shape: tuple[int | None, ...]) -> Any:
     begin = tf.zeros([0 if size is None else size for size in shape], dtype)
     return tf.Variable(begin, trainable=False, shape=shape, validate_shape=None not in shape)

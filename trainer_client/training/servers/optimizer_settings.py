@@ -22,7 +22,7 @@ _RATE = "learning_rate"
 class OptimizerSettings:
     """Of one model's optimizer, as it is now: `refuse_changes` looks at it again."""
 
-    def __init__(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+    def __init__(self, model: Any) -> None:
         self._model = model
         self._optimizer = model.optimizer
         #: A variable, a schedule, or a function.
@@ -72,7 +72,7 @@ class OptimizerSettings:
         return config
 
 
-def _kind(source: Any) -> str:  # noqa: ANN401 - a variable, a schedule, or a function
+def _kind(source: Any) -> str:
     return "a number" if isinstance(source, keras.Variable) else f"a {type(source).__name__}"
 
 

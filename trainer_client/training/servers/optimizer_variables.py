@@ -19,7 +19,7 @@ __all__ = ["OptimizerVariables"]
 class OptimizerVariables:
     """Builds an optimizer for these variables."""
 
-    def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:  # noqa: ANN401 - Keras has no types
+    def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
         if optimizer.built:
             raise SettingsError(
                 expected="an optimizer that is not built", got="one that is", where="--model, optimizer",
@@ -30,7 +30,7 @@ class OptimizerVariables:
         places = {id(one): at for at, one in enumerate(variables)}
         make = optimizer.add_variable_from_reference
 
-        def watched(reference_variable: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - as above
+        def watched(reference_variable: Any, *arguments: Any, **named: Any) -> Any:
             made = make(reference_variable, *arguments, **named)
             if id(reference_variable) in places:
                 self.of_each[places[id(reference_variable)]].append(made)

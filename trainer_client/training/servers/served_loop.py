@@ -61,7 +61,7 @@ class ServedLoop(BaseLoop):
 
     def __init__(  # noqa: PLR0913, PLR0917 - each is a part of its own
         self,
-        model: Any,  # noqa: ANN401 - Keras has no types
+        model: Any,
         data: TrainingData,
         servers: ServerConnections,
         worker: ServedSettings,
@@ -163,7 +163,7 @@ class ServedLoop(BaseLoop):
         except MovedError:
             self._is_joined = False
 
-    def _train_on(self, element: Any) -> float | None:  # noqa: ANN401 - tensors
+    def _train_on(self, element: Any) -> float | None:
         """One step, counted once it is applied; its loss, if it was computed."""
         session = self._session
         with self._timed("step"):
@@ -185,7 +185,7 @@ class ServedLoop(BaseLoop):
         self._params[STEPS_DONE] = steps
         return steps
 
-    def _try(self, element: Any) -> tuple[float | None, int, bool]:  # noqa: ANN401 - as above
+    def _try(self, element: Any) -> tuple[float | None, int, bool]:
         """Loss, valid rows, and whether the batch is in the model."""
         loss, rows = None, 0
         assert self._session.leases is not None
@@ -373,7 +373,7 @@ def _done_set(state: dict[str, Any]) -> DoneSet:
     return DoneSet(tuple(EpochDone(epoch, fresh, tuple(missing)) for epoch, fresh, missing in state["epochs"]))
 
 
-def _refuse_lockstep(session: Any) -> None:  # noqa: ANN401 - a feed's session
+def _refuse_lockstep(session: Any) -> None:
     if not session.in_queue:
         raise SettingsError(
             expected='mode = "queue", as workers of unequal speed share batches',

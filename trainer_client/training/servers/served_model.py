@@ -52,7 +52,7 @@ class SharesSettings:
 class ServedModel:
     """A built model, and the optimizer whose state servers hold."""
 
-    def __init__(self, model: Any, optimizer: Any, servers: ServerConnections, settings: SharesSettings) -> None:  # noqa: ANN401
+    def __init__(self, model: Any, optimizer: Any, servers: ServerConnections, settings: SharesSettings) -> None:
         #: Of the values that were pulled, and the newest that was heard of.
         self.version = self._heard_version = 0
         self.generation = 0
@@ -248,7 +248,7 @@ class ServedModel:
         self._servers.tell_all(m.Quit(trainer=self._trainer))
 
 
-def _cut(array: Any, part: VariablePart) -> Any:  # noqa: ANN401 - an array
+def _cut(array: Any, part: VariablePart) -> Any:
     """A part's rows of a variable, or of what has a variable's shape."""
     return array[part.start : part.start + part.shape[0]] if part.shape and array.shape[1:] == part.shape[1:] else array
 
@@ -267,7 +267,7 @@ def _assign(places: Sequence[tuple[VariablePart | None, Any]], frame: memoryview
             variable.value[part.start : part.start + part.shape[0]].assign(array)
 
 
-def refuse_what_servers_cannot_hold(model: Any, optimizer: Any) -> None:  # noqa: ANN401 - Keras has no types
+def refuse_what_servers_cannot_hold(model: Any, optimizer: Any) -> None:
     """Refuse names that are there twice, constraints, and a loss that is scaled."""
     seen: dict[str, int] = {}
     for layer in model._flatten_layers(include_self=False):  # noqa: SLF001 - `layers` has the outer ones only

@@ -50,7 +50,7 @@ class ServerConnections:
     def __len__(self) -> int:
         return len(self.endpoints)
 
-    def ask_all(self, message: Any, heed: Callable[[], None] | None = None) -> list[Reply]:  # noqa: ANN401 - any of them
+    def ask_all(self, message: Any, heed: Callable[[], None] | None = None) -> list[Reply]:
         """Ask every server the same."""
         return list(self.ask(dict.fromkeys(range(len(self)), (message, b"")), heed).values())
 
@@ -91,7 +91,7 @@ class ServerConnections:
         if asked is not None and getattr(said, "serial", None) == asked.message.serial:
             asked.reply = (said, frames[1].buffer if len(frames) > 1 else memoryview(b""))
 
-    def tell_all(self, message: Any) -> None:  # noqa: ANN401 - as above
+    def tell_all(self, message: Any) -> None:
         """Say something that is not answered, to whoever is there."""
         for socket in self._sockets:
             try:
@@ -115,7 +115,7 @@ class ServerConnections:
 class _Question:
     """One question, until it is answered."""
 
-    def __init__(self, socket: zmq.Socket[bytes], message: Any, frame: bytes) -> None:  # noqa: ANN401 - as above
+    def __init__(self, socket: zmq.Socket[bytes], message: Any, frame: bytes) -> None:
         self.message = message
         self.reply: Reply | None = None
         self.began_s = time.monotonic()
@@ -139,6 +139,6 @@ class _Question:
         self._again_s, self._pause_s = now_s + self._pause_s, 2 * self._pause_s
 
 
-def message_has_frame(message: Any) -> bool:  # noqa: ANN401 - as above
+def message_has_frame(message: Any) -> bool:
     """Whether a frame follows it."""
     return isinstance(message, m.ServeShare | m.Push)

@@ -91,7 +91,7 @@ class ShareStore:
             self._updates[kind] = self._update([self._variables[place] for place, _ in gradients])
         self._updates[kind]([one for _, one in gradients])
 
-    def _update(self, variables: list[Any]) -> Any:  # noqa: ANN401 - a function of TensorFlow's
+    def _update(self, variables: list[Any]) -> Any:
         optimizer = self._optimizer
         return tf.function(
             lambda gradients: optimizer.apply(gradients, variables), reduce_retracing=True, autograph=False
@@ -114,7 +114,7 @@ class ShareStore:
             raise _not_of_this_share(f"part {place} of {len(self._parts)}")
         return self._parts[place].shape, self._parts[place].dtype
 
-    def _gradient(self, one: PartGradient, arrays: Any) -> Any:  # noqa: ANN401 - an iterator of arrays
+    def _gradient(self, one: PartGradient, arrays: Any) -> Any:
         if one.rows is None:
             return tf.constant(next(arrays))
         shape, (numbers, values) = self._parts[one.place].shape, (next(arrays), next(arrays))

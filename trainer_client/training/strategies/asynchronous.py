@@ -44,7 +44,7 @@ class Asynchronous(OneCopy):
         self._times = 1.0 if sums else 1 / len(devices)
         self.said += "" if sums else f"; gradients times 1/{len(devices)}"
 
-    def prepare_optimizer(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+    def prepare_optimizer(self, model: Any) -> None:
         """As `Placement` has it."""
         super().prepare_optimizer(model)
         _refuse_statistics(model)
@@ -67,7 +67,7 @@ class _Settlement:
         self.tracing = threading.Lock()
         self.settle = TracedStep(tf.function(self._settled, reduce_retracing=True, autograph=False))
 
-    def _settled(self, part: Contribution) -> Any:  # noqa: ANN401 - a tensor
+    def _settled(self, part: Contribution) -> Any:
         with self.tracing:
             return tf.concat([self._step.settle(part), [part.weight]], 0)
 
@@ -83,19 +83,19 @@ class _Tower:
         self._compute = contribution_of(step, xla=xla)
         self._contribute = TracedStep(tf.function(self._computed, reduce_retracing=any_shape, autograph=False))
 
-    def trace(self, spec: Any) -> None:  # noqa: ANN401 - specs
+    def trace(self, spec: Any) -> None:
         """Trace it for elements like this."""
         part = self._contribute.get_concrete_function(spec).structured_outputs
         self._settle.get_concrete_function(tf.nest.map_structure(_spec_of, part))
 
-    def train(self, element: Any, applying: threading.Lock) -> list[float]:  # noqa: ANN401 - tensors
+    def train(self, element: Any, applying: threading.Lock) -> list[float]:
         """Loss, valid rows, what became of the step, and the rows' weight."""
         part = self._contribute(element)
         with applying:
             outcome: list[float] = self._settle(part).numpy().tolist()
         return outcome
 
-    def _computed(self, element: Any) -> Contribution:  # noqa: ANN401 - tensors
+    def _computed(self, element: Any) -> Contribution:
         with self._tracing, tf.device(self._device):  # Python runs while TensorFlow traces, and only then
             part = self._compute(element)
             return part._replace(gradients=[times(one, self._times) for one in part.gradients])
@@ -113,12 +113,12 @@ class _AllTowers:
         self._elements: Any = None
         self._outcomes: list[list[float] | None] = []
 
-    def get_concrete_function(self, specs: Any) -> None:  # noqa: ANN401 - specs
+    def get_concrete_function(self, specs: Any) -> None:
         """Trace it, as a `tf.function` would."""
         for tower, spec in zip(self._towers, specs, strict=True):
             tower.trace(spec)
 
-    def __call__(self, elements: Any) -> Any:  # noqa: ANN401 - tensors
+    def __call__(self, elements: Any) -> Any:
         if elements is not self._elements:
             self._elements, self._outcomes = elements, [None] * len(self._towers)
         self._train_those_left()
@@ -136,7 +136,7 @@ class _AllTowers:
             self._outcomes[at] = future.result()
 
 
-def _spec_of(value: Any) -> Any:  # noqa: ANN401 - a tensor, slices or None
+def _spec_of(value: Any) -> Any:
     return None if value is None else tf.type_spec_from_value(value)
 
 
@@ -151,7 +151,7 @@ def _together(outcomes: Sequence[Sequence[float]]) -> list[float]:
     return [loss, 0.0, NOTHING_TO_APPLY]
 
 
-def _refuse_statistics(model: Any) -> None:  # noqa: ANN401 - Keras has no types
+def _refuse_statistics(model: Any) -> None:
     names = [one.path for one in statistics_of(model)]
     if names:
         raise SettingsError(
@@ -161,7 +161,7 @@ def _refuse_statistics(model: Any) -> None:  # noqa: ANN401 - Keras has no types
         )  # fmt: skip
 
 
-def _refuse_scaled_loss(optimizer: Any) -> None:  # noqa: ANN401 - as above
+def _refuse_scaled_loss(optimizer: Any) -> None:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise SettingsError(
             expected="an optimizer that does not scale the loss", got=type(optimizer).__name__,

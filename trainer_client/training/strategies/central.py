@@ -43,7 +43,7 @@ class Central(OneCopy):
         step: TrainStep,
         contribute: Callable[[Any], Contribution],
         elements: Sequence[Any],
-    ) -> Any:  # noqa: ANN401 - tensors
+    ) -> Any:
         made, towers = [], Towers(step.model)
         for device, element in zip(self._devices, elements, strict=True):
             with tf.device(device):
@@ -66,7 +66,7 @@ class Central(OneCopy):
         return Contribution(loss, rows, weight, gradients, statistics)
 
 
-def _sum_of(gradients: Sequence[Any], parts: Sequence[Any]) -> Any:  # noqa: ANN401 - tensors or slices
+def _sum_of(gradients: Sequence[Any], parts: Sequence[Any]) -> Any:
     """Their sum, by these parts; slices of the towers are put one behind the other."""
     if gradients[0] is None:
         return None
@@ -77,6 +77,6 @@ def _sum_of(gradients: Sequence[Any], parts: Sequence[Any]) -> Any:  # noqa: ANN
     return tf.add_n([one * tf.cast(part, one.dtype) for one, part in zip(gradients, parts, strict=True)])
 
 
-def _mean_of(values: Sequence[Any], parts: Sequence[Any]) -> Any:  # noqa: ANN401 - tensors
+def _mean_of(values: Sequence[Any], parts: Sequence[Any]) -> Any:
     pairs = zip(values, parts, strict=True)
     return tf.add_n([tf.math.multiply_no_nan(one, tf.cast(part, one.dtype)) for one, part in pairs])

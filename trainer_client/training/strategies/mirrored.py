@@ -40,7 +40,7 @@ class Mirrored(Replicated):
         refuse_other_world(feed, "mirrored", replicas=self.ranks["replicas"], world=self.ranks["world"])
 
 
-def _operations(name: AllReduce) -> Any:  # noqa: ANN401 - TensorFlow has no types
+def _operations(name: AllReduce) -> Any:
     if name == "nccl":
         return tf.distribute.NcclAllReduce()
     if name == "hierarchical":

@@ -42,7 +42,7 @@ class OneCopy:
         scope: AbstractContextManager[Any] = tf.variable_creator_scope(self._create)
         return scope
 
-    def _create(self, create: Callable[..., Any], **how: Any) -> Any:  # noqa: ANN401 - as TensorFlow calls it
+    def _create(self, create: Callable[..., Any], **how: Any) -> Any:
         """A variable in its place."""
         if self._is_model_built:
             return create(**how)  # beside the one that it belongs to
@@ -64,19 +64,19 @@ class OneCopy:
         """As `Placement` has it."""
         return PipelineRounds(feed, function, self._devices, tuple)
 
-    def one_of(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+    def one_of(self, element: Any) -> Any:
         """As `Placement` has it."""
         return element[0]
 
-    def any_element(self, elements: Iterable[Any]) -> Any:  # noqa: ANN401 - a structure of specs
+    def any_element(self, elements: Iterable[Any]) -> Any:
         """As `Placement` has it."""
         return self.for_all(elements.element_spec)  # type: ignore[attr-defined] # of rounds
 
-    def for_all(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+    def for_all(self, element: Any) -> Any:
         """As `Placement` has it."""
         return (element,) * len(self._devices)
 
-    def prepare_optimizer(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+    def prepare_optimizer(self, model: Any) -> None:
         """As `Placement` has it: optimizers put their variables beside the model's."""
         self._is_model_built = model.built
 
@@ -84,9 +84,9 @@ class OneCopy:
         """As `Placement` has it."""
         return asked
 
-    def refuse_unequal(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+    def refuse_unequal(self, model: Any) -> None:
         """As `Placement` has it: there is one copy."""
 
 
-def _bytes_of(value: Any) -> int:  # noqa: ANN401 - a tensor
+def _bytes_of(value: Any) -> int:
     return int(np.prod(value.shape.as_list(), dtype=np.int64)) * int(value.dtype.size)

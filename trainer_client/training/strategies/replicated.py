@@ -75,30 +75,30 @@ class Replicated:
         """As `Placement` has it."""
         return PipelineRounds(feed, function, self._devices(), self._of_replicas)
 
-    def one_of(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+    def one_of(self, element: Any) -> Any:
         """As `Placement` has it."""
         return self._first(element)
 
-    def any_element(self, elements: Iterable[Any]) -> Any:  # noqa: ANN401 - a structure of specs
+    def any_element(self, elements: Iterable[Any]) -> Any:
         """As `Placement` has it."""
         spec = elements.element_spec  # type: ignore[attr-defined] # of rounds
         return tf.nest.map_structure(lambda one: PerReplicaSpec(*[one] * len(self._devices())), spec)
 
-    def for_all(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+    def for_all(self, element: Any) -> Any:
         """As `Placement` has it."""
         return self._of_replicas([element] * len(self._devices()))
 
-    def prepare_optimizer(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+    def prepare_optimizer(self, model: Any) -> None:
         """As `Placement` has it."""
         refuse_unsynchronised(model)
 
-    def refuse_unequal(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+    def refuse_unequal(self, model: Any) -> None:
         """As `Placement` has it."""
         replicas, world = self.ranks["replicas"], self.ranks["world"]
         with self.exchanging():
             refuse_unequal(self._strategy, model, world // replicas, self.ranks["rank"] // replicas)
 
-    def _of_replicas(self, elements: Sequence[Any]) -> Any:  # noqa: ANN401 - tensors
+    def _of_replicas(self, elements: Sequence[Any]) -> Any:
         """One element for each replica here."""
         left = iter(elements)
         return self._strategy.experimental_distribute_values_from_function(lambda _context: next(left))
@@ -128,14 +128,14 @@ class Replicated:
         step: TrainStep,
         contribute: Callable[[Any], Contribution],
         towers: Towers,
-        element: Any,  # noqa: ANN401 - tensors
-        asked: Any,  # noqa: ANN401 - as above
-    ) -> Any:  # noqa: ANN401 - as above
+        element: Any,
+        asked: Any,
+    ) -> Any:
         """One step of all replicas: what came of it, how many of them have each gradient and are asked to stop."""
         strategy = self._strategy
         towers.begin()
 
-        def compute(element: Any, asked: Any) -> tuple[Contribution, Any, Any, Any]:  # noqa: ANN401 - tensors
+        def compute(element: Any, asked: Any) -> tuple[Contribution, Any, Any, Any]:
             part, counts = self._summed(contribute(element), towers, asked)
             having = counts[:-1]
             became = step.became(part)
@@ -150,11 +150,11 @@ class Replicated:
     def _world(self) -> int:
         return int(self._strategy.num_replicas_in_sync)
 
-    def _first(self, value: Any) -> Any:  # noqa: ANN401 - a tensor
+    def _first(self, value: Any) -> Any:
         """The first replica's value here, which all have."""
         return self._strategy.experimental_local_results(value)[0]
 
-    def _summed(self, part: Contribution, towers: Towers, asked: Any) -> tuple[Contribution, Any]:  # noqa: ANN401
+    def _summed(self, part: Contribution, towers: Towers, asked: Any) -> tuple[Contribution, Any]:
         """What all replicas came to, and how many of them have each gradient and are asked to stop; statistics are
         means over rows.
         """
@@ -184,11 +184,11 @@ class _WatchedStep:
         self._function, self._step, self._look, self._placement = function, step, look, placement
         self._looked_at = 0
 
-    def get_concrete_function(self, element: Any) -> None:  # noqa: ANN401 - specs
+    def get_concrete_function(self, element: Any) -> None:
         """Trace it, as a `tf.function` would."""
         self._function.get_concrete_function(element, tf.TensorSpec((), tf.float32))
 
-    def __call__(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+    def __call__(self, element: Any) -> Any:
         to_stop = self._placement.to_stop
         with self._placement.exchanging():
             outcome, counts = self._function(element, tf.constant(to_stop.asked, tf.float32))
@@ -217,17 +217,17 @@ def _sum_of_all(values: list[Any]) -> list[Any]:
     return sums
 
 
-def _widened(value: Any) -> Any:  # noqa: ANN401 - a tensor or slices of one
+def _widened(value: Any) -> Any:
     return _cast(value, tf.float32) if value.dtype.size < tf.float32.size else value
 
 
-def _cast(value: Any, dtype: Any) -> Any:  # noqa: ANN401 - as above
+def _cast(value: Any, dtype: Any) -> Any:
     if value.dtype == dtype:
         return value
     return of_values(value, lambda one: tf.cast(one, dtype))
 
 
-def _sum_nothing(optimizer: Any) -> None:  # noqa: ANN401 - Keras has no types
+def _sum_nothing(optimizer: Any) -> None:
     """Keras' optimizers sum gradients over replicas after clipping them and looking whether they are finite; nothing
     public lets one be given the sum.
     """

@@ -56,26 +56,26 @@ class Single:
         """As `Placement` has it."""
         return OneForEach(feed._session, function)
 
-    def one_of(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+    def one_of(self, element: Any) -> Any:
         """As `Placement` has it."""
         return element
 
-    def any_element(self, elements: Iterable[Any]) -> Any:  # noqa: ANN401 - as above
+    def any_element(self, elements: Iterable[Any]) -> Any:
         """As `Placement` has it."""
         return elements.element_spec  # type: ignore[attr-defined] # of a tf.data.Dataset
 
-    def for_all(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+    def for_all(self, element: Any) -> Any:
         """As `Placement` has it."""
         return element
 
-    def prepare_optimizer(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+    def prepare_optimizer(self, model: Any) -> None:
         """As `Placement` has it."""
 
     def heeds(self, *, asked: bool) -> bool:
         """As `Placement` has it."""
         return asked
 
-    def refuse_unequal(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+    def refuse_unequal(self, model: Any) -> None:
         """As `Placement` has it: there is nothing that could differ."""
 
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:

@@ -72,7 +72,7 @@ class FeatureForm:
         """Values in each entry of the first axis."""
         return math.prod(axis or 1 for axis in self.shape[1:])
 
-    def value(self, raw: bytes, found: Feature | list[Feature] | None) -> Any:  # noqa: ANN401 - many kinds
+    def value(self, raw: bytes, found: Feature | list[Feature] | None) -> Any:
         """The feature's value in a raw sample."""
         if found is None or (not isinstance(found, list) and not found[1]):
             return self._missing()
@@ -84,7 +84,7 @@ class FeatureForm:
             raise self._other_shape(f"steps of {', '.join(map(str, sizes[:4]))} values")
         return self._shaped([one for step in steps for one in step] if self._is_of_texts else _joined(steps, self))
 
-    def value_in_runs(self, raw: mmap.mmap | bytes, kind: int, runs: Sequence[Run]) -> Any:  # noqa: ANN401 - the same
+    def value_in_runs(self, raw: mmap.mmap | bytes, kind: int, runs: Sequence[Run]) -> Any:
         """The feature's value in a raw sample, from the ranges of bytes that hold its values."""
         return self._shaped(self._flat(raw, kind, runs))
 
@@ -92,12 +92,12 @@ class FeatureForm:
     def _is_of_texts(self) -> bool:
         return self.dtype in _NO_NUMBERS
 
-    def _missing(self) -> Any:  # noqa: ANN401 - the same
+    def _missing(self) -> Any:
         if not self.shape or self.shape[0] is not None:
             raise UnfitFeature("missing_feature", f'a value of "{self.key}"', "none")
         return [] if self._is_of_texts else np.zeros((0, *(axis or 0 for axis in self.shape[1:])), self.dtype)
 
-    def _flat(self, raw: mmap.mmap | bytes, kind: int, runs: Sequence[Run]) -> Any:  # noqa: ANN401 - array or list
+    def _flat(self, raw: mmap.mmap | bytes, kind: int, runs: Sequence[Run]) -> Any:
         """All values, flat."""
         if kind == BYTES:
             return self._of_bytes([raw[start:stop] for start, stop in runs])
@@ -108,7 +108,7 @@ class FeatureForm:
             return self._narrowed(_integers(raw, runs))
         raise UnfitFeature("other_kind", f'"{self.key}" as {self}', _KIND_NAMES[kind])
 
-    def _of_bytes(self, values: list[bytes]) -> Any:  # noqa: ANN401 - array or list
+    def _of_bytes(self, values: list[bytes]) -> Any:
         if self.dtype == "bytes":
             return values
         if self.dtype == "text":
@@ -136,7 +136,7 @@ class FeatureForm:
                 raise UnfitFeature("out_of_range", expected, str(value))
         return wide.astype(self.dtype)
 
-    def _shaped(self, flat: Any) -> Any:  # noqa: ANN401 - the same
+    def _shaped(self, flat: Any) -> Any:
         """The values in rows, or the single value."""
         if not self.shape:
             if len(flat) != 1:

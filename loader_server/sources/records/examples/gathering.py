@@ -83,7 +83,7 @@ def _are_arrays(form: FeatureForm, kinds: NDArray[np.int64]) -> NDArray[np.bool_
     return alike if sys.byteorder == "little" else np.zeros_like(alike)
 
 
-def _value(form: FeatureForm, run: int, record: RecordPlace) -> Any:  # noqa: ANN401 - array or number
+def _value(form: FeatureForm, run: int, record: RecordPlace) -> Any:
     data, start, stop = record
     if run == SCATTERED:
         raw = data[start:stop]

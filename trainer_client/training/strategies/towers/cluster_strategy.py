@@ -28,16 +28,16 @@ _GROUP = 1 << 30
 class ClusterStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc] # TensorFlow has no types
     """On these devices, such as CPU:0 and CPU:1, of each process; `how` is as TensorFlow's own takes it."""
 
-    def __init__(self, devices: Sequence[str], **how: Any) -> None:  # noqa: ANN401 - as said
+    def __init__(self, devices: Sequence[str], **how: Any) -> None:
         tf.distribute.Strategy.__init__(self, _OnDevices(self, devices, **how))
 
 
 class _OnDevices(CollectiveAllReduceExtended):  # type: ignore[misc] # as above
-    def __init__(self, strategy: ClusterStrategy, devices: Sequence[str], **how: Any) -> None:  # noqa: ANN401
+    def __init__(self, strategy: ClusterStrategy, devices: Sequence[str], **how: Any) -> None:
         self._chosen = devices
         super().__init__(strategy, **how)
 
-    def _initialize_local_devices(self, _resolver: Any, worker: str) -> tuple[tuple[str, ...], str]:  # noqa: ANN401
+    def _initialize_local_devices(self, _resolver: Any, worker: str) -> tuple[tuple[str, ...], str]:
         """As TensorFlow asks for them: their names in the cluster, and their kind."""
         return tuple(f"{worker}/device:{one}" for one in self._chosen), self._chosen[0].partition(":")[0]
 

@@ -45,7 +45,7 @@ class _Compiled:
         #: Variables of Keras that the model reads and does not know as its own: those of metrics, for example.
         self._strangers: list[Any] = []
 
-    def __call__(self, element: Any) -> Contribution:  # noqa: ANN401 - tensors
+    def __call__(self, element: Any) -> Contribution:
         _refuse_synchronized(self._step.model)
         while True:
             known = [*self._step.variables_read(), *self._strangers]
@@ -67,7 +67,7 @@ class _Compiled:
         """What is compiled: a contribution, and what the forward pass changed."""
         put_back = {id(one) for one in statistics_of(self._step.model)}
 
-        def compute(element: Any, values: Any) -> Any:  # noqa: ANN401 - tensors
+        def compute(element: Any, values: Any) -> Any:
             scope.begin(values)
             with scope, means_of_own_rows():
                 part = self._step.contribute(element)
@@ -112,13 +112,13 @@ class _Noting(keras.StatelessScope):  # type: ignore[misc] # Keras has no types
         """Those that were drawn from, and how often."""
         return ((self._known[one], many) for one, many in self.changes.items() if one in self._seeds)
 
-    def get_current_value(self, variable: Any) -> Any:  # noqa: ANN401 - a tensor, as Keras calls it
+    def get_current_value(self, variable: Any) -> Any:
         """As `StatelessScope` has it."""
         if id(variable) not in self._known:
             self.strangers[id(variable)] = variable
         return super().get_current_value(variable)
 
-    def add_update(self, update: Any) -> None:  # noqa: ANN401 - a variable and its value, as Keras calls it
+    def add_update(self, update: Any) -> None:
         """As `StatelessScope` has it."""
         variable = update[0]
         if id(variable) in self._known:
@@ -136,7 +136,7 @@ def _go_on(scope: _Noting, after: Sequence[Any]) -> None:
         seed.assign(seed.value + tf.constant([0, many], seed.value.dtype))
 
 
-def _refuse_synchronized(model: Any) -> None:  # noqa: ANN401 - Keras has no types
+def _refuse_synchronized(model: Any) -> None:
     """What TensorFlow refuses by itself only where some device is a CPU."""
     layers = model._flatten_layers()  # noqa: SLF001 - no public list has those of layers of layers
     named = [one.path for one in layers if getattr(one, "synchronized", False)]

@@ -24,7 +24,7 @@ __all__ = ["refuse_unequal", "refuse_unsynchronised"]
 _NAMED = 5
 
 
-def refuse_unequal(strategy: tf.distribute.Strategy, model: Any, processes: int, process: int) -> None:  # noqa: ANN401
+def refuse_unequal(strategy: tf.distribute.Strategy, model: Any, processes: int, process: int) -> None:
     """Refuse variables that differ between replicas; this is one process of so many."""
     variables = [each for each in (*model.variables, *model.optimizer.variables) if not _differs_by_design(each)]
     digests = [[_digest(one) for one in strategy.experimental_local_results(each.value)] for each in variables]
@@ -35,7 +35,7 @@ def refuse_unequal(strategy: tf.distribute.Strategy, model: Any, processes: int,
         _refuse_odd(f"the {processes} processes", variables, _sum_of_all(strategy, own).tolist())
 
 
-def refuse_unsynchronised(model: Any) -> None:  # noqa: ANN401 - Keras has no types
+def refuse_unsynchronised(model: Any) -> None:
     """Refuse trained variables, and an optimizer's, of which replicas have no copies that could be kept equal."""
     variables = [*model.trainable_variables, *model.optimizer.variables]
     alone = [each.path for each in variables if not getattr(each.value, "is_distributed_variable", False)]
@@ -47,11 +47,11 @@ def refuse_unsynchronised(model: Any) -> None:  # noqa: ANN401 - Keras has no ty
         )  # fmt: skip
 
 
-def _differs_by_design(variable: Any) -> bool:  # noqa: ANN401 - of Keras
+def _differs_by_design(variable: Any) -> bool:
     return bool(variable.value.synchronization == tf.VariableSynchronization.ON_READ)
 
 
-def _digest(value: Any) -> int:  # noqa: ANN401 - a variable
+def _digest(value: Any) -> int:
     return int(np.uint64(xxhash.xxh3_64_intdigest(np.ascontiguousarray(value.numpy()).tobytes())).astype(np.int64))
 
 
@@ -74,11 +74,11 @@ def _sum_of_all(strategy: tf.distribute.Strategy, own: NDArray[np.int64]) -> NDA
     """The sum over processes, of which each has one replica's say."""
     others = strategy.extended.worker_devices[1:]
 
-    def summed(value: Any) -> Any:  # noqa: ANN401 - a tensor
+    def summed(value: Any) -> Any:
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator] # TensorFlow has no types
-    def summed_of_all(values: Any) -> Any:  # noqa: ANN401 - tensors
+    def summed_of_all(values: Any) -> Any:
         return strategy.run(summed, (values,))
 
     left = iter([own, *(np.zeros_like(own) for _ in others)])

@@ -37,13 +37,13 @@ class Rounds:
     def __iter__(self) -> Iterator[Any]:
         return self._data.staged(self._make)
 
-    def _make(self, take: Callable[[], Any]) -> Any:  # noqa: ANN401 - as `together` has it
+    def _make(self, take: Callable[[], Any]) -> Any:
         """The next round, of batches that `take` gives."""
         batches = (take(), *(take() for _ in self._devices[1:]))
         return self._together([put(one, on) for one, on in zip(batches, self._devices, strict=True)])
 
 
-def put(element: Any, device: str) -> Any:  # noqa: ANN401 - tensors
+def put(element: Any, device: str) -> Any:
     """It on this device."""
     with tf.device(device):
         return tf.nest.map_structure(tf.identity, element)

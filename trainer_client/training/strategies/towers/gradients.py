@@ -20,7 +20,7 @@ __all__ = ["Towers", "of_values", "times", "times_said"]
 class Towers:
     """Those of this process, while a step is traced."""
 
-    def __init__(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+    def __init__(self, model: Any) -> None:
         self._model = model
         #: For each tower, whether each variable has a gradient there.
         self._having: list[list[bool]] = []
@@ -64,14 +64,14 @@ class Towers:
         )  # fmt: skip
 
 
-def times(gradient: Any, factor: Any) -> Any:  # noqa: ANN401 - a tensor, slices of one, or None; a number or a tensor
+def times(gradient: Any, factor: Any) -> Any:
     """It, multiplied; what is None stays so."""
     if gradient is None or (isinstance(factor, int | float) and factor == 1):
         return gradient
     return of_values(gradient, lambda one: one * tf.cast(factor, one.dtype))
 
 
-def of_values(gradient: Any, change: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - a tensor or slices of one
+def of_values(gradient: Any, change: Callable[[Any], Any]) -> Any:
     """It with other values."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
