@@ -90,7 +90,8 @@ class RowPlaces:
             rows = np.delete(np.arange(end), masked)
             gather_rows(source, samples[rows], rows, own)
         elif end and look is not None:
-            rows = max(1, _PIECE_BYTES // max(1, sum(array[:1].nbytes for array in own.values())))
+            row_bytes: int = sum(array[:1].nbytes for array in own.values())
+            rows = max(1, _PIECE_BYTES // max(1, row_bytes))
             for start in range(0, end, rows):
                 piece = {key: array[start : start + rows] for key, array in own.items()}
                 source.gather(samples[start : start + rows], piece)
