@@ -91,10 +91,10 @@ class RowPlaces:
             gather_rows(source, samples[rows], rows, own)
         elif end and look is not None:
             row_bytes: int = sum(array[:1].nbytes for array in own.values())
-            rows = max(1, _PIECE_BYTES // max(1, row_bytes))
-            for start in range(0, end, rows):
-                piece = {key: array[start : start + rows] for key, array in own.items()}
-                source.gather(samples[start : start + rows], piece)
+            count = max(1, _PIECE_BYTES // max(1, row_bytes))
+            for start in range(0, end, count):
+                piece = {key: array[start : start + count] for key, array in own.items()}
+                source.gather(samples[start : start + count], piece)
                 look(piece)
         elif end:
             source.gather(samples, own)

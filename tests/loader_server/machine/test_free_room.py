@@ -31,9 +31,10 @@ def test_some_of_both_is_free_here():
 
 
 def test_descriptors_that_are_open_are_not_free():
-    with limited(resource.RLIMIT_NOFILE, 512):
+    most = len(os.listdir("/proc/self/fd")) + 100  # earlier tests may have left some that are not collected yet
+    with limited(resource.RLIMIT_NOFILE, most):
         before = free_room().descriptors
-        assert before < 512
+        assert before <= 100
         opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
         assert before - free_room().descriptors == 20
         for descriptor in opened:

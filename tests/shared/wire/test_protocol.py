@@ -37,7 +37,7 @@ def test_every_message_and_record_is_described_and_no_other():
 
 @pytest.mark.parametrize(
     "role", ["loader_server.coordinator.service", "loader_server.worker.service", "trainer_client.network.receiver",
-             "trainer_client.servers.service"]
+             "trainer_client.training.servers.service"]
 )  # fmt: skip
 def test_a_fresh_process_of_each_role_knows_every_message(role):
     program = f"import {role}; from shared.wire.declared import KINDS; print(*KINDS)"
