@@ -31,7 +31,8 @@ def test_some_of_both_is_free_here():
 
 
 def test_descriptors_that_are_open_are_not_free():
-    most = len(list(Path("/proc/self/fd").iterdir())) + 100  # earlier tests may have left some that are not collected yet
+    # Earlier tests may have left some that are not collected yet.
+    most = len(list(Path("/proc/self/fd").iterdir())) + 100
     with limited(resource.RLIMIT_NOFILE, most):
         before = free_room().descriptors
         assert before <= 100
