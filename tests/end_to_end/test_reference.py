@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import doctest
 import functools
-import importlib
+import importlib.util
 import inspect
 import re
 import sys
@@ -172,9 +172,14 @@ def given(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[
             return feeds[-1]
 
         def my_pipeline() -> Any:
-            pipelines = request.getfixturevalue("pipelines")
-            request.getfixturevalue("monkeypatch").syspath_prepend(pipelines.log.parent)
-            return importlib.import_module("my_pipeline")
+            """Other tests of this process may have imported a module of this name."""
+            folder = request.getfixturevalue("pipelines").log.parent
+            spec = importlib.util.spec_from_file_location("my_pipeline", folder / "my_pipeline.py")
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module
 
         makers = {
             "endpoint": lambda: request.getfixturevalue("loaders").endpoint,
