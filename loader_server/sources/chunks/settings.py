@@ -76,6 +76,7 @@ class ChunkRule:
             raise _overlap_carried(step, where)
         if plan.carry and stream.mode != "lockstep":
             raise _leased_carried(where)
+        # Only amounts in the same unit can be compared before the rates of recordings are known.
         for _, longest in plan.max_lengths:
             if longest is not None and longest.unit == length.unit and longest.value < length.value:
                 raise _all_dropped(length, longest, where)
@@ -123,6 +124,7 @@ class ChunkRule:
     def _steps(self, name: str, amount: Amount, lengths: Lengths, fields: tuple[Field, ...]) -> NDArray[np.int64]:
         """Return an amount in steps, rounded half up; raise a SettingsError if that is less than one step."""
         exact = np.asarray(amount.value * self._a_unit(name, amount, lengths, fields))
+        # Half a step is rounded up; numpy's rounding would go to the even neighbour.
         steps = np.floor(exact + 0.5).astype(np.int64)
         if np.any(steps < 1):
             raise SettingsError(
@@ -166,6 +168,7 @@ class ChunkRule:
 
 
 def _chunk_missing(got: str, where: str) -> SettingsError:
+    """Return the error for a setting that has no meaning without `chunk`."""
     name = got.partition(" ")[0]
     return SettingsError(
         expected=f"chunk, which {name} belongs to",
@@ -176,6 +179,7 @@ def _chunk_missing(got: str, where: str) -> SettingsError:
 
 
 def _overlap_carried(step: Amount | None, where: str) -> SettingsError:
+    """Return the error for carried state with chunks that overlap or leave gaps."""
     return SettingsError(
         expected="chunks that begin where the last one ends, as state is carried from one to the next (carry)",
         got=f'chunk_step = "{step}"',
@@ -185,6 +189,7 @@ def _overlap_carried(step: Amount | None, where: str) -> SettingsError:
 
 
 def _leased_carried(where: str) -> SettingsError:
+    """Return the error for carried state with leased batches."""
     return SettingsError(
         expected='mode = "lockstep", as a trainer has to get each row\'s next chunk (carry)',
         got='mode = "queue", where any trainer may get it',
@@ -194,6 +199,7 @@ def _leased_carried(where: str) -> SettingsError:
 
 
 def _all_dropped(length: Amount, longest: Amount, where: str) -> SettingsError:
+    """Return the error for a chunk longer than `max_length`."""
     return SettingsError(
         expected=f'a chunk of at most max_length = "{longest}", or it would be dropped',
         got=f'chunk = "{length}"',

@@ -120,6 +120,7 @@ class ChunkedSource(Source):
     # --- reading ---
 
     def _chunk(self, sample: int) -> Chunk:
+        """Return the stretch of a recording that a sample is; raise an IndexError for an unknown number."""
         at = self._table.extents(np.array([self.checked(sample)]))
         return Chunk(int(at.recordings[0]), int(at.starts[0]), int(at.stops[0]), self._cut)
 
@@ -143,6 +144,7 @@ class ChunkedSource(Source):
         """Return the chunk's values; values of the recording as a whole are empty in all but its last chunk."""
         chunk = self._chunk(sample)
         made = self._recordings.decode_chunk(chunk, raw)
+        # Unless the next chunk is the first of the next recording, this is not the recording's last one.
         if sample + 1 < self._table.firsts[chunk.sample + 1]:
             made |= {key: made[key][:0] for key in self._of_whole if key in made}
         return made
@@ -155,6 +157,7 @@ class ChunkedSource(Source):
         return self._recordings.name(chunk.sample) + self._stretch(chunk)
 
     def _stretch(self, chunk: Chunk) -> str:
+        """Return the range of steps as text, or "" if the chunk is the whole recording."""
         whole = chunk.stop - chunk.start == self._of_recordings[self._key][chunk.sample]
         return "" if whole else f" [{chunk.start}:{chunk.stop}]"
 

@@ -93,6 +93,7 @@ def survey_manifests(paths: Sequence[str], files: Files) -> ManifestSurvey:
     columns = tuple(columns_of(manifest) for manifest in manifests)
     _refuse_some_without_text(manifests, columns)
     others = tuple(dict.fromkeys(name for found in columns for name in found.others))
+    # Eight bytes a row is all that the survey keeps: a manifest may be larger than memory.
     hashes = array("Q", (_hash(row, manifests) for row in _all_rows(manifests, columns, others)))
     return ManifestSurvey(
         manifests=manifests,
@@ -160,7 +161,7 @@ def _marked(
             yield row
             continue
         manifest, line = firsts[kind]
-        if isinstance(row, ManifestRow) and line < 0:
+        if isinstance(row, ManifestRow) and line < 0:  # the first of its group stays good
             firsts[kind] = row.manifest, row.line
         first = f"{manifests[manifest]}, line {line}"
         yield _duplicate(row, manifests, first) if isinstance(row, ManifestRow) and line >= 0 else row

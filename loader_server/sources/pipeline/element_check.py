@@ -61,6 +61,7 @@ class ElementCheck:
 
     def _is_as_before(self, epoch: int, shard: int, ordinal: int, digest: int) -> bool:
         """Tell whether the digest is that of the first making, or this is the first one."""
+        # An element beyond those of the index (0) is compared like those of later epochs.
         known = self._digest_in_index(shard, ordinal) if epoch == 0 else 0
         return (known or self.first.first(epoch, shard, ordinal, digest)) == digest
 

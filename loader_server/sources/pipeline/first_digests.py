@@ -57,8 +57,9 @@ class FirstDigests:
             self._remove_old()
         number = open_own(path, os.O_RDWR | os.O_CREAT)
         try:
+            # Reading beyond the end gives no bytes, that is 0.
             known = int.from_bytes(os.pread(number, _BYTES, ordinal * _BYTES), "little")
-            if not known:  # a hole in the file or its end; no digest is 0
+            if not known:  # never stored, because no digest is 0
                 os.pwrite(number, digest.to_bytes(_BYTES, "little"), ordinal * _BYTES)
             return known or digest
         finally:

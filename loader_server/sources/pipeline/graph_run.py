@@ -87,9 +87,11 @@ def set_up(graph: Any, of: GraphShard) -> None:
     for node in (*graph.node, *(node for one in graph.library.function for node in one.node_def)):
         if "deterministic" in node.attr:
             node.attr["deterministic"].s = b"true"
+    # Nodes of functions are left out: a trainer cannot send functions with seeds.
     _set_seeds(graph.node, of)
     run = next(_RUNS)
     for node in graph.node:
+        # A resource with the name of an earlier run's would be that one, with its state.
         for handle in node.attr["value"].tensor.resource_handle_val if node.op == "Const" else ():
             handle.name = f"{handle.name} of run {run}"
     _share_out(graph, of)
@@ -143,6 +145,7 @@ def _seeds(node: Any, said: Sequence[int], of: GraphShard) -> tuple[int, int]:
     part = () if once else (of.epoch, of.shard)
     own = (*said, *(() if any(said) else (node.name,)))
     key = key_of("graph", of.seed, *map(str, (*part, *own)))
+    # Never (0, 0), which TensorFlow takes as a request to draw seeds.
     return (key & 0x7FFFFFFF) + 1, (key >> 32) & 0x7FFFFFFF
 
 
@@ -189,6 +192,7 @@ def _only_source(graph: Any, of: GraphShard) -> Any:
 def _insert_shard(graph: Any, source: Any, of: GraphShard) -> None:
     """Insert a shard node behind the source, and let all nodes that used the source use it instead."""
     name = f"{source.name}/shared_out"
+    # Before the shard node is added, whose own input has to stay the source. Both forms name the first output.
     for node in graph.node:
         for place, entry in enumerate(node.input):
             if entry in {source.name, f"{source.name}:0"}:

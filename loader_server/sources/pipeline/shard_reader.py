@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardReader"]
 
+#: Limit for the elements that a reader keeps.
 _KEPT_BYTES = 128 * 2**20
 #: Elements that are kept whatever their size: the one being handed out, and the one before.
 _LEAST_KEPT = 2
@@ -70,6 +71,7 @@ class ShardReader:
                 if time.monotonic() > progress_s:
                     progress_s += _LOG_EVERY_S
                     Log("worker").info("on the way in a shard", shard=self._where, at=self._next, to=ordinal)
+            # A negative index: elements are counted back from the next one to make.
             return self._kept[ordinal - self._next] if ordinal < self._next else None
 
     def _begin_anew(self, ordinal: int) -> None:

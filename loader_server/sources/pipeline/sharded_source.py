@@ -132,6 +132,7 @@ class ShardedSource(WholeSource):
             # Unique row numbers that rise from shard to shard, although no shard knows how long those before it are.
             rows=[piece << 40 | ordinal for ordinal in ordinals],
             numbers=columns,
+            # Written once a shard: a column needs an entry for each row, but the empty ones cost next to nothing.
             strings={"values": ["" if ordinal else said for ordinal in ordinals]},
         )
 
@@ -210,6 +211,7 @@ class ShardedSource(WholeSource):
             return self._readers[key]
 
     def _new_reader(self, epoch: int, shard: int) -> ShardReader:
+        """Return a reader whose shard starts when the first element is asked for, and whose elements are checked."""
         return ShardReader(
             lambda: self._started(epoch, shard),
             lambda ordinal, flat: self._check.check(epoch, shard, ordinal, flat),

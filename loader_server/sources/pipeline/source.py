@@ -60,6 +60,7 @@ class PipelineSource(ShardedSource):
 
     @cached_property
     def _base(self) -> BaseSamples | None:
+        """The samples of the base stream, or None without one."""
         if not self.settings.base:
             return None
         assert self.of_job.open_base is not None, "specs of a job's streams come from sources_of"
@@ -103,6 +104,7 @@ class PipelineSource(ShardedSource):
         )
 
     def _refuse_nothing_to_run(self) -> None:
+        """Raise a SettingsError if the stream names neither a function nor a base."""
         if not self.settings.pipeline and not self.settings.base:
             raise SettingsError(
                 expected="pipeline = a function, or base = a stream for the default pipeline",
@@ -129,6 +131,7 @@ class PipelineSource(ShardedSource):
         )
 
     def _samples_of_base(self, epoch: int, shard: int) -> Iterator[Mapping[str, NDArray[np.generic]]]:
+        """Return the base stream's samples of one shard; none without a base."""
         return iter(()) if self._base is None else self._base.of_shard(epoch, shard, self.producers)
 
     @property

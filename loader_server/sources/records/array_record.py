@@ -77,6 +77,7 @@ class ArrayRecordSource(FilesOfExamplesSource):
         self._files = ArrayRecordFiles(self.files)
 
     def _first_records(self) -> Iterator[bytes]:
+        """Yield the readable records of all files in order."""
         for path in self._paths:
             for number in range(self._files.count(path)):
                 # A corrupted record says nothing about the features; it becomes a bad row when its piece is probed.
@@ -91,6 +92,7 @@ class ArrayRecordSource(FilesOfExamplesSource):
         return Inventory(total=total, pieces=self._pieces, origin=self._origin, about=self._about)
 
     def _pieces(self, rows: int) -> Iterator[ArrayRecordPiece]:
+        """Yield pieces of at most `rows` records, none of which spans two files."""
         row = 0
         for file, path in enumerate(self._paths):
             count = self._files.count(path)
@@ -125,6 +127,7 @@ class ArrayRecordSource(FilesOfExamplesSource):
         return map(self._read, samples)
 
     def _read(self, sample: int) -> bytes:
+        """Return one record; raise a ReadError if its digest is not the indexed one."""
         columns, sample = self._columns, self.checked(sample)
         raw = self._files.read(self._paths[columns["file"][sample]], int(columns["record"][sample]))
         if _digest(raw) != columns["digest"][sample]:
@@ -153,5 +156,5 @@ class ArrayRecordSource(FilesOfExamplesSource):
 
 
 def _digest(raw: bytes) -> int:
-    # Signed, because index columns are int64.
+    """Return a hash of the record as a signed integer, which an int64 column of the index can hold."""
     return int.from_bytes(xxhash.xxh3_64_digest(raw), "big", signed=True)

@@ -36,9 +36,11 @@ class _OpenArrayRecords:
         self._local, self._where = local, where
         self._lock = threading.Lock()
         self._reader = self._open()
+        #: Number of records in the file.
         self.count = int(self._reader.num_records())
 
     def _open(self) -> Any:
+        """Return a reader of the library; raise a DataError if the file is not a whole ArrayRecord file."""
         with self._local.path.open("rb"):  # raises an OSError with the cause, which the library does not report
             reader = _module().ArrayRecordReader(str(self._local.path), _RANDOM_ACCESS)
         if reader.ok():
@@ -89,6 +91,7 @@ class ArrayRecordFiles:
         return self._known.get(path) or self._open(path)
 
     def _open(self, path: str) -> _OpenArrayRecords:
+        """Open a file, after closing all others if too many are open."""
         if len(self._known) >= (_MOST_REMOTE if self._files.are_remote else _MOST_OPEN):
             self.close()  # a thread that is reading keeps the reader that it holds
         made = _OpenArrayRecords(self._files.local(path), self._files.where(path))

@@ -116,9 +116,11 @@ class MappedFiles:
         """Map a file; raise a ReadError if it is not the one in the index."""
         local, said = self._files.local(path), self._said.get(path)
         with local.path.open("rb") as file:
+            # The status of the open file, which is the one that is mapped, even if its name is replaced meanwhile.
             status = os.fstat(file.fileno())
             if said is not None and status.st_size != said["bytes"]:
                 raise self._other_size(path, said["bytes"], status.st_size)
+            # An empty file cannot be mapped.
             data = _FileMap(file.fileno(), status.st_size, prot=mmap.PROT_READ) if status.st_size else b""
         if said is not None and "digest" in said:
             self._refuse_other_content(path, status, len(data))
@@ -143,14 +145,17 @@ class MappedFiles:
         return self._other(path, nbytes, f"one of {now} bytes")
 
     def _other(self, path: str, nbytes: int, got: str) -> ReadError:
+        """Return the error for a file that is not the indexed one."""
         return changed(f"the file that was indexed ({nbytes} bytes)", got, self._files.where(path))
 
     def _forget(self, path: str) -> None:
+        """Drop a file from all tables; its map lives on as long as somebody holds it."""
         self._known.pop(path, None)
         self._status.pop(path, None)
         self._remote.pop(path, None)
 
     def _keep(self, path: str, data: _FileMap | bytes) -> _FileMap | bytes:
+        """Remember a mapped file, after dropping others if there are too many."""
         if len(self._known) >= _MOST_MAPPED:
             self.close()
         if is_url(path):

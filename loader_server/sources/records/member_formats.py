@@ -130,7 +130,7 @@ class MemberForm:
         made = _npy(raw)
         if self.dtype and (str(made.dtype), made.shape[1:] if made.ndim else None) != (self.dtype, self.shape):
             raise ValueError(f"an array of {made.dtype} {list(made.shape)}")
-        return made if made.ndim else made[()]
+        return made if made.ndim else made[()]  # a scalar, not an array without axes
 
 
 def form_of_member(suffix: str, raw: bytes) -> MemberForm:
@@ -167,7 +167,7 @@ def _npy(raw: bytes) -> np.ndarray[Any, Any]:
     size = 8 + width + int.from_bytes(raw[8 : 8 + width], "little")
     dtype, shape, order = _npy_header(raw[:size])
     made = np.frombuffer(raw, dtype, int(np.prod(shape)), size).reshape(shape, order=order)
-    return np.array(made, order="C")
+    return np.array(made, order="C")  # a view would be read-only, and keep all the member's bytes
 
 
 @functools.lru_cache(maxsize=4096)

@@ -82,6 +82,7 @@ def _member(data: mmap.mmap | bytes, at: int, block: bytes) -> TarMember:
         flag, size = _flag_and_size(block, at)
         if flag not in (_GNU_NAME, _GNU_LINK, _PAX, _PAX_FOR_ALL):
             break
+        # GNU's long link names and pax headers for the whole archive are skipped.
         content = data[at + BLOCK : at + BLOCK + size]
         if flag == _GNU_NAME:
             said["path"] = content.rstrip(b"\0").decode("utf-8", "surrogateescape")
@@ -91,6 +92,7 @@ def _member(data: mmap.mmap | bytes, at: int, block: bytes) -> TarMember:
         block = data[at : at + BLOCK]
     kind = "sparse_file" if any(key.startswith("GNU.sparse") for key in said) else _KINDS.get(flag, "unknown_kind")
     size = int(said.get("size", size)) if kind in ("", "sparse_file") else 0
+    # Without this check, a slice of a file that was cut would silently give fewer bytes.
     if at + BLOCK + size > len(data):
         left = max(len(data) - at - BLOCK, 0)
         raise BrokenTar(begin, f"a member has {size} bytes, but the file ends after {left} of them", cut=True)

@@ -61,6 +61,7 @@ def samples_of(data: mmap.mmap | bytes, at: int = 0) -> Iterator[TarSample]:
                 sample = TarSample(key, member.header)
             _add(sample, suffix, member)
     except BrokenTar as error:
+        # The damage may have cost this sample some members: a caller that needs one finds it missing.
         if sample is not None:
             yield sample
         sample = TarSample("", error.at)

@@ -106,6 +106,7 @@ class TfdsSource(MapStyleSource):
         """Return the fields, and the forms of all features if none of them needs the library for decoding."""
         made = super().conclude(numbers)
         shapes = {field["key"]: tuple(field["shape"]) for field in made["fields"]}
+        # The first sample tells which axes there are, the fields which of them vary from sample to sample.
         forms = [replace(form, shape=shapes.get(form.key, ())) for form in _forms(self._first_sample())]
         plain = bool(forms) and all((numbers[f"run_{form.key}"] != _UNLIKE).all() for form in forms)
         return {**made, "forms": {form.key: str(form) for form in forms} if plain else {}}
@@ -136,6 +137,7 @@ class TfdsSource(MapStyleSource):
         if not self._plain.forms:
             return {key: self._value(key, value, item) for key, value in self._data.decoded(raw).items()}
         found = self._plain.decode(raw, self.indexed.numbers, sample)
+        # A single number becomes an array without axes, as the library gives it.
         return {key: value if isinstance(value, str) else np.array(value) for key, value in found.items()}
 
     @property
@@ -181,6 +183,7 @@ class PreparedItems:
         self._features = _chosen(info.features, settings)
         #: The files that the split lies in.
         self.paths = [str(one.filename) for one in self._parts]
+        # The library knows the files only beside the descriptions, which lie in a temporary folder here.
         if is_url(settings.folder):
             self.paths = [joined(settings.folder, Path(path).name) for path in self.paths]
         sizes = [files.facts(path).bytes for path in self.paths]
@@ -202,6 +205,7 @@ class PreparedItems:
 
     def read(self, item: int) -> bytes:
         """Return the bytes of one record; raise a ReadError if it is damaged."""
+        # A split such as train[:90%] may begin and end within files: `skip` is the number of records before it.
         place = bisect_right(self._ends, item)
         part = self._parts[place]
         return self._records.read(self.paths[place], part.skip + item - (self._ends[place] - part.take))
@@ -247,6 +251,7 @@ def _is_like(form: FeatureForm, raw: bytes, found: Features, value: Any) -> bool
         return False
     if isinstance(value, str) or isinstance(own, str):
         return bool(own == value)
+    # Bytes are compared, not values, so that NaN equals itself, and 0.0 is not -0.0.
     array = np.asarray(own)
     return (array.dtype, array.shape, array.tobytes()) == (value.dtype, value.shape, value.tobytes())
 

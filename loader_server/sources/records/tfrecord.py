@@ -114,6 +114,7 @@ class TFRecordSource(FilesOfExamplesSource):
             start = found.stop
 
     def _pieces(self, rows: int) -> Iterator[RecordPiece]:
+        """Yield pieces of at most `rows` records, none of which spans two files."""
         row = 0
         for file, path in enumerate(self._paths):
             record = 0
@@ -122,6 +123,7 @@ class TFRecordSource(FilesOfExamplesSource):
                 record, row = record + count, row + count
 
     def _first_records(self) -> Iterator[bytes]:
+        """Yield the first records of each file; raise a DataError if one is no TFRecord file."""
         for path in self._paths:
             data = self._mapped[path]
             found = records_from(data, 0, MOST_RECORDS_WITHOUT)
@@ -183,6 +185,7 @@ class TFRecordSource(FilesOfExamplesSource):
         """Take the index; raise a DataError if a local file has another size, or a remote one another version."""
         super().open(indexed)
         self._mapped.allow_only(indexed.origin)
+        # Gathering would wait for a download. So the builder first reads what `unread` returns, with patience.
         self.reads_ahead = self.files.are_remote
 
     def _expect_files(self, paths: Iterable[str]) -> None:
@@ -200,9 +203,12 @@ class TFRecordSource(FilesOfExamplesSource):
         return map(self._read, samples)
 
     def _read(self, sample: int) -> bytes:
+        """Return the data of one record; raise a ReadError if it has changed since indexing."""
         columns, sample = self._columns, self.checked(sample)
         data = self._mapped[self._paths[columns["file"][sample]]]
         start, size, written = (int(columns[name][sample]) for name in ("offset", "bytes", "checksum"))
+        # The stored checksum behind the data tells whether the indexed record is still there; comparing it costs
+        # nothing, while verifying the data costs time for each byte, and is done only if the job asks for it.
         raw, behind = data[start : start + size], data[start + size : start + size + TRAILER_BYTES]
         if behind != written.to_bytes(TRAILER_BYTES, "little"):
             raise self._other_record(sample)
@@ -242,6 +248,7 @@ class TFRecordSource(FilesOfExamplesSource):
         return found
 
     def _other_record(self, sample: int) -> ReadError:
+        """Return the error for a record that is not the indexed one."""
         nbytes = self._columns["bytes"][sample]
         return changed(f"the record that was indexed ({nbytes} bytes)", "other bytes", self._where(sample))
 

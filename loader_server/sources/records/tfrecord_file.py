@@ -69,6 +69,7 @@ def records_from(data: mmap.mmap | bytes, start: int, most: int) -> RecordRange:
     begins, stop = _follow(data, start, most)
     bounds = np.array([*begins, stop], np.int64)
     octets = np.frombuffer(data, np.uint8)
+    # `_follow` trusts the sizes, and a wrong one leads anywhere: all from the first wrong checksum on is dropped.
     wrong = np.flatnonzero(~_size_fits(octets, bounds[:-1]))
     bounds = bounds[: wrong[0] + 1] if len(wrong) else bounds
     ended = len(bounds) > most or bounds[-1] == len(data)
@@ -112,10 +113,12 @@ def _size_fits(octets: NDArray[np.uint8], begins: NDArray[np.int64]) -> NDArray[
 
 
 def _uint32_at(octets: NDArray[np.uint8], places: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """Return the little-endian 32-bit numbers at these places."""
     return _octets_at(octets, places, 4).view("<u4").reshape(-1)
 
 
 def _octets_at(octets: NDArray[np.uint8], places: NDArray[np.int64], count: int) -> NDArray[np.uint8]:
+    """Return `count` bytes from each of these places, one place a row."""
     found: NDArray[np.uint8] = octets[places[:, None] + np.arange(count)]
     return found
 
@@ -128,6 +131,7 @@ def _size_checksums(octets: NDArray[np.uint8], begins: NDArray[np.int64]) -> NDA
     sizes = _octets_at(octets, begins, 8)
     sizes[:, :4] ^= 0xFF  # the initial value of a CRC, all ones, applied to the first four bytes
     checksum = np.zeros(len(sizes), np.uint32)
+    # The first byte is followed by seven others, so its table is the one for seven zeros.
     for place, table in enumerate(_tables()[::-1]):
         checksum ^= table[sizes[:, place]]
     return _masked(~checksum)

@@ -83,6 +83,7 @@ class WebDatasetSource(FileRecordsSource):
     number_column = "number"
     piece_rows = 1024
     settings: WebDatasetSettings
+    #: The common rate of each audio key; known once there is an index.
     _rates: Mapping[str, int] = {}
 
     def __init__(self, settings: WebDatasetSettings, base: Path) -> None:
@@ -102,6 +103,7 @@ class WebDatasetSource(FileRecordsSource):
         return tuple(forms[suffix] for suffix in sorted(forms))
 
     def _first_samples(self, path: str) -> Iterator[tuple[mmap.mmap | bytes, TarSample]]:
+        """Return an iterator over a shard's usable samples; raise a DataError if it is no tar file."""
         data = self._mapped[path]
         refuse_no_tar(data, self.files.where(path))
         return ((data, sample) for sample in samples_of(data) if not sample.reason)
@@ -149,6 +151,7 @@ class WebDatasetSource(FileRecordsSource):
             yield block[0].at, len(block)
 
     def _pieces(self, rows: int) -> Iterator[ShardPiece]:
+        """Yield pieces of at most `rows` samples, none of which spans two shards."""
         row = 0
         for file, path in enumerate(self._paths):
             number = 0
@@ -230,10 +233,12 @@ class WebDatasetSource(FileRecordsSource):
         return map(self._read, samples)
 
     def _read(self, sample: int) -> bytes:
+        """Return the bytes of a sample's members, joined; raise a ReadError if the shard has changed."""
         columns, sample = self._columns, self.checked(sample)
         path = self._paths[columns["file"][sample]]
         data = self._mapped[path]
         places = [(int(columns[at][sample]), int(columns[size][sample])) for at, size in self._places]
+        # The content as a whole is compared only for local shards, so the headers are compared for every sample.
         if _digest(data, [at for at, _ in places]) != columns["digest"][sample]:
             raise changed("the headers that were indexed", "others", f"{self.name(sample)} in {self.place(sample)[0]}")
         raw = b"".join(data[at : at + size] for at, size in places)

@@ -136,6 +136,7 @@ class ParallelSource(Source):
             piece.row + number: self._bad_row(files, piece.row + 1, number, int(np.argmin(usable[:, number])))
             for number in np.flatnonzero(~usable.all(axis=0)).tolist()
         }
+        # No line contains a newline, so that different lines never join to the same bytes.
         together = (b"\n".join(lines.line(number) for lines in files) for number in good.tolist())
         columns = {"line": piece.row + 1 + good, "digest": np.fromiter(map(digest_of, together), np.int64, len(good))}
         for place, (lines, (start, _)) in enumerate(zip(files, piece.spans, strict=True)):

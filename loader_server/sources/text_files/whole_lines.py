@@ -45,7 +45,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 def count_lines(file: BinaryIO) -> int:
     """Return the number of lines in a file; the last one counts without a newline, too."""
-    lines, last = 0, b"\n"
+    lines, last = 0, b"\n"  # as if a line had just ended: an empty file has none
     while block := file.read(_BLOCK_BYTES):
         lines, last = lines + block.count(b"\n"), block[-1:]
     return lines + (last != b"\n")
@@ -58,6 +58,7 @@ def cut_lines(file: BinaryIO, rows: int) -> Iterator[tuple[int, int, int]]:
     memory.
     """
     start = held = last = 0
+    # `held` lines from `start` on are not in a piece yet; `taken` of this block's line ends are.
     for ends, position in _line_ends(file):
         taken = 0
         while len(ends) - taken >= rows - held:
@@ -140,6 +141,7 @@ def _starts_and_sizes(data: bytes, *, begins_file: bool) -> tuple[NDArray[np.int
         ends = np.append(ends, len(data))
     starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
     sizes = ends - starts
+    # The end of an empty first line is byte 0, and index -1 before it is the last byte: only lines with bytes count.
     sizes -= (sizes > 0) & (every[ends - 1] == _RETURN)
     if begins_file and data.startswith(_BYTE_ORDER_MARK):
         starts[0] += len(_BYTE_ORDER_MARK)
@@ -151,6 +153,7 @@ def _characters(data: bytes, starts: NDArray[np.int64], sizes: NDArray[np.int64]
     """Return the number of characters of each line, or -1 for a line that is not UTF-8."""
     if data.isascii() or not len(starts):
         return sizes
+    # No byte of a longer character is a newline, so the text is valid as a whole exactly if each line is.
     try:
         data.decode()
     except UnicodeDecodeError:

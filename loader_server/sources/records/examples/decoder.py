@@ -75,6 +75,7 @@ class ExampleDecoder:
         try:
             found = features_of(raw)
             runs = [packed_run(found.get(form.key)) for form in self.forms]
+            # Every value is decoded, even if only its length is kept: what cannot be decoded has to be known now.
             values = ((form, form.value(raw, found.get(form.key))) for form in self.forms)
             return runs + [len(value) for form, value in values if form.has_length]
         except MalformedExample as error:
@@ -93,7 +94,7 @@ class ExampleDecoder:
         scattered: list[FeatureForm] = []
         for form, column in self._steps:
             run = int(columns[column][sample])
-            if run == SCATTERED:
+            if run == SCATTERED:  # parsing the record serves all scattered features, so it is put off
                 scattered.append(form)
                 continue
             begin, kind, size = unpacked(run)

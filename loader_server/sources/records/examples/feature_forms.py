@@ -127,6 +127,7 @@ class FeatureForm:
         return np.frombuffer(values[0], np.dtype(self.dtype).newbyteorder("<")).astype(self.dtype)
 
     def _text(self, value: bytes) -> str:
+        """Decode UTF-8; raise UnfitFeature for other bytes."""
         try:
             return value.decode()
         except UnicodeDecodeError as error:
@@ -161,6 +162,7 @@ class FeatureForm:
 
 
 def _integers(raw: mmap.mmap | bytes, runs: Sequence[Run]) -> NDArray[np.int64]:
+    """Decode the integers in these runs as one array."""
     parts = [int64_of(raw, start, stop) for start, stop in runs]
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
 
@@ -183,6 +185,7 @@ def feature_forms(said: object) -> tuple[tuple[str, str], ...]:
 
 
 def _form(key: str, said: object) -> FeatureForm:
+    """Parse one form; raise a SettingsError if it cannot be read, or gives texts or bytes more than one axis."""
     found = _FORM.fullmatch(said) if isinstance(said, str) else None
     if found is None or found[1] not in (*DTYPES, *_NO_NUMBERS):
         raise _unread(repr(said), f'features, "{key}"')

@@ -68,6 +68,7 @@ def _gather_lists(
     octets, places = out.data.cast("B"), range(0, out.nbytes, out[0].nbytes)
     for (data, first, _), begin, size, place in zip(records, begins.tolist(), sizes.tolist(), places, strict=True):
         start = first + begin
+        # A slice of a memoryview is no copy; a slice of a map would be.
         octets[place : place + size] = memoryview(data)[start : start + size]
 
 

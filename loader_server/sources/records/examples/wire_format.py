@@ -47,11 +47,13 @@ _FIRST, _SECOND = 1 << 3 | _SIZED, 2 << 3 | _SIZED
 _KINDS = {kind << 3 | _SIZED: kind for kind in (BYTES, FLOAT, INT64)}
 #: Tags of values that are written one by one instead of packed.
 _UNPACKED = {FLOAT: 1 << 3 | _FOUR_BYTES, INT64: 1 << 3 | _VARINT, BYTES: _FIRST}
+#: Bytes of the longest varint: 64 bits, seven in each.
 _LONGEST_VARINT = 10
 #: The same limit as protobuf's.
 _DEEPEST_GROUP = 100
 #: Packed runs of at most this many bytes are decoded one by one, which is quicker than with numpy.
 _FEW_BYTES = 40
+#: A Feature message without a list.
 _NO_FEATURE: Feature = (0, [])
 
 
@@ -76,6 +78,8 @@ def _plain_features(raw: bytes) -> Features | None:
     """
     found: Features = {}
     try:
+        # The nesting: Example.features, in it an entry of the map for each feature, in that its key and its Feature,
+        # and in the Feature a list of one kind, whose only value (packed, or a single bytes) ends with the entry.
         at = _begin(raw, 0, _FIRST, len(raw))
         while at < len(raw):
             size, entry = _varint(raw, at + 1)
@@ -152,6 +156,8 @@ def _parts_of(raw: bytes, start: int, stop: int) -> Iterator[Run]:
 
 def _feature(raw: bytes, pieces: list[Run]) -> Feature:
     """Return one feature from all pieces of its message; of lists of different kinds, the last one counts."""
+    # Protobuf merges pieces of a message: lists of the same kind are joined, but the kinds are a `oneof`, in which a
+    # later one replaces an earlier.
     kind, runs = _NO_FEATURE[0], list[Run]()
     for start, stop in pieces:
         for tag, begin, end in _fields(raw, start, stop):
@@ -222,7 +228,7 @@ def _group_end(raw: bytes, at: int, end: int, opening: int) -> int:
     within = [opening]
     while within and at < end:
         tag, after = _varint(raw, at)
-        if tag == within[-1] - _GROUP + _GROUP_END:
+        if tag == within[-1] - _GROUP + _GROUP_END:  # the end has the field number of the innermost open group
             within.pop()
             at = after
         elif tag & 7 == _GROUP:
