@@ -67,6 +67,7 @@ class ChunkTable:
         chunks.
         """
         wanted = np.arange(0, len(self), most)
+        # For each multiple of `most`, the first recording that begins there or later.
         begins = self.firsts[np.searchsorted(self.firsts, wanted)]
         return np.union1d(self.firsts[own], begins)
 

@@ -52,6 +52,7 @@ class ChunkedSource(Source):
         self._key = rule.key
         self._of_recordings = lengths = recordings.lengths
         self._table = rule.table(lengths, recordings.fields, where)
+        #: Keys that are cut, and keys with a length whose values belong to recordings as a whole.
         self._cut = rule.alike(lengths)
         self._of_whole = tuple(lengths.keys() - set(self._cut) - rate_keys(lengths))
 

@@ -80,6 +80,7 @@ def columns_of(manifest: Path | RemotePath) -> Columns:
     if _is_csv(manifest):
         names = dict.fromkeys(_header(manifest))
     else:
+        # One name too many is enough to refuse: all the names of an absurd manifest could fill memory.
         for _, cells in _json_cells(manifest):
             if not isinstance(cells, BadRow) and len(names) <= _MOST_COLUMNS:
                 names.update(dict.fromkeys(cells))
@@ -215,6 +216,7 @@ def _header(manifest: Path | RemotePath) -> list[str]:
 def _csv_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
     """Yield each row's line number and its cells by column, or a BadRow."""
     header = _header(manifest)
+    # Bytes that are not UTF-8 pass as surrogates, so that `_refused` can name their row and the other rows stay good.
     with manifest.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.reader(file)
         next(reader, None)

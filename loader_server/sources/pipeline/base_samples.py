@@ -84,6 +84,7 @@ class BaseSamples:
     def _values(self, epoch: int, sample: int) -> Mapping[str, NDArray[np.generic]] | None:
         """Return a sample's values, or log and return None if it cannot be used."""
         (raw,) = read_patiently(self._stream.source.read, [sample], bool)
+        # Reading was done without the lock: any thread may read, but only one decodes.
         try:
             with self._decoding:
                 return self._stream.values(epoch, sample, raw)

@@ -53,7 +53,7 @@ class FirstDigests:
         compared with the one stored last.
         """
         self._folder.mkdir(exist_ok=True)
-        if not path.exists():
+        if not path.exists():  # the first element of a shard in a new epoch
             self._remove_old()
         number = open_own(path, os.O_RDWR | os.O_CREAT)
         try:

@@ -84,6 +84,7 @@ def set_up(graph: Any, of: GraphShard) -> None:
 
     Raise a SettingsError if it cannot be divided among several shards without a hint.
     """
+    # Set on every operation, in functions as well: an operation's own setting overrides that of the whole pipeline.
     for node in (*graph.node, *(node for one in graph.library.function for node in one.node_def)):
         if "deterministic" in node.attr:
             node.attr["deterministic"].s = b"true"

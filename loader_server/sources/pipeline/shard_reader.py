@@ -93,7 +93,7 @@ class ShardReader:
         else:
             flat = flat_values(run.values, element)
             self._check(self._next, flat)
-            # At the last element that was planned for, look for another: it is an error now, never cut off in silence.
+            # At the last element that was planned for, look for another: one more is an error, never dropped silently.
             if self._next + 1 == self._elements and run.next_element() is not None:
                 raise self._too_many()
             self._keep(flat)

@@ -1,6 +1,6 @@
 """One shard of one epoch, run from its beginning: the user's function is called, and what is above the marker iterated.
 
-Rules: the only module of the loaders that imports TensorFlow, and only when a shard is run. Before each run the global
+Rules: TensorFlow is imported only here and in `graph_run`, and only when a shard is run. Before each run the global
 seed is set from job seed, epoch and shard; the pipeline is then built afresh, and is as deterministic as `tf.data` can
 be. A graph that is visibly not deterministic is refused. Runs are built one at a time, because the global seed belongs
 to the process, and iterated side by side. An exception of the user's code becomes a DataError with its traceback.
@@ -94,7 +94,7 @@ def import_tensorflow() -> Any:
 
 
 class ShardRun:
-    """Iterator over a shard's elements in order, each once."""
+    """Run of one shard, which gives the shard's elements in order, each once."""
 
     def __init__(self, order: PipelineOrder, epoch: int, shard: int) -> None:
         self._order = order
@@ -236,6 +236,7 @@ def _refuse_unsteady(tf: Any, dataset: tf.data.Dataset, where: str) -> None:
     graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph(external_state_policy=ignore).numpy())  # noqa: SLF001 - nothing public shows the graph
     functions = {one.signature.name: one for one in graph.library.function}
     for node in (*graph.node, *(node for one in functions.values() for node in one.node_def)):
+        # Parallel operations that call a function, which they name as `f`.
         is_parallel = node.op.startswith("Parallel") and "f" in node.attr
         if is_parallel and (drawn := _drawing(node.attr["f"].func.name, functions, set())):
             raise unfit(where, _STATELESS, drawn, _DRAW_STATELESS)

@@ -1,4 +1,4 @@
-"""Base class of sources of batches that `tf.data` makes in shards, whoever wrote the data set.
+"""Base class of sources of batches that `tf.data` makes in shards.
 
 Batch n is element n div S of shard n mod S, where S is the setting `producers`; so what a batch holds depends on the
 job alone, not on the number of workers. Elements come in order only: if a shard loses its worker, another worker makes

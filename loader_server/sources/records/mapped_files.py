@@ -63,9 +63,11 @@ class MappedFiles:
 
         Raise a ReadError if the file is not the indexed one, or if its size changed after it was mapped.
         """
+        # No lock: two threads may map a file at the same time. Each gets a map of its own, and the later one is kept.
         known = self._known.get(path)
         if known is None:
             return self._keep(path, self._map(path))
+        # `size()` asks for the size of the file as it is now: reading beyond its end would kill the process.
         if isinstance(known, bytes) or known.size() == len(known):
             return known
         return self._map_anew(path, known)

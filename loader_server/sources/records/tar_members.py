@@ -104,6 +104,7 @@ def _flag_and_size(block: bytes, at: int) -> tuple[int, int]:
     if len(block) < BLOCK:
         raise BrokenTar(at, "the file ends without the mark of its end", cut=at > 0)
     written, size = _octal(block[148:156]), _octal(block[124:136])
+    # The stored sum counts its own field as spaces; the field's bytes are added to it, instead of changing a copy.
     if written is None or size is None or _sum(block) != (written + sum(block[148:156]) - _SPACES) % _ADLER_BASE:
         raise BrokenTar(at, "the checksum of a header does not match")
     return block[156], size

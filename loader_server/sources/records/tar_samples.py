@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TarSample", "refuse_no_tar", "samples_of"]
 
+#: Key and suffix: the suffix begins behind the first dot of the path's last part; a part that begins with a dot has none.
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
+#: Names of WebDataset's own notes.
 _OF_THE_SHARD = re.compile(r"__[^/]*__(?:$|/)")
 #: First bytes of compressed files.
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["FeatureForm", "UnfitFeature", "feature_forms", "forms_of_examples", "forms_said"]
 
 _NO_NUMBERS = ("text", "bytes")
+#: A dtype, and axes in brackets, of which only the first may be `any`.
 _FORM = re.compile(r"(\w+)(?: ?\[((?:any|[1-9]\d*)(?:, ?[1-9]\d*)*)\])?")
 _KIND_NAMES = {BYTES: "bytes", FLOAT: "floats", INT64: "integers", 0: "nothing"}
 #: The dtype that a feature of this kind gets if the job file does not name one.
@@ -138,7 +139,7 @@ class FeatureForm:
         """Cast integers to the form's dtype; raise UnfitFeature if the least or the greatest is out of range."""
         if self.dtype == "int64" or not len(wide):
             return wide.astype(self.dtype, copy=False)
-        # Checked before the cast, because `astype` wraps around without a word.
+        # Checked before the cast, because `astype` wraps around silently.
         least, most = (0, 1) if self.dtype == "bool" else (np.iinfo(self.dtype).min, np.iinfo(self.dtype).max)
         for value in (int(wide.min()), int(wide.max())):
             if not least <= value <= most:
