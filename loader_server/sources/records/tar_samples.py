@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TarSample", "refuse_no_tar", "samples_of"]
 
-#: Key and suffix: the suffix begins behind the first dot of the path's last part; a part that begins with a dot has none.
+#: Key and suffix: the suffix begins behind the first dot in the last part of the path; if that part begins with a dot,
+#: there is no suffix.
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 #: Names of WebDataset's own notes.
 _OF_THE_SHARD = re.compile(r"__[^/]*__(?:$|/)")
