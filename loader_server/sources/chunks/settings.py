@@ -1,7 +1,7 @@
-"""How a stream's recordings are to be cut, as the job file says it and in steps.
+"""How a stream's recordings are to be cut: from the settings in the job file to steps.
 
-Rules: pure; seconds become steps by each recording's own rate; whatever cannot be cut like this is refused, with what
-to write instead.
+Rules: pure; seconds become steps by each recording's own rate; settings that cannot be met are refused, with what to
+write instead.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ __all__ = ["ChunkRule", "ChunkSettings", "rate_keys"]
 
 
 def rate_keys(lengths: Lengths) -> frozenset[str]:
-    """The keys that hold the rate of another key (steps a second), which are not lengths."""
+    """Return the keys that hold the rate of another key (steps a second), which are not lengths."""
     return frozenset(f"{key}_rate" for key in lengths) & lengths.keys()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkSettings:
-    """What a stream's table may say about chunks."""
+    """The settings for chunks in a stream's table."""
 
     chunk: Amount | None = setting(
         length_amount,
@@ -53,7 +53,7 @@ class ChunkSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkRule:
-    """Cut along `key` into chunks of this length, one beginning each `step`; `where` names the stream's table."""
+    """Rule to cut along `key` into chunks of `length`, one beginning each `step`; `where` is the stream's table."""
 
     key: str
     length: Amount
@@ -62,7 +62,11 @@ class ChunkRule:
 
     @staticmethod
     def read(settings: ChunkSettings, stream: StreamSettings, plan: PlanSettings, where: str) -> ChunkRule | None:
-        """Read the rule; None if nothing is to be cut. Combinations that make no sense with the plan are refused."""
+        """Return the rule that the settings ask for, or None if nothing is to be cut.
+
+        Raise a SettingsError for `chunk_step` or `carry` without `chunk`, for `carry` with another `chunk_step` or
+        without lockstep, and for chunks that `max_length` would drop.
+        """
         length, step = settings.chunk, settings.chunk_step
         if length is None:
             if step is not None or plan.carry:
@@ -72,6 +76,7 @@ class ChunkRule:
             raise _overlap_carried(step, where)
         if plan.carry and stream.mode != "lockstep":
             raise _leased_carried(where)
+        # Only amounts in the same unit can be compared before the rates of recordings are known.
         for _, longest in plan.max_lengths:
             if longest is not None and longest.unit == length.unit and longest.value < length.value:
                 raise _all_dropped(length, longest, where)
@@ -79,11 +84,14 @@ class ChunkRule:
 
     @property
     def said(self) -> str:
-        """A text that tells apart streams that cut in different ways."""
+        """The rule as text, which differs between streams that cut in different ways."""
         return f"chunks of {self.length} of {self.key}, each {self.step}"
 
     def table(self, lengths: Lengths, fields: tuple[Field, ...], where: str) -> ChunkTable:
-        """The chunks of recordings of these lengths, from a source whose raw samples have these fields."""
+        """Return the chunks of recordings of these lengths, from a source whose raw samples have these fields.
+
+        Raise a SettingsError if the samples lack the key, if a chunk has less than one step, or if chunks leave gaps.
+        """
         if self.key not in lengths:
             raise self._cannot_cut(lengths, where)
         steps, stride = (self._steps(name, amount, lengths, fields) for name, amount in self._amounts())
@@ -97,12 +105,12 @@ class ChunkRule:
         return ChunkTable(lengths[self.key], steps, stride)
 
     def alike(self, lengths: Lengths) -> tuple[str, ...]:
-        """The keys that are cut along with it: those that are as long in every recording."""
+        """Return the keys that are cut along with `key`: those that are equally long in every recording."""
         own, rates = lengths[self.key], rate_keys(lengths)
         return tuple(key for key, of in lengths.items() if key not in rates and np.array_equal(own, of))
 
     def refuse_measured(self, names: Sequence[str]) -> SettingsError:
-        """Refuse measured lengths, because those are of whole recordings."""
+        """Return the error for transforms whose lengths would be measured, because these are of whole recordings."""
         return SettingsError(
             expected="transforms that declare their outputs, because chunk cuts their input",
             got=f"{', '.join(names)}, measured while indexing",
@@ -114,7 +122,9 @@ class ChunkRule:
         return ("chunk", self.length), ("chunk_step", self.step)
 
     def _steps(self, name: str, amount: Amount, lengths: Lengths, fields: tuple[Field, ...]) -> NDArray[np.int64]:
+        """Return an amount in steps, rounded half up; raise a SettingsError if that is less than one step."""
         exact = np.asarray(amount.value * self._a_unit(name, amount, lengths, fields))
+        # Half a step is rounded up; numpy's rounding would go to the even neighbour.
         steps = np.floor(exact + 0.5).astype(np.int64)
         if np.any(steps < 1):
             raise SettingsError(
@@ -128,7 +138,10 @@ class ChunkRule:
     def _a_unit(
         self, name: str, amount: Amount, lengths: Lengths, fields: tuple[Field, ...]
     ) -> NDArray[np.int64] | float:
-        """How many steps a unit has, for each recording or for all."""
+        """Return how many steps a unit has, for each recording or for all.
+
+        Raise a SettingsError for an amount in seconds if the key has no rate.
+        """
         if amount.unit != "s":
             return 1.0
         if (rates := lengths.get(f"{self.key}_rate")) is not None:
@@ -144,6 +157,7 @@ class ChunkRule:
         )
 
     def _cannot_cut(self, lengths: Lengths, where: str) -> SettingsError:
+        """Return the error for a source whose samples lack the key."""
         having = ", ".join(f'"{key}"' for key in lengths) or "none"
         return SettingsError(
             expected=f'a source whose samples have "{self.key}" (length): they are cut along it, before the transforms',
@@ -154,6 +168,7 @@ class ChunkRule:
 
 
 def _chunk_missing(got: str, where: str) -> SettingsError:
+    """Return the error for a setting that has no meaning without `chunk`."""
     name = got.partition(" ")[0]
     return SettingsError(
         expected=f"chunk, which {name} belongs to",
@@ -164,6 +179,7 @@ def _chunk_missing(got: str, where: str) -> SettingsError:
 
 
 def _overlap_carried(step: Amount | None, where: str) -> SettingsError:
+    """Return the error for carried state with chunks that overlap or leave gaps."""
     return SettingsError(
         expected="chunks that begin where the last one ends, as state is carried from one to the next (carry)",
         got=f'chunk_step = "{step}"',
@@ -173,6 +189,7 @@ def _overlap_carried(step: Amount | None, where: str) -> SettingsError:
 
 
 def _leased_carried(where: str) -> SettingsError:
+    """Return the error for carried state with leased batches."""
     return SettingsError(
         expected='mode = "lockstep", as a trainer has to get each row\'s next chunk (carry)',
         got='mode = "queue", where any trainer may get it',
@@ -182,6 +199,7 @@ def _leased_carried(where: str) -> SettingsError:
 
 
 def _all_dropped(length: Amount, longest: Amount, where: str) -> SettingsError:
+    """Return the error for a chunk longer than `max_length`."""
     return SettingsError(
         expected=f'a chunk of at most max_length = "{longest}", or it would be dropped',
         got=f'chunk = "{length}"',

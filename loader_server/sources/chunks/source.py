@@ -1,9 +1,9 @@
-"""The chunks of another source's recordings, as a source: its samples are stretches of theirs.
+"""The chunks of another source's recordings, as a source of their own.
 
-Rules: the index stays that of the recordings; only the recordings' table is kept in memory, and columns are computed
-where they are asked for. Keys that are as long as the key that is cut, in every recording, are cut along with it; any
-other key with a length belongs to the recording as a whole and goes to its last chunk, so it is empty in the others;
-numbers and names are in each. A source that can read less than a recording does so (`read_chunks`).
+Rules: the index stays that of the recordings; only the table of chunks is kept in memory, and columns are computed when
+they are read. Keys that are as long as the cut key in every recording are cut along with it. Any other key with a
+length belongs to the recording as a whole: its value goes to the last chunk, and is empty in the others. Numbers and
+names are in every chunk. A source that can read less than a recording does so (`read_chunks`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Column:
 
 
 class ChunkedSource(Source):
-    """An open source, cut according to a rule."""
+    """Source of the chunks that a rule cuts from an open source."""
 
     def __init__(self, recordings: Source, rule: ChunkRule, where: str) -> None:
         super().__init__(recordings.settings, recordings.base)
@@ -52,6 +52,7 @@ class ChunkedSource(Source):
         self._key = rule.key
         self._of_recordings = lengths = recordings.lengths
         self._table = rule.table(lengths, recordings.fields, where)
+        #: Keys that are cut, and keys with a length whose values belong to recordings as a whole.
         self._cut = rule.alike(lengths)
         self._of_whole = tuple(lengths.keys() - set(self._cut) - rate_keys(lengths))
 
@@ -64,20 +65,25 @@ class ChunkedSource(Source):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Those of the recordings."""
+        """The fields of the recordings."""
         return self._recordings.fields
 
     @property
     def samples(self) -> int:
-        """The chunks of all recordings."""
+        """The number of chunks of all recordings."""
         return len(self._table)
 
     @property
     def lengths(self) -> dict[str, Any]:
-        """Each chunk's share of its recording's lengths."""
+        """The chunks' own lengths, as columns computed when they are read."""
         return {key: _Column(self._lengths_of(key), len(self._table)) for key in self._of_recordings}
 
     def _lengths_of(self, key: str) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
+        """Return the function that computes the lengths of chunks under a key.
+
+        That is the chunk's own length for a cut key; for another length that of the recording in the last chunk, and 0
+        in all before; and the recording's value for a rate.
+        """
         own = self._of_recordings[key]
 
         def lengths(chunks: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -105,21 +111,22 @@ class ChunkedSource(Source):
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Where the first recording of each part begins."""
+        """The first chunk of each part of the recordings."""
         return tuple(self._table.firsts[list(self._recordings.parts)].tolist())
 
     def begins(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """Which of the chunks from `start` to before `stop` are the first of a recording."""
+        """Tell for each chunk from `start` to before `stop` whether it is the first of its recording."""
         return self._table.begins(start, stop)
 
     # --- reading ---
 
     def _chunk(self, sample: int) -> Chunk:
+        """Return the stretch of a recording that a sample is; raise an IndexError for an unknown number."""
         at = self._table.extents(np.array([self.checked(sample)]))
         return Chunk(int(at.recordings[0]), int(at.starts[0]), int(at.stops[0]), self._cut)
 
     def read(self, samples: Sequence[int]) -> Iterable[bytes]:
-        """What decoding these chunks takes."""
+        """Return what decoding each of these chunks takes: whole recordings, unless the source can read less."""
         return self._recordings.read_chunks([self._chunk(sample) for sample in samples])
 
     def indexed_files(self) -> IndexedFiles:
@@ -127,17 +134,18 @@ class ChunkedSource(Source):
         return self._recordings.indexed_files()
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Pass on the recordings of these chunks."""
+        """Tell the source of the recordings which of them will be read soon, each once."""
         self._recordings.expect(np.unique(self._table.recordings_of(samples)))
 
     def looks_ahead(self) -> bool:
-        """Whether the source of the recordings looks ahead."""
+        """Tell whether the source of the recordings looks ahead."""
         return self._recordings.looks_ahead()
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Decode the stretch; what belongs to the recording as a whole is empty in all but its last chunk."""
+        """Return the chunk's values; values of the recording as a whole are empty in all but its last chunk."""
         chunk = self._chunk(sample)
         made = self._recordings.decode_chunk(chunk, raw)
+        # Unless the next chunk is the first of the next recording, this is not the recording's last one.
         if sample + 1 < self._table.firsts[chunk.sample + 1]:
             made |= {key: made[key][:0] for key in self._of_whole if key in made}
         return made
@@ -145,34 +153,35 @@ class ChunkedSource(Source):
     # --- for people ---
 
     def name(self, sample: int) -> str:
-        """The recording's name, and which steps of it, unless it is all of them."""
+        """Return the recording's name, with the range of steps unless the chunk is all of it."""
         chunk = self._chunk(sample)
         return self._recordings.name(chunk.sample) + self._stretch(chunk)
 
     def _stretch(self, chunk: Chunk) -> str:
+        """Return the range of steps as text, or "" if the chunk is the whole recording."""
         whole = chunk.stop - chunk.start == self._of_recordings[self._key][chunk.sample]
         return "" if whole else f" [{chunk.start}:{chunk.stop}]"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """The recording's place."""
+        """Return the recording's place."""
         return self._recordings.place(self._chunk(sample).sample)
 
     def identity(self, sample: int) -> str:
-        """The recording's identity, and which steps of it."""
+        """Return the recording's identity, with the range of steps unless the chunk is all of it."""
         chunk = self._chunk(sample)
         return self._recordings.identity(chunk.sample) + self._stretch(chunk)
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Those of the recordings."""
+        """The modules of the recordings' source."""
         return self._recordings.modules
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Those of the recordings."""
+        """The library versions of the recordings' source."""
         return self._recordings.versions
 
     def close(self) -> None:
-        """Give back what is open."""
+        """Close the source of the recordings."""
         self._recordings.close()
         super().close()

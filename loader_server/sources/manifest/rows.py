@@ -1,8 +1,8 @@
-"""Rows of manifests: CSV and JSON lines, one after another, the unusable ones with their line and the reason.
+"""Rows of manifests: CSV and JSON lines, one after another; unusable rows come with their line and the reason.
 
-Rules: one row at a time, so that a manifest may be larger than memory; a bad row is a fact and not an exception; a
-manifest that cannot be read at all is a DataError. Knows nothing about audio: whether the named files exist is the
-source's business.
+Rules: rows are read one at a time, so that a manifest may be larger than memory. A bad row is a value and not an
+exception; a manifest that cannot be read at all is a DataError. Knows nothing about audio: whether the named files
+exist is the source's business.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ __all__ = [
     "read_rows",
 ]
 
-#: Names of the column with the audio file: ours, DeepSpeech's, NeMo's, Common Voice's; the first one present counts.
+#: Names of the column with the audio file: ours, DeepSpeech's, NeMo's, Common Voice's; the first one present is used.
 AUDIO_COLUMNS = ("audio", "wav_filename", "audio_filepath", "path")
 #: Names of the column with the transcript.
 TEXT_COLUMNS = ("text", "transcript", "sentence")
-#: NeMo cuts utterances out of long recordings: a row with an offset is a stretch of its file, in seconds.
+#: As in NeMo's manifests, a row with an offset is a stretch of a longer recording, in seconds.
 OFFSET_COLUMN = "offset"
 _DURATION_COLUMN = "duration"
-#: Each is kept in two files of its own, open at the same time.
+#: The index keeps each column in two files, all of which are open at the same time.
 _MOST_COLUMNS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestRow:
-    """A row as the manifest has it; `manifest` counts the manifests from 0."""
+    """A row as it stands in the manifest; `manifest` counts the manifests from 0."""
 
     manifest: int
     line: int
@@ -59,7 +59,7 @@ class ManifestRow:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The meaning of a manifest's columns; `text` is empty if there is no transcript."""
+    """The columns of a manifest by their meaning; `text` is empty if there is no transcript."""
 
     audio: str
     text: str
@@ -72,11 +72,15 @@ _Cells: TypeAlias = "Mapping[str, str] | BadRow"
 
 
 def columns_of(manifest: Path | RemotePath) -> Columns:
-    """The columns of a manifest, from its header, or from all its objects."""
+    """Return the columns of a manifest, from its header (CSV) or from all its objects (JSON lines).
+
+    Raise a DataError if no column names audio files, or if there are too many columns.
+    """
     names: dict[str, None] = {}
     if _is_csv(manifest):
         names = dict.fromkeys(_header(manifest))
     else:
+        # One name too many is enough to refuse: all the names of an absurd manifest could fill memory.
         for _, cells in _json_cells(manifest):
             if not isinstance(cells, BadRow) and len(names) <= _MOST_COLUMNS:
                 names.update(dict.fromkeys(cells))
@@ -102,7 +106,10 @@ def columns_of(manifest: Path | RemotePath) -> Columns:
 def read_rows(
     manifest: Path | RemotePath, number: int, columns: Columns, others: tuple[str, ...]
 ) -> Iterator[ManifestRow | BadRow]:
-    """The rows of a manifest in order; `others` are the further columns of all manifests together."""
+    """Yield the rows of a manifest in order; `others` are the further columns of all manifests together.
+
+    A row that cannot be used is yielded as a BadRow.
+    """
     cells_of = _csv_cells if _is_csv(manifest) else _json_cells
     for line, cells in cells_of(manifest):
         if isinstance(cells, BadRow):
@@ -124,7 +131,7 @@ def read_rows(
 
 
 def _stretch(cells: Mapping[str, str], manifest: Path | RemotePath, line: int) -> Stretch | BadRow:
-    """The whole file, unless there is an offset."""
+    """Return the row's stretch: the whole file without an offset, or a BadRow if its seconds are no numbers."""
     offset, duration = cells.get(OFFSET_COLUMN), cells.get(_DURATION_COLUMN)
     if not offset:
         return _WHOLE
@@ -139,6 +146,7 @@ def _stretch(cells: Mapping[str, str], manifest: Path | RemotePath, line: int) -
 
 
 def _refused(row: ManifestRow, manifest: Path | RemotePath) -> BadRow | None:
+    """Return a BadRow if the row has text that is not UTF-8 or a zero byte in its path, else None."""
     try:
         "\n".join((row.path, row.text, *row.others)).encode()
     except UnicodeEncodeError:
@@ -149,7 +157,11 @@ def _refused(row: ManifestRow, manifest: Path | RemotePath) -> BadRow | None:
 
 
 def named_paths(manifest: Path | RemotePath) -> Iterator[str]:
-    """What stands in the columns that may name an audio file, in bad rows too; quicker than `read_rows`."""
+    """Yield what stands in the columns that may name an audio file.
+
+    Bad rows are included, as far as they can be parsed: a stamp has to change with every file that is named. This is
+    quicker than `read_rows`.
+    """
     if not _is_csv(manifest):
         for _, cells in _json_cells(manifest):
             yield from () if isinstance(cells, BadRow) else (cells[name] for name in AUDIO_COLUMNS if name in cells)
@@ -164,8 +176,9 @@ def named_paths(manifest: Path | RemotePath) -> Iterator[str]:
 
 
 def _lists(reader: Iterator[list[str]]) -> Iterator[list[str]]:
-    """The rows as lists; a row that cannot be parsed is skipped."""
+    """Yield the rows as lists, and skip rows that cannot be parsed."""
     while True:
+        # `csv.reader` can go on after an error, but `yield from` cannot: it is entered again for the following rows.
         try:
             yield from reader
         except csv.Error:
@@ -174,6 +187,7 @@ def _lists(reader: Iterator[list[str]]) -> Iterator[list[str]]:
 
 
 def _is_csv(manifest: Path | RemotePath) -> bool:
+    """Tell CSV from JSON lines by the suffix; raise a DataError for any other."""
     suffix = manifest.suffix.lower()
     if suffix not in (".csv", ".jsonl", ".json"):
         raise DataError(
@@ -186,6 +200,7 @@ def _is_csv(manifest: Path | RemotePath) -> bool:
 
 
 def _header(manifest: Path | RemotePath) -> list[str]:
+    """Return the column names of a CSV file; raise a DataError if its first line cannot be parsed."""
     with manifest.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         try:
             return [name.strip() for name in next(csv.reader(file), [])]
@@ -199,12 +214,14 @@ def _header(manifest: Path | RemotePath) -> list[str]:
 
 
 def _csv_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
+    """Yield each row's line number and its cells by column, or a BadRow."""
     header = _header(manifest)
+    # Bytes that are not UTF-8 pass as surrogates, so that `_refused` can name their row and the other rows stay good.
     with manifest.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.reader(file)
         next(reader, None)
         while True:
-            line = reader.line_num + 1
+            line = reader.line_num + 1  # where the row begins; it may span several lines
             try:
                 cells = next(reader, None)
             except csv.Error as error:
@@ -220,6 +237,7 @@ def _csv_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
 
 
 def _json_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
+    """Yield each object's line number and its values as text by key, or a BadRow; blank lines are skipped."""
     with manifest.open(encoding="utf-8-sig", errors="surrogateescape") as file:
         for line, source in enumerate(file, 1):
             if source.strip():
@@ -227,6 +245,7 @@ def _json_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
 
 
 def _object(source: str, manifest: Path | RemotePath, line: int) -> _Cells:
+    """Parse a line; null values count as missing."""
     try:
         found = json.loads(source)
     except (ValueError, RecursionError) as error:
@@ -237,4 +256,5 @@ def _object(source: str, manifest: Path | RemotePath, line: int) -> _Cells:
 
 
 def _text(value: Any) -> str:
+    """Return a string as it is, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

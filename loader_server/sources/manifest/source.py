@@ -1,8 +1,8 @@
 """The manifest source: CSV or JSON lines that name audio files (WAV, FLAC, OGG, MP3) and their transcripts.
 
-Rules: paths are relative to the manifest that names them; several manifests count as one, in their order. The source
-opens from the index alone and never parses a manifest again, but it refuses a manifest that has changed since indexing,
-and so it does with files.
+Rules: paths are relative to the manifest that names them; rows of several manifests are numbered through, in their
+order. The source opens from the index alone and never parses a manifest again. It refuses manifests and audio files
+that have changed since indexing.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ class ManifestSettings:
 
 
 class ManifestSource(RecordedSource):
-    """Recordings and transcripts. Columns: each sample's manifest (counted from 0), its line, the file's `bytes`,
-    `mtime_ns`, `frames` and `rate`, the transcript and its `characters`, the path, and further columns as strings.
+    """Source of recordings and transcripts.
+
+    Index columns: each sample's manifest (counted from 0), its line, the file's `bytes`, `mtime_ns`, `frames` and
+    `rate`, the transcript and its `characters`, the path, and further columns as strings.
     """
 
     Settings = ManifestSettings
@@ -54,24 +56,24 @@ class ManifestSource(RecordedSource):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Audio in frames, at its file's own rate; if all files have one rate, it has time."""
+        """Audio, one value a frame at its file's own rate; its time is known if all files have one rate."""
         return (audio_field(self.indexed.about["rate"] if hasattr(self, "indexed") else 0),)
 
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """The stamp of the manifests and of every file that they name, missing ones included."""
+        """Return a text that changes with the manifests and every file they name, missing ones included."""
         return self.files.stamp(named_files(self.settings.paths, self.files))
 
     def survey(self) -> Inventory:
-        """All rows, counted and compared."""
+        """Count the rows of all manifests and find duplicates; raise a DataError for an unusable manifest."""
         found = survey_manifests(self.settings.paths, self.files)
         return Inventory(
             total=found.total, pieces=found.pieces, origin=found.origin, about={"others": list(found.others)}
         )
 
     def probe(self, piece: RowPiece) -> Found:
-        """The headers of the files that these rows name."""
+        """Read the headers of the files that these rows name; unusable files become bad rows."""
         manifests = [self.files.path(path) for path in self.settings.paths]
         places = [(str(manifest), str(manifest.parent)) for manifest in manifests]
         good, audio, bad = dict[int, ManifestRow](), list[AudioStretch](), dict[int, BadRow]()
@@ -90,13 +92,13 @@ class ManifestSource(RecordedSource):
         return Found(rows=list(good), numbers=numbers, strings=_strings(rows, piece), bad=bad)
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
-        """The one rate of all files, or 0."""
+        """Return the sampling rate that all files have, or 0 if they differ."""
         return {"rate": common_rate(numbers["rate"])}
 
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, if the manifests are still those that it was made from."""
+        """Take the index; raise a DataError if a manifest has changed since."""
         for facts in indexed.origin:
             refuse_other_list(facts, self.files, "manifest", indexed.place)
         self._manifests = [self.files.path(facts["path"]) for facts in indexed.origin]
@@ -116,7 +118,7 @@ class ManifestSource(RecordedSource):
         return {key: self._columns[column] for key, column in keys.items() if column in self._columns}
 
     def texts(self, key: str) -> Iterator[Sequence[str]] | None:
-        """The transcripts, which the index has."""
+        """Return the transcripts, which the index has; None for another key or if there are no transcripts."""
         return texts_of_column(self._text) if key == "text" and self._text is not None else None
 
     @property
@@ -126,16 +128,16 @@ class ManifestSource(RecordedSource):
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Where each manifest starts that has samples."""
+        """The first sample of each manifest that has samples."""
         return tuple(np.flatnonzero(np.diff(self._columns["manifest"], prepend=-1)).tolist())
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Begin to fetch their files, if they are remote."""
+        """Start fetching the recordings of these samples, if they are remote."""
         if self.files.are_remote:
             self._recordings.expect(samples.tolist())
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """The bytes of each file, which must be the one that was indexed."""
+        """Yield the bytes of each recording; raise a ReadError if it is not the indexed one."""
         return map(self._recordings.read, map(self.checked, samples))
 
     def _path(self, sample: int) -> str:
@@ -143,21 +145,21 @@ class ManifestSource(RecordedSource):
         return joined(folder, self._paths[sample])
 
     def said_of(self, sample: int) -> dict[str, Any]:
-        """The transcript, and further columns as strings."""
+        """Return the row's transcript and further columns as strings, by key."""
         said: dict[str, Any] = {name: column[sample] for name, column in self._others.items()}
         return said if self._text is None else said | {"text": self._text[sample]}
 
     def name(self, sample: int) -> str:
-        """The path as the manifest has it, and the second at which the sample begins, unless it is the whole file."""
+        """Return the path as the manifest has it, with the offset in seconds if the sample is a stretch."""
         path: str = self._paths[self.checked(sample)]
         return path if self._recordings.is_whole(sample) else f"{path}@{self._others[OFFSET_COLUMN][sample]}"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """The manifest, and the line in it."""
+        """Return the manifest, and the line in it."""
         return str(self._manifests[self._columns["manifest"][sample]]), int(self._columns["line"][sample])
 
     def identity(self, sample: int) -> str:
-        """The file as it was indexed, and a digest of the rest of its row."""
+        """Return the file as it was indexed, and a digest of the rest of its row."""
         columns = self._columns
         origin = self.indexed.origin[columns["manifest"][sample]]["path"]
         place = self.files.beside(origin, self._paths[sample])
@@ -175,14 +177,17 @@ class ManifestSource(RecordedSource):
 
 
 def _audio(row: ManifestRow, headers: Headers, manifest: str, folder: str) -> AudioStretch | BadRow:
+    """Return the stretch of audio that a row names, or a BadRow if its file cannot be used."""
     return headers.find(joined(folder, row.path), row.stretch, (manifest, row.line))
 
 
 def _numbers(rows: Sequence[ManifestRow], piece: RowPiece) -> dict[str, list[int]]:
+    """Return the numeric columns that come from the rows themselves."""
     numbers = {"manifest": [row.manifest for row in rows], "line": [row.line for row in rows]}
     return numbers | ({"characters": [len(row.text) for row in rows]} if piece.has_text else {})
 
 
 def _strings(rows: Sequence[ManifestRow], piece: RowPiece) -> dict[str, list[str]]:
+    """Return the columns of strings: paths, transcripts, and further columns by their number."""
     strings = {"path": [row.path for row in rows]} | ({"text": [row.text for row in rows]} if piece.has_text else {})
     return strings | {f"column_{n}": [row.others[n] for row in rows] for n in range(piece.others)}

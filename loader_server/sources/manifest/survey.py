@@ -1,6 +1,6 @@
-"""Which rows there are: the manifests read once, before any recording is looked at.
+"""The survey of manifests: their rows are counted, and duplicates found, before any recording is looked at.
 
-Rules: a manifest may be larger than memory; a row that is there twice is bad the second time.
+Rules: a manifest may be larger than memory. Of equal rows, all but the first are bad.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ if TYPE_CHECKING:
 
 __all__ = ["ManifestSurvey", "RowPiece", "named_files", "survey_manifests"]
 
-#: Rows that are compared at a time.
+#: Number of rows that are compared with the repeated hashes at a time.
 _BLOCK_ROWS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class RowPiece:
-    """Consecutive rows of a survey: `start` counts from its first row, `others` are further columns, and `whole` says
-    that every row is a whole file.
+    """Consecutive rows of a survey, the first of which is number `start` among all.
+
+    `others` is the number of further columns, and `whole` says that every row is a whole file.
     """
 
     start: int
@@ -48,7 +49,7 @@ class RowPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestSurvey:
-    """All rows of the manifests, counted and compared; they are read again when they are needed."""
+    """What is known about all rows; the rows themselves are read again from the manifests when needed."""
 
     manifests: tuple[Path | RemotePath, ...]
     columns: tuple[Columns, ...]
@@ -59,11 +60,11 @@ class ManifestSurvey:
 
     @property
     def has_text(self) -> bool:
-        """Whether there are transcripts."""
+        """Whether the manifests have transcripts."""
         return bool(self.columns[0].text)
 
     def pieces(self, rows: int) -> Iterator[RowPiece]:
-        """The rows in order, duplicates marked."""
+        """Yield the rows in order, in pieces of at most `rows`, with duplicates replaced by bad rows."""
         held: list[ManifestRow | BadRow] = []
         marked = _marked(_all_rows(self.manifests, self.columns, self.others), self.manifests, self.duplicates)
         for place, row in enumerate(marked, 1):
@@ -79,7 +80,10 @@ class ManifestSurvey:
 
 
 def survey_manifests(paths: Sequence[str], files: Files) -> ManifestSurvey:
-    """Read the manifests once: count their rows and find duplicates."""
+    """Read the manifests once, count their rows and find duplicates.
+
+    Raise a DataError if there is no manifest, one cannot be read, or only some of them have transcripts.
+    """
     manifests = tuple(map(files.path, paths))
     if not manifests:
         raise DataError(
@@ -89,6 +93,7 @@ def survey_manifests(paths: Sequence[str], files: Files) -> ManifestSurvey:
     columns = tuple(columns_of(manifest) for manifest in manifests)
     _refuse_some_without_text(manifests, columns)
     others = tuple(dict.fromkeys(name for found in columns for name in found.others))
+    # Eight bytes a row is all that the survey keeps: a manifest may be larger than memory.
     hashes = array("Q", (_hash(row, manifests) for row in _all_rows(manifests, columns, others)))
     return ManifestSurvey(
         manifests=manifests,
@@ -103,12 +108,13 @@ def survey_manifests(paths: Sequence[str], files: Files) -> ManifestSurvey:
 def _all_rows(
     manifests: tuple[Path | RemotePath, ...], columns: tuple[Columns, ...], others: tuple[str, ...]
 ) -> Iterator[ManifestRow | BadRow]:
+    """Yield the rows of all manifests in order."""
     for number, (manifest, found) in enumerate(zip(manifests, columns, strict=True)):
         yield from read_rows(manifest, number, found, others)
 
 
 def _hash(row: ManifestRow | BadRow, manifests: tuple[Path | RemotePath, ...]) -> int:
-    """Equal for equal rows that name the same file; a bad row equals none."""
+    """Return a hash that is equal for equal rows that name the same file; a bad row's differs from all others."""
     if isinstance(row, BadRow):
         parts: tuple[str, ...] = ("bad", row.where, str(row.line))
     else:
@@ -118,31 +124,35 @@ def _hash(row: ManifestRow | BadRow, manifests: tuple[Path | RemotePath, ...]) -
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """The place of each row that equals another one, in order, and which rows are equal: these have one number."""
+    """Rows that equal another one: their places in order, and for each the number of its group of equals."""
 
     places: NDArray[np.int64]
     kinds: NDArray[np.int64]
 
 
 def _duplicates(hashes: NDArray[np.uint64]) -> Duplicates:
-    """Find duplicates; only numbers are kept, because there may be as many as rows."""
+    """Find the rows whose 64-bit hashes are equal.
+
+    Only arrays of numbers are held, and rows are compared in blocks, because all rows may be duplicates.
+    """
     ordered = np.sort(hashes)
     again = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
-    del ordered
+    del ordered  # frees eight bytes a row before the comparison takes memory
     found = [_equal_to_any(hashes[at : at + _BLOCK_ROWS], again) + at for at in range(0, len(hashes), _BLOCK_ROWS)]
     places = np.concatenate(found) if found else np.zeros(0, np.int64)
     return Duplicates(places, np.searchsorted(again, hashes[places]))
 
 
 def _equal_to_any(hashes: NDArray[np.uint64], again: NDArray[np.uint64]) -> NDArray[np.int64]:
-    at = np.searchsorted(again[:-1], hashes)
+    """Return the positions of the hashes that are in `again`, which is sorted."""
+    at = np.searchsorted(again[:-1], hashes)  # without the last entry, so that every place found is in `again`
     return np.flatnonzero(again[at] == hashes) if len(again) else np.zeros(0, np.int64)
 
 
 def _marked(
     rows: Iterable[ManifestRow | BadRow], manifests: tuple[Path | RemotePath, ...], duplicates: Duplicates
 ) -> Iterator[ManifestRow | BadRow]:
-    """The rows; all but the first of several equal ones are bad, and say where the first one is."""
+    """Yield the rows; all but the first of several equal ones become bad rows that name the first one's place."""
     firsts = np.full((int(duplicates.kinds.max(initial=-1)) + 1, 2), -1)
     pairs = zip(duplicates.places, duplicates.kinds, strict=True)
     place, kind = next(pairs, (-1, -1))
@@ -151,7 +161,7 @@ def _marked(
             yield row
             continue
         manifest, line = firsts[kind]
-        if isinstance(row, ManifestRow) and line < 0:
+        if isinstance(row, ManifestRow) and line < 0:  # the first of its group stays good
             firsts[kind] = row.manifest, row.line
         first = f"{manifests[manifest]}, line {line}"
         yield _duplicate(row, manifests, first) if isinstance(row, ManifestRow) and line >= 0 else row
@@ -159,12 +169,13 @@ def _marked(
 
 
 def _duplicate(row: ManifestRow, manifests: tuple[Path | RemotePath, ...], first: str) -> BadRow:
+    """Return the bad row of a duplicate."""
     detail = f"expected each row once, got {row.path} as in {first}"
     return BadRow(str(manifests[row.manifest]), row.line, "duplicate", detail)
 
 
 def named_files(paths: Sequence[str], files: Files) -> Iterator[str]:
-    """The manifests, and every file that they name."""
+    """Yield the manifests and every file they name; raise a DataError if a manifest cannot be read."""
     for path in paths:
         manifest = files.path(path)
         folder = str(manifest.parent)
@@ -177,6 +188,7 @@ def named_files(paths: Sequence[str], files: Files) -> Iterator[str]:
 
 
 def _refuse_some_without_text(manifests: tuple[Path | RemotePath, ...], columns: tuple[Columns, ...]) -> None:
+    """Raise a DataError if some manifests have a column of transcripts and others have none."""
     without = [str(manifest) for manifest, found in zip(manifests, columns, strict=True) if not found.text]
     if 0 < len(without) < len(manifests):
         raise DataError(

@@ -1,6 +1,6 @@
 """The samples of another stream of the job, as `context.base_dataset` gives them: read, decoded and transformed.
 
-Rules: shard s of S has the samples whose number is s modulo S, in their order; what a transform draws depends on epoch
+Rules: shard s of S has the samples whose number is s modulo S, in their order. What a transform draws depends on epoch
 and sample, as in the stream itself. A sample that cannot be used is left out, with a line in the log.
 """
 
@@ -32,19 +32,22 @@ class _Reads(Protocol):
 
 
 class SampleStream(Protocol):
-    """The part of an open stream that gives its samples; whoever opens streams knows sources, so not the reverse."""
+    """The part of an open stream that gives its samples.
+
+    A protocol, because the module of streams imports sources, and so cannot be imported here.
+    """
 
     @property
     def name(self) -> str:
-        """Its name in the job file."""
+        """The stream's name in the job file."""
 
     @property
     def samples(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
 
     @property
     def source(self) -> _Reads:
-        """What reads them."""
+        """The source that reads the samples."""
 
     @property
     def opened(self) -> str:
@@ -54,11 +57,11 @@ class SampleStream(Protocol):
         """Decode and transform a sample; raise a SampleError if it cannot be used."""
 
     def close(self) -> None:
-        """Give back what is open."""
+        """Close the stream."""
 
 
 class BaseSamples:
-    """The samples of another stream of the job, which have these fields."""
+    """The samples of another stream of the job, with these fields."""
 
     def __init__(self, stream: SampleStream, fields: tuple[Field, ...]) -> None:
         self._stream = stream
@@ -72,14 +75,16 @@ class BaseSamples:
         return self._stream.opened
 
     def of_shard(self, epoch: int, shard: int, shards: int) -> Iterator[Mapping[str, NDArray[np.generic]]]:
-        """Yield the samples of one shard."""
+        """Yield the samples of one shard, without those that cannot be used."""
         for sample in range(shard, self._stream.samples, shards):
             values = self._values(epoch, sample)
             if values is not None:
                 yield values
 
     def _values(self, epoch: int, sample: int) -> Mapping[str, NDArray[np.generic]] | None:
+        """Return a sample's values, or log and return None if it cannot be used."""
         (raw,) = read_patiently(self._stream.source.read, [sample], bool)
+        # Reading was done without the lock: any thread may read, but only one decodes.
         try:
             with self._decoding:
                 return self._stream.values(epoch, sample, raw)
@@ -88,5 +93,5 @@ class BaseSamples:
             return None
 
     def close(self) -> None:
-        """Give back what is open."""
+        """Close the stream."""
         self._stream.close()

@@ -1,7 +1,7 @@
-"""Whether an element may be sent: it has to fit into trainers' slots, and to equal what was made the first time.
+"""The check of an element before it is sent: it has to fit into trainers' slots, and to equal its first making.
 
-For epoch 0, which was run while indexing, the index knows what was made first; for others the workers of a machine tell
-each other (see `first_digests`).
+Epoch 0 is run during indexing, so the index has the digests of its elements; for other epochs the workers of a machine
+share them in files (see `first_digests`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UNLIKE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementCheck:
-    """Checks elements; `shards` and `digests` are columns of the index."""
+    """Check of elements; `shards` and `digests` are columns of the index."""
 
     where: str
     most_steps: Mapping[str, int]
@@ -41,7 +41,10 @@ class ElementCheck:
     first: FirstDigests
 
     def check(self, epoch: int, shard: int, ordinal: int, flat: Mapping[str, NDArray[np.generic]]) -> None:
-        """Raise a DataError if this element may not be sent."""
+        """Raise a DataError if this element is too large, or differs from the one made first.
+
+        Elements are compared only if the stream asks for exact replay.
+        """
         place = f"{self.where}, element {ordinal} of shard {shard} of epoch {epoch}"
         for key, most in self.most_steps.items():
             if len(flat[key]) > most:
@@ -57,9 +60,12 @@ class ElementCheck:
             )
 
     def _is_as_before(self, epoch: int, shard: int, ordinal: int, digest: int) -> bool:
+        """Tell whether the digest is that of the first making, or this is the first one."""
+        # An element beyond those of the index (0) is compared like those of later epochs.
         known = self._digest_in_index(shard, ordinal) if epoch == 0 else 0
         return (known or self.first.first(epoch, shard, ordinal, digest)) == digest
 
     def _digest_in_index(self, shard: int, ordinal: int) -> int:
+        """Return the digest in the index, or 0 if the shard had fewer elements in epoch 0."""
         start, stop = np.searchsorted(self.shards, [shard, shard + 1])
         return int(self.digests[start + ordinal]) if start + ordinal < stop else 0

@@ -1,8 +1,8 @@
-"""A digest of each element when it was first made, so that one that differs later is noticed.
+"""Digests of elements as they were first made, so that an element made differently later is noticed.
 
-There is a file for each epoch and shard, with eight bytes for each element, which the workers of a machine share.
-Rules: the first to make an element writes its digest; nothing depends on the files being there: a folder that cannot be
-written costs the check, with a warning. The newest few are kept.
+The workers of a machine share one file for each epoch and shard, with eight bytes for each element. Rules: the first to
+make an element writes its digest. Nothing depends on the files: if the folder cannot be written, a warning says that
+the check is off. Only the files of the newest epochs are kept.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["FirstDigests"]
 
 _BYTES = 8
-#: Epochs that may be read again: by a restart, or by an evaluation beside training.
+#: Number of epochs whose files are kept: a restart, or an evaluation beside training, may make them again.
 _EPOCHS_KEPT = 4
 
 
 class FirstDigests:
-    """The digests under one name, which stands for everything that shapes the elements."""
+    """Digests under one name, which stands for everything that shapes the elements."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -34,7 +34,10 @@ class FirstDigests:
         self._writable = True
 
     def first(self, epoch: int, shard: int, ordinal: int, digest: int) -> int:
-        """The digest with which the element was made first: this one, if nobody has made it before."""
+        """Return the digest with which this element was first made, or store and return `digest` if there is none.
+
+        If the files cannot be used, return `digest`, so that the caller's comparison passes, and warn once.
+        """
         try:
             return self._keep_first(self._folder / f"{self._name}-{epoch}-{shard}", ordinal, digest)
         except (OSError, MachineError) as error:
@@ -44,20 +47,26 @@ class FirstDigests:
             return digest
 
     def _keep_first(self, path: Path, ordinal: int, digest: int) -> int:
+        """Return the digest stored in the file, after storing this one if there is none.
+
+        There is no lock: two workers that make an element at the same moment both store theirs, and later makings are
+        compared with the one stored last.
+        """
         self._folder.mkdir(exist_ok=True)
-        if not path.exists():
+        if not path.exists():  # the first element of a shard in a new epoch
             self._remove_old()
         number = open_own(path, os.O_RDWR | os.O_CREAT)
         try:
+            # Reading beyond the end gives no bytes, that is 0.
             known = int.from_bytes(os.pread(number, _BYTES, ordinal * _BYTES), "little")
-            if not known:
+            if not known:  # never stored, because no digest is 0
                 os.pwrite(number, digest.to_bytes(_BYTES, "little"), ordinal * _BYTES)
             return known or digest
         finally:
             os.close(number)
 
     def _remove_old(self) -> None:
-        """Remove files of older epochs, and of earlier states of the stream."""
+        """Remove the files of older epochs, and those under other names, of earlier states of the stream."""
         own = [path for path in self._folder.iterdir() if path.name.startswith(f"{self._name}-")]
         kept = sorted({int(path.name.split("-")[-2]) for path in own})[-_EPOCHS_KEPT:]
         for path in set(self._folder.iterdir()) - {one for one in own if int(one.name.split("-")[-2]) in kept}:

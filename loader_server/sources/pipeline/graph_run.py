@@ -1,10 +1,10 @@
 """A graph that a trainer sent, as a data set of one shard of one epoch.
 
 Rules: what a shard holds depends on the graph, the job's seed, the epoch and the shard, and on nothing that this
-process did before. So all seeds in the graph are replaced by seeds derived from these and from the user's own (equal
-ones stay equal; functions contain none, because a trainer cannot send such functions); parallel work keeps its order;
-and resources are new ones. With several shards, shard s has the source's elements whose number is s modulo the number
-of shards; if it is unclear which source is meant, or that would change the data set, a hint in the graph has to say it.
+process did before. So every seed in the graph is replaced by one derived from these and from the user's own seed (equal
+ones stay equal; functions contain none, because a trainer cannot send such functions), parallel work keeps its order,
+and resources get new names. With several shards, shard s has the source's elements whose number is s modulo the number
+of shards; if it is unclear which source is meant, or if dividing it would change the data set, the graph needs a hint.
 The graph is changed as plain protobuf messages, and then given to TensorFlow.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphShard", "dataset_of_graph", "set_up"]
 
-#: The inputs of these operations that are a pair of seeds.
+#: Operations with a pair of seeds, and which of their inputs these are.
 _SEEDED = {
     "ShuffleDataset": (2, 3),
     "ShuffleDatasetV3": (2, 3),
@@ -37,28 +37,30 @@ _SEEDED = {
     "RandomDatasetV2": (0, 1),
 }
 _SHARD = "ShardDataset"
-#: Stands in a hint for both its numbers: tf.data.experimental.SHARD_HINT.
+#: The value of tf.data.experimental.SHARD_HINT, which stands for both numbers of a hint.
 _HINT = -1
-#: Sources that give each element once, and the attribute with their dtypes; lines are strings.
+#: Sources that give each element once, with the attribute that has their dtypes ("" if they give strings).
 _SHAREABLE = {
     "RangeDataset": "output_types",
     "TensorSliceDataset": "Toutput_types",
     **dict.fromkeys(("TextLineDataset", "TFRecordDataset", "TFRecordDatasetV2", "FixedLengthRecordDatasetV2"), ""),
 }
-#: After a source that is divided among shards, these would take other elements, or too many.
+#: Operations that, behind a divided source, would take other elements than behind the whole one, or too many.
 _POSITIONAL = frozenset(("TakeDataset", "SkipDataset", "TakeWhileDataset", "ScanDataset", "UniqueDataset"))
+#: Names of operations that make data sets.
 _A_DATASET = re.compile(r"Dataset(V\d+)?")
+#: Numbers of TensorFlow's dtypes: DT_INT64 and DT_STRING.
 _INT64, _STRING = 9, 7
 _HINTED = (
     "Say where by dataset.shard(tf.data.experimental.SHARD_HINT, tf.data.experimental.SHARD_HINT), or producers = 1."
 )
-#: Counts runs, because no two runs in a process may share a resource.
+#: Numbers the runs of this process, because no two of them may share a resource.
 _RUNS = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphShard:
-    """Which part of which epoch is asked for; `where` is for messages."""
+    """Shard and epoch of a graph to run; `where` is for messages."""
 
     seed: int
     epoch: int
@@ -68,7 +70,7 @@ class GraphShard:
 
 
 def dataset_of_graph(sent: SentGraph, of: GraphShard) -> tf.data.Dataset:
-    """The data set, with dicts of the values that were sent along as elements."""
+    """Return the data set of one shard; its elements are dicts of the values that were sent along."""
     import tensorflow as tf  # only where pipelines are run
 
     graph = tf.compat.v1.GraphDef.FromString(sent.graph)
@@ -78,25 +80,32 @@ def dataset_of_graph(sent: SentGraph, of: GraphShard) -> tf.data.Dataset:
 
 
 def set_up(graph: Any, of: GraphShard) -> None:
-    """Make the graph that of one shard."""
+    """Change a graph in place into that of one shard.
+
+    Raise a SettingsError if it cannot be divided among several shards without a hint.
+    """
+    # Set on every operation, in functions as well: an operation's own setting overrides that of the whole pipeline.
     for node in (*graph.node, *(node for one in graph.library.function for node in one.node_def)):
         if "deterministic" in node.attr:
             node.attr["deterministic"].s = b"true"
+    # Nodes of functions are left out: a trainer cannot send functions with seeds.
     _set_seeds(graph.node, of)
     run = next(_RUNS)
     for node in graph.node:
+        # A resource with the name of an earlier run's would be that one, with its state.
         for handle in node.attr["value"].tensor.resource_handle_val if node.op == "Const" else ():
             handle.name = f"{handle.name} of run {run}"
     _share_out(graph, of)
 
 
 def _inputs(node: Any, by_name: Mapping[str, Any], places: Sequence[int]) -> list[Any]:
-    """The constants at these inputs; None for an input that is not a constant."""
+    """Return the constants at these inputs of a node; None for an input that is not a constant."""
     found = [by_name.get(node.input[place].partition(":")[0]) for place in places]
     return [one if one is not None and one.op == "Const" else None for one in found]
 
 
 def _number(constant: Any) -> int:
+    """Return the value of an integer constant, which may be stored in either of two forms."""
     tensor = constant.attr["value"].tensor
     if tensor.tensor_content:
         return int.from_bytes(tensor.tensor_content, "little", signed=True)
@@ -104,6 +113,7 @@ def _number(constant: Any) -> int:
 
 
 def _set_number(constant: Any, number: int) -> None:
+    """Set the value of an integer constant."""
     tensor = constant.attr["value"].tensor
     tensor.tensor_content = b""
     tensor.int64_val[:] = [number]
@@ -113,6 +123,7 @@ def _set_number(constant: Any, number: int) -> None:
 
 
 def _set_seeds(nodes: Sequence[Any], of: GraphShard) -> None:
+    """Replace the pairs of seeds of all operations that shuffle or draw."""
     by_name = {node.name: node for node in nodes}
     found = []
     for node in nodes:
@@ -120,17 +131,22 @@ def _set_seeds(nodes: Sequence[Any], of: GraphShard) -> None:
         if constants and None not in constants:
             said = [_number(one) for one in constants]
             found.append((constants, _seeds(node, said, of)))
+    # In a second pass, so that no seed is read after it was replaced: nodes may share a constant.
     for constants, seeds in found:
         for constant, seed in zip(constants, seeds, strict=True):
             _set_number(constant, seed)
 
 
 def _seeds(node: Any, said: Sequence[int], of: GraphShard) -> tuple[int, int]:
-    """Two seeds, the same in each epoch if the graph asks for that."""
+    """Return a pair of seeds; they do not depend on the epoch if the graph asks for the same order in each.
+
+    A node without seeds of its own gets them from its name, so that two such nodes differ.
+    """
     once = node.op.startswith("Shuffle") and not node.attr["reshuffle_each_iteration"].b
     part = () if once else (of.epoch, of.shard)
     own = (*said, *(() if any(said) else (node.name,)))
     key = key_of("graph", of.seed, *map(str, (*part, *own)))
+    # Never (0, 0), which TensorFlow takes as a request to draw seeds.
     return (key & 0x7FFFFFFF) + 1, (key >> 32) & 0x7FFFFFFF
 
 
@@ -138,6 +154,7 @@ def _seeds(node: Any, said: Sequence[int], of: GraphShard) -> tuple[int, int]:
 
 
 def _share_out(graph: Any, of: GraphShard) -> None:
+    """Put shard numbers into the graph's hints; without a hint, divide its only source."""
     by_name = {node.name: node for node in graph.node}
     hints = [node for node in graph.node if node.op == _SHARD and _is_hint(node, by_name)]
     for node in hints:
@@ -148,11 +165,17 @@ def _share_out(graph: Any, of: GraphShard) -> None:
 
 
 def _is_hint(node: Any, by_name: Mapping[str, Any]) -> bool:
+    """Tell whether a shard node carries the marks of SHARD_HINT instead of numbers."""
     constants = _inputs(node, by_name, (1, 2))
     return None not in constants and [_number(one) for one in constants] == [_HINT, _HINT]
 
 
 def _only_source(graph: Any, of: GraphShard) -> Any:
+    """Return the one source whose elements can be divided.
+
+    Raise a SettingsError if there are several sources, one of another kind, or operations that depend on which elements
+    came before.
+    """
     datasets = {node.name: node for node in graph.node if _A_DATASET.search(node.op)}
     sources = [one for one in datasets.values() if not any(name.partition(":")[0] in datasets for name in one.input)]
     odd = sorted({one.op for one in datasets.values()} & _POSITIONAL)
@@ -168,7 +191,9 @@ def _only_source(graph: Any, of: GraphShard) -> Any:
 
 
 def _insert_shard(graph: Any, source: Any, of: GraphShard) -> None:
+    """Insert a shard node behind the source, and let all nodes that used the source use it instead."""
     name = f"{source.name}/shared_out"
+    # Before the shard node is added, whose own input has to stay the source. Both forms name the first output.
     for node in graph.node:
         for place, entry in enumerate(node.input):
             if entry in {source.name, f"{source.name}:0"}:
@@ -185,6 +210,7 @@ def _insert_shard(graph: Any, source: Any, of: GraphShard) -> None:
 
 
 def _constant(graph: Any, name: str, number: int) -> str:
+    """Add an integer constant to the graph, and return its name."""
     node = graph.node.add(name=name, op="Const")
     node.attr["dtype"].type = node.attr["value"].tensor.dtype = _INT64
     node.attr["value"].tensor.tensor_shape.SetInParent()

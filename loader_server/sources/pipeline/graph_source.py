@@ -30,18 +30,19 @@ class GraphSettings(ShardSettings):
 
 
 class GraphSource(ShardedSource):
-    """Batches that a graph makes, shard by shard."""
+    """Source of batches that a graph makes, shard by shard."""
 
     Settings = GraphSettings
     sent: ClassVar[bool] = True
 
     @property
     def where(self) -> str:
-        """Names the stream that the graph was sent for."""
+        """A name for messages: the stream that the graph was sent for."""
         return f"the graph sent for {self.of_job.stream}"
 
     @cached_property
     def _content(self) -> bytes:
+        """The bytes of the graph; raises a DataError if no trainer has sent it yet."""
         path = self.of_job.graph
         try:
             return path.read_bytes()
@@ -59,7 +60,7 @@ class GraphSource(ShardedSource):
         return fingerprint(digest_of_graph(self._content), str(self.of_job.seed))
 
     def survey(self) -> Inventory:
-        """One piece for each shard."""
+        """Return one piece for each shard."""
         return Inventory(
             total=self.producers,
             rows_unknown=True,
@@ -68,7 +69,7 @@ class GraphSource(ShardedSource):
         )
 
     def probe(self, piece: int) -> Found:
-        """Run the shard; an empty one means that the source cannot be divided among so many."""
+        """Run the shard; raise a DataError if it is empty, as the source cannot be divided among so many."""
         found = super().probe(piece)
         if not found.rows:
             raise DataError(
@@ -97,7 +98,7 @@ class GraphSource(ShardedSource):
 
 
 def _pipeline_of(sent: SentGraph, seed: int, where: str) -> Callable[[Any], Any]:
-    """The graph as a function of a context, all of it above the marker."""
+    """Return the graph as a function of a context, like a user's function, with the marker at its end."""
 
     def run(context: Any) -> Any:
         of = GraphShard(seed=seed, epoch=context.epoch, shard=context.shard, shards=context.shards, where=where)

@@ -1,7 +1,7 @@
 """The elements of one shard by ordinal, for any caller: made in order, kept for a while, and made again after that.
 
-Rules: elements that were made and not yet asked for are kept, within a limit in bytes, because several trainers read
-side by side. For an earlier element the shard is run again from its beginning, which costs everything before it, and is
+Rules: elements that were made are kept within a limit in bytes, because several trainers read side by side. For an
+element that is no longer kept, the shard is run again from its beginning, which costs everything before it, and is
 logged. Every element that is made is handed to `check`. Any thread may ask; one at a time makes.
 """
 
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardReader"]
 
+#: Limit for the elements that a reader keeps.
 _KEPT_BYTES = 128 * 2**20
-#: Elements that are always kept: the one being handed out, and the one before.
+#: Elements that are kept whatever their size: the one being handed out, and the one before.
 _LEAST_KEPT = 2
 _LOG_EVERY_S = 10.0
-#: Making fewer than this on the way is not logged: it happens when several ask side by side.
+#: Making fewer than this again is not logged: it happens when several trainers ask side by side.
 _WORTH_TELLING = 16
 
 
 class ShardReader:
-    """A shard of one epoch; `elements` is the most that it may have."""
+    """Reader of a shard of one epoch; `elements` is the most that the shard may have."""
 
     def __init__(
         self, start: Callable[[], ShardRun], check: Callable[[int, Flat], None], *, elements: int, where: str
@@ -49,13 +50,17 @@ class ShardReader:
         self._lock = threading.Lock()
         self._run: ShardRun | None = None
         self._ended = False
-        #: The last elements, and the ordinal that comes next.
+        #: The last elements made, and the ordinal of the next one to make.
         self._kept: deque[Flat] = deque()
         self._kept_bytes = 0
         self._next = 0
 
     def element(self, ordinal: int, begin: Callable[[int], None]) -> Flat | None:
-        """The element as it crosses the network; None if the shard ends before it. `begin` is told each ordinal."""
+        """Return the element in the form in which it crosses the network, or None if the shard ends before it.
+
+        `begin` is called with the ordinal of each element made on the way. Raise a DataError if the user's code fails,
+        an element does not pass the check, or the shard has too many.
+        """
         with self._lock:
             if self._run is None or ordinal < self._next - len(self._kept):
                 self._begin_anew(ordinal)
@@ -66,9 +71,11 @@ class ShardReader:
                 if time.monotonic() > progress_s:
                     progress_s += _LOG_EVERY_S
                     Log("worker").info("on the way in a shard", shard=self._where, at=self._next, to=ordinal)
+            # A negative index: elements are counted back from the next one to make.
             return self._kept[ordinal - self._next] if ordinal < self._next else None
 
     def _begin_anew(self, ordinal: int) -> None:
+        """Start the shard from its beginning, and log it if it costs much."""
         if ordinal >= _WORTH_TELLING:
             Log("worker").info("a shard is made from its beginning", shard=self._where, to=ordinal)
         self._run = self._start()
@@ -77,8 +84,8 @@ class ShardReader:
         self._ended = False
 
     def _make_next(self) -> None:
-        """Make the next element; after an error the shard begins anew, because nobody knows how the run would go on."""
-        run, self._run = self._run, None
+        """Make the next element; after an error the shard begins anew, as the run's state is unknown."""
+        run, self._run = self._run, None  # given back below, unless anything raises
         assert run is not None
         element = run.next_element()
         if element is None:
@@ -86,6 +93,7 @@ class ShardReader:
         else:
             flat = flat_values(run.values, element)
             self._check(self._next, flat)
+            # At the last element that was planned for, look for another: one more is an error, never dropped silently.
             if self._next + 1 == self._elements and run.next_element() is not None:
                 raise self._too_many()
             self._keep(flat)
@@ -93,12 +101,14 @@ class ShardReader:
         self._run = run
 
     def _keep(self, flat: Flat) -> None:
+        """Keep an element, and drop the oldest ones beyond the limit in bytes."""
         self._kept.append(flat)
         self._kept_bytes += _nbytes(flat)
         while self._kept_bytes > _KEPT_BYTES and len(self._kept) > _LEAST_KEPT:
             self._kept_bytes -= _nbytes(self._kept.popleft())
 
     def _too_many(self) -> DataError:
+        """Return the error for a shard with more elements than planned."""
         return DataError(
             expected=f"at most {self._elements} elements, as many as the longest shard had while indexing",
             got="more",

@@ -1,9 +1,9 @@
 """One shard of one epoch, run from its beginning: the user's function is called, and what is above the marker iterated.
 
-Rules: the only module of the loaders that imports TensorFlow, and only when a shard is run. Each run is built afresh
-after the global seed was set from job seed, epoch and shard, and is as deterministic as `tf.data` can be; a graph that
-shows that it is not is refused. Runs are built one at a time, because seeds are the process's, and iterated side by
-side. An exception comes out as a data error with its traceback.
+Rules: TensorFlow is imported only here and in `graph_run`, and only when a shard is run. Before each run the global
+seed is set from job seed, epoch and shard; the pipeline is then built afresh, and is as deterministic as `tf.data` can
+be. A graph that is visibly not deterministic is refused. Runs are built one at a time, because the global seed belongs
+to the process, and iterated side by side. An exception of the user's code becomes a DataError with its traceback.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ if TYPE_CHECKING:
 
 __all__ = ["PipelineOrder", "ShardRun", "import_tensorflow"]
 
+#: Held while a run sets the global seed and builds its graph; another thread's seed in between would change the draws.
 _BUILDING = threading.Lock()
-#: As much of an exception and its traceback as fits into a message beside the rest.
+#: Characters of an exception and of its traceback that fit into a message beside the rest.
 _SAID, _TRACEBACK = 1500, 1500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOrder:
-    """What all runs of a pipeline have in common: the function, what it is given, and its name in messages."""
+    """What all runs of a pipeline have in common: the function, its inputs, and its name in messages."""
 
     function: Callable[[Any], Any]
     where: str
@@ -52,34 +53,37 @@ class PipelineOrder:
     seed: int
     shards: int
     max_rows: int
-    #: Whether a shard that is made again has to be the same.
+    #: Whether a shard that is made again has to equal the first making.
     exact: bool
     paths: Sequence[str]
     base_fields: tuple[Field, ...]
-    #: The samples of a shard, as the base stream has them.
+    #: Gives the base stream's samples of an epoch and shard.
     base: Callable[[int, int], Iterator[Element]]
 
 
 class _ProducerContext(PipelineContext):
-    """The context of a worker: keeps what the marker is given."""
+    """The context in a worker: it keeps the data set that is given to the marker."""
 
     captured: tf.data.Dataset
     where: str
 
     def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Keep the data set; what is below the marker gets an empty one of the same kind."""
+        """Keep the data set, and return an empty one of the same kind for the part below the marker."""
         plain = with_plain_keys(dataset, self.where)
         self.capture(parted(plain, f"{self.where}, before map_producer_to_consumer"))
         return plain.take(0)
 
     def capture(self, dataset: tf.data.Dataset) -> None:
-        """Keep a data set whose elements are in the form in which they cross."""
+        """Keep a data set whose elements are in the form in which they cross the network."""
         self.marked += 1
         self.captured = dataset
 
 
 def import_tensorflow() -> Any:
-    """TensorFlow, without accelerators: these are the trainers'."""
+    """Return TensorFlow, without accelerators, which belong to the trainers.
+
+    Raise a SettingsError that names the extra to install if TensorFlow is missing.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its messages about the processor and the like
     use = "which every machine with workers of a pipeline needs"
     with quick_import():
@@ -90,7 +94,7 @@ def import_tensorflow() -> Any:
 
 
 class ShardRun:
-    """A shard's elements in order, each once."""
+    """Run of one shard, which gives the shard's elements in order, each once."""
 
     def __init__(self, order: PipelineOrder, epoch: int, shard: int) -> None:
         self._order = order
@@ -100,14 +104,14 @@ class ShardRun:
             tf = import_tensorflow()
             tf.random.set_seed(key_of("pipeline", order.seed, epoch, shard) & 0x7FFFFFFF)
             dataset = self._guarded(lambda: _build(tf, order, epoch, shard))
-            #: What an element holds.
+            #: The values of an element: keys, dtypes and shapes.
             self.values = _values(dataset.element_spec, order.where)
             if order.exact:
                 _refuse_unsteady(tf, dataset, order.where)
             self._elements = iter(dataset)
 
     def next_element(self) -> Element | None:
-        """The next element; None at the end."""
+        """Return the next element, or None at the end; raise a DataError if the user's code fails."""
         found = self._guarded(lambda: next(self._elements, None))
         if found is None:
             return None
@@ -115,6 +119,7 @@ class ShardRun:
         return {key: tensor.numpy() for key, tensor in found.items()}
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
+        """Run user code, and turn its exceptions into a DataError; errors of our own pass."""
         try:
             return work()
         except StokerError:
@@ -129,8 +134,9 @@ class ShardRun:
 
 
 def _told(error: Exception) -> str:
-    """The exception, and where it was raised: the user's own lines. TensorFlow's message has the lines of Python
-    functions that it calls.
+    """Return the exception with the user's own lines of its traceback, cut to fit into a message.
+
+    TensorFlow's message includes the lines of Python functions that it calls, so its end is kept as well.
     """
     said = str(error).strip()
     if len(said) > _SAID:
@@ -140,12 +146,13 @@ def _told(error: Exception) -> str:
 
 
 def _is_in_between(filename: str) -> bool:
-    """Whether a line is TensorFlow's or ours, and not the user's."""
+    """Tell whether a line of a traceback is TensorFlow's or ours, and not the user's."""
     between = {"tensorflow", "keras", "loader_server"} & set(Path(filename).parts)
     return bool(between) or filename == build_pipeline.__code__.co_filename
 
 
 def _build(tf: Any, order: PipelineOrder, epoch: int, shard: int) -> tf.data.Dataset:
+    """Build the data set of one shard up to the marker; raise a SettingsError if it is endless."""
     context = _ProducerContext(
         dataset_name=order.name,
         base_dataset=samples_dataset(order.base_fields, lambda: order.base(epoch, shard)),
@@ -157,13 +164,14 @@ def _build(tf: Any, order: PipelineOrder, epoch: int, shard: int) -> tf.data.Dat
     options = tf.data.Options()
     options.deterministic = True
     if context.captured.options().autotune.enabled is None:
-        # Whoever lets an iterator go waits for the thread that tunes it, sometimes for a minute (see docs/troubles.md).
+        # Releasing an iterator waits for the thread that tunes it, sometimes for a minute (see docs/troubles.md).
         options.autotune.enabled = False
     _refuse_endless(tf, context.captured, order.where)
     return context.captured.with_options(options)
 
 
 def _refuse_endless(tf: Any, dataset: tf.data.Dataset, where: str) -> None:
+    """Raise a SettingsError if the data set says that it never ends."""
     if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise SettingsError(
             expected="a pipeline that ends with its epoch",
@@ -175,11 +183,12 @@ def _refuse_endless(tf: Any, dataset: tf.data.Dataset, where: str) -> None:
 
 # --- what an element holds ---
 
-#: The most tensors that a batch may have.
+#: Limit for the tensors of a batch.
 _MOST_TENSORS = 64
 
 
 def _values(spec: Any, where: str) -> tuple[ElementValue, ...]:
+    """Return what an element holds, sorted by key; raise an error if it is no dict of tensors that can cross."""
     if not isinstance(spec, dict) or not spec:
         raise unfit(where, "a dict of tensors as element", f"{spec}", 'Have a map return {"key": tensor, …}.')
     values = tuple(_value(str(key), one, where) for key, one in sorted(spec.items()))
@@ -190,6 +199,7 @@ def _values(spec: Any, where: str) -> tuple[ElementValue, ...]:
 
 
 def _value(key: str, spec: Any, where: str) -> ElementValue:
+    """Return one value's key, dtype and shape; raise an error for other dtypes, and for an unknown rank."""
     expected = f'"{key}" as a tensor of numbers or strings'
     if spec.dtype.name not in DTYPES:
         raise unfit(where, expected, f"dtype {spec.dtype.name}", "Make numbers of it, or leave it out.")
@@ -200,7 +210,7 @@ def _value(key: str, spec: Any, where: str) -> ElementValue:
 
 # --- what would differ from run to run ---
 
-#: Operations that draw from a state shared by parallel calls, so that the result depends on which comes first.
+#: Operations that draw from a state shared by parallel calls, so that the result depends on which call comes first.
 _STATEFUL = frozenset(
     (
         *("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle"),
@@ -218,11 +228,15 @@ _KEEP_ORDER = "Leave deterministic=False out: it overrides the option of the who
 
 
 def _refuse_unsteady(tf: Any, dataset: tf.data.Dataset, where: str) -> None:
-    """Refuse parallel work that draws from a shared state, or yields elements in the order of completion."""
+    """Refuse parallel work that draws from a shared state, or yields elements in the order of completion.
+
+    Both give other elements from run to run, so a shard could not be made again.
+    """
     ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
     graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph(external_state_policy=ignore).numpy())  # noqa: SLF001 - nothing public shows the graph
     functions = {one.signature.name: one for one in graph.library.function}
     for node in (*graph.node, *(node for one in functions.values() for node in one.node_def)):
+        # Parallel operations that call a function, which they name as `f`.
         is_parallel = node.op.startswith("Parallel") and "f" in node.attr
         if is_parallel and (drawn := _drawing(node.attr["f"].func.name, functions, set())):
             raise unfit(where, _STATELESS, drawn, _DRAW_STATELESS)
@@ -231,7 +245,10 @@ def _refuse_unsteady(tf: Any, dataset: tf.data.Dataset, where: str) -> None:
 
 
 def _drawing(name: str, functions: Mapping[str, Any], seen: set[str]) -> str:
-    """The first stateful operation of a function, or of one that it calls."""
+    """Return the first stateful random operation of a function or of those that it calls, or "".
+
+    `seen` holds the functions already searched: functions may call each other in a circle.
+    """
     if name in seen or name not in functions:
         return ""
     seen.add(name)

@@ -1,10 +1,10 @@
-"""The door for batches that `tf.data` makes in shards, whoever wrote the data set.
+"""Base class of sources of batches that `tf.data` makes in shards.
 
-Batch n is element n div S of shard n mod S, where S is the setting `producers`: so what a batch holds depends on the
-job alone, not on how many workers there are. Elements come in order only, so if a shard loses its worker, another makes
-it again from its beginning, and it has to equal what was made first. How many batches an epoch has must be known before
-it begins, and so must the bytes of the largest: while indexing, each shard of epoch 0 is run once, and the index keeps
-the number of elements, and the size and digest of each.
+Batch n is element n div S of shard n mod S, where S is the setting `producers`; so what a batch holds depends on the
+job alone, not on the number of workers. Elements come in order only: if a shard loses its worker, another worker makes
+the shard again from its beginning, and the elements have to equal those made first. The number of batches in an epoch,
+and the size of the largest, must be known before the epoch begins. So indexing runs each shard of epoch 0 once, and the
+index keeps the number of elements, and the size and digest of each.
 
 Rules: TensorFlow is imported only where shards are run: in workers, and in separate processes while indexing.
 Everything else uses the index.
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardSettings", "ShardedSource"]
 
-#: How much larger a value may be in other epochs than in epoch 0, because rows may be shuffled before they are padded.
+#: Factor by which values may be larger in later epochs than in epoch 0: rows may be shuffled before they are padded.
 _ROOM = 2
-#: Runs of one shard that are kept open: for the current epoch, and for the one that is asked for ahead.
+#: Runs of one shard that are kept open: for the current epoch, and for the next one, which is asked for ahead.
 _EPOCHS_OPEN = 2
 
 
@@ -67,7 +67,10 @@ class ShardSettings:
 
 
 class ShardedSource(WholeSource):
-    """Columns: for each element of epoch 0 its shard, ordinal and digest, and the length of each value when flat."""
+    """Base of sources whose batches are the elements of shards.
+
+    Index columns: for each element of epoch 0 its shard, ordinal and digest, and the length of each value when flat.
+    """
 
     piece_rows: ClassVar[int] = 1
     settings: ShardSettings
@@ -81,7 +84,7 @@ class ShardedSource(WholeSource):
 
     @property
     def producers(self) -> int:
-        """The number of shards, as the job says."""
+        """The number of shards, from the settings."""
         return self.settings.producers
 
     @property
@@ -96,7 +99,7 @@ class ShardedSource(WholeSource):
 
     @property
     def made_of(self) -> str:
-        """A fingerprint of all that decides its elements, apart from files."""
+        """A fingerprint of everything that decides the elements, apart from files."""
         raise NotImplementedError
 
     @property
@@ -107,7 +110,10 @@ class ShardedSource(WholeSource):
     # --- while an index is made ---
 
     def probe(self, piece: int) -> Found:
-        """Run the shard."""
+        """Run a shard of epoch 0, and note the size and digest of each element.
+
+        Raise a DataError if the shard has more than `elements`, or the user's code fails.
+        """
         run = ShardRun(self.order, 0, piece)
         flattened = [value for value in run.values if value.flattened]
         columns: dict[str, list[int]] = {name: [] for name in ("shard", "ordinal", "digest")}
@@ -123,12 +129,15 @@ class ShardedSource(WholeSource):
         ordinals = columns["ordinal"]
         said = json.dumps([asdict(value) for value in run.values])
         return Found(
+            # Unique row numbers that rise from shard to shard, although no shard knows how long those before it are.
             rows=[piece << 40 | ordinal for ordinal in ordinals],
             numbers=columns,
+            # Written once a shard: a column needs an entry for each row, but the empty ones cost next to nothing.
             strings={"values": ["" if ordinal else said for ordinal in ordinals]},
         )
 
     def _refuse_more(self, shard: int, found: int) -> None:
+        """Raise a DataError if a shard has more elements than the setting allows."""
         if self.settings.elements and found > self.settings.elements:
             raise DataError(
                 expected=f"at most {self.settings.elements} elements in a shard (elements)",
@@ -140,7 +149,7 @@ class ShardedSource(WholeSource):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, if it was made from this code and these data."""
+        """Take the index; raise a DataError if what `made_of` covers, or a file's size, has changed since."""
         self.files.refuse_changed(indexed.origin, indexed.place)
         if indexed.about["made_of"] != self.made_of:
             raise DataError(
@@ -163,6 +172,10 @@ class ShardedSource(WholeSource):
         )
 
     def _most_steps(self) -> dict[str, int]:
+        """Return the most entries that each value may have once flat, by the key of its field.
+
+        That is what the setting `largest` allows, or else twice the largest of epoch 0.
+        """
         steps = {}
         for place, value in enumerate(value for value in self._values if value.flattened):
             a_step = int(np.prod(value.fixed)) * np.dtype(value.dtype).itemsize
@@ -171,12 +184,15 @@ class ShardedSource(WholeSource):
         return steps
 
     def begin_making(self) -> None:
-        """Import TensorFlow, and the function if there is one, which take seconds."""
+        """Import TensorFlow and the user's function, which takes seconds."""
         import_tensorflow()
         _ = self.order
 
     def make_batch(self, epoch: int, number: int, begin: Callable[[int], None]) -> Mapping[str, NDArray[Any]] | None:
-        """An element in the form in which it crosses."""
+        """Return a batch's element in the form in which it crosses, or None if its shard has ended.
+
+        `begin` is called with the number of each batch made on the way there. Any thread may call this.
+        """
         ordinal, shard = divmod(number, self.producers)
         if ordinal >= self.elements:
             return None
@@ -184,6 +200,7 @@ class ShardedSource(WholeSource):
         return reader.element(ordinal, lambda at: begin(at * self.producers + shard))
 
     def _reader(self, epoch: int, shard: int) -> ShardReader:
+        """Return the reader of a shard; one for a new epoch replaces the oldest of the same shard."""
         with self._lock:
             key = (shard, epoch)
             if key not in self._readers:
@@ -194,6 +211,7 @@ class ShardedSource(WholeSource):
             return self._readers[key]
 
     def _new_reader(self, epoch: int, shard: int) -> ShardReader:
+        """Return a reader whose shard starts when the first element is asked for, and whose elements are checked."""
         return ShardReader(
             lambda: self._started(epoch, shard),
             lambda ordinal, flat: self._check.check(epoch, shard, ordinal, flat),
@@ -202,6 +220,7 @@ class ShardedSource(WholeSource):
         )
 
     def _started(self, epoch: int, shard: int) -> ShardRun:
+        """Start a run; raise a DataError if its elements hold other values than during indexing."""
         run = ShardRun(self.order, epoch, shard)
         if run.values != self._values:
             raise DataError(
@@ -214,21 +233,21 @@ class ShardedSource(WholeSource):
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
-        """No lengths: nothing is planned by them."""
+        """No lengths: batches are not planned."""
         return {}
 
     def place(self, sample: int) -> tuple[str, int]:
-        """The function, and the number of the batch."""
+        """Return the function, and the number of the batch."""
         return self.where, sample
 
     def name(self, sample: int) -> str:
-        """The element and shard that a batch is."""
+        """Return the element and shard that a batch is."""
         ordinal, shard = divmod(sample, self.producers)
         return f"{self.where}, element {ordinal} of shard {shard}"
 
     @property
     def versions(self) -> dict[str, str]:
-        """TensorFlow's version: another one may shuffle differently."""
+        """TensorFlow's version, because another one may shuffle differently."""
         for name in ("tensorflow", "tensorflow-cpu"):
             try:
                 return {"tensorflow": version_of(name)}
@@ -247,5 +266,6 @@ def _value(said: Mapping[str, Any]) -> ElementValue:
 
 
 def _shown(values: tuple[ElementValue, ...]) -> str:
+    """Return keys, dtypes and shapes as text for messages."""
     shapes = (", ".join("any" if size is None else str(size) for size in value.shape) for value in values)
     return "; ".join(f'"{value.key}" {value.dtype} [{shape}]' for value, shape in zip(values, shapes, strict=True))

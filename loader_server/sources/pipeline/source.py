@@ -1,7 +1,7 @@
 """The source `pipeline`: a user's `dataset_pipeline(context) -> tf.data.Dataset`, whose elements are the batches.
 
 Rules: the function is imported only where shards are run: in workers, and in separate processes while indexing.
-`sharded_source` tells how shards become batches.
+`sharded_source` says how shards become batches.
 """
 
 from __future__ import annotations
@@ -48,18 +48,19 @@ class PipelineSettings(ShardSettings):
 
 
 class PipelineSource(ShardedSource):
-    """Batches that a user's function makes, shard by shard."""
+    """Source of batches that a user's function makes, shard by shard."""
 
     Settings = PipelineSettings
     settings: PipelineSettings
 
     @property
     def base_fields(self) -> tuple[Field, ...]:
-        """The fields of the base stream's samples."""
+        """The fields of the base stream's samples; none without a base."""
         return self._base.fields if self._base is not None else ()
 
     @cached_property
     def _base(self) -> BaseSamples | None:
+        """The samples of the base stream, or None without one."""
         if not self.settings.base:
             return None
         assert self.of_job.open_base is not None, "specs of a job's streams come from sources_of"
@@ -67,13 +68,16 @@ class PipelineSource(ShardedSource):
 
     @property
     def where(self) -> str:
-        """The function's name."""
+        """The function's name in messages."""
         return self.settings.pipeline or "the default pipeline"
 
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """The stamp of the data; empty if the function reads something that neither `base` nor `paths` names."""
+        """Return a text that changes with code, seed, base and `paths`.
+
+        Return "" without `base` and `paths`: the function then reads something that cannot be watched.
+        """
         if not self.settings.base and not self.settings.paths:
             return ""
         return fingerprint(self.made_of, self.files.stamp(self._found_paths()))
@@ -83,13 +87,13 @@ class PipelineSource(ShardedSource):
 
     @property
     def made_of(self) -> str:
-        """A fingerprint of the code, the seed and the base: elements change when one of these does."""
+        """A fingerprint of the code, the seed and the base: elements change if one of these does."""
         code = own_code(self.modules)
         base = self._base.opened if self._base is not None else ""
         return fingerprint(code.sources, repr(sorted(code.packages.items())), str(self.of_job.seed), base)
 
     def survey(self) -> Inventory:
-        """One piece for each shard."""
+        """Return one piece for each shard; raise a SettingsError if there is neither a function nor a base."""
         self._refuse_nothing_to_run()
         return Inventory(
             total=self.producers,
@@ -100,6 +104,7 @@ class PipelineSource(ShardedSource):
         )
 
     def _refuse_nothing_to_run(self) -> None:
+        """Raise a SettingsError if the stream names neither a function nor a base."""
         if not self.settings.pipeline and not self.settings.base:
             raise SettingsError(
                 expected="pipeline = a function, or base = a stream for the default pipeline",
@@ -110,7 +115,7 @@ class PipelineSource(ShardedSource):
 
     @cached_property
     def order(self) -> PipelineOrder:
-        """What its runs share."""
+        """What all runs have in common; raises a SettingsError if the function cannot be imported."""
         name, settings = self.settings.pipeline, self.settings
         return PipelineOrder(
             function=import_named(name, "a function", f"{self.of_job.table}, pipeline") if name else default_pipeline,
@@ -126,6 +131,7 @@ class PipelineSource(ShardedSource):
         )
 
     def _samples_of_base(self, epoch: int, shard: int) -> Iterator[Mapping[str, NDArray[np.generic]]]:
+        """Return the base stream's samples of one shard; none without a base."""
         return iter(()) if self._base is None else self._base.of_shard(epoch, shard, self.producers)
 
     @property

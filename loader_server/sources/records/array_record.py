@@ -1,8 +1,9 @@
-"""The array_record source: Examples in ArrayRecord files, read by the library of the format.
+"""The array_record source: Examples in ArrayRecord files, read with the array_record library.
 
-Rules: the library has checksums of all that it reads: a record that does not match them is a bad row; a file that does
-not end as it should is refused, because its table of records is at the end. A digest of each record tells whether it is
-the one that was indexed. If the library is missing, the error names the extra to install.
+Rules: the library verifies the checksums of everything it reads, so a record that fails its checksum is a bad row. A
+file without its end is refused as a whole, because the table of records is there. The index keeps a digest of each
+record, and a record whose digest differs is refused when it is read. If the library is missing, the error names the
+extra to install.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ class ArrayRecordSettings:
 
 @dataclass(frozen=True, slots=True)
 class ArrayRecordPiece:
-    """Records of file number `file`, from `start` to before `stop`; `row` is the number of the first among all."""
+    """A run of records of one file: those from `start` to before `stop` of file number `file`.
+
+    `row` is the number of the first record among the records of all files.
+    """
 
     path: str
     file: int
@@ -58,8 +62,10 @@ class ArrayRecordPiece:
 
 
 class ArrayRecordSource(FilesOfExamplesSource):
-    """Records. Columns: each sample's file (counted from 0), its number there, a digest, and where and how long its
-    features are.
+    """Source of the Examples in ArrayRecord files.
+
+    Index columns: each sample's file (counted from 0), its record number there, a digest of the record, and where each
+    feature's values lie and how long they are.
     """
 
     Settings = ArrayRecordSettings
@@ -71,19 +77,22 @@ class ArrayRecordSource(FilesOfExamplesSource):
         self._files = ArrayRecordFiles(self.files)
 
     def _first_records(self) -> Iterator[bytes]:
+        """Yield the readable records of all files in order."""
         for path in self._paths:
             for number in range(self._files.count(path)):
+                # A corrupted record says nothing about the features; it becomes a bad row when its piece is probed.
                 with contextlib.suppress(ReadError):
                     yield self._files.read(path, number)
 
     # --- while an index is made ---
 
     def survey(self) -> Inventory:
-        """Ask each file how many records it has."""
+        """Count the records of each file, as its own table states them."""
         total = sum(map(self._files.count, self._paths))
         return Inventory(total=total, pieces=self._pieces, origin=self._origin, about=self._about)
 
     def _pieces(self, rows: int) -> Iterator[ArrayRecordPiece]:
+        """Yield pieces of at most `rows` records, none of which spans two files."""
         row = 0
         for file, path in enumerate(self._paths):
             count = self._files.count(path)
@@ -93,7 +102,7 @@ class ArrayRecordSource(FilesOfExamplesSource):
             row += count
 
     def probe(self, piece: ArrayRecordPiece) -> Found:
-        """Parse the records."""
+        """Read and parse the records of a piece; corrupted or unusable ones become bad rows."""
         where, own = self.files.where(piece.path), self._decoder.columns
         good, bad = list[list[int]](), dict[int, BadRow]()
         for row, number in enumerate(range(piece.start, piece.stop), piece.row):
@@ -101,6 +110,7 @@ class ArrayRecordSource(FilesOfExamplesSource):
                 raw = self._files.read(piece.path, number)
                 good.append([row, piece.file, number, _digest(raw), *self._decoder.look(raw, where)])
             except (ReadError, SampleError) as error:
+                # A ReadError, unlike a SampleError, has no reason word of its own.
                 reason = error.reason if isinstance(error, SampleError) else "corrupted"
                 bad[row] = BadRow(where, number, reason, f"expected {error.expected}, got {error.got}")
         columns = np.array(good, np.int64).reshape(len(good), 4 + len(own)).T
@@ -113,10 +123,11 @@ class ArrayRecordSource(FilesOfExamplesSource):
         self.files.expect_local(paths)
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """Read the records."""
+        """Yield the bytes of each record; raise a ReadError if its digest is not the indexed one."""
         return map(self._read, samples)
 
     def _read(self, sample: int) -> bytes:
+        """Return one record; raise a ReadError if its digest is not the indexed one."""
         columns, sample = self._columns, self.checked(sample)
         raw = self._files.read(self._paths[columns["file"][sample]], int(columns["record"][sample]))
         if _digest(raw) != columns["digest"][sample]:
@@ -125,16 +136,16 @@ class ArrayRecordSource(FilesOfExamplesSource):
 
     @property
     def gathers(self) -> bool:
-        """Whole batches are written from the bytes of their records, unless files have to be fetched first."""
+        """Whether whole batches are written from the records' bytes: only for local files."""
         return not self.files.are_remote
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the numeric features of these records, as decoding would give them."""
+        """Write the numeric features of these records into `out`, byte for byte what decoding would give."""
         records = [(raw, 0, len(raw)) for raw in self.read(samples.tolist())]
         gather_examples(self._decoder.forms, self._columns, samples, records, out)
 
     def identity(self, sample: int) -> str:
-        """The file, and the record's digest, so that it does not change when other records come or go."""
+        """Return the path and the record's digest, which stay the same when other records come or go."""
         path = self._paths[self._columns["file"][sample]]
         return f"{path}, a record of digest {int(self._columns['digest'][sample]) % 2**64:016x}"
 
@@ -145,4 +156,5 @@ class ArrayRecordSource(FilesOfExamplesSource):
 
 
 def _digest(raw: bytes) -> int:
+    """Return a hash of the record as a signed integer, which an int64 column of the index can hold."""
     return int.from_bytes(xxhash.xxh3_64_digest(raw), "big", signed=True)

@@ -1,7 +1,8 @@
-"""What sources whose samples are records in files have in common.
+"""Base classes of sources whose samples are records in files.
 
-Rules: the columns of such a source have `file`, counted from 0 in the order of `paths`, and one of that sample's number
-in its file. Files that are no longer those of the index are refused when it is opened.
+Rules: the index columns of such a source include `file`, counted from 0 in the order of `paths`, and the sample's
+number in its file. Opening the source refuses local files whose size has changed since indexing, and remote ones of
+another version.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ __all__ = ["FileRecordsSource", "FilesOfExamplesSource"]
 
 
 class FileRecordsSource(Source):
-    """Samples in files that `paths` of the settings name."""
+    """Base of sources whose samples lie in the files that the setting `paths` names."""
 
-    #: The suffixes of files in a folder that count.
+    #: Suffixes of the files that are taken from a folder.
     suffixes: ClassVar[tuple[str, ...]]
-    #: The column of each sample's number in its file.
+    #: The index column with the sample's number in its file.
     number_column: ClassVar[str] = "record"
 
     @functools.cached_property
@@ -50,11 +51,11 @@ class FileRecordsSource(Source):
         return [facts["path"] for facts in self._origin]
 
     def stamp(self) -> str:
-        """The stamp of the files."""
+        """Return a text that changes with any of the files."""
         return self.files.stamp(self._paths)
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, if the files have the sizes that they had."""
+        """Take the index; raise a DataError if a local file has another size, or a remote one another version."""
         self.files.refuse_changed(indexed.origin, indexed.place)
         self.indexed = indexed
         self._columns = indexed.numbers
@@ -62,11 +63,11 @@ class FileRecordsSource(Source):
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Where each file starts that has samples."""
+        """The first sample of each file that has samples."""
         return tuple(np.flatnonzero(np.diff(self._columns["file"], prepend=-1)).tolist())
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Begin to fetch their files, if they are remote."""
+        """Start fetching the files of these samples, if they are remote."""
         if self.files.are_remote:
             self._expect_files(self._paths[file] for file in np.unique(self._columns["file"][samples]).tolist())
 
@@ -77,19 +78,20 @@ class FileRecordsSource(Source):
         return str(self._paths[self._columns["file"][self.checked(sample)]])
 
     def place(self, sample: int) -> tuple[str, int]:
-        """The file, and the sample's number in it, from 0."""
+        """Return the file, and the sample's number in it, counted from 0."""
         return self.files.where(self._path(sample)), int(self._columns[self.number_column][sample])
 
 
 class FilesOfExamplesSource(FileRecordsSource):
-    """Records that are Examples: each feature under its key."""
+    """Base of sources whose records are Examples: each feature becomes a value under its key."""
 
     @abc.abstractmethod
     def _first_records(self) -> Iterator[bytes]:
-        """As many records as are needed to know what they hold, from as many files as it takes."""
+        """Yield records from the beginning, file after file; the caller takes as many as it needs."""
 
     @functools.cached_property
     def _decoder(self) -> ExampleDecoder:
+        """The decoder of the features that the job file names, or else of those in the first records."""
         where = ", ".join(self.settings.paths)
         if self.settings.features is None:
             return ExampleDecoder(forms_of_records(islice(self._first_records(), FIRST_RECORDS), where))
@@ -99,11 +101,11 @@ class FilesOfExamplesSource(FileRecordsSource):
 
     @property
     def _about(self) -> dict[str, Any]:
-        """What the index says about the features, for `open`."""
+        """The forms of the features as text: indexing stores them, and `open` reads them back."""
         return {"features": {form.key: str(form) for form in self._decoder.forms}}
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, and the forms that it was made with."""
+        """Take the index, and decode by the forms that it was made with."""
         super().open(indexed)
         self._decoder = ExampleDecoder(forms_said(indexed.about["features"].items()))
 
@@ -113,9 +115,9 @@ class FilesOfExamplesSource(FileRecordsSource):
         return self._decoder.fields
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Each feature under its key."""
+        """Return the value of each feature by key."""
         return self._decoder.decode(raw, self._columns, sample)
 
     def name(self, sample: int) -> str:
-        """The file as the job file names it, and the record's number in it."""
+        """Return the file as the job file names it, and the record's number in it."""
         return f"{self._path(sample)}:{self._columns[self.number_column][sample]}"

@@ -1,11 +1,14 @@
 """Files of a source, mapped into memory: reading any place of them costs no system call.
 
 Rules: nothing is read before it is used; thousands of files may be mapped at a time; any thread may ask. Remote files
-are brought to this machine's disk whole, and those that are mapped fill half of the cache at most. A local file is
-compared with the index when it is mapped: its size, and its content if the index has a digest of it and this machine
-has not seen its status. Its size is looked at again each time it is asked for, because a process that reads a map
-beyond the end of a file that was cut short dies. That can only happen to one that is reading while the file is being
-cut. Its status is looked at again after each reading, because what others write into a mapped file is read at once.
+are fetched to this machine's disk whole, and the mapped ones fill half of the disk cache at most. When a local file is
+mapped, it is compared with the index: its size, and its content if the index has a digest of it and this machine has
+not yet seen the file in this state.
+
+A mapped file can still change. A process that reads a map beyond the end of a file that was cut short is killed, so a
+file's size is checked each time the file is asked for; only a file that is cut while it is being read can still kill.
+What other programs write into a mapped file appears in the map at once, so the file's status is checked again after
+each reading.
 """
 
 from __future__ import annotations
@@ -33,75 +36,93 @@ _MOST_MAPPED = 4096
 
 
 class _FileMap(mmap.mmap):
-    """The bytes of a file, which stays on the disk for as long as somebody reads them."""
+    """A mapped file that holds its local copy, so that the copy stays on the disk while somebody reads it."""
 
     local: LocalFile
 
 
 class MappedFiles:
-    """The bytes of files by their path."""
+    """The bytes of files by path, mapped when they are first asked for."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self._known: dict[str, _FileMap | bytes] = {}
-        #: What the index says about the local ones, once there is one.
+        #: Facts of the local files in the index by path; empty while indexing.
         self._said: dict[str, dict[str, Any]] = {}
-        #: The places and the status of those of them that are mapped and have a digest.
+        #: Place and status of each mapped file whose content was compared with a digest.
         self._places: dict[str, str] = {}
         self._status: dict[str, tuple[int, ...]] = {}
-        #: Bytes of the remote ones, the oldest first.
+        #: Sizes of the mapped remote files, in the order in which they were mapped.
         self._remote: dict[str, int] = {}
 
     def __contains__(self, path: str) -> bool:
         return path in self._known
 
     def __getitem__(self, path: str) -> mmap.mmap | bytes:
+        """Return the file's bytes, as a map or, for an empty file, as `b""`.
+
+        Raise a ReadError if the file is not the indexed one, or if its size changed after it was mapped.
+        """
+        # No lock: two threads may map a file at the same time. Each gets a map of its own, and the later one is kept.
         known = self._known.get(path)
         if known is None:
             return self._keep(path, self._map(path))
+        # `size()` asks for the size of the file as it is now: reading beyond its end would kill the process.
         if isinstance(known, bytes) or known.size() == len(known):
             return known
         return self._map_anew(path, known)
 
     def _map_anew(self, path: str, known: mmap.mmap | bytes) -> mmap.mmap | bytes:
-        self._forget(path)  # so that whatever is there next is compared as a whole
+        """Map a file again that may have changed; raise a ReadError if it has another size or content."""
+        self._forget(path)  # even if mapping fails now, the next caller compares the file as a whole
         data = self._map(path)
         if len(data) != len(known):
             raise self._other_size(path, len(known), len(data))
         return self._keep(path, data)
 
     def refuse_changed(self, path: str) -> None:
-        """Refuse a file that others wrote into: to be called after each reading, before anyone gets what was read."""
+        """Raise a ReadError if somebody has written into the mapped file.
+
+        Call this after each reading, before the bytes are handed on. A file whose status changed is mapped and compared
+        anew, so one that was only touched or replaced by a copy passes.
+        """
         if not self._has_status(path):
             self._map_anew(path, self[path])
 
     def _has_status(self, path: str) -> bool:
-        """Tell whether nobody has changed a file that is mapped; one that is gone stays as it was."""
+        """Tell whether a mapped file still has the status that it had when its content was compared.
+
+        True as well for a file whose status was not kept, and for one that was deleted: its map still has the old
+        bytes.
+        """
         place = self._places.get(path)
         if place is None:
             return True
         try:
-            return status_of(os.stat(place)) == self._status.get(path)  # a fifth of the time of a Path's
+            return status_of(os.stat(place)) == self._status.get(path)  # `Path.stat` takes five times as long
         except OSError:
             return True
 
     def noted(self, origin: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The same about these files, and of each local one a digest, for `allow_only`."""
+        """Return these facts about files, with a digest of each local file for `allow_only` to compare with."""
         return [one if is_url(one["path"]) else {**one, "digest": self._noted(one["path"])} for one in origin]
 
     def _noted(self, path: str) -> str:
         return noted_content(self._files.where(path), self._files.seen)
 
     def allow_only(self, origin: Iterable[dict[str, Any]]) -> None:
-        """From now on, refuse any other local files than these when they are mapped."""
+        """From now on, refuse to map local files that differ from these facts of the index."""
         self._said = {one["path"]: one for one in origin if not is_url(one["path"])}
 
     def _map(self, path: str) -> _FileMap | bytes:
+        """Map a file; raise a ReadError if it is not the one in the index."""
         local, said = self._files.local(path), self._said.get(path)
         with local.path.open("rb") as file:
+            # The status of the open file, which is the one that is mapped, even if its name is replaced meanwhile.
             status = os.fstat(file.fileno())
             if said is not None and status.st_size != said["bytes"]:
                 raise self._other_size(path, said["bytes"], status.st_size)
+            # An empty file cannot be mapped.
             data = _FileMap(file.fileno(), status.st_size, prot=mmap.PROT_READ) if status.st_size else b""
         if said is not None and "digest" in said:
             self._refuse_other_content(path, status, len(data))
@@ -110,10 +131,15 @@ class MappedFiles:
         return data
 
     def _refuse_other_content(self, path: str, status: os.stat_result, nbytes: int) -> None:
-        """Refuse what is no copy of the file; indexes of formats that check each record by itself have no digests."""
+        """Raise a ReadError if the file has another content than the indexed one.
+
+        Formats that check each record by itself have no digests in the index, and do not come here.
+        """
         place = self._places[path] = self._files.where(path)
         if not has_content(place, status, self._said[path]["digest"], self._files.seen):
             raise self._other(path, nbytes, f"another one of {nbytes} bytes")
+        # The clock of a file system is coarse: soon after a change, another write may leave the same status. The
+        # status of such a file is not kept, so each reading compares its content until the status can tell.
         if is_settled(status):
             self._status[path] = status_of(status)
 
@@ -121,14 +147,17 @@ class MappedFiles:
         return self._other(path, nbytes, f"one of {now} bytes")
 
     def _other(self, path: str, nbytes: int, got: str) -> ReadError:
+        """Return the error for a file that is not the indexed one."""
         return changed(f"the file that was indexed ({nbytes} bytes)", got, self._files.where(path))
 
     def _forget(self, path: str) -> None:
+        """Drop a file from all tables; its map lives on as long as somebody holds it."""
         self._known.pop(path, None)
         self._status.pop(path, None)
         self._remote.pop(path, None)
 
     def _keep(self, path: str, data: _FileMap | bytes) -> _FileMap | bytes:
+        """Remember a mapped file, after dropping others if there are too many."""
         if len(self._known) >= _MOST_MAPPED:
             self.close()
         if is_url(path):
@@ -138,15 +167,18 @@ class MappedFiles:
         return data
 
     def _make_room(self, nbytes: int) -> None:
-        """Forget the remote files that were mapped first; each is unmapped once nobody reads it any more."""
+        """Forget the remote files mapped first, until the new one fits into half of the disk cache.
+
+        Each is unmapped when its last reader lets go of it.
+        """
         while self._remote and sum(self._remote.values()) + nbytes > self._files.cache.bytes // 2:
             oldest = next(iter(self._remote))
             self._forget(oldest)
 
     def expect(self, paths: Iterable[str]) -> None:
-        """These files will be read soon: begin to fetch those that are remote and not mapped."""
+        """Start fetching those of these files that are remote and not mapped."""
         self._files.expect_local(path for path in dict.fromkeys(paths) if path not in self._known)
 
     def close(self) -> None:
-        """Forget all files."""
+        """Forget all files; each is unmapped when its last reader lets go of it."""
         self._known, self._remote, self._status = {}, {}, {}

@@ -1,8 +1,8 @@
 """What a member of a WebDataset shard becomes, by its suffix: audio, text, a number, an array, JSON, or bytes.
 
 Rules: `txt` becomes `text`; `flac`, `wav`, `ogg` and `mp3` become `audio` with its rate; any other becomes a value
-named like the suffix. If something stands before the format, that is the name: `de.txt` gives `de`. Everything but
-bytes is decoded while indexing as it is later, so that what cannot be decoded is known before training.
+named like the suffix. If the suffix has a name before the format, that is the key: `de.txt` gives `de`. Everything but
+bytes is decoded during indexing as it is later, so that members that cannot be decoded are known before training.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KINDS = {
     "json": "json",
     "npy": "array",
 }
-#: What the parsers of json, of int and of numpy raise.
+#: Exceptions of json's, int's and numpy's parsers for malformed bytes.
 _UNREADABLE = (ValueError, TypeError, SyntaxError, EOFError, OverflowError, RecursionError)
 _NAMES = {"text": "text", "audio": "audio"}
 _NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -39,7 +39,7 @@ _NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.form
 
 @dataclass(frozen=True, slots=True)
 class MemberForm:
-    """The form of members with this suffix; `dtype` and the `shape` of a step are those of arrays."""
+    """How members with this suffix are decoded; `dtype` and `shape` (of one step) are set for arrays only."""
 
     suffix: str
     dtype: str = ""
@@ -47,17 +47,21 @@ class MemberForm:
 
     @property
     def kind(self) -> str:
-        """Audio, text, number, json, array or bytes."""
+        """One of audio, text, number, json, array and bytes, by the last part of the suffix."""
         return _KINDS.get(self.suffix.rpartition(".")[2], "bytes")
 
     @property
     def key(self) -> str:
-        """What its value is called."""
+        """The key of the value in a sample."""
         name, _, last = self.suffix.rpartition(".")
         return name if name and self.kind != "bytes" else _NAMES.get(self.kind, self.suffix or last)
 
     def field(self, rate: int) -> Field | None:
-        """The field as a batch has it: audio has time if all files have one rate."""
+        """Return the field in a batch, or None for text, JSON and bytes.
+
+        `rate` is the sampling rate that all recordings under this key have, or 0 if they differ; only with a common
+        rate can lengths be given in seconds.
+        """
         if self.kind == "audio":
             return Field(key=self.key, dtype="float32", shape=(None,), per_second=float(rate) or None)
         if self.kind == "number":
@@ -68,15 +72,17 @@ class MemberForm:
 
     @property
     def lengths(self) -> tuple[str, ...]:
-        """The keys whose lengths `look` tells."""
+        """The keys whose lengths `look` returns."""
         if self.kind == "audio":
             return self.key, f"{self.key}_rate"
         padded = self.kind == "text" or (self.kind == "array" and self.shape is not None)
         return (self.key,) if padded else ()
 
     def look(self, raw: bytes, where: str, largest: int = LARGEST_SAMPLE) -> Sequence[int]:
-        """Its lengths, if it has any; a SampleError if it cannot be used, or is audio of more than the `largest` bytes
-        (0: of however many).
+        """Return the member's lengths, in the order of `lengths`; raise a SampleError if it cannot be used.
+
+        Audio is measured by its header, not decoded; it is refused if it would have more than `largest` bytes (0: no
+        limit).
         """
         if self.kind == "audio":
             return _audio_lengths(raw, where, largest)
@@ -84,7 +90,7 @@ class MemberForm:
         return [len(values[key]) for key in self.lengths]
 
     def decode(self, raw: bytes, where: str, largest: int = LARGEST_SAMPLE) -> dict[str, Any]:
-        """The member's values in a raw sample; a SampleError if it cannot be used."""
+        """Return the member's values in a raw sample by key; raise a SampleError if it cannot be used."""
         if self.kind == "audio":
             from loader_server.sources.audio.decoding import AVERAGED, decoded_audio  # needs soundfile
 
@@ -120,14 +126,18 @@ class MemberForm:
         return json.loads(raw)
 
     def _array(self, raw: bytes) -> Any:
+        """Return the array; raise a ValueError if it has another dtype or step than the first array had."""
         made = _npy(raw)
         if self.dtype and (str(made.dtype), made.shape[1:] if made.ndim else None) != (self.dtype, self.shape):
             raise ValueError(f"an array of {made.dtype} {list(made.shape)}")
-        return made if made.ndim else made[()]
+        return made if made.ndim else made[()]  # a scalar, not an array without axes
 
 
 def form_of_member(suffix: str, raw: bytes) -> MemberForm:
-    """The form of members with this suffix, given one of them."""
+    """Return the form of members with this suffix, given the bytes of one of them.
+
+    Raise a SampleError if the suffix says array, but these bytes are none or have an unsupported dtype.
+    """
     form = MemberForm(suffix)
     if form.kind != "array":
         return form
@@ -138,6 +148,7 @@ def form_of_member(suffix: str, raw: bytes) -> MemberForm:
 
 
 def _audio_lengths(raw: bytes, where: str, largest: int) -> tuple[int, int]:
+    """Return frames and rate from the header; raise a SampleError for audio of more than `largest` bytes."""
     from loader_server.sources.audio.decoding import audio_bytes, header_of_bytes  # needs soundfile
 
     frames, rate, channels = header_of_bytes(raw, where)
@@ -146,18 +157,25 @@ def _audio_lengths(raw: bytes, where: str, largest: int) -> tuple[int, int]:
 
 
 def _npy(raw: bytes) -> np.ndarray[Any, Any]:
-    """A copy of the array in a `.npy` file. numpy takes three times as long, mostly for the header, and takes memory
-    for whatever a header claims before it looks for the values.
+    """Return a copy of the array in a `.npy` file.
+
+    `numpy.load` takes three times as long, mostly for the header, and allocates what a header claims before it looks
+    for the values, so that a damaged header could take all memory.
     """
+    # After the magic string and two bytes of version: the header's length, 2 bytes in version 1, 4 later.
     width = 2 if raw[6:7] == b"\1" else 4
     size = 8 + width + int.from_bytes(raw[8 : 8 + width], "little")
     dtype, shape, order = _npy_header(raw[:size])
     made = np.frombuffer(raw, dtype, int(np.prod(shape)), size).reshape(shape, order=order)
-    return np.array(made, order="C")
+    return np.array(made, order="C")  # a view would be read-only, and keep all the member's bytes
 
 
 @functools.lru_cache(maxsize=4096)
 def _npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Any]:
+    """Parse a `.npy` header, cached because the arrays of a data set share few headers.
+
+    Raise a ValueError for a version that is not supported, and for arrays of Python objects, whose loading runs code.
+    """
     file = io.BytesIO(header)
     version = np.lib.format.read_magic(file)
     if version not in _NPY_HEADERS:

@@ -1,9 +1,9 @@
 """The tfds source: a data set that TensorFlow Datasets prepared in ArrayRecord files, without TensorFlow.
 
-Rules: the library knows what the features are and decodes them with numpy, while indexing. Where all of a record's
-features turn out to be plain numbers, lists and texts, the index notes where they lie in its bytes, and they are taken
-from there later: in 2 µs, where the library takes 90. Samples are what those of a map-style class are: each is looked
-at while indexing, and a key whose first axis differs is padded. A digest of each record tells whether it is the indexed
+Rules: the library knows what the features are and decodes them with numpy, during indexing. If every feature of every
+record turns out to be plain numbers, lists or text, the index keeps where their bytes lie, and later reads take them
+from there: in 2 µs a record, where the library takes 90. Samples are like those of a map-style class: each is looked at
+during indexing, and a key whose first axis differs is padded. A digest of each record tells whether it is the indexed
 one.
 """
 
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PreparedItems", "TfdsSettings", "TfdsSource"]
 
-#: Instead of a run: the library makes something else of the feature.
+#: In place of a run: decoding the feature's bytes does not give what the library gives. Not a run, which is
+#: never negative, and not SCATTERED.
 _UNLIKE = -2
 
 #: The files that the library needs in a data set's folder.
@@ -65,12 +66,16 @@ class TfdsSettings:
 
     @property
     def source(self) -> str:
-        """Its name in messages."""
+        """The data set's name in messages."""
         return f"{self.folder} ({self.split})"
 
 
 class TfdsSource(MapStyleSource):
-    """Samples of a split. Columns: those of a map-style class, and a digest of each record."""
+    """Source of the samples of one split.
+
+    Index columns: those of a map-style class, a run for each feature whose bytes can be used as they are, and a digest
+    of each record.
+    """
 
     Settings = TfdsSettings  # type: ignore[assignment]
     piece_rows = 256
@@ -81,12 +86,12 @@ class TfdsSource(MapStyleSource):
         return PreparedItems(self.settings, self.files)
 
     def stamp(self) -> str:
-        """The stamp of the files, including those that describe the data set."""
+        """Return a text that changes with any of the split's files, or with those that describe the data set."""
         described = (joined(self.settings.folder, name) for name in _DESCRIPTIONS)
         return self.files.stamp([*described, *self._data.paths])
 
     def probe(self, piece: ItemPiece) -> Found:
-        """Look at these samples."""
+        """Decode these samples with the library, and note digests and where plain features lie."""
         found = super().probe(piece)
         forms, runs, digests = _forms(self._first_sample()), list[list[int]](), list[int]()
         for item in found.rows:
@@ -98,25 +103,26 @@ class TfdsSource(MapStyleSource):
         return replace(found, numbers={**found.numbers, **plain, "digest": digests})
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
-        """The fields, and the forms of all features where all of them can be taken from the records' bytes."""
+        """Return the fields, and the forms of all features if none of them needs the library for decoding."""
         made = super().conclude(numbers)
         shapes = {field["key"]: tuple(field["shape"]) for field in made["fields"]}
+        # The first sample tells which axes there are, the fields which of them vary from sample to sample.
         forms = [replace(form, shape=shapes.get(form.key, ())) for form in _forms(self._first_sample())]
         plain = bool(forms) and all((numbers[f"run_{form.key}"] != _UNLIKE).all() for form in forms)
         return {**made, "forms": {form.key: str(form) for form in forms} if plain else {}}
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, if the data set is what it was."""
+        """Take the index; raise a DataError if the data set has changed since."""
         super().open(indexed)
         self._plain = ExampleDecoder(forms_said(indexed.about.get("forms", {}).items()))
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Begin to fetch their files, if they are remote."""
+        """Start fetching the files of these samples, if they are remote."""
         if self.files.are_remote:
             self.files.expect_local(self._data.files_of(self._items[samples].tolist()))
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """Read the records."""
+        """Yield the bytes of each record; raise a ReadError if its digest is not the indexed one."""
         known = self.all_checked(samples)
         digests = self.indexed.numbers["digest"][known].tolist()
         for item, digest in zip(self._items[known].tolist(), digests, strict=True):
@@ -126,36 +132,37 @@ class TfdsSource(MapStyleSource):
             yield raw
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Take the features from where they lie, or let the library decode them."""
+        """Return the features by key: from their indexed places, or else decoded by the library."""
         item = int(self._items[self.checked(sample)])
         if not self._plain.forms:
             return {key: self._value(key, value, item) for key, value in self._data.decoded(raw).items()}
         found = self._plain.decode(raw, self.indexed.numbers, sample)
+        # A single number becomes an array without axes, as the library gives it.
         return {key: value if isinstance(value, str) else np.array(value) for key, value in found.items()}
 
     @property
     def gathers(self) -> bool:
-        """Whole batches are written from the bytes of their records, unless files have to be fetched first."""
+        """Whether whole batches are written from the records' bytes: only if all features are plain and local."""
         return bool(self._plain.forms) and not self.files.are_remote
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the numeric features of these records, as decoding would give them."""
+        """Write the numeric features of these records into `out`, byte for byte what decoding would give."""
         records = [(raw, 0, len(raw)) for raw in self.read(samples.tolist())]
         gather_examples(self._plain.forms, self.indexed.numbers, samples, records, out)
 
     def identity(self, sample: int) -> str:
-        """The data set and the record's digest."""
+        """Return the data set's folder and the record's digest."""
         digest = int(self.indexed.numbers["digest"][self.checked(sample)]) % 2**64
         return f"{self.settings.folder}, a record of digest {digest:016x}"
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """No modules: there is no user code."""
+        """Only the module of this class: there is no user code."""
         return (type(self).__module__,)
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """The version of the library, which decodes."""
+        """The version of the library, because it decodes."""
         return {"tensorflow-datasets": str(_tfds().__version__)}
 
     def close(self) -> None:
@@ -166,7 +173,7 @@ class TfdsSource(MapStyleSource):
 
 
 class PreparedItems:
-    """The samples of a split, as a map-style class would give them."""
+    """The samples of a split, with the interface of a map-style class."""
 
     def __init__(self, settings: TfdsSettings, files: Files) -> None:
         info = _info(files, settings)
@@ -176,6 +183,7 @@ class PreparedItems:
         self._features = _chosen(info.features, settings)
         #: The files that the split lies in.
         self.paths = [str(one.filename) for one in self._parts]
+        # The library knows the files only beside the descriptions, which lie in a temporary folder here.
         if is_url(settings.folder):
             self.paths = [joined(settings.folder, Path(path).name) for path in self.paths]
         sizes = [files.facts(path).bytes for path in self.paths]
@@ -188,21 +196,22 @@ class PreparedItems:
         return self.decoded(self.read(item))
 
     def fingerprint(self) -> str:
-        """Name, version, and how many records and bytes there are."""
+        """Return the data set's name, version and split, with the counts of its records and bytes."""
         return self._said
 
     def files_of(self, items: Iterable[int]) -> dict[str, None]:
-        """The files of these records, each once."""
+        """Return the files that hold these records, each once, in order of first use."""
         return dict.fromkeys(self.paths[bisect_right(self._ends, item)] for item in items)
 
     def read(self, item: int) -> bytes:
-        """One record."""
+        """Return the bytes of one record; raise a ReadError if it is damaged."""
+        # A split such as train[:90%] may begin and end within files: `skip` is the number of records before it.
         place = bisect_right(self._ends, item)
         part = self._parts[place]
         return self._records.read(self.paths[place], part.skip + item - (self._ends[place] - part.take))
 
     def decoded(self, raw: bytes) -> dict[str, Any]:
-        """The features of a record, those within others by path: `speaker/age`."""
+        """Return the features of a record; nested ones are named by path, such as `speaker/age`."""
         return dict(_flat("", self._features, self._features.deserialize_example_np(raw)))
 
     def close(self) -> None:
@@ -211,7 +220,7 @@ class PreparedItems:
 
 
 def _forms(sample: Mapping[str, Any]) -> tuple[FeatureForm, ...]:
-    """The forms of a sample's values; none at all where one of them is neither numbers nor text."""
+    """Return the forms of a sample's values, or () if one of them is neither an array nor a text."""
     forms = []
     for key, value in sample.items():
         if isinstance(value, np.ndarray):
@@ -224,7 +233,7 @@ def _forms(sample: Mapping[str, Any]) -> tuple[FeatureForm, ...]:
 
 
 def _plain_runs(forms: Sequence[FeatureForm], raw: bytes, sample: Mapping[str, Any]) -> list[int]:
-    """Where in a record the features lie, for those that there have the values that the library made of them."""
+    """Return the packed run of each feature, or _UNLIKE if its bytes do not decode to the library's value."""
     try:
         found = features_of(raw)
     except MalformedExample:
@@ -235,17 +244,20 @@ def _plain_runs(forms: Sequence[FeatureForm], raw: bytes, sample: Mapping[str, A
 
 
 def _is_like(form: FeatureForm, raw: bytes, found: Features, value: Any) -> bool:
+    """Tell whether the feature, decoded from the record's bytes, equals the library's value exactly."""
     try:
         own = form.value(raw, found.get(form.key))
     except UnfitFeature:
         return False
     if isinstance(value, str) or isinstance(own, str):
         return bool(own == value)
+    # Bytes are compared, not values, so that NaN equals itself, and 0.0 is not -0.0.
     array = np.asarray(own)
     return (array.dtype, array.shape, array.tobytes()) == (value.dtype, value.shape, value.tobytes())
 
 
 def _flat(path: str, features: Any, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested features under the path of their keys."""
     for key, feature in features.items():
         if isinstance(values[key], Mapping):
             yield from _flat(f"{path}{key}/", feature, values[key])
@@ -254,13 +266,17 @@ def _flat(path: str, features: Any, values: Mapping[str, Any]) -> Iterator[tuple
 
 
 def _plain(feature: Any, value: Any) -> Any:
-    """Texts as strings, anything else as arrays of the feature's dtype, even empty lists."""
+    """Return a text as a string, other bytes as they are, and anything else as an array of the feature's dtype.
+
+    Empty lists get the dtype too; without it, numpy would make them floats.
+    """
     if isinstance(value, bytes):
         return value.decode() if type(feature).__name__ == "Text" else value
     return np.asarray(value, feature.np_dtype)
 
 
 def _chosen(features: Any, settings: TfdsSettings) -> Any:
+    """Return the features named in `keys`, or all; raise a SettingsError for an unknown key."""
     unknown = sorted(set(settings.keys) - set(features))
     if unknown:
         raise SettingsError(
@@ -274,9 +290,12 @@ def _chosen(features: Any, settings: TfdsSettings) -> Any:
 
 
 def _info(files: Files, settings: TfdsSettings) -> Any:
-    """What the library knows about the data set; a DataError if it knows none, or cannot read it in any order."""
+    """Return the library's description of the data set.
+
+    Raise a DataError if the folder holds no prepared data set, the split is unknown, or the files are not ArrayRecord.
+    """
     tfds, where = _tfds(), files.where(settings.folder)
-    for name in _DESCRIPTIONS:  # the library would wait for a pipe
+    for name in _DESCRIPTIONS:  # raises for a named pipe, on which the library would block
         files.path(joined(settings.folder, name))
     try:
         with _descriptions(files, settings.folder) as folder:
@@ -301,7 +320,7 @@ def _info(files: Files, settings: TfdsSettings) -> Any:
 
 @contextlib.contextmanager
 def _descriptions(files: Files, folder: str) -> Iterator[str]:
-    """A folder on this machine with the files that describe the data set, which the library reads itself."""
+    """Yield a local folder with the files that describe the data set; remote ones are downloaded first."""
     if not is_url(folder):
         yield files.where(folder)
         return

@@ -1,8 +1,8 @@
 """The tfrecord source: Examples and SequenceExamples in TFRecord files, each feature under its key.
 
-Rules: without TensorFlow. Files are mapped into memory, and a record is read from its place; one whose size or written
-checksum is no longer the indexed one is refused. The data behind a checksum are verified only if the job says
-`checksums = true`. A record that cannot be used is a bad row; so is everything after a header that makes no sense,
+Rules: TensorFlow is not needed. Files are mapped into memory, and a record is read from its place; a record whose size
+or stored checksum is no longer the indexed one is refused. The data are verified against the checksum only if the job
+file sets `checksums = true`. A record that cannot be used is a bad row; so is everything after a damaged header,
 because nothing after it can be found.
 """
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordPiece", "TFRecordSettings", "TFRecordSource"]
 
-#: Headers that are followed at a time.
+#: Headers that are followed at a time while counting.
 _BLOCK_RECORDS = 2**16
 
 
@@ -62,8 +62,9 @@ class TFRecordSettings:
 
 @dataclass(frozen=True, slots=True)
 class RecordPiece:
-    """Records of file number `file`, from byte `start` on; a broken end of the file counts as one. `record` is the
-    number of the first one in its file, from 0, and `row` its number among all.
+    """A run of records of file number `file`, from byte `start` on; a damaged rest of the file counts as one.
+
+    `record` is the first record's number in its file, from 0, and `row` its number among the records of all files.
     """
 
     path: str
@@ -75,8 +76,10 @@ class RecordPiece:
 
 
 class TFRecordSource(FilesOfExamplesSource):
-    """Records. Columns: each sample's file (counted from 0), its number there, where its data begin, how many bytes
-    they are, the checksum written behind them, and where and how long its features are.
+    """Source of the Examples in TFRecord files.
+
+    Index columns: each sample's file (counted from 0), its record number there, where its data begin, their size, the
+    checksum stored behind them, and where each feature's values lie and how long they are.
     """
 
     Settings = TFRecordSettings
@@ -95,13 +98,13 @@ class TFRecordSource(FilesOfExamplesSource):
     # --- while an index is made ---
 
     def survey(self) -> Inventory:
-        """Follow all headers, and count."""
-        _ = self._checksum
+        """Follow the headers of all files and count the records; raise a DataError if a file is no TFRecord file."""
+        _ = self._checksum  # a missing library is reported now, not by the first process that probes
         total = sum(rows for path in self._paths for _, rows in self._blocks(path, _BLOCK_RECORDS))
         return Inventory(total=total, pieces=self._pieces, origin=self._origin, about=self._about)
 
     def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
-        """Blocks of records: where each begins, and how many it has; a broken end counts as one."""
+        """Yield where each block of records begins and how many it has; a damaged rest of the file counts as one."""
         data, start, broken = self._mapped[path], 0, ""
         while start < len(data) and not broken:
             found = records_from(data, start, rows)
@@ -111,6 +114,7 @@ class TFRecordSource(FilesOfExamplesSource):
             start = found.stop
 
     def _pieces(self, rows: int) -> Iterator[RecordPiece]:
+        """Yield pieces of at most `rows` records, none of which spans two files."""
         row = 0
         for file, path in enumerate(self._paths):
             record = 0
@@ -119,6 +123,7 @@ class TFRecordSource(FilesOfExamplesSource):
                 record, row = record + count, row + count
 
     def _first_records(self) -> Iterator[bytes]:
+        """Yield the first records of each file; raise a DataError if one is no TFRecord file."""
         for path in self._paths:
             data = self._mapped[path]
             found = records_from(data, 0, MOST_RECORDS_WITHOUT)
@@ -126,7 +131,7 @@ class TFRecordSource(FilesOfExamplesSource):
             yield from (data[start:stop] for start, stop in found.ranges())
 
     def probe(self, piece: RecordPiece) -> Found:
-        """Parse the records."""
+        """Parse the records of a piece; unusable ones and a damaged rest of the file become bad rows."""
         data, where = self._mapped[piece.path], self.files.where(piece.path)
         found = records_from(data, piece.start, piece.rows)
         good, looked, bad = list[int](), list[list[int]](), dict[int, BadRow]()
@@ -149,6 +154,7 @@ class TFRecordSource(FilesOfExamplesSource):
     def _numbers(
         self, piece: RecordPiece, found: RecordRange, good: Sequence[int], looked: Sequence[Sequence[int]]
     ) -> dict[str, NDArray[np.int64]]:
+        """Return the index columns of the good records of a piece."""
         kept, own = np.array(good, np.int64), self._decoder.columns
         numbers = {
             "file": np.full(len(good), piece.file),
@@ -160,6 +166,7 @@ class TFRecordSource(FilesOfExamplesSource):
         return numbers | dict(zip(own, np.array(looked, np.int64).reshape(len(good), len(own)).T, strict=True))
 
     def _refuse_wrong_checksum(self, raw: bytes, written: int) -> None:
+        """Raise a SampleError if checksums are verified and the data do not match the stored one."""
         if self._checksum is None:
             return
         got = self._checksum(raw)
@@ -175,29 +182,33 @@ class TFRecordSource(FilesOfExamplesSource):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index."""
+        """Take the index; raise a DataError if a local file has another size, or a remote one another version."""
         super().open(indexed)
         self._mapped.allow_only(indexed.origin)
+        # Gathering would wait for a download. So the builder first reads what `unread` returns, with patience.
         self.reads_ahead = self.files.are_remote
 
     def _expect_files(self, paths: Iterable[str]) -> None:
         self._mapped.expect(paths)
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """One sample of each remote file that is not mapped."""
+        """Return one of these samples for each remote file that is not mapped; reading it fetches the file."""
         files, firsts = np.unique(self._columns["file"][samples], return_index=True)
         missing = [self._paths[file] not in self._mapped for file in files.tolist()]
         found: NDArray[np.int64] = samples[firsts[np.array(missing, bool)]]
         return found
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """The data of each record."""
+        """Yield the data of each record; raise a ReadError for a record that has changed since indexing."""
         return map(self._read, samples)
 
     def _read(self, sample: int) -> bytes:
+        """Return the data of one record; raise a ReadError if it has changed since indexing."""
         columns, sample = self._columns, self.checked(sample)
         data = self._mapped[self._paths[columns["file"][sample]]]
         start, size, written = (int(columns[name][sample]) for name in ("offset", "bytes", "checksum"))
+        # The stored checksum behind the data tells whether the indexed record is still there; comparing it costs
+        # nothing, while verifying the data costs time for each byte, and is done only if the job asks for it.
         raw, behind = data[start : start + size], data[start + size : start + size + TRAILER_BYTES]
         if behind != written.to_bytes(TRAILER_BYTES, "little"):
             raise self._other_record(sample)
@@ -210,15 +221,18 @@ class TFRecordSource(FilesOfExamplesSource):
 
     @property
     def gathers(self) -> bool:
-        """True: whole batches are written straight from the mapped files."""
+        """Whether whole batches are written straight from the mapped files: unless checksums are verified."""
         return not self.settings.checksums
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the numeric features of these records, as decoding would give them."""
+        """Write the numeric features of these records into `out`, byte for byte what decoding would give."""
         gather_examples(self._decoder.forms, self._columns, samples, self._records(samples), out)
 
     def _records(self, samples: NDArray[np.int64]) -> list[RecordPlace]:
-        """Where each of them is, if it is still there."""
+        """Return the place of each record; raise a ReadError if one has changed since indexing.
+
+        A record counts as unchanged if the checksum behind its data is the indexed one.
+        """
         files, starts, sizes, written = (
             self._columns[name][samples] for name in ("file", "offset", "bytes", "checksum")
         )
@@ -229,10 +243,12 @@ class TFRecordSource(FilesOfExamplesSource):
         ends = [data[stop : stop + TRAILER_BYTES] for data, _, stop in found]
         if b"".join(ends) != trailers:
             expected = np.frombuffer(trailers, f"V{TRAILER_BYTES}").tolist()
+            # The comparison at once is the usual case; only a mismatch is searched for, to name the record.
             raise self._other_record(int(samples[[*map(bytes.__eq__, ends, expected)].index(False)]))
         return found
 
     def _other_record(self, sample: int) -> ReadError:
+        """Return the error for a record that is not the indexed one."""
         nbytes = self._columns["bytes"][sample]
         return changed(f"the record that was indexed ({nbytes} bytes)", "other bytes", self._where(sample))
 
@@ -240,7 +256,7 @@ class TFRecordSource(FilesOfExamplesSource):
         return "{}, record {}".format(*self.place(sample))
 
     def identity(self, sample: int) -> str:
-        """The file, and the record's size and checksum, so that it does not change when other records come or go."""
+        """Return path, size and checksum of the record, which stay when other records come or go."""
         columns = self._columns
         path, size = self._paths[columns["file"][sample]], columns["bytes"][sample]
         return f"{path}, a record of {size} bytes, checksum {columns['checksum'][sample]:08x}"

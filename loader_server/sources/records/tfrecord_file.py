@@ -1,9 +1,9 @@
 """A TFRecord file, mapped into memory: where its records lie, and whether they are whole.
 
-A record is its size (8 bytes), a checksum of that (4), the data, and a checksum of them (4), all with the lowest byte
-first. Rules: headers are followed one by one, because only the one before says where the next is, but many are checked
-at once; a file whose first header is wrong is not a TFRecord file, and after a wrong header further on nothing more can
-be found. Knows nothing about the data.
+A record is its size (8 bytes), a checksum of the size (4), the data, and a checksum of the data (4), all little-endian.
+Rules: headers are followed one by one, because each record's size tells where the next one is, but their checksums are
+verified many at once. A file whose first header is wrong is not a TFRecord file; after a wrong header further on
+nothing more can be found. Knows nothing about the data.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ __all__ = [
 
 HEADER_BYTES = 12
 TRAILER_BYTES = 4
+#: Bytes of a record besides its data.
 _AROUND = HEADER_BYTES + TRAILER_BYTES
 
-#: Castagnoli's polynomial, reflected.
+#: The polynomial of CRC-32C (Castagnoli), reflected.
 _POLYNOMIAL = 0x82F63B78
 _WRONG_SIZE = "the checksum of its size does not match"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordRange:
-    """Records that follow each other: where the data of each begin, how many bytes they have, and the checksum that is
-    written behind them. `stop` is where the next record would begin; `broken` says what is wrong with that one.
+    """Consecutive records: where the data of each begin, their size, and the checksum stored behind them.
+
+    `stop` is where the next record would begin; `broken` says what is wrong with that one, if anything.
     """
 
     offsets: NDArray[np.int64]
@@ -55,15 +57,19 @@ class RecordRange:
     broken: str = ""
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """Where the data of each begin and end."""
+        """Return the begin and end of each record's data."""
         return zip(self.offsets.tolist(), (self.offsets + self.sizes).tolist(), strict=True)
 
 
 def records_from(data: mmap.mmap | bytes, start: int, most: int) -> RecordRange:
-    """At most `most` records, from the one that begins at `start`."""
+    """Return at most `most` records, the first of which begins at `start`.
+
+    The result ends before the first record that is damaged or cut off, and says what is wrong with it.
+    """
     begins, stop = _follow(data, start, most)
     bounds = np.array([*begins, stop], np.int64)
     octets = np.frombuffer(data, np.uint8)
+    # `_follow` trusts the sizes, and a wrong one leads anywhere: all from the first wrong checksum on is dropped.
     wrong = np.flatnonzero(~_size_fits(octets, bounds[:-1]))
     bounds = bounds[: wrong[0] + 1] if len(wrong) else bounds
     ended = len(bounds) > most or bounds[-1] == len(data)
@@ -77,7 +83,7 @@ def records_from(data: mmap.mmap | bytes, start: int, most: int) -> RecordRange:
 
 
 def _follow(data: mmap.mmap | bytes, at: int, most: int) -> tuple[list[int], int]:
-    """Where whole records begin, if sizes can be believed, and where the last one ends."""
+    """Return where whole records begin, trusting their sizes, and where the last of them ends."""
     size_at, end, begins = struct.Struct("<Q").unpack_from, len(data), list[int]()
     last = end - _AROUND
     while at <= last and len(begins) < most:
@@ -90,6 +96,7 @@ def _follow(data: mmap.mmap | bytes, at: int, most: int) -> tuple[list[int], int
 
 
 def _what_is_broken(octets: NDArray[np.uint8], at: int) -> str:
+    """Say what is wrong with the record at `at`: cut in the header, a wrong checksum, or cut in the data."""
     left = len(octets) - at
     if left < HEADER_BYTES:
         return f"the file ends after {left} bytes of its header"
@@ -100,25 +107,31 @@ def _what_is_broken(octets: NDArray[np.uint8], at: int) -> str:
 
 
 def _size_fits(octets: NDArray[np.uint8], begins: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether the checksum of each size equals the one written behind it."""
+    """Tell for each record whether the checksum of its size equals the stored one."""
     fits: NDArray[np.bool_] = _size_checksums(octets, begins) == _uint32_at(octets, begins + 8)
     return fits
 
 
 def _uint32_at(octets: NDArray[np.uint8], places: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """Return the little-endian 32-bit numbers at these places."""
     return _octets_at(octets, places, 4).view("<u4").reshape(-1)
 
 
 def _octets_at(octets: NDArray[np.uint8], places: NDArray[np.int64], count: int) -> NDArray[np.uint8]:
+    """Return `count` bytes from each of these places, one place a row."""
     found: NDArray[np.uint8] = octets[places[:, None] + np.arange(count)]
     return found
 
 
 def _size_checksums(octets: NDArray[np.uint8], begins: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """The right checksum of each size: eight bytes at once, with a table for each."""
+    """Compute the masked CRC-32C of each 8-byte size, for all records at once.
+
+    The sizes are split into their eight bytes, and each byte is looked up in a table of its own (slicing by eight).
+    """
     sizes = _octets_at(octets, begins, 8)
-    sizes[:, :4] ^= 0xFF
+    sizes[:, :4] ^= 0xFF  # the initial value of a CRC, all ones, applied to the first four bytes
     checksum = np.zeros(len(sizes), np.uint32)
+    # The first byte is followed by seven others, so its table is the one for seven zeros.
     for place, table in enumerate(_tables()[::-1]):
         checksum ^= table[sizes[:, place]]
     return _masked(~checksum)
@@ -126,7 +139,7 @@ def _size_checksums(octets: NDArray[np.uint8], begins: NDArray[np.int64]) -> NDA
 
 @functools.cache
 def _tables() -> NDArray[np.uint32]:
-    """Tables: CRC-32C of a byte followed by 0 to 7 zeros."""
+    """Return eight tables: the CRC-32C of each byte followed by 0 to 7 zero bytes."""
     tables = np.zeros((8, 256), np.uint32)
     first = np.arange(256, dtype=np.uint32)
     for _ in range(8):
@@ -138,15 +151,19 @@ def _tables() -> NDArray[np.uint32]:
 
 
 def _masked(checksum: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """A checksum as it is written: rotated and shifted, so that data that contain checksums can be checksummed."""
+    """Return checksums in TFRecord's stored form: rotated by 15 bits, plus a constant.
+
+    The format masks them because it is problematic to compute the CRC of data that contain CRCs.
+    """
     turned = np.bitwise_or(checksum >> 15, checksum << 17)
     return np.add(turned, np.uint32(0xA282EAD8), dtype=np.uint32)  # type: ignore[no-any-return]
 
 
 def refuse_no_records(data: mmap.mmap | bytes, found: RecordRange, where: str) -> None:
-    """Raise a DataError if a file's very first record cannot be found."""
+    """Raise a DataError if the file does not even begin with a record, and say if it is compressed."""
     if len(found.offsets) or found.broken != _WRONG_SIZE:
         return
+    # GZIP's magic bytes; or ZLIB's two header bytes, which are a multiple of 31 as one number.
     compressed = data[:2] == b"\x1f\x8b" or (data[0] == 0x78 and (data[0] << 8 | data[1]) % 31 == 0)
     if compressed:
         raise DataError(
@@ -165,7 +182,7 @@ def refuse_no_records(data: mmap.mmap | bytes, found: RecordRange, where: str) -
 
 
 def checksum_function() -> Callable[[bytes], int]:
-    """The function for the checksum of data as it is written; a SettingsError if its library is missing."""
+    """Return the function that computes a record's stored checksum; raise a SettingsError without its library."""
     use, otherwise = "with which checksums are checked", "or leave checksums out"
     google_crc32c = library("google_crc32c", extra="tfrecord", use=use, where="checksums", otherwise=otherwise)
     return lambda data: int(_masked(np.array([google_crc32c.value(data)], np.uint32))[0])

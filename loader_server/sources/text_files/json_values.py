@@ -1,8 +1,8 @@
 """The values of JSON lines: which kinds there are, and how a value becomes part of a sample.
 
 Rules: pure. A kind is `text`, a dtype, or a dtype with `[any]` for a list of any length. No value is coerced: a number
-with a fraction is not an integer, a text is not a number, and what a dtype cannot hold is refused. Indexing and
-decoding agree because both use this module.
+with a fraction is not an integer, a text is not a number, and a value that does not fit its dtype is refused. Indexing
+and decoding agree because both use this module.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ _LIST = " [any]"
 #: The kinds that a key may be declared as.
 KINDS = ("text", *_TYPES, *(f"{dtype}{_LIST}" for dtype in _TYPES))
 
-#: A value's dtype by default: JSON's integers are exact to 64 bits, and models compute with 32-bit floats.
+#: The kind of a value if the settings name none: JSON's integers are exact to 64 bits, and models compute with 32-bit
+#: floats.
 _ASSUMED = {str: "text", bool: "bool", int: "int64", float: "float32"}
 
 _Value: TypeAlias = "str | np.generic | NDArray[Any]"
 
 
 class UnusableValueError(Exception):
-    """Why a line cannot be used: in one word, and in full."""
+    """Line that cannot be used: the reason in one word, and in full."""
 
     def __init__(self, reason: str, detail: str) -> None:
         self.reason = reason
@@ -62,6 +63,7 @@ class UnusableValueError(Exception):
 
 
 def _refuse_constant(name: str) -> NoReturn:
+    """Raise a ValueError: Python's parser would accept NaN and Infinity, which JSON does not have."""
     raise ValueError(f"{name} is no JSON")
 
 
@@ -69,7 +71,7 @@ _DECODE = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 def object_of(line: bytes) -> dict[str, Any]:
-    """The object on a line."""
+    """Return the object on a line; raise UnusableValueError if the line holds no JSON object in UTF-8."""
     try:
         found = _DECODE(line.decode())
     except UnicodeDecodeError as error:
@@ -83,7 +85,10 @@ def object_of(line: bytes) -> dict[str, Any]:
 
 
 def objects_of(lines: Sequence[bytes]) -> list[dict[str, Any]]:
-    """The objects of lines that each hold one, as is known; in one go."""
+    """Parse lines that are known to hold one object each, all at once as a JSON array.
+
+    Raise a ValueError if the number of objects is not that of the lines.
+    """
     found: list[dict[str, Any]] = _DECODE((b"[" + b",".join(lines) + b"]").decode())
     if len(found) != len(lines):
         raise ValueError(f"{len(found)} objects in {len(lines)} lines")
@@ -91,7 +96,10 @@ def objects_of(lines: Sequence[bytes]) -> list[dict[str, Any]]:
 
 
 def kinds_in(objects: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The kinds of all keys that these objects have, each as first seen; keys without a kind are left out."""
+    """Return the kind of each key in these objects, sorted by key; keys without a usable kind are left out.
+
+    The first kind seen counts, but a key of integers becomes one of floats as soon as a number with a fraction appears.
+    """
     found: dict[str, str] = {}
     for one in objects:
         for key, value in one.items():
@@ -102,11 +110,16 @@ def kinds_in(objects: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _with_fractions(kind: str) -> str:
-    """The kind of a key that so far held whole numbers."""
+    """Return the kind that a key of integers gets when a number with a fraction appears."""
     return kind.replace("int64", "float32")
 
 
 def _kind_of(value: object) -> str | None:
+    """Return the kind of a value, or None if it has none.
+
+    Null, objects and empty lists have none, nor have lists of anything but numbers or booleans of one kind. A list of
+    integers and fractions counts as one of fractions.
+    """
     if not isinstance(value, list):
         return _ASSUMED.get(type(value))
     kinds = {_ASSUMED.get(type(item)) for item in value}
@@ -117,12 +130,12 @@ def _kind_of(value: object) -> str | None:
 
 
 def has_length(kind: str) -> bool:
-    """Whether its values differ in length."""
+    """Tell whether values of this kind differ in length."""
     return kind == "text" or kind.endswith(_LIST)
 
 
 def fields_of(kinds: Mapping[str, str]) -> tuple[Field, ...]:
-    """The fields of all keys that are not text."""
+    """Return the fields of all keys that are not text."""
     return tuple(
         Field(key=key, dtype=kind.removesuffix(_LIST), shape=(None,) if kind.endswith(_LIST) else ())
         for key, kind in kinds.items()
@@ -131,16 +144,17 @@ def fields_of(kinds: Mapping[str, str]) -> tuple[Field, ...]:
 
 
 def values_of_kinds(found: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, _Value]:
-    """The values that a sample takes from an object."""
+    """Return the values of a sample by key; raise UnusableValueError if one is missing or of another kind."""
     return {key: _value(key, found, kind) for key, kind in kinds.items()}
 
 
 def columns_of_kinds(objects: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> Columns:
-    """What samples hold of objects that are known to hold it, a column a key."""
+    """Return one column for each key, from objects that indexing has found usable."""
     return {key: _column([one[key] for one in objects], kind) for key, kind in kinds.items()}
 
 
 def _column(values: list[Any], kind: str) -> Column:
+    """Return one key's values as a list of texts, an array of numbers, or ragged rows."""
     if kind == "text":
         return values
     dtype = np.dtype(kind.removesuffix(_LIST))
@@ -148,6 +162,7 @@ def _column(values: list[Any], kind: str) -> Column:
 
 
 def _value(key: str, found: Mapping[str, Any], kind: str) -> _Value:
+    """Return one value as text, number or array; raise UnusableValueError if it is missing or of another kind."""
     value = found.get(key)
     if value is None:
         reason, got = ("null", "null") if key in found else ("missing_key", "no such key")
@@ -162,6 +177,7 @@ def _value(key: str, found: Mapping[str, Any], kind: str) -> _Value:
 
 
 def _numbers(key: str, dtype: str, value: Any) -> np.generic | NDArray[Any]:
+    """Return numbers in their dtype; raise UnusableValueError if one does not fit or is not finite there."""
     try:
         made = np.array(value, dtype)
     except OverflowError:
@@ -172,6 +188,10 @@ def _numbers(key: str, dtype: str, value: Any) -> np.generic | NDArray[Any]:
 
 
 def _text(key: str, value: object) -> str:
+    """Return a text; raise UnusableValueError if it is none, or has half a surrogate pair.
+
+    JSON can escape half a pair, and Python accepts it, but UTF-8 cannot encode it.
+    """
     if not isinstance(value, str):
         raise _wrong(key, "text", value)
     try:
@@ -186,5 +206,6 @@ def _wrong(key: str, kind: str, value: object) -> UnusableValueError:
 
 
 def _shown(value: object) -> str:
+    """Return a value as JSON, cut to 60 characters for messages."""
     text = json.dumps(value, ensure_ascii=True)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,8 +1,8 @@
 """The jsonl source: files of JSON lines, each an object and a sample, of texts, numbers, and lists of numbers.
 
 Rules: every sample has the same keys, those of the settings or else those of the first rows; a row that lacks one, or
-has another kind of value there, is bad. Lengths are characters of texts and items of lists. The line source knows where
-a line is, and whether it has changed.
+has another kind of value there, is bad. Lengths are the characters of texts and the items of lists. The base class,
+`LineSource`, knows where a line is, and whether it has changed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["JsonLinesSettings", "JsonLinesSource"]
 
-#: The first rows, which tell what keys there are.
+#: Number of rows from which the keys are taken if the settings name none.
 _FIRST_ROWS = 100
 
 
@@ -61,19 +61,22 @@ class JsonLinesSettings:
 
 
 class JsonLinesSource(LineSource):
-    """Objects. Columns: those of a line, and the lengths of texts and lists, each by the number of its key."""
+    """Source of JSON objects, one a line.
+
+    Index columns: those of a line, and the lengths of texts and lists, each by the number of its key.
+    """
 
     Settings = JsonLinesSettings
     piece_rows = 5000
     suffixes = (".jsonl", ".ndjson", ".json")
     settings: JsonLinesSettings
 
-    #: Worked out when they are first needed.
+    #: The kinds while there is no index, worked out when they are first needed.
     _found: Mapping[str, str] | None = None
 
     @property
     def _kinds(self) -> Mapping[str, str]:
-        """What a sample holds, by key."""
+        """The kind of each key's value: from the index once it is open, else from settings or first rows."""
         if hasattr(self, "indexed"):
             kinds: Mapping[str, str] = self.indexed.about["keys"]
             return kinds
@@ -82,7 +85,7 @@ class JsonLinesSource(LineSource):
         return self._found
 
     def _objects(self) -> Iterator[dict[str, Any]]:
-        """The objects of all lines that hold one."""
+        """Yield the objects of all lines that hold one."""
         for piece in self._pieces(self._found_paths(), _FIRST_ROWS):
             lines = self._lines_of(piece)
             for number in range(len(lines.starts)):
@@ -102,7 +105,7 @@ class JsonLinesSource(LineSource):
     # --- while an index is made ---
 
     def survey(self) -> Inventory:
-        """Count the lines, and find out which keys there are."""
+        """Count the lines, and find the keys; raise a DataError if the first rows have none that can be used."""
         inventory = super().survey()
         if not self._kinds:
             raise DataError(
@@ -119,7 +122,7 @@ class JsonLinesSource(LineSource):
         )
 
     def _first_fault(self) -> str:
-        """What is wrong with the first line that is no object."""
+        """Return what is wrong with the first line that is no object, in parentheses, or ""."""
         for piece in self._pieces(self._found_paths(), _FIRST_ROWS):
             lines = self._lines_of(piece)
             for number in range(len(lines.starts)):
@@ -130,7 +133,7 @@ class JsonLinesSource(LineSource):
         return ""
 
     def probe(self, piece: LinePiece) -> Found:
-        """Parse the objects."""
+        """Parse and measure the objects of a piece; lines that cannot be used become bad rows."""
         lines, where = self._lines_of(piece), self.files.where(piece.path)
         good: dict[int, list[int]] = {}
         bad: dict[int, BadRow] = {}
@@ -150,12 +153,17 @@ class JsonLinesSource(LineSource):
         return [len(values[key]) for key in self._measured_keys]
 
     def _values(self, line: bytes) -> dict[str, Any]:
+        """Return the values of a sample from its line; raise UnusableValueError if the line cannot be used."""
         if not line:
             raise UnusableValueError("empty_line", "expected an object, got an empty line")
         return values_of_kinds(object_of(line), self._kinds)
 
     def decoded_bytes(self, numbers: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> NDArray[np.int64] | None:
-        """As for any source; columns of lengths are numbered here, as keys may have any name."""
+        """Return the decoded size of samples with these columns, as the base class does.
+
+        Columns of lengths are named by the key's number here, because a key may have any name, so they are renamed
+        first.
+        """
         places = enumerate(self._measured_keys)
         return super().decoded_bytes({f"length_{key}": numbers[f"length_{place}"] for place, key in places})
 
@@ -163,17 +171,20 @@ class JsonLinesSource(LineSource):
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
-        """Characters of texts, items of lists."""
+        """The number of characters of each text and of items of each list, by key."""
         return {key: self.indexed.numbers[f"length_{place}"] for place, key in enumerate(self._measured_keys)}
 
     def texts(self, key: str) -> Iterator[Sequence[str]] | None:
-        """The texts of this key, read again; None if their files are remote."""
+        """Return the texts under this key, block by block; None for keys of other kinds or for remote files."""
         return texts_read(self, key) if self._kinds.get(key) == "text" and not self.files.are_remote else None
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """What the object holds."""
+        """Return the object's values by key; indexing has found the line usable."""
         return self._values(raw)
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:
-        """What the objects hold: each was found to while indexing, and its line is still the same."""
+        """Return the values of all objects as columns.
+
+        Nothing is checked again: indexing found each line usable, and its digest shows that it is unchanged.
+        """
         return columns_of_kinds(objects_of(raw), self._kinds)

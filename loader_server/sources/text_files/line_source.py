@@ -1,6 +1,6 @@
-"""What sources whose samples are lines of text files have in common: where a line is, and whether it has changed.
+"""Base class of sources whose samples are lines of text files: where a line is, and whether it has changed.
 
-Rules: the index has each line's place and a digest of its bytes: a line is read from its place, and one that has
+Rules: the index has each line's place and a digest of its bytes; a line is read from its place, and a line that has
 changed since indexing is refused. Subclasses know what a line means.
 """
 
@@ -33,8 +33,9 @@ __all__ = ["LinePiece", "LineSource"]
 
 @dataclass(frozen=True, slots=True)
 class LinePiece:
-    """Whole lines of file number `file`, from byte `start` to before `stop`; `line` is the first one's number there,
-    from 1, and `row` its number among all lines.
+    """Whole lines of file number `file`, from byte `start` to before `stop`.
+
+    `line` is the first line's number in its file, from 1, and `row` its number among the lines of all files.
     """
 
     path: str
@@ -46,16 +47,18 @@ class LinePiece:
 
 
 class LineSource(Source):
-    """A sample is a line of one of several files, which count as one, in their order. Columns: each sample's file
-    (counted from 0) and line, where its bytes begin, how many there are, and their digest.
+    """Base of sources whose samples are the lines of several files, numbered through in the files' order.
+
+    Index columns: each sample's file (counted from 0) and line, where its bytes begin, how many there are, and their
+    digest.
     """
 
     piece_rows = 20_000
     measured_rows = 1024
-    #: The suffixes of files in a folder that count.
+    #: Suffixes of the files that are taken from a folder.
     suffixes: ClassVar[tuple[str, ...]]
 
-    #: The files that were looked at when this was opened.
+    #: The origin whose files `open` has checked, so that opening again with the same one checks nothing.
     _origin: list[dict[str, Any]] | None = None
 
     # --- while an index is made ---
@@ -64,11 +67,11 @@ class LineSource(Source):
         return self.files.found(self.settings.paths, *self.suffixes)
 
     def stamp(self) -> str:
-        """The stamp of the files."""
+        """Return a text that changes with any of the files."""
         return self.files.stamp(self._found_paths())
 
     def survey(self) -> Inventory:
-        """Count the lines."""
+        """Count the lines of all files; raise a DataError for a file that is no text."""
         paths = self._found_paths()
         origin = self.files.origin(paths)
         total = 0
@@ -79,6 +82,7 @@ class LineSource(Source):
         return Inventory(total=total, pieces=lambda rows: self._pieces(paths, rows), origin=origin)
 
     def _pieces(self, paths: Sequence[str], rows: int) -> Iterator[LinePiece]:
+        """Yield pieces of at most `rows` whole lines, file after file."""
         row = 0
         for number, path in enumerate(paths):
             line = 1
@@ -88,12 +92,13 @@ class LineSource(Source):
                     line, row = line + lines, row + lines
 
     def _lines_of(self, piece: LinePiece) -> WholeLines:
+        """Read a piece, and split it into lines."""
         data = self.files.read(piece.path, piece.start, piece.stop - piece.start)
         return taken_apart(data, begins_file=not piece.start)
 
     @staticmethod
     def _columns_of(piece: LinePiece, lines: WholeLines, which: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-        """The columns of these lines of a piece."""
+        """Return the index columns of those lines of a piece that `which` numbers."""
         return {
             "file": np.full(len(which), piece.file),
             "line": piece.line + which,
@@ -105,8 +110,9 @@ class LineSource(Source):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, if the files have the sizes that they had; they are looked at only once, however many pieces
-        have to be measured.
+        """Take the index; raise a DataError if a local file has another size, or a remote one another version.
+
+        A process that measures lengths opens the source once for each piece; the files are checked only the first time.
         """
         if self._origin is not indexed.origin:
             self.files.refuse_changed(indexed.origin, indexed.place)
@@ -118,17 +124,17 @@ class LineSource(Source):
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Where each file starts that has samples."""
+        """The first sample of each file that has samples."""
         return tuple(np.flatnonzero(np.diff(self._columns["file"], prepend=-1)).tolist())
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Begin to fetch their lines, if they are remote."""
+        """Start fetching the byte ranges of these lines, if their files are remote."""
         if self.files.are_remote:
             files, offsets, sizes = (self._columns[name][samples].tolist() for name in ("file", "offset", "bytes"))
             self.files.expect(zip((self._paths[file] for file in files), offsets, sizes, strict=True))
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """The bytes of each line."""
+        """Yield the bytes of each line; raise a ReadError if they are not the indexed ones."""
         known = self.all_checked(samples)
         files, offsets, sizes, digests = (
             self._columns[name][known].tolist() for name in ("file", "offset", "bytes", "digest")
@@ -141,15 +147,15 @@ class LineSource(Source):
             yield raw
 
     def name(self, sample: int) -> str:
-        """The file as the job file names it, and the line."""
+        """Return the file as the job file names it, and the line."""
         return f"{self._paths[self._columns['file'][self.checked(sample)]]}:{self._columns['line'][sample]}"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """The file and the line."""
+        """Return the file and the line."""
         return self._where(self._paths[self._columns["file"][sample]]), int(self._columns["line"][sample])
 
     def identity(self, sample: int) -> str:
-        """The file and the line's bytes, so that it does not depend on other lines; equal lines share it."""
+        """Return the file, and size and digest of the line: other lines do not matter; equal lines share it."""
         columns = self._columns
         digest = int(columns["digest"][sample]) % 2**64
         return f"{self._paths[columns['file'][sample]]}, a line of {columns['bytes'][sample]} bytes, {digest:016x}"

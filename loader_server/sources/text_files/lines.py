@@ -1,7 +1,7 @@
 """The lines source: text files in UTF-8, each line a sample, under the key `text`.
 
 Rules: lengths are characters, that is Unicode code points, without the end of the line. A line that is empty or not
-UTF-8 is a bad row. The line source knows where a line is, and whether it has changed.
+UTF-8 is a bad row. The base class, `LineSource`, knows where a line is, and whether it has changed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LinesSettings:
 
 
 class LinesSource(LineSource):
-    """Lines of text. Columns: those of a line, and how many characters it has."""
+    """Source of lines of text. Index columns: those of a line, and its number of characters."""
 
     Settings = LinesSettings
     suffixes = (".txt",)
@@ -48,7 +48,7 @@ class LinesSource(LineSource):
         return ()
 
     def probe(self, piece: LinePiece) -> Found:
-        """Measure the lines."""
+        """Measure the lines of a piece; empty lines and those that are not UTF-8 become bad rows."""
         lines, where = self._lines_of(piece), self.files.where(piece.path)
         good = np.flatnonzero(lines.characters > 0)
         bad = {
@@ -59,13 +59,13 @@ class LinesSource(LineSource):
         return Found(rows=(piece.row + good).tolist(), numbers=columns, bad=bad)
 
     def texts(self, key: str) -> Iterator[Sequence[str]] | None:
-        """The lines, read again; None if their files are remote."""
+        """Return the lines, read again block by block; None for another key or for remote files."""
         return texts_read(self, key) if key == "text" and not self.files.are_remote else None
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """The text."""
+        """Return the line as a string under `text`."""
         return {"text": raw.decode()}
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:
-        """The texts."""
+        """Return the lines as one column of strings under `text`."""
         return {"text": list(map(bytes.decode, raw))}

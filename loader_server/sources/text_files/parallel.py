@@ -52,15 +52,17 @@ class ParallelSettings:
 
 @dataclass(frozen=True, slots=True)
 class ParallelPiece:
-    """The same whole lines of all files: where they begin and end in each, and the first one's number, from 0."""
+    """The same whole lines of all files: begin and end in each file, and the first line's number, from 0."""
 
     spans: tuple[tuple[int, int], ...]
     row: int
 
 
 class ParallelSource(Source):
-    """The same line of several files. Columns: the line, a digest of it over all files, and for each file, by number,
-    where the line begins, its bytes, and its characters.
+    """Source whose samples are the same line of several files.
+
+    Index columns: the line number, a digest of the line over all files, and for each file, by its number, where the
+    line begins, its bytes, and its characters.
     """
 
     Settings = ParallelSettings
@@ -68,7 +70,7 @@ class ParallelSource(Source):
     measured_rows = 1024
     settings: ParallelSettings
 
-    #: The files that were looked at when this was opened.
+    #: The origin whose files `open` has checked, so that opening again with the same one checks nothing.
     _origin: list[dict[str, Any]] | None = None
 
     def __init__(self, settings: ParallelSettings, base: Path) -> None:
@@ -85,11 +87,11 @@ class ParallelSource(Source):
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """The stamp of the files."""
+        """Return a text that changes with any of the files."""
         return self.files.stamp(self._names)
 
     def survey(self) -> Inventory:
-        """Count the lines, which have to be equally many in each file."""
+        """Count the lines; raise a DataError if the files do not have equally many, or one is no text."""
         origin = self.files.origin(self._names)
         counts: dict[str, int] = {}
         for name, place in zip(self._names, self._places, strict=True):
@@ -108,8 +110,15 @@ class ParallelSource(Source):
         return Inventory(total=total, pieces=self._pieces, origin=origin)
 
     def _pieces(self, rows: int) -> Iterator[ParallelPiece]:
+        """Yield pieces of the same whole lines of all files.
+
+        The first file decides how many lines a piece has; the others are cut after as many lines, wherever their bytes
+        end.
+        """
         with contextlib.ExitStack() as opened:
             first, *others = [opened.enter_context(self.files.open(name)) for name in self._names]
+            # The first file is cut lazily, once; the copies only pass on line counts. `zip` advances all in step, so
+            # `tee` never holds more than one cut.
             cuts, *same_cuts = tee(cut_lines(first, rows), len(self._names))
             counts = [(lines for *_, lines in same) for same in same_cuts]
             spans = map(spans_of, others, counts, self._places[1:])
@@ -119,7 +128,7 @@ class ParallelSource(Source):
                 row += lines
 
     def probe(self, piece: ParallelPiece) -> Found:
-        """Measure the lines of all files."""
+        """Measure the lines of all files; a row with an empty or undecodable line becomes a bad row."""
         files = [self._lines_between(name, *span) for name, span in zip(self._names, piece.spans, strict=True)]
         usable = np.array([lines.characters > 0 for lines in files])
         good = np.flatnonzero(usable.all(axis=0))
@@ -127,6 +136,7 @@ class ParallelSource(Source):
             piece.row + number: self._bad_row(files, piece.row + 1, number, int(np.argmin(usable[:, number])))
             for number in np.flatnonzero(~usable.all(axis=0)).tolist()
         }
+        # No line contains a newline, so that different lines never join to the same bytes.
         together = (b"\n".join(lines.line(number) for lines in files) for number in good.tolist())
         columns = {"line": piece.row + 1 + good, "digest": np.fromiter(map(digest_of, together), np.int64, len(good))}
         for place, (lines, (start, _)) in enumerate(zip(files, piece.spans, strict=True)):
@@ -139,13 +149,15 @@ class ParallelSource(Source):
         return taken_apart(self.files.read(name, start, stop - start), begins_file=not start)
 
     def _bad_row(self, files: Sequence[WholeLines], first: int, number: int, file: int) -> BadRow:
+        """Return the bad row of line `number` of the piece, blaming its line in file number `file`."""
         return unusable_line(self._places[file], first + number, files[file].line(number))
 
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, if the files have the sizes that they had; they are looked at only once, however many pieces
-        have to be measured.
+        """Take the index; raise a DataError if a local file has another size, or a remote one another version.
+
+        A process that measures lengths opens the source once for each piece; the files are checked only the first time.
         """
         if self._origin is not indexed.origin:
             self.files.refuse_changed(indexed.origin, indexed.place)
@@ -154,15 +166,15 @@ class ParallelSource(Source):
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
-        """The characters of each line."""
+        """The number of characters of each line, by key."""
         return {key: self.indexed.numbers[f"characters_{place}"] for place, key in enumerate(self._keys)}
 
     def texts(self, key: str) -> Iterator[Sequence[str]] | None:
-        """The lines of this key's file, read again; None if their files are remote."""
+        """Return the lines of this key's file, block by block; None for another key or for remote files."""
         return texts_read(self, key) if key in self._keys and not self.files.are_remote else None
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """Read the lines of each sample, joined by newlines."""
+        """Yield each sample's lines, joined by newlines; raise a ReadError if they are not the indexed ones."""
         known = self.all_checked(samples)
         columns = self.indexed.numbers
         lines = [self.files.read_all(self._extents(file, known)) for file in range(len(self._names))]
@@ -174,35 +186,38 @@ class ParallelSource(Source):
             yield raw
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Begin to fetch their lines in all files, if they are remote."""
+        """Start fetching the byte ranges of these lines in all files, if they are remote."""
         if self.files.are_remote:
             self.files.expect(chain.from_iterable(self._extents(file, samples) for file in range(len(self._names))))
 
     def _extents(self, file: int, samples: NDArray[np.int64]) -> Iterator[tuple[str, int, int]]:
-        """Where in one file the lines of these samples are."""
+        """Return path, offset and size of each sample's line in one file."""
         offsets, sizes = (self.indexed.numbers[f"{what}_{file}"][samples].tolist() for what in ("offset", "bytes"))
         return zip(repeat(self._names[file]), offsets, sizes)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """The texts."""
+        """Return the lines as strings, by key."""
         return dict(zip(self._keys, raw.decode().split("\n"), strict=True))
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:
-        """The texts, a column a file."""
+        """Return one column of strings for each key; raise a ValueError if lines and samples do not match.
+
+        All samples are decoded as one text and then split.
+        """
         lines = b"\n".join(raw).decode().split("\n")
         if len(lines) != len(raw) * len(self._keys):
             raise ValueError(f"{len(lines)} lines of {len(raw)} samples")
         return {key: lines[place :: len(self._keys)] for place, key in enumerate(self._keys)}
 
     def name(self, sample: int) -> str:
-        """The files as the job file names them, and the line."""
+        """Return the files as the job file names them, and the line."""
         return f"{', '.join(self._names)}:{self.indexed.numbers['line'][self.checked(sample)]}"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """The first file, and the line."""
+        """Return the first file, and the line."""
         return self._places[0], int(self.indexed.numbers["line"][sample])
 
     def identity(self, sample: int) -> str:
-        """The files and the lines' bytes, so that a row keeps it when others come or go; equal rows share one."""
+        """Return the files and the digest of the lines, which stay when other rows come or go; equal rows share it."""
         digest = int(self.indexed.numbers["digest"][sample]) % 2**64
         return f"{', '.join(self._names)}, lines of digest {digest:016x}"

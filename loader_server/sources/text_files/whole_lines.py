@@ -1,8 +1,8 @@
-"""Text files as whole lines: counted, cut into pieces that begin and end with a line, and taken apart.
+"""Text files as whole lines: counted, cut into pieces that begin and end with a line, and split.
 
-Rules: files may be larger than memory; what marks the end of a line, be it of Unix or of Windows, or the beginning of a
-file is no part of a line; lines are handled many at a time, because a line in itself costs little. Knows nothing of
-what the lines mean, but for whether they are UTF-8.
+Rules: files may be larger than memory. Line ends (Unix or Windows) and a byte order mark are no part of a line. Lines
+are handled many at a time, because a single line costs little and the calls would dominate. Knows nothing of what the
+lines mean, except whether they are UTF-8.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _BLOCK_BYTES = 2**20
-#: A piece ends with the line in which it has so many bytes.
+#: A piece that has this many bytes ends with the last whole line read so far.
 _PIECE_BYTES = 2**23
 _NEWLINE, _RETURN = b"\n\r"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -44,16 +44,21 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def count_lines(file: BinaryIO) -> int:
-    """How many there are."""
-    lines, last = 0, b"\n"
+    """Return the number of lines in a file; the last one counts without a newline, too."""
+    lines, last = 0, b"\n"  # as if a line had just ended: an empty file has none
     while block := file.read(_BLOCK_BYTES):
         lines, last = lines + block.count(b"\n"), block[-1:]
     return lines + (last != b"\n")
 
 
 def cut_lines(file: BinaryIO, rows: int) -> Iterator[tuple[int, int, int]]:
-    """Where a file can be cut between lines: from, to, and how many lines there are between, at most so many."""
+    """Yield pieces of whole lines: where each begins and ends, and how many lines it has.
+
+    A piece has at most `rows` lines, and ends earlier once it has `_PIECE_BYTES` bytes, so that long lines do not fill
+    memory.
+    """
     start = held = last = 0
+    # `held` lines from `start` on are not in a piece yet; `taken` of this block's line ends are.
     for ends, position in _line_ends(file):
         taken = 0
         while len(ends) - taken >= rows - held:
@@ -70,7 +75,10 @@ def cut_lines(file: BinaryIO, rows: int) -> Iterator[tuple[int, int, int]]:
 
 
 def spans_of(file: BinaryIO, counts: Iterable[int], where: str) -> Iterator[tuple[int, int]]:
-    """Where a file can be cut so that each piece has so many lines: from and to."""
+    """Yield where each piece begins and ends if pieces have these counts of lines.
+
+    Raise a ReadError if the file has fewer lines than that.
+    """
     blocks = _line_ends(file)
     ends, taken, start = np.zeros(0, np.int64), 0, 0
     for count in counts:
@@ -85,7 +93,10 @@ def spans_of(file: BinaryIO, counts: Iterable[int], where: str) -> Iterator[tupl
 
 
 def _line_ends(file: BinaryIO) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Block after block: where lines end, and where the block does; the last line may lack its end."""
+    """Yield for each block of a file where the lines in it end, and where the block ends.
+
+    If the last line has no newline, one more entry gives the end of the file as its end.
+    """
     position = last = 0
     while block := file.read(_BLOCK_BYTES):
         ends = np.flatnonzero(np.frombuffer(block, np.uint8) == _NEWLINE) + (position + 1)
@@ -101,7 +112,7 @@ def _line_ends(file: BinaryIO) -> Iterator[tuple[NDArray[np.int64], int]]:
 
 @dataclass(frozen=True, slots=True)
 class WholeLines:
-    """Lines of a file: all their bytes, where in these each line begins, how many bytes and characters it has.
+    """Lines of a file: their bytes together, and where each line begins, its bytes and its characters.
 
     A line that is not UTF-8 has -1 characters.
     """
@@ -112,23 +123,25 @@ class WholeLines:
     characters: NDArray[np.int64]
 
     def line(self, number: int) -> bytes:
-        """The bytes of one line."""
+        """Return the bytes of one line."""
         return self.data[self.starts[number] : self.starts[number] + self.sizes[number]]
 
 
 def taken_apart(data: bytes, *, begins_file: bool) -> WholeLines:
-    """The lines that these bytes are."""
+    """Split bytes into lines; `begins_file` tells whether a byte order mark may stand at their beginning."""
     starts, sizes = _starts_and_sizes(data, begins_file=begins_file)
     return WholeLines(data, starts, sizes, _characters(data, starts, sizes))
 
 
 def _starts_and_sizes(data: bytes, *, begins_file: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where each line begins and its size, without newlines, carriage returns and byte order mark."""
     every = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(every == _NEWLINE)
     if data and not data.endswith(b"\n"):
         ends = np.append(ends, len(data))
     starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
     sizes = ends - starts
+    # The end of an empty first line is byte 0, and index -1 before it is the last byte: only lines with bytes count.
     sizes -= (sizes > 0) & (every[ends - 1] == _RETURN)
     if begins_file and data.startswith(_BYTE_ORDER_MARK):
         starts[0] += len(_BYTE_ORDER_MARK)
@@ -137,21 +150,26 @@ def _starts_and_sizes(data: bytes, *, begins_file: bool) -> tuple[NDArray[np.int
 
 
 def _characters(data: bytes, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the number of characters of each line, or -1 for a line that is not UTF-8."""
     if data.isascii() or not len(starts):
         return sizes
+    # No byte of a longer character is a newline, so the text is valid as a whole exactly if each line is.
     try:
         data.decode()
     except UnicodeDecodeError:
         places = zip(starts.tolist(), sizes.tolist(), strict=True)
         return np.array([_characters_or_less(data[start : start + size]) for start, size in places], np.int64)
-    # All bytes begin a character, but for those that continue one.
+    # Every byte begins a character, except continuation bytes (0b10xxxxxx). Counting the beginnings between line starts
+    # counts the bytes of line ends too (each begins a character), so these are subtracted. One False is appended
+    # because `reduceat` refuses a start at the very end, which the line of a file has that is a byte order mark alone.
     begin = np.append(np.frombuffer(data, np.uint8) & 0xC0 != 0x80, [False])
     between = np.diff(starts, append=len(begin)) - sizes
-    between[-1] -= 1  # what was appended begins none
+    between[-1] -= 1  # the appended entry is no byte between lines
     return np.add.reduceat(begin, starts, dtype=np.int64) - between
 
 
 def _characters_or_less(line: bytes) -> int:
+    """Return the number of characters of one line, or -1 if it is not UTF-8."""
     try:
         return len(line.decode())
     except UnicodeDecodeError:
@@ -159,20 +177,20 @@ def _characters_or_less(line: bytes) -> int:
 
 
 def digests_of(lines: WholeLines, which: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The digests of these lines' bytes."""
+    """Return the digest of each of those lines that `which` numbers."""
     data, starts = lines.data, lines.starts[which]
     places = zip(starts.tolist(), (starts + lines.sizes[which]).tolist(), strict=True)
     return np.array([digest_of(data[start:stop]) for start, stop in places], np.int64)
 
 
 def digest_of(line: bytes) -> int:
-    """A digest of bytes, as a column of numbers holds it."""
+    """Return a digest of these bytes as a signed 64-bit integer, which a column of the index can hold."""
     digest = xxhash.xxh3_64_intdigest(line)
     return digest - 2**64 if digest >= 2**63 else digest
 
 
 def unusable_line(where: str, line: int, content: bytes) -> BadRow:
-    """The bad row of a line that is empty, or not UTF-8."""
+    """Return the bad row for a line that is empty or not UTF-8."""
     try:
         content.decode()
     except UnicodeDecodeError as error:

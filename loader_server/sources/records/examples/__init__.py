@@ -1,1 +1,1 @@
-"""Examples and SequenceExamples, whatever file they lie in: their bytes, their features, and batches of them."""
+"""Examples and SequenceExamples in any kind of file: their bytes, their features, and batches of them."""

@@ -1,8 +1,8 @@
-"""Examples as samples, whatever file they lie in: what the index keeps of each, and how it is decoded later. Pure.
+"""Examples as samples, whatever file they lie in: the index columns of a record, and its decoding. Pure.
 
-Rules: a record is parsed once, while it is indexed. If the values of a feature lie in one run of its bytes, the index
-remembers that run, so that decoding reads nothing else; if not, the record is parsed again. Indexing decodes exactly as
-later reads do, so lengths cannot differ.
+Rules: a record is parsed once, during indexing. If a feature's values lie in one run of the record's bytes, the index
+keeps that run, so that decoding reads nothing else; otherwise decoding parses the record again. Indexing decodes
+exactly as later reads do, so the lengths in the index cannot differ from those of the decoded values.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ __all__ = [
     "unpacked",
 ]
 
-#: Records from which the features are taken, if the job file does not name them.
+#: Number of records whose features are taken if the job file names none.
 FIRST_RECORDS = 64
-#: A feature that the job file names, and that this many records lack, counts as one that was never written.
+#: A feature that the job file names is refused as unknown if none of this many first records has it.
 MOST_RECORDS_WITHOUT = 1024
 
-#: A run is kept as one number: where it begins (31 bits are enough for any record), its kind, and its size.
+#: A run is one int64: begin (the upper 31 bits, enough for any record), kind, and size in bytes.
 _KIND_BITS, _SIZE_BITS = 2, 30
-#: Stands for values that lie in several runs, in none, or in one of a gigabyte or more.
+#: Marks values that lie in several runs, in none, or in one of a gigabyte or more. No packed run is negative.
 SCATTERED = -1
 
 Numbers = TypeVar("Numbers", int, NDArray[np.int64])
 
 
 class ExampleDecoder:
-    """Parses Examples according to forms."""
+    """Parser of Examples for a fixed list of feature forms."""
 
     def __init__(self, forms: Sequence[FeatureForm]) -> None:
         self.forms = tuple(forms)
@@ -58,20 +58,24 @@ class ExampleDecoder:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """The numeric values."""
+        """The batch fields of the numeric features."""
         return tuple(form.field for form in self.forms if form.field is not None)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What the index keeps: the run of each feature, and the length of each that has one."""
+        """Names of the index columns: a run for each feature, and a length for each that has one."""
         lengths = (f"length_{form.key}" for form in self.forms if form.has_length)
         return (*(f"run_{form.key}" for form in self.forms), *lengths)
 
     def look(self, raw: bytes, where: str) -> list[int]:
-        """The columns of one record; a SampleError if it cannot be used."""
+        """Return the column values of one record, in the order of `columns`.
+
+        Raise a SampleError if the record is not an Example or a feature does not fit its form.
+        """
         try:
             found = features_of(raw)
             runs = [packed_run(found.get(form.key)) for form in self.forms]
+            # Every value is decoded, even if only its length is kept: what cannot be decoded has to be known now.
             values = ((form, form.value(raw, found.get(form.key))) for form in self.forms)
             return runs + [len(value) for form, value in values if form.has_length]
         except MalformedExample as error:
@@ -81,12 +85,16 @@ class ExampleDecoder:
             raise _unusable(error.reason, error.expected, error.got, where) from None
 
     def decode(self, raw: bytes, columns: Mapping[str, NDArray[Any]], sample: int) -> dict[str, Any]:
-        """The raw sample of a record that `look` has accepted."""
+        """Return the feature values of a record that `look` has accepted, by key.
+
+        `columns` are those of the index, and `sample` is the record's place in them. The record is parsed only if the
+        values of a feature are scattered over it.
+        """
         values: dict[str, Any] = {}
         scattered: list[FeatureForm] = []
         for form, column in self._steps:
             run = int(columns[column][sample])
-            if run == SCATTERED:
+            if run == SCATTERED:  # parsing the record serves all scattered features, so it is put off
                 scattered.append(form)
                 continue
             begin, kind, size = unpacked(run)
@@ -98,10 +106,11 @@ class ExampleDecoder:
 
 
 def forms_of_records(records: Iterable[bytes], where: str) -> tuple[FeatureForm, ...]:
-    """The forms of these records' features; a DataError if they have none."""
+    """Return the forms of the features that these records have; raise a DataError if they have none."""
     examples, seen = [], 0
     for raw in records:
         seen += 1
+        # A malformed record says nothing about the features; it becomes a bad row when its piece is probed.
         with contextlib.suppress(MalformedExample):
             examples.append((raw, features_of(raw)))
     forms = forms_of_examples(examples)
@@ -116,8 +125,10 @@ def forms_of_records(records: Iterable[bytes], where: str) -> tuple[FeatureForm,
 
 
 def refuse_unknown_features(forms: Sequence[FeatureForm], records: Iterable[bytes], where: str) -> None:
-    """Raise a SettingsError for a form whose key none of these records has, because a missing list counts as empty and
-    would be so in all of them. Only as many records as necessary are parsed.
+    """Raise a SettingsError for a form whose key none of these records has.
+
+    A missing list counts as empty, so a misspelt key would otherwise give empty lists in all records. Only as many
+    records as necessary are parsed.
     """
     missing, known = {form.key for form in forms}, set[str]()
     for raw in records:
@@ -127,6 +138,7 @@ def refuse_unknown_features(forms: Sequence[FeatureForm], records: Iterable[byte
             found = features_of(raw).keys()
             missing -= found
             known |= found
+    # If no record could be parsed, the key is not at fault: probing reports the malformed records.
     if missing and known:
         wrong = min(missing)
         raise SettingsError(
@@ -138,7 +150,10 @@ def refuse_unknown_features(forms: Sequence[FeatureForm], records: Iterable[byte
 
 
 def packed_run(found: Feature | list[Feature] | None) -> int:
-    """The one run of a feature as a number."""
+    """Pack a feature's only run (begin, kind, size) into one integer.
+
+    Return SCATTERED if the feature is missing, has several runs or none, is a feature list, or is too large to pack.
+    """
     if not isinstance(found, tuple) or len(found[1]) != 1:
         return SCATTERED
     kind, ((start, stop),) = found
@@ -146,7 +161,7 @@ def packed_run(found: Feature | list[Feature] | None) -> int:
 
 
 def unpacked(run: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Where a run begins, its kind, and its size; for one number or an array of them."""
+    """Return the begin, kind and size of a packed run, or of each in an array of packed runs."""
     begin = run >> _SIZE_BITS
     return begin >> _KIND_BITS, begin & (2**_KIND_BITS - 1), run & (2**_SIZE_BITS - 1)
 

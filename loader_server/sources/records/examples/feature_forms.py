@@ -1,10 +1,10 @@
-"""What a feature of an Example becomes in a raw sample: its dtype and shape, from settings or from records. Pure.
+"""Forms of features, that is the dtype and shape of a raw sample's value, from settings or from records. Pure.
 
 A form is written `"int64"`, one number; `"float32 [any]"`, a list of any length; `"float32 [any, 80]"`, rows of 80;
 `"text"` and `"bytes"`, for transforms, also as lists, `"text [any]"`. Rules: integers have to fit the dtype, nothing
-wraps around; integers are never read as floats; a number where the record has bytes is the bytes of an array as numpy's
-`tobytes()` gives them, the lowest byte first. A missing list is empty; any other missing feature makes the record a bad
-one, as in TensorFlow.
+wraps around; integers are never read as floats. If the form is numeric and the record holds bytes, these are the bytes
+of an array as numpy's `tobytes()` writes them, little-endian. A missing list is empty; any other missing feature makes
+the record a bad one, as in TensorFlow.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 __all__ = ["FeatureForm", "UnfitFeature", "feature_forms", "forms_of_examples", "forms_said"]
 
 _NO_NUMBERS = ("text", "bytes")
+#: A dtype, and axes in brackets, of which only the first may be `any`.
 _FORM = re.compile(r"(\w+)(?: ?\[((?:any|[1-9]\d*)(?:, ?[1-9]\d*)*)\])?")
 _KIND_NAMES = {BYTES: "bytes", FLOAT: "floats", INT64: "integers", 0: "nothing"}
-#: The form of a list of this kind by default.
+#: The dtype that a feature of this kind gets if the job file does not name one.
 _USUAL = {BYTES: "bytes", FLOAT: "float32", INT64: "int64"}
 
 
 class UnfitFeature(ValueError):
-    """A feature that does not have its form: why in one word, what was expected, and what came."""
+    """Feature that does not fit its form: a reason in one word, the expected form, and what the record has."""
 
     def __init__(self, reason: str, expected: str, got: str) -> None:
         super().__init__(f"expected {expected}, got {got}")
@@ -47,7 +48,10 @@ class UnfitFeature(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class FeatureForm:
-    """The form of the feature with this key; `dtype` may be text or bytes, None in `shape` is any number."""
+    """Form of the feature with this key.
+
+    `dtype` may also be "text" or "bytes"; None in `shape` stands for any size.
+    """
 
     key: str
     dtype: str
@@ -59,21 +63,24 @@ class FeatureForm:
 
     @property
     def field(self) -> Field | None:
-        """The field as a batch has it; text and bytes are for transforms."""
+        """The feature's field in a batch, or None for text and bytes, which only transforms use."""
         return None if self.dtype in _NO_NUMBERS else Field(key=self.key, dtype=self.dtype, shape=self.shape)
 
     @property
     def has_length(self) -> bool:
-        """Whether the index says how long it is; only bytes have no length that one could plan with."""
+        """Whether the index keeps a length: for texts and lists, not for a single number or bytes value."""
         return self.dtype == "text" or bool(self.shape)
 
     @property
     def step(self) -> int:
-        """Values in each entry of the first axis."""
+        """Number of values in each entry of the first axis."""
         return math.prod(axis or 1 for axis in self.shape[1:])
 
     def value(self, raw: bytes, found: Feature | list[Feature] | None) -> Any:
-        """The feature's value in a raw sample."""
+        """Return the feature's value in a raw sample; raise UnfitFeature if it does not fit the form.
+
+        `found` is the parsed feature, a list of features for a feature list, or None if the record lacks it.
+        """
         if found is None or (not isinstance(found, list) and not found[1]):
             return self._missing()
         if not isinstance(found, list):
@@ -85,7 +92,7 @@ class FeatureForm:
         return self._shaped([one for step in steps for one in step] if self._is_of_texts else _joined(steps, self))
 
     def value_in_runs(self, raw: mmap.mmap | bytes, kind: int, runs: Sequence[Run]) -> Any:
-        """The feature's value in a raw sample, from the ranges of bytes that hold its values."""
+        """Return the feature's value from the byte ranges that hold it; raise UnfitFeature if it does not fit."""
         return self._shaped(self._flat(raw, kind, runs))
 
     @property
@@ -93,12 +100,13 @@ class FeatureForm:
         return self.dtype in _NO_NUMBERS
 
     def _missing(self) -> Any:
+        """Return an empty value for a missing list of any length; raise UnfitFeature for any other form."""
         if not self.shape or self.shape[0] is not None:
             raise UnfitFeature("missing_feature", f'a value of "{self.key}"', "none")
         return [] if self._is_of_texts else np.zeros((0, *(axis or 0 for axis in self.shape[1:])), self.dtype)
 
     def _flat(self, raw: mmap.mmap | bytes, kind: int, runs: Sequence[Run]) -> Any:
-        """All values, flat."""
+        """Return all values without their shape; raise UnfitFeature if their kind is not that of the form."""
         if kind == BYTES:
             return self._of_bytes([raw[start:stop] for start, stop in runs])
         if kind == FLOAT and self.dtype.startswith("float"):
@@ -109,6 +117,7 @@ class FeatureForm:
         raise UnfitFeature("other_kind", f'"{self.key}" as {self}', _KIND_NAMES[kind])
 
     def _of_bytes(self, values: list[bytes]) -> Any:
+        """Return byte values as they are, as texts, or as the numbers of one array, by the form's dtype."""
         if self.dtype == "bytes":
             return values
         if self.dtype == "text":
@@ -119,6 +128,7 @@ class FeatureForm:
         return np.frombuffer(values[0], np.dtype(self.dtype).newbyteorder("<")).astype(self.dtype)
 
     def _text(self, value: bytes) -> str:
+        """Decode UTF-8; raise UnfitFeature for other bytes."""
         try:
             return value.decode()
         except UnicodeDecodeError as error:
@@ -126,9 +136,10 @@ class FeatureForm:
             raise UnfitFeature("not_utf8", f'"{self.key}" in UTF-8', got) from None
 
     def _narrowed(self, wide: NDArray[np.int64]) -> NDArray[Any]:
-        """The values in the form's dtype, if all of them fit."""
+        """Cast integers to the form's dtype; raise UnfitFeature if the least or the greatest is out of range."""
         if self.dtype == "int64" or not len(wide):
             return wide.astype(self.dtype, copy=False)
+        # Checked before the cast, because `astype` wraps around silently.
         least, most = (0, 1) if self.dtype == "bool" else (np.iinfo(self.dtype).min, np.iinfo(self.dtype).max)
         for value in (int(wide.min()), int(wide.max())):
             if not least <= value <= most:
@@ -137,7 +148,7 @@ class FeatureForm:
         return wide.astype(self.dtype)
 
     def _shaped(self, flat: Any) -> Any:
-        """The values in rows, or the single value."""
+        """Give flat values the form's shape, or return the only one; raise UnfitFeature if the count is wrong."""
         if not self.shape:
             if len(flat) != 1:
                 raise self._other_shape(f"{len(flat)} values")
@@ -152,6 +163,7 @@ class FeatureForm:
 
 
 def _integers(raw: mmap.mmap | bytes, runs: Sequence[Run]) -> NDArray[np.int64]:
+    """Decode the integers in these runs as one array."""
     parts = [int64_of(raw, start, stop) for start, stop in runs]
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
 
@@ -164,13 +176,17 @@ def _joined(steps: list[NDArray[Any]], form: FeatureForm) -> NDArray[Any]:
 
 
 def feature_forms(said: object) -> tuple[tuple[str, str], ...]:
-    """The setting `features`: a table of keys and forms, as the job file says it, but checked, and as pairs."""
+    """Check the setting `features`, a table of keys and forms, and return it as sorted pairs.
+
+    Raise a SettingsError if it is not such a table, or if a form cannot be read.
+    """
     if not isinstance(said, dict) or not said:
         raise _unread(repr(said), "features")
     return tuple((key, str(_form(key, form))) for key, form in sorted(said.items()))
 
 
 def _form(key: str, said: object) -> FeatureForm:
+    """Parse one form; raise a SettingsError if it cannot be read, or gives texts or bytes more than one axis."""
     found = _FORM.fullmatch(said) if isinstance(said, str) else None
     if found is None or found[1] not in (*DTYPES, *_NO_NUMBERS):
         raise _unread(repr(said), f'features, "{key}"')
@@ -191,19 +207,25 @@ def _unread(got: str, where: str) -> SettingsError:
 
 
 def forms_said(said: Iterable[tuple[str, str]]) -> tuple[FeatureForm, ...]:
-    """Forms that `feature_forms` checked."""
+    """Return the forms written in pairs that `feature_forms` has checked."""
     return tuple(_form(key, form) for key, form in said)
 
 
 def forms_of_examples(examples: Sequence[tuple[bytes, Features]]) -> tuple[FeatureForm, ...]:
-    """The forms that these records have, sorted by key: a feature with one value in each of them is a number (or
-    bytes), any other a list.
+    """Return the forms of the features in these records, sorted by key.
+
+    A feature with exactly one value in every record becomes a single number (or bytes), any other a list.
     """
     keys = sorted({key for _, found in examples for key in found})
     return tuple(_form_of(key, [(raw, found.get(key)) for raw, found in examples]) for key in keys)
 
 
 def _form_of(key: str, seen: Sequence[tuple[bytes, Feature | list[Feature] | None]]) -> FeatureForm:
+    """Derive a form from all sightings of one key.
+
+    A feature list becomes rows of a fixed width if all steps in all records have equally many values, unless that is
+    one; otherwise it becomes a flat list.
+    """
     features = [(raw, feature) for raw, found in seen for feature in (found if isinstance(found, list) else [found])]
     kind = next((feature[0] for _, feature in features if feature is not None and feature[0]), BYTES)
     counts = {_count(raw, *feature) if feature is not None else 0 for raw, feature in features}
@@ -213,7 +235,7 @@ def _form_of(key: str, seen: Sequence[tuple[bytes, Feature | list[Feature] | Non
 
 
 def _count(raw: bytes, kind: int, runs: Sequence[Run]) -> int:
-    """How many values there are."""
+    """Return the number of values in these runs."""
     if kind == INT64:
         return count_int64(raw, runs)
     return len(runs) if kind == BYTES else sum(stop - start for start, stop in runs) // 4

@@ -1,7 +1,8 @@
-"""Features of whole batches, written from where they lie in mapped files into their places. Pure.
+"""Features of whole batches, copied from mapped files straight into the rows of a batch. Pure.
 
-Rules: the bytes are those that decoding each record would give; lists whose bytes are already those of an array are
-copied as bytes, which takes a third of numpy's time for such small pieces. Everything else is decoded, one by one.
+Rules: the result equals, byte for byte, what decoding each record gives. Lists whose stored bytes are already those of
+the array are copied as bytes, which takes a third of numpy's time for such small pieces; all others are decoded one by
+one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordPlace", "gather_examples"]
 
-#: The buffer that holds a record, and where it begins and ends there.
+#: A record's place: the buffer that holds it, and its begin and end there.
 RecordPlace: TypeAlias = "tuple[mmap.mmap | bytes, int, int]"
 
 
@@ -36,7 +37,10 @@ def gather_examples(
     records: Sequence[RecordPlace],
     out: Mapping[str, NDArray[Any]],
 ) -> None:
-    """Write those features of these samples that `out` has, one sample a row, their lengths, and zeros behind them."""
+    """Write the features that `out` has, one sample a row, with their lengths and zero padding.
+
+    `columns` are those of the index, `samples` the places in them, and `records` the record of each sample.
+    """
     for form in forms if len(samples) else ():
         field = form.field
         if field is None or form.key not in out:
@@ -52,6 +56,7 @@ def gather_examples(
 def _gather_lists(
     form: FeatureForm, runs: NDArray[np.int64], records: Sequence[RecordPlace], out: NDArray[Any]
 ) -> None:
+    """Write one list a row, padded with zeros: by copying bytes where they are the array's, else by decoding."""
     out[:] = 0
     begins, kinds, sizes = unpacked(runs)
     others = (runs == SCATTERED) | ~_are_arrays(form, kinds)
@@ -59,15 +64,19 @@ def _gather_lists(
         for row in others.nonzero()[0].tolist():
             value = _value(form, int(runs[row]), records[row])
             out[row, : len(value)] = value
-        sizes = sizes * ~others
+        sizes = sizes * ~others  # the rows just decoded copy nothing below
     octets, places = out.data.cast("B"), range(0, out.nbytes, out[0].nbytes)
     for (data, first, _), begin, size, place in zip(records, begins.tolist(), sizes.tolist(), places, strict=True):
         start = first + begin
+        # A slice of a memoryview is no copy; a slice of a map would be.
         octets[place : place + size] = memoryview(data)[start : start + size]
 
 
 def _numbers(form: FeatureForm, runs: NDArray[np.int64], records: Sequence[RecordPlace]) -> list[Any]:
-    """One value for each sample; single integers, most of which have one byte, are read at once."""
+    """Return one value for each sample.
+
+    If all are single integers, most of which have one byte, they are read without parsing a run.
+    """
     begins, kinds, _ = unpacked(runs)
     if form.shape or (kinds != INT64).any() or (runs == SCATTERED).any():
         return [_value(form, *one) for one in zip(runs.tolist(), records, strict=True)]
@@ -76,7 +85,11 @@ def _numbers(form: FeatureForm, runs: NDArray[np.int64], records: Sequence[Recor
 
 
 def _are_arrays(form: FeatureForm, kinds: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of these runs are byte for byte what the array holds."""
+    """Tell for each run whether its bytes are exactly those of the array.
+
+    Packed floats are little-endian, like a float32 array on a little-endian machine; a bytes value holds an array
+    already. On a big-endian machine no run qualifies.
+    """
     alike: NDArray[np.bool_] = kinds == BYTES
     if form.dtype == "float32":
         alike |= kinds == FLOAT
@@ -84,6 +97,7 @@ def _are_arrays(form: FeatureForm, kinds: NDArray[np.int64]) -> NDArray[np.bool_
 
 
 def _value(form: FeatureForm, run: int, record: RecordPlace) -> Any:
+    """Decode one feature of one record; parse the record only if the feature's values are scattered."""
     data, start, stop = record
     if run == SCATTERED:
         raw = data[start:stop]

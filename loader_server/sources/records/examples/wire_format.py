@@ -1,11 +1,11 @@
-"""The bytes of a `tf.train.Example` or `SequenceExample`: where the values of each feature lie. Pure.
+"""Wire format of `tf.train.Example` and `SequenceExample`: where the values of each feature lie. Pure.
 
 Rules: neither TensorFlow nor protobuf is needed. Everything that protobuf allows is read: lists packed or not, in one
 run or several, messages in pieces, keys given twice (the last counts), unknown fields (skipped). What protobuf refuses
 is a `MalformedExample`. An Example is read as a SequenceExample with only a context, because their fields do not clash.
 
-A feature is `(kind, runs)`: the runs are ranges of bytes. Those of floats and integers, joined, are the list as if it
-were packed; of bytes, each run is one value. A feature list is a Python list of features, one for each step.
+A feature is `(kind, runs)`, where runs are ranges of bytes. For floats and integers, the joined runs are the list in
+packed form; for bytes, each run is one value. A feature list is a Python list of features, one for each step.
 """
 
 from __future__ import annotations
@@ -34,43 +34,52 @@ __all__ = [
     "int64_of",
 ]
 
-#: What a feature's list is called, by the number of its field in `tf.train.Feature`.
+#: Kinds of features: field numbers of bytes_list, float_list and int64_list in `tf.train.Feature`.
 BYTES, FLOAT, INT64 = 1, 2, 3
 
 Run: TypeAlias = tuple[int, int]
 Feature: TypeAlias = tuple[int, list[Run]]
 Features: TypeAlias = "dict[str, Feature | list[Feature]]"
 
-#: Tags: the number of a field, and behind it three bits that say how it is written.
+#: Wire types: a tag is the field number, and behind it three bits with the wire type.
 _VARINT, _EIGHT_BYTES, _SIZED, _GROUP, _GROUP_END, _FOUR_BYTES = range(6)
 _FIRST, _SECOND = 1 << 3 | _SIZED, 2 << 3 | _SIZED
 _KINDS = {kind << 3 | _SIZED: kind for kind in (BYTES, FLOAT, INT64)}
-#: Besides the packed form, a list may have a field for each value.
+#: Tags of values that are written one by one instead of packed.
 _UNPACKED = {FLOAT: 1 << 3 | _FOUR_BYTES, INT64: 1 << 3 | _VARINT, BYTES: _FIRST}
+#: Bytes of the longest varint: 64 bits, seven in each.
 _LONGEST_VARINT = 10
 #: The same limit as protobuf's.
 _DEEPEST_GROUP = 100
-#: Up to this many bytes of integers are decoded one by one.
+#: Packed runs of at most this many bytes are decoded one by one, which is quicker than with numpy.
 _FEW_BYTES = 40
+#: A Feature message without a list.
 _NO_FEATURE: Feature = (0, [])
 
 
 class MalformedExample(ValueError):
-    """These bytes are not a message of this kind."""
+    """Bytes that are not a valid message of this format."""
 
 
 def features_of(raw: bytes) -> Features:
-    """All features by key, those of the context and the feature lists together."""
+    """Return all features by key, those of the context and the feature lists together.
+
+    Raise MalformedExample if protobuf would refuse the bytes, or if a key is in the context and in a feature list.
+    """
     plain = _plain_features(raw)
     return plain if plain is not None else _all_features(raw)
 
 
 def _plain_features(raw: bytes) -> Features | None:
-    """The features of an Example as writers write it, each list in one run; None for anything else. This takes a third
-    of the time of reading every field, which is most of the time of indexing.
+    """Return the features of an Example laid out as common writers do; None for any other layout.
+
+    Each list has to lie in one run, with every field in order and nothing else between. This takes a third of the time
+    of reading every field, which is most of the time of indexing.
     """
     found: Features = {}
     try:
+        # The nesting: Example.features, in it an entry of the map for each feature, in that its key and its Feature,
+        # and in the Feature a list of one kind, whose only value (packed, or a single bytes) ends with the entry.
         at = _begin(raw, 0, _FIRST, len(raw))
         while at < len(raw):
             size, entry = _varint(raw, at + 1)
@@ -80,17 +89,21 @@ def _plain_features(raw: bytes) -> Features | None:
                 return None
             kind = _KINDS[raw[feature := _begin(raw, key + size, _SECOND, stop)]]
             at = _begin(raw, _begin(raw, feature, raw[feature], stop), _FIRST, stop)
+            # The last byte of an integer lacks the top bit; a list that ends otherwise is cut.
             if (kind == FLOAT and (stop - at) % 4) or (kind == INT64 and raw[stop - 1] > 127):
                 return None
             found[raw[key : key + size].decode()] = (kind, [(at, stop)])
             at = stop
-    except (IndexError, KeyError, ValueError):  # another form, or none at all: the patient reader tells
+    except (IndexError, KeyError, ValueError):  # another layout, or malformed: `_all_features` decides
         return None
     return found
 
 
 def _begin(raw: bytes, at: int, tag: int, stop: int) -> int:
-    """Where the content of a field with this tag begins; the field has to end at `stop`."""
+    """Return where the content of the field at `at` begins.
+
+    Raise a KeyError if the field has another tag, or does not end at `stop`.
+    """
     size, begin = _varint(raw, at + 1)
     if raw[at] != tag or begin + size != stop:
         raise KeyError(tag)
@@ -98,6 +111,7 @@ def _begin(raw: bytes, at: int, tag: int, stop: int) -> int:
 
 
 def _all_features(raw: bytes) -> Features:
+    """Return the features of any valid message, field by field; raise MalformedExample for an invalid one."""
     found: Features = {}
     context: Features = {}
     try:
@@ -118,7 +132,7 @@ def _all_features(raw: bytes) -> Features:
 
 
 def _entries(raw: bytes, start: int, stop: int) -> Iterator[tuple[str, list[Run]]]:
-    """The keys of a map, with the pieces of each value."""
+    """Yield the key of each map entry, with the pieces of its value."""
     for begin, end in _parts_of(raw, start, stop):
         key, value = b"", list[Run]()
         for tag, at, to in _fields(raw, begin, end):
@@ -134,14 +148,16 @@ def _parts(raw: bytes, run: Run) -> list[Run]:
 
 
 def _parts_of(raw: bytes, start: int, stop: int) -> Iterator[Run]:
-    """The messages that are the first field of this one."""
+    """Yield the byte ranges of this message's first field, each a message itself."""
     for tag, begin, end in _fields(raw, start, stop):
         if tag == _FIRST:
             yield begin, end
 
 
 def _feature(raw: bytes, pieces: list[Run]) -> Feature:
-    """One feature, from all pieces of its message; of lists of different kinds, the last one counts."""
+    """Return one feature from all pieces of its message; of lists of different kinds, the last one counts."""
+    # Protobuf merges pieces of a message: lists of the same kind are joined, but the kinds are a `oneof`, in which a
+    # later one replaces an earlier.
     kind, runs = _NO_FEATURE[0], list[Run]()
     for start, stop in pieces:
         for tag, begin, end in _fields(raw, start, stop):
@@ -155,6 +171,7 @@ def _feature(raw: bytes, pieces: list[Run]) -> Feature:
 
 
 def _runs(raw: bytes, kind: int, start: int, stop: int) -> Iterator[Run]:
+    """Yield the byte ranges of a list's values; raise MalformedExample if one ends within a value."""
     unpacked = _UNPACKED[kind]
     for tag, begin, end in _fields(raw, start, stop):
         if tag == _FIRST:
@@ -168,10 +185,14 @@ def _runs(raw: bytes, kind: int, start: int, stop: int) -> Iterator[Run]:
 
 
 def _fields(raw: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The fields of a message: tag, and where the value behind its size begins and ends."""
+    """Yield the fields of a message: the tag, and where the value (behind its size, if it has one) begins and ends.
+
+    Raise MalformedExample for a field that is longer than its message, has the number 0 or an unknown wire type.
+    """
     while at < end:
         tag = raw[at]
         at += 1
+        # Almost all tags and sizes have one byte: the call of `_varint` is saved for the others.
         if tag > 127:
             tag, at = _varint(raw, at - 1)
         form = tag & 7
@@ -199,11 +220,15 @@ def _fields(raw: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _group_end(raw: bytes, at: int, end: int, opening: int) -> int:
-    """Where a group ends. Groups are an old way of writing messages, and may be nested."""
+    """Return where a group ends.
+
+    Groups are protobuf's deprecated way to write nested messages; they are skipped here, but may be nested themselves.
+    Raise MalformedExample if the group has no end or is nested too deep.
+    """
     within = [opening]
     while within and at < end:
         tag, after = _varint(raw, at)
-        if tag == within[-1] - _GROUP + _GROUP_END:
+        if tag == within[-1] - _GROUP + _GROUP_END:  # the end has the field number of the innermost open group
             within.pop()
             at = after
         elif tag & 7 == _GROUP:
@@ -219,7 +244,10 @@ def _group_end(raw: bytes, at: int, end: int, opening: int) -> int:
 
 
 def _varint(raw: mmap.mmap | bytes, at: int) -> tuple[int, int]:
-    """A number with seven bits in each byte, the lowest first, and where it ends."""
+    """Return the varint at `at` (seven bits a byte, the lowest first) and where it ends.
+
+    Raise MalformedExample if it has more than 10 bytes.
+    """
     if raw[at] < 128:
         return raw[at], at + 1
     value = shift = 0
@@ -236,26 +264,26 @@ def _varint(raw: mmap.mmap | bytes, at: int) -> tuple[int, int]:
 
 
 def count_int64(raw: bytes, runs: Sequence[Run]) -> int:
-    """How many integers these runs hold: each has one byte without the top bit."""
+    """Return how many integers these runs hold: each has exactly one byte without the top bit."""
     if len(runs) == 1 and runs[0][1] - runs[0][0] == 1:
         return 1
     return sum(int(np.count_nonzero(np.frombuffer(raw, np.uint8, stop - start, start) < 128)) for start, stop in runs)
 
 
 def int64_at(raw: mmap.mmap | bytes, at: int) -> int:
-    """The one integer that begins here; most have two bytes at most."""
+    """Return the integer that begins at `at`; most have two bytes at most, so these take a short way."""
     first = raw[at]
     if first < 128:
         return first
     if (second := raw[at + 1]) < 128:
         return first & 127 | second << 7
     value, _ = _varint(raw, at)
-    value %= 2**64
+    value %= 2**64  # ten bytes hold 70 bits, and protobuf drops those beyond 64
     return value - 2**64 if value >= 2**63 else value
 
 
 def _few_int64(raw: mmap.mmap | bytes, at: int, stop: int) -> NDArray[np.int64]:
-    """The same, one by one, because numpy takes 20 µs to begin with."""
+    """Decode a short run one integer at a time, because numpy takes 20 µs to begin with."""
     found = []
     while at < stop:
         value, at = _varint(raw, at)
@@ -264,7 +292,7 @@ def _few_int64(raw: mmap.mmap | bytes, at: int, stop: int) -> NDArray[np.int64]:
 
 
 def int64_of(raw: mmap.mmap | bytes, start: int, stop: int) -> NDArray[np.int64]:
-    """The integers of a packed run, in an array of its own."""
+    """Return the integers of a packed run in a new array; raise MalformedExample if one is too long."""
     if stop - start <= _FEW_BYTES:
         return _few_int64(raw, start, stop)
     octets = np.frombuffer(raw, np.uint8, stop - start, start)
@@ -276,6 +304,7 @@ def int64_of(raw: mmap.mmap | bytes, start: int, stop: int) -> NDArray[np.int64]
     sizes = ends + 1 - begins
     if sizes.max() > _LONGEST_VARINT:
         raise MalformedExample("a number has more than 10 bytes")
+    # All bytes at once: shift the lower seven bits of each to their place, then OR the bytes of each integer.
     shifts = 7 * (np.arange(len(octets)) - np.repeat(begins, sizes))
     parts = (octets & np.uint8(127)).astype(np.uint64) << shifts.astype(np.uint64)
     return np.bitwise_or.reduceat(parts, begins).view(np.int64)
