@@ -1,7 +1,7 @@
 """The parquet source: rows of Parquet files, a row group at a time.
 
-Rules: only the columns that are named are read, of one row group in one go; for a file that is not in memory this means
-one range of bytes for each column.
+Rules: only the columns that are named are read, of one row group in one go; for a remote file this means one range of
+bytes for each column.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["ParquetSource"]
 
 
 class ParquetSource(ColumnarSource):
-    """Row groups of Parquet files; the place of one is its number."""
+    """Rows of Parquet files; the place of a row group is its number."""
 
     def _paths(self) -> list[str]:
         return self.files.found(self.settings.paths, ".parquet", ".pq")
