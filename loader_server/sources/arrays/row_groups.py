@@ -43,6 +43,7 @@ class GroupedColumns(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Span:
     """Bytes of the memory that a group takes."""
+
     start: int
     stop: int
     group: int
@@ -94,7 +95,7 @@ class RowGroups:
     def bring(self, group: int) -> None:
         """Decode a group and store it, unless it is in memory; raise a DataError if it is larger than the memory."""
         # Held while decoding: a thread that asks for the same group waits, and then finds it in memory. Other threads
-        # go on gathering, because the other lock is only taken to store.
+        # go on gathering, because `_lock` is only taken to store.
         with self._decoding[group % _AT_A_TIME]:
             if not self._here[group]:
                 columns = self._decode(group)
@@ -217,8 +218,8 @@ class RowGroups:
         start = self._end
         if start + nbytes > len(self._memory):
             start = 0
-            # Groups behind the end are the oldest. They go first, though they are not in the way, so that the oldest
-            # group is always at the left.
+            # Groups behind the end are the oldest. They are evicted although nothing is stored
+            # there now: `_forget` looks at the oldest group only, and would stop at them.
             self._forget(lambda span: span.start >= self._end)
         self._forget(lambda span: span.start < start + nbytes and span.stop > start)
         self._end = start + nbytes
