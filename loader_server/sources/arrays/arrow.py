@@ -109,9 +109,9 @@ def _refuse_no_end(mapped: Any, place: int) -> None:
 
 
 def _refuse_wrong_offsets(array: Any) -> None:
-    """Raise an error if offsets fall or lead beyond the values, which Arrow does not check by itself.
+    """Raise an ArrowInvalid if offsets fall or lead beyond the values.
 
-    Whether texts are UTF-8 is not checked here but for each row.
+    Arrow does not check this when it reads a batch. Whether texts are UTF-8 is not checked here but for each row.
     """
     array = array.storage if isinstance(array.type, pa.BaseExtensionType) else array
     # Viewed as bytes: full validation of texts would check UTF-8, too, and refuse the batch for a single bad row.

@@ -150,7 +150,7 @@ class ColumnarSource(Source):
         return self.files.stamp(self._paths())
 
     def survey(self) -> Inventory:
-        """Count the rows of all files, group by group, without decoding them.
+        """Count the rows of all files, group by group.
 
         Raise a DataError if a file is broken or has another schema.
         """
@@ -229,7 +229,7 @@ class ColumnarSource(Source):
         try:
             return path, self._read_group(path, place, keys or [kind.key for kind in self._kinds])
         except _BROKEN as error:
-            # The disk failed, not the format: whoever reads tries again (see Source.read).
+            # The disk failed, not the format: the caller tries again (see Source.read).
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             rows = f"rows from {self._row_in_file(int(self._firsts[group]))} on that can be decoded"
@@ -278,6 +278,7 @@ class ColumnarSource(Source):
         return self._texts_of(kind) if kind is not None and not self.files.are_remote else None
 
     def _texts_of(self, kind: ColumnKind) -> Iterator[Sequence[str]]:
+        """Yield the texts of a column, block by block, decoding a group at a time."""
         bounds = np.searchsorted(self._rows, self._firsts).tolist()
         for group, (start, stop) in enumerate(itertools.pairwise(bounds)):
             if start == stop:

@@ -56,6 +56,7 @@ class NumpySource(Source):
         return self._opened
 
     def _found_paths(self) -> list[str]:
+        """Return the files that `paths` stands for."""
         return self.files.found(self.settings.paths, ".npy", ".npz")
 
     @property
@@ -207,6 +208,7 @@ class NumpySource(Source):
 
     @property
     def _where(self) -> str:
+        """Return how messages name the files."""
         return ", ".join(map(self.files.where, self.settings.paths))
 
 

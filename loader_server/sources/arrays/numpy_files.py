@@ -175,6 +175,7 @@ def _refuse_unusable(column: ArrayColumn, where: str) -> None:
 
 
 def _unusable(where: str, expected: str, got: str, remedy: str = "") -> DataError:
+    """Return the DataError for files whose arrays cannot be used."""
     remedy = (
         remedy or "Write it anew by numpy.save or numpy.savez, or mend `paths`, which are relative to the job file."
     )

@@ -108,6 +108,7 @@ class RowGroups:
         Decode the groups that are missing. Raise a DataError if one of them is larger than the memory.
         """
         groups = self._groups_of(rows)
+        # Read without the lock, so it may be outdated by now: checked again below.
         for group in dict.fromkeys(groups[~self._here[groups]].tolist()):
             self.bring(group)
         with self._lock:

@@ -221,10 +221,12 @@ def _header_of_handle(handle: int, size: int, where: str) -> tuple[int, int, int
 
 
 def _of_bytes(raw: bytes) -> Callable[[int, int], bytes]:
+    """Return a function that reads bytes of a file in memory."""
     return lambda offset, nbytes: raw[offset : offset + nbytes]
 
 
 def _of_handle(handle: int) -> Callable[[int, int], bytes]:
+    """Return a function that reads bytes of an open file, wherever it stands."""
     return lambda offset, nbytes: os.pread(handle, nbytes, offset)
 
 

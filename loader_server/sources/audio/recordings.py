@@ -63,6 +63,7 @@ class _Extent:
 
     @property
     def is_whole_file(self) -> bool:
+        """Return whether the extent is the whole file."""
         return self.start == WHOLE_FILE
 
 
@@ -94,12 +95,13 @@ class Recordings:
         self._files.expect_files((self._path_of(sample), self._facts(sample)) for sample in samples)
 
     def _facts(self, sample: int) -> FileFacts:
+        """Return the size and version of the sample's file as indexed."""
         return FileFacts(bytes=int(self._columns["bytes"][sample]), version=int(self._columns["mtime_ns"][sample]))
 
     def read(self, sample: int) -> bytes:
         """Return the bytes of the sample's file or stretch; empty bytes if decoding has to seek.
 
-        Raise a ReadError if the file is no longer the indexed one.
+        Raise a ReadError if the file is no longer the indexed one, and an OSError if it cannot be opened or read.
         """
         return self._read(self._extent(sample))
 
@@ -108,6 +110,10 @@ class Recordings:
         return self._read(self._extent_of(chunk))
 
     def _read(self, extent: _Extent) -> bytes:
+        """Return the bytes that decoding an extent needs; empty bytes if it has to seek.
+
+        Raise a ReadError if the file is no longer the indexed one.
+        """
         sample = extent.sample
         if is_url(path := self._path_of(sample)):
             return self._read_remote(path, extent)
@@ -125,6 +131,10 @@ class Recordings:
         return raw
 
     def _read_remote(self, url: str, extent: _Extent) -> bytes:
+        """Return the bytes that decoding an extent of a remote file needs, in its indexed version.
+
+        If decoding has to seek, fetch the file to this machine and return empty bytes.
+        """
         facts = self._facts(extent.sample)
         if extent.is_whole_file:
             return self._files.whole(url, facts)
@@ -139,6 +149,7 @@ class Recordings:
         return IndexedFiles(len(self._columns["bytes"]), self._file_at)
 
     def _file_at(self, sample: int) -> tuple[str, int]:
+        """Return path (empty if the file is remote) and size of the sample's file."""
         path = self._path_of(sample)
         return "" if is_url(path) else path, int(self._columns["bytes"][sample])
 
@@ -203,6 +214,7 @@ class Recordings:
             raise self._changed(sample, _OTHER_CONTENT)
 
     def _digest(self, sample: int) -> str:
+        """Return the digest of the sample's file as indexed."""
         return digest_of_number(int(self._content[sample]))
 
     def _range(self, extent: _Extent, header: bytes) -> tuple[int, int]:
@@ -250,6 +262,7 @@ class Recordings:
         return self._decode(self._extent_of(chunk), raw)
 
     def _decode(self, extent: _Extent, raw: bytes) -> tuple[NDArray[np.float32], int]:
+        """Return the audio of an extent and its rate; raise a SampleError if it lacks frames."""
         audio, rate = self._decoded(extent, raw)
         if len(audio) != extent.frames:
             raise SampleError(
@@ -262,6 +275,7 @@ class Recordings:
         return audio, rate
 
     def _decoded(self, extent: _Extent, raw: bytes) -> tuple[NDArray[np.float32], int]:
+        """Return the audio of an extent and its rate, however many frames there are."""
         sample = extent.sample
         if extent.is_whole_file:
             # plain_wav first: it needs no name for messages, so none is built for most files.
@@ -276,6 +290,10 @@ class Recordings:
             os.close(handle)
 
     def _decoded_by_seeking(self, extent: _Extent, handle: int) -> NDArray[np.float32]:
+        """Return the audio of an extent of an open file.
+
+        Raise a ReadError if a local file is no longer the indexed one, whether decoding failed or not.
+        """
         sample = extent.sample
         where, channel = self._named(sample), self._channel_of(sample)
         try:
@@ -285,9 +303,11 @@ class Recordings:
                 self._refuse_other_content(sample, handle, None)
 
     def _extent(self, sample: int) -> _Extent:
+        """Return what is read for the sample."""
         return _Extent(sample, self._start_of(sample), int(self._columns["frames"][sample]))
 
     def _extent_of(self, chunk: Chunk) -> _Extent:
+        """Return what is read for a chunk: frames counted from where the sample begins in its file."""
         whole = self._extent(chunk.sample)
         frames = chunk.stop - chunk.start
         return whole if frames == whole.frames else _Extent(chunk.sample, max(whole.start, 0) + chunk.start, frames)
@@ -297,12 +317,15 @@ class Recordings:
         return self._start_of(sample) == WHOLE_FILE
 
     def _start_of(self, sample: int) -> int:
+        """Return the sample's first frame in its file, or WHOLE_FILE."""
         return WHOLE_FILE if self._start is None else int(self._start[sample])
 
     def _channel_of(self, sample: int) -> int:
+        """Return the sample's channel, or AVERAGED."""
         return AVERAGED if self._channel is None else int(self._channel[sample])
 
     def _named(self, sample: int) -> str:
+        """Return how messages name the sample: its file, and where the data set lists it."""
         return f"{self._path_of(sample)} ({self._where(sample)})"
 
     def identity(self, sample: int) -> str:

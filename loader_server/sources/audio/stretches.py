@@ -120,6 +120,7 @@ def _header(path: str, files: Files) -> AudioHeader | BadRow:
 
 
 def _shown(path: str) -> str:
+    """Return a path or URL as messages show it, without credentials."""
     return without_credentials(path) if is_url(path) else path
 
 

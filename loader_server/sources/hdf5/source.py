@@ -93,6 +93,7 @@ class Hdf5Source(Source):
             return self._open
 
     def _found_paths(self) -> list[str]:
+        """Return the files that `paths` stands for."""
         return self.files.found(self.settings.paths, ".h5", ".hdf5", ".hdf")
 
     def _refuse_unknown_parts(self) -> None:
@@ -126,6 +127,7 @@ class Hdf5Source(Source):
 
     @property
     def _columns(self) -> tuple[Hdf5Column, ...]:
+        """Return the columns, which all files have in common."""
         return self._files[0].layout.columns
 
     @property

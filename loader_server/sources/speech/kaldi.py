@@ -101,6 +101,7 @@ class KaldiSource(RecordedSource):
 
     @property
     def _features(self) -> bool:
+        """Return whether samples are features, not audio."""
         return self.settings.values == "features"
 
     @property
@@ -123,6 +124,7 @@ class KaldiSource(RecordedSource):
         return self.files.stamp(chain(tables, map(self._below, named)))
 
     def _all_folders(self) -> tuple[KaldiFolder, ...]:
+        """Return all folders; raise a DataError if one lacks the table of audio or features."""
         return tuple(KaldiFolder(self.files, path, features=self._features) for path in self.settings.paths)
 
     def survey(self) -> Inventory:
@@ -299,9 +301,11 @@ class KaldiSource(RecordedSource):
             (self._archived if self._features else self._recordings).expect(samples.tolist())
 
     def _archive(self, sample: int) -> str:
+        """Return the sample's file or archive, relative to the job file, or its URL."""
         return self._below(self._strings["path"][sample])
 
     def _path(self, sample: int) -> str:
+        """Return the sample's file on this machine, or its URL."""
         return self._from_base(self._archive(sample))
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
@@ -329,6 +333,7 @@ class KaldiSource(RecordedSource):
         return self._where(folder, self.indexed.about["first"][folder]), int(self.indexed.numbers["line"][sample])
 
     def _line(self, sample: int) -> str:
+        """Return how messages name the sample's line."""
         return "{}, line {}".format(*self.place(sample))
 
     def identity(self, sample: int) -> str:

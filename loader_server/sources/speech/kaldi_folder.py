@@ -48,6 +48,7 @@ class KaldiFolder:
         self._joined: JoinedTables | None = None
 
     def _table(self, name: str) -> str:
+        """Return the path or URL of a table."""
         return f"{self.path}/{name}"
 
     def join(self) -> int:

@@ -212,6 +212,7 @@ class LhotseSource(RecordedSource):
         return map(self._recordings.read, map(self.checked, samples))
 
     def _path(self, sample: int) -> str:
+        """Return the sample's file on this machine, or its URL."""
         return self._from_base(self._strings["path"][sample])
 
     def expect(self, samples: NDArray[np.int64]) -> None:
@@ -234,6 +235,7 @@ class LhotseSource(RecordedSource):
         return self.files.where(self.settings.paths[numbers["manifest"][sample]]), int(numbers["line"][sample])
 
     def _line(self, sample: int) -> str:
+        """Return how messages name the sample's line."""
         return "{}, line {}".format(*self.place(sample))
 
     def identity(self, sample: int) -> str:
