@@ -133,7 +133,7 @@ def _numbers(array: Any, kind: ColumnKind) -> NDArray[Any]:
 
 
 def _characters(array: Any) -> ColumnValues:
-    """Return the bytes of a column of texts or bytes, and where rows begin."""
+    """Return the bytes of a column of texts or bytes, one row after another, and where rows begin."""
     large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     # Buffers are those of the unsliced column: the array's own rows begin at its offset.
     _, offsets, characters = array.buffers()

@@ -319,7 +319,7 @@ class KaldiSource(RecordedSource):
         return None if self._features else super().decode_all(samples, raw)
 
     def said_of(self, sample: int) -> dict[str, Any]:
-        """Return text and speaker, as far as the folder's tables have them."""
+        """Return the text, if the folders have one, and the speaker (empty without utt2spk)."""
         return {name: self._strings[name][sample] for name in ("text", "speaker") if name in self._strings}
 
     def name(self, sample: int) -> str:

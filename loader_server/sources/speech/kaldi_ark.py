@@ -91,7 +91,7 @@ def ark_values(raw: bytes, header: ArkHeader) -> NDArray[np.float32]:
 
 
 def _decompressed(raw: bytes, header: ArkHeader) -> NDArray[np.float32]:
-    """Return the numbers of a compressed matrix, which are linear steps from the least value up."""
+    """Return the numbers of a compressed matrix, which CM2 and CM3 store as equal steps from the least value."""
     least, span = (np.float32(one) for one in struct.unpack_from("<ff", raw, header.begin - _COMPRESSED.size))
     if header.kind == "CM":
         return _from_quartiles(raw, header, least, span)

@@ -89,7 +89,10 @@ def utterance_of(joined: JoinedLine, first: str, where: str, tables: Collection[
 
 
 def _utterance(joined: JoinedLine, first: str, tables: Collection[str]) -> KaldiUtterance:
-    """Return the utterance of a joined line; raise _Unusable if any of its entries cannot be used."""
+    """Return the utterance of a joined line; raise _Unusable if any of its entries cannot be used.
+
+    Raise a UnicodeDecodeError if one is not UTF-8.
+    """
     key, *rest = words_of(joined.line)[:2] or [""]
     # The first of several lines with a key counts, so this one is bad whatever else it says.
     if joined.again >= 0:
@@ -119,7 +122,7 @@ def _said(joined: JoinedLine, table: str, reason: str, of: str, *, empty: bool =
 
 
 def _path(entry: str, where: str) -> str:
-    """Return the file that an entry names; raise _Unusable if it is a command."""
+    """Return the file that an entry names; raise _Unusable if it is a command or has a zero byte."""
     # Kaldi pipes such entries through a shell, and "-" is its standard input. Running them would mean to run
     # whatever a data folder says.
     if entry.endswith("|") or entry.startswith("|") or entry == "-":
