@@ -1,1 +1,1 @@
-"""Samples that lie in columns: NumPy arrays, Parquet and Arrow, gathered and padded a whole batch at a time."""
+"""Samples that lie in columns (NumPy arrays, Parquet, Arrow), gathered and padded a whole batch at a time."""

@@ -1,6 +1,6 @@
-"""The arrow source: record batches of Arrow files and streams, mapped, and Hugging Face data sets as saved to disk.
+"""The arrow source: record batches of memory-mapped Arrow files and streams, and saved Hugging Face data sets.
 
-Rules: a file begins with a magic word, and what follows is a stream; of a folder that `save_to_disk` wrote, its
+Rules: an Arrow file begins with a magic word, and what follows is a stream; of a folder that `save_to_disk` wrote, its
 `state.json` says which files count. The library `datasets` is not needed.
 """
 
@@ -21,22 +21,26 @@ if TYPE_CHECKING:
 __all__ = ["ArrowSource"]
 
 _MAGIC = b"ARROW1"
-#: Magic word and padding.
+#: Bytes of the magic word with its padding.
 _MAGIC_BYTES = 8
-#: Stands where the next message would begin; in old files, four zeros.
+#: End mark in place of the next message; in old files it is four zeros.
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class ArrowSource(ColumnarSource):
-    """Record batches; the place of one is where its message begins."""
+    """Rows of Arrow record batches; the place of a batch is the byte where its message begins."""
 
     def _paths(self) -> list[str]:
+        """Return all files of `paths`, in order; raise a DataError if one is named twice."""
         paths = [path for named in self.settings.paths for path in self._meant(named)]
         self.files.refuse_twice(paths)
         return paths
 
     def _meant(self, named: str) -> list[str]:
-        """The files of a path: of a saved data set, those that its state names, in their order."""
+        """Return the files that a path stands for; for a saved data set those of its state, in their order.
+
+        Raise a DataError for a folder of several splits, and for a state file that cannot be read.
+        """
         folder = self.base / named
         splits = _said_in(folder / "dataset_dict.json", "splits")
         if splits:
@@ -52,6 +56,10 @@ class ArrowSource(ColumnarSource):
         return self.files.found([named], ".arrow", ".feather", ".ipc")
 
     def _look_at(self, path: str) -> GroupsOfFile:
+        """Return the columns of a file, and rows and place of each record batch.
+
+        Raise an error of `_BROKEN` (see columnar) if the file was cut short or has dictionaries.
+        """
         with self.files.local(path) as local, pa.memory_map(str(local)) as mapped:
             schema, rows, places = self._schema(mapped), list[int](), list[int]()
             _refuse_dictionaries(schema)
@@ -70,11 +78,15 @@ class ArrowSource(ColumnarSource):
 
     @staticmethod
     def _schema(mapped: Any) -> Any:
-        """Read the schema; the record batches follow it."""
+        """Read and return the schema of a file or stream; the record batches follow it."""
         mapped.seek(_MAGIC_BYTES if mapped.read(len(_MAGIC)) == _MAGIC else 0)
         return pa.ipc.read_schema(mapped)
 
     def _read_group(self, path: str, place: int, columns: Sequence[str]) -> list[Any]:
+        """Return these columns of the record batch whose message begins at `place`.
+
+        Raise an error of `_BROKEN` (see columnar) if the batch is damaged.
+        """
         with self.files.local(path) as local, pa.memory_map(str(local)) as mapped:
             schema = self._schema(mapped)
             mapped.seek(place)
@@ -86,7 +98,10 @@ class ArrowSource(ColumnarSource):
 
 
 def _refuse_no_end(mapped: Any, place: int) -> None:
-    """Refuse a file that was cut between two record batches: a complete file has a mark at its end."""
+    """Raise a ValueError if the mark of a file's end is not at `place`, where record batches end.
+
+    Without the mark the file was cut between two batches, or is still being written.
+    """
     mapped.seek(place)
     end = mapped.read(len(_END))
     if end != _END and end[:4] != bytes(4):
@@ -94,16 +109,21 @@ def _refuse_no_end(mapped: Any, place: int) -> None:
 
 
 def _refuse_wrong_offsets(array: Any) -> None:
-    """Refuse offsets that fall or lead beyond the values, because Arrow does not check them. Whether texts are UTF-8 is
-    checked for each row.
+    """Raise an ArrowInvalid if offsets fall or lead beyond the values.
+
+    Arrow does not check this when it reads a batch. Whether texts are UTF-8 is not checked here but for each row.
     """
     array = array.storage if isinstance(array.type, pa.BaseExtensionType) else array
+    # Viewed as bytes: full validation of texts would check UTF-8, too, and refuse the batch for a single bad row.
     as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(array.type)
     (array if as_bytes is None else array.view(as_bytes)).validate(full=True)
 
 
 def _said_in(path: Path, key: str) -> list[Any]:
-    """The content of a JSON file that `save_to_disk` writes; empty if there is no such file."""
+    """Return the list under `key` in a JSON file that `save_to_disk` writes; empty without such a file.
+
+    Raise a DataError if the file cannot be read or lacks the key.
+    """
     try:
         return list(json.loads(path.read_text("utf-8"))[key]) if path.is_file() else []
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -116,6 +136,7 @@ def _said_in(path: Path, key: str) -> list[Any]:
 
 
 def _refuse_dictionaries(schema: Any) -> None:
+    """Raise a ValueError if a column is encoded by a dictionary."""
     for field in schema:
         if pa.types.is_dictionary(field.type):
             raise ValueError(f'"{field.name}" is encoded by a dictionary, which record batches alone do not hold')

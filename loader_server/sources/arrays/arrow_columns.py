@@ -1,4 +1,4 @@
-"""Arrow columns as plain arrays: values one after another, and offsets where samples differ in length.
+"""Arrow columns as plain arrays: values one after another, with offsets where rows differ in length.
 
 Rules: numbers, lists of numbers (with an inner axis of fixed size, if there is one), texts and bytes; all other types
 are None here, and callers refuse them by name. Rows that are null, or contain a null, are told apart. Nothing here
@@ -38,11 +38,11 @@ class ColumnKind:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of one value, inner axes included."""
+        """Return the bytes of one value, inner axes included."""
         return np.dtype(self.dtype).itemsize * math.prod(self.inner)
 
     def field(self, *, padded: bool) -> Field:
-        """The field of a sample of it; the first axis may count as padded even if the column is not ragged."""
+        """Return the field of a sample's value; `padded` makes the first fixed axis count as its length."""
         if self.ragged:
             return Field(key=self.key, dtype=self.dtype, shape=(None, *self.inner))
         return Field(key=self.key, dtype=self.dtype, shape=(None,) if padded and self.inner else self.inner)
@@ -50,7 +50,10 @@ class ColumnKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnValues:
-    """The values of some rows; if rows differ in length, where each one's values begin, and where the last's end."""
+    """The values of some rows, one after another.
+
+    If rows differ in length, `offsets` says where each row's values begin, and where the last row's end.
+    """
 
     values: NDArray[Any]
     offsets: NDArray[np.int64] | None = None
@@ -58,14 +61,14 @@ class ColumnValues:
 
 @dataclass(frozen=True, slots=True)
 class RowFault:
-    """Why a row cannot be used, in one word and in full."""
+    """Reason why a row cannot be used, in one word and in full."""
 
     reason: str
     detail: str
 
 
 def kind_of(key: str, kind: Any) -> ColumnKind | None:
-    """What a column of this Arrow type holds; None if nothing can be made of it."""
+    """Return what a column of this Arrow type holds; None for a type that is not supported."""
     kind, types = _plain_type(kind), pa.types
     if types.is_string(kind) or types.is_large_string(kind):
         return ColumnKind(key=key, dtype="uint8", ragged=True, holds="text")
@@ -81,31 +84,34 @@ def kind_of(key: str, kind: Any) -> ColumnKind | None:
 
 
 def _plain_type(kind: Any) -> Any:
+    """Return the type behind an extension type or a dictionary; any other type as it is."""
     if isinstance(kind, pa.BaseExtensionType):
         return kind.storage_type
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _plain(array: Any) -> Any:
+    """Return the array behind an extension array, or a dictionary's values; any other array as it is."""
     if isinstance(array.type, pa.BaseExtensionType):
         return array.storage
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
 def values_of(array: Any, kind: ColumnKind) -> ColumnValues:
-    """The values of all rows; rows that are null hold anything."""
+    """Return the values of all rows; values of rows that are null are undefined."""
     array = _plain(array)
     if kind.holds != "numbers":
         return _characters(array)
     if not kind.ragged:
         return ColumnValues(values=_numbers(array, kind))
     offsets = array.offsets.to_numpy().astype(np.int64)
+    # `values` is the unsliced child, while offsets are those of this array's rows.
     child = array.values.slice(offsets[0], offsets[-1] - offsets[0])
     return ColumnValues(values=_numbers(child, kind), offsets=offsets - offsets[0])
 
 
 def value_of(part: memoryview, kind: ColumnKind) -> Any:
-    """What one row holds, from its bytes: a text, bytes, or an array of its own."""
+    """Return one row's value from its bytes: a text, bytes, or a new array."""
     if kind.holds == "text":
         return str(part, "utf-8")
     if kind.holds == "bytes":
@@ -115,16 +121,21 @@ def value_of(part: memoryview, kind: ColumnKind) -> Any:
 
 
 def _numbers(array: Any, kind: ColumnKind) -> NDArray[Any]:
+    """Return the numbers of a flat or fixed-size column, with nulls as zeros."""
     for size in kind.inner:
+        # `values` of a fixed-size list ignores the array's own offset, so a slice of a column has to be cut out here.
         array = array.values.slice(array.offset * size, len(array) * size)
     if array.null_count:
+        # With nulls, to_numpy turns integers into floats; rows with a null are bad anyway.
         array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
     found: NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return found.reshape(-1, *kind.inner)
 
 
 def _characters(array: Any) -> ColumnValues:
+    """Return the bytes of a column of texts or bytes, one row after another, and where rows begin."""
     large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    # Buffers are those of the unsliced column: the array's own rows begin at its offset.
     _, offsets, characters = array.buffers()
     starts = np.frombuffer(offsets, np.int64 if large else np.int32, len(array) + 1 + array.offset)[array.offset :]
     starts = starts.astype(np.int64)
@@ -135,7 +146,11 @@ def _characters(array: Any) -> ColumnValues:
 def lengths_and_faults(
     arrays: Sequence[Any], kinds: Sequence[ColumnKind], padded: AbstractSet[str]
 ) -> tuple[dict[str, NDArray[np.int64]], dict[int, RowFault]]:
-    """How long each row is in each column that has lengths (those that are `padded` among them), and the bad rows."""
+    """Return the lengths of all rows by column, and what is wrong with bad rows.
+
+    Columns of lists, texts and bytes have lengths, and so have those in `padded`, whose first fixed axis counts. Of
+    several faults of a row the first is kept.
+    """
     lengths: dict[str, NDArray[np.int64]] = {}
     faults: dict[int, RowFault] = {}
     for kind, array in zip(kinds, arrays, strict=True):
@@ -150,6 +165,7 @@ def lengths_and_faults(
 
 
 def _faults(array: Any, kind: ColumnKind) -> Iterator[tuple[int, RowFault]]:
+    """Yield the rows of a column that have nulls, then those whose text is not UTF-8."""
     nulls = _null_rows(array)
     for row in np.flatnonzero(nulls).tolist() if nulls is not None else ():
         yield row, RowFault("null", f'expected "{kind.key}" without nulls, got one')
@@ -158,7 +174,7 @@ def _faults(array: Any, kind: ColumnKind) -> Iterator[tuple[int, RowFault]]:
 
 
 def _length_of_each(array: Any, kind: ColumnKind) -> NDArray[np.int64] | None:
-    """How long each row is: the items of a list, the characters of a text; None for others."""
+    """Return the length of each row: items of a list, characters of a text, or bytes; None without lengths."""
     if not kind.ragged:
         return None
     array = _plain(array)
@@ -170,7 +186,7 @@ def _length_of_each(array: Any, kind: ColumnKind) -> NDArray[np.int64] | None:
 
 
 def _null_rows(array: Any) -> NDArray[np.bool_] | None:
-    """Which rows are null or have a null in them; None if there is none."""
+    """Return which rows are null or have a null in them; None if there is none."""
     array = _plain(array)
     inner = _null_inside(array)
     if not array.null_count:
@@ -182,6 +198,7 @@ def _null_rows(array: Any) -> NDArray[np.bool_] | None:
 
 
 def _null_inside(array: Any) -> NDArray[np.bool_] | None:
+    """Return which rows have a null among their items; None if none has, or rows have no items."""
     kind = array.type
     if pa.types.is_fixed_size_list(kind):
         size = kind.list_size
@@ -194,13 +211,15 @@ def _null_inside(array: Any) -> NDArray[np.bool_] | None:
     if within is None:
         return None
     found = np.zeros(len(array), np.bool_)
+    # The row of an inner item is the last one that begins at or before it; side="right" passes over empty rows.
     found[np.searchsorted(offsets - offsets[0], np.flatnonzero(within), side="right") - 1] = True
     return found
 
 
 def _bad_texts(array: Any) -> dict[int, str]:
-    """The rows of a column of texts that are not UTF-8, and what is wrong with them."""
+    """Return the rows whose text is not UTF-8, and what is wrong with each."""
     try:
+        # Arrow checks the whole column at once; texts are decoded one by one only if that fails.
         array.validate(full=True)
     except pa.ArrowInvalid:
         found = values_of(array, ColumnKind(key="", dtype="uint8", ragged=True, holds="text"))
@@ -212,6 +231,7 @@ def _bad_texts(array: Any) -> dict[int, str]:
 
 
 def _not_utf8(text: bytes) -> str:
+    """Return what is wrong with a text; empty if it is UTF-8."""
     try:
         text.decode()
     except UnicodeDecodeError as error:

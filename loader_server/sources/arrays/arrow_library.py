@@ -1,4 +1,4 @@
-"""pyarrow, or the error that says how to get it: nobody else here imports it."""
+"""pyarrow, imported here alone, or the error that says how to install it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What Parquet and Arrow have in common: files of one schema, whose rows come in groups that are decoded together.
+"""Base class of Parquet and Arrow: files of one schema, whose rows come in groups that are decoded together.
 
-Rules: segments are whole groups, so a window needs each group once; what was decoded is kept in memory of a fixed size.
+Rules: segments are whole groups, so a window needs each group once; decoded groups are kept in memory of a fixed size.
 Rows with a null are bad, and so are texts that are not UTF-8. Where no column is a list of varying length, the first
 axis of each sample counts as its length. A format says which groups a file has, and reads the columns of a group.
 """
@@ -33,13 +33,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ColumnarSettings", "ColumnarSource", "GroupsOfFile"]
 
-#: What reading broken files raises; pyarrow's own errors are of these kinds, and are not about the disk.
+#: What reading broken files raises; pyarrow's own errors are of these kinds. An OSError with an
+#: errno is not pyarrow's but the disk's.
 _BROKEN = (OSError, ValueError, KeyError, NotImplementedError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnarSettings:
-    """Further settings of a stream with source = "parquet" or "arrow"."""
+    """Settings of a stream with source = "parquet" or "arrow", besides those of every stream."""
 
     paths: tuple[str, ...] = setting(texts, "files of one schema, or folders of them, relative to the job file")
     columns: tuple[str, ...] = setting(texts, "the columns that are read; all, if left out", default=())
@@ -50,7 +51,10 @@ class ColumnarSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsOfFile:
-    """A file's columns with their Arrow types, and for each group its rows and where it is, in the format's terms."""
+    """A file's columns with their Arrow types, and its groups.
+
+    For each group `rows` is its number of rows, and `places` where it is, in the format's own terms.
+    """
 
     types: Mapping[str, Any]
     rows: Sequence[int]
@@ -58,7 +62,10 @@ class GroupsOfFile:
 
 
 class ColumnarSource(Source):
-    """Rows of files. Columns: each sample's row among all, and the lengths of lists, texts and bytes."""
+    """Rows of files.
+
+    The index has each sample's row, counted over all files, and the lengths of lists, texts and bytes.
+    """
 
     Settings = ColumnarSettings
     piece_rows = 2**16
@@ -71,21 +78,27 @@ class ColumnarSource(Source):
 
     @abstractmethod
     def _paths(self) -> list[str]:
-        """The files that `paths` stands for, in order."""
+        """Return the files that `paths` stands for, in order."""
 
     @abstractmethod
     def _look_at(self, path: str) -> GroupsOfFile:
-        """The groups of a file."""
+        """Return the columns and groups of a file; raise an error of `_BROKEN` if it is damaged."""
 
     @abstractmethod
     def _read_group(self, path: str, place: int, columns: Sequence[str]) -> list[Any]:
-        """These columns of one group, as Arrow arrays."""
+        """Return these columns of one group, as Arrow arrays.
+
+        Raise an error of `_BROKEN` if the group is damaged.
+        """
 
     # --- what there is ---
 
     @cached_property
     def _surveyed(self) -> dict[str, Any]:
-        """All files, with the groups of each."""
+        """Return the columns and the groups of all files; groups without rows are left out.
+
+        Raise a DataError if a file is broken, has unusable columns, or differs from the first file in its schema.
+        """
         paths, kinds = self._paths(), list[ColumnKind]()
         found: dict[str, Any] = {"paths": paths, "file": [], "place": [], "rows": []}
         for number, path in enumerate(paths):
@@ -100,6 +113,7 @@ class ColumnarSource(Source):
         return {**found, "columns": [{**asdict(kind), "inner": list(kind.inner)} for kind in kinds]}
 
     def _whole(self, path: str, read: Any) -> Any:
+        """Return what `read` returns; raise a DataError if it meets a broken file."""
         self.files.facts(path)
         try:
             return read()
@@ -110,37 +124,47 @@ class ColumnarSource(Source):
 
     @property
     def _about(self) -> Mapping[str, Any]:
+        """Return columns and groups as the index has them, or before there is one as surveyed."""
         return self.indexed.about["rows_of"] if hasattr(self, "indexed") else self._surveyed
 
     @cached_property
     def _kinds(self) -> tuple[ColumnKind, ...]:
+        """Return what each column holds."""
         return tuple(ColumnKind(**{**one, "inner": tuple(one["inner"])}) for one in self._about["columns"])
 
     @cached_property
     def _firsts(self) -> NDArray[np.int64]:
-        """The first row of each group, and the number of rows."""
+        """Return the first row of each group, and behind them the number of rows."""
         return np.append(0, np.cumsum(np.array(self._about["rows"], np.int64)))
 
     @cached_property
     def fields(self) -> tuple[Field, ...]:
-        """The numbers and lists of numbers."""
+        """Return the fields of columns of numbers, and of lists of numbers."""
         numbers = [kind for kind in self._kinds if kind.holds == "numbers"]
         return tuple(kind.field(padded=not any(one.ragged for one in numbers)) for kind in numbers)
 
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """The stamp of the files."""
+        """Return a stamp of the files."""
         return self.files.stamp(self._paths())
 
     def survey(self) -> Inventory:
-        """The groups of all files."""
+        """Count the rows of all files, group by group.
+
+        Raise a DataError if a file is broken or has another schema.
+        """
         found = self._surveyed
         origin = noted_origin(self.files, found["paths"])
         return Inventory(total=int(self._firsts[-1]), pieces=self._pieces, origin=origin, about={"rows_of": found})
 
     def _pieces(self, rows: int) -> Iterator[range]:
-        """Ranges of rows: whole groups, unless pieces have to be small."""
+        """Yield ranges of rows in order.
+
+        Ranges end where groups do and have at least `rows` rows, so that each group is decoded in one piece. If fewer
+        rows than `piece_rows` are asked for, each range has exactly `rows`, wherever groups end. The last one has what
+        is left.
+        """
         start = 0
         for stop in self._firsts[1:].tolist():
             whole = rows >= self.piece_rows
@@ -151,7 +175,7 @@ class ColumnarSource(Source):
             yield range(start, int(self._firsts[-1]))
 
     def probe(self, piece: range) -> Found:
-        """The lengths of these rows, and which of them are bad."""
+        """Return the lengths of these rows, and which of them are bad; decodes all of their groups."""
         first, last = self._group_of(piece.start), self._group_of(max(piece.stop - 1, piece.start))
         parts = [self._probe_group(group, piece) for group in range(first, last + 1)] if len(piece) else []
         bad = {row: one for part in parts for row, one in part.bad.items()}
@@ -160,9 +184,11 @@ class ColumnarSource(Source):
         return Found(rows=[row for part in parts for row in part.rows], numbers=numbers, bad=bad)
 
     def _group_of(self, row: int) -> int:
+        """Return the group of a row."""
         return int(np.searchsorted(self._firsts, row, side="right")) - 1
 
     def _probe_group(self, group: int, piece: range) -> Found:
+        """Return the rows of a piece that lie in this group."""
         start = int(self._firsts[group])
         own = slice(max(piece.start - start, 0), min(piece.stop, int(self._firsts[group + 1])) - start)
         lengths, bad = self._measured_group(group)
@@ -176,12 +202,16 @@ class ColumnarSource(Source):
     _latest: tuple[int, tuple[dict[str, NDArray[np.int64]], dict[int, BadRow]]] | None = None
 
     def _measured_group(self, group: int) -> tuple[dict[str, NDArray[np.int64]], dict[int, BadRow]]:
-        """Lengths and bad rows of a group; the latest ones are kept, because small pieces share a group."""
+        """Return lengths and bad rows of a group; the latest group's are kept.
+
+        Small pieces share a group, which would be decoded again for each of them.
+        """
         if self._latest is None or self._latest[0] != group:
             self._latest = (group, self._measure_group(group))
         return self._latest[1]
 
     def _measure_group(self, group: int) -> tuple[dict[str, NDArray[np.int64]], dict[int, BadRow]]:
+        """Decode a group, and return its lengths and its bad rows, numbered within the group."""
         path, arrays = self._arrays_of(group)
         padded = {field.key for field in self.fields if field.padded}
         lengths, found = lengths_and_faults(arrays, self._kinds, padded)
@@ -190,12 +220,16 @@ class ColumnarSource(Source):
         return lengths, bad
 
     def _arrays_of(self, group: int, keys: Sequence[str] = ()) -> tuple[str, list[Any]]:
-        """The file of a group, and its columns: those of these keys, or all."""
+        """Return the path of a group's file, and its columns: those of these keys, or all.
+
+        Raise a DataError if the group is damaged; once there is an index, a ReadError. An OSError of the disk passes.
+        """
         about = self._about
         path, place = about["paths"][about["file"][group]], about["place"][group]
         try:
             return path, self._read_group(path, place, keys or [kind.key for kind in self._kinds])
         except _BROKEN as error:
+            # The disk failed, not the format: the caller tries again (see Source.read).
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             rows = f"rows from {self._row_in_file(int(self._firsts[group]))} on that can be decoded"
@@ -204,13 +238,13 @@ class ColumnarSource(Source):
             raise unusable(self.files.where(path), rows, told(error)) from None
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
-        """The first sample of each group."""
+        """Return the first sample of each group."""
         return {"first_samples": np.searchsorted(numbers["row"], self._firsts).tolist()}
 
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, if the files are those that were indexed."""
+        """Take the index; raise a DataError if a file has changed since it was made."""
         if not hasattr(self, "indexed") or self.indexed.origin != indexed.origin:
             refuse_other_files(self.files, indexed)
         self.indexed = indexed
@@ -219,25 +253,32 @@ class ColumnarSource(Source):
 
     @property
     def segments(self) -> NDArray[np.int64]:
-        """Whole groups, small ones several together."""
+        """Return where segments begin, and the number of samples; a segment is one or several groups."""
         starts = np.unique(self.indexed.about["first_samples"])
+        # A group begins a segment if it begins in another block of SEGMENT_SAMPLES than the group before. Large groups
+        # are segments of their own, and small ones share one.
         firsts = starts[:-1][np.diff(starts[:-1] // SEGMENT_SAMPLES, prepend=-1) > 0]
         return np.append(firsts, self.samples)
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Where each file starts that has samples."""
+        """Return the first sample of each file that has samples."""
         starts = np.array(self.indexed.about["first_samples"])
+        # Groups with samples: all rows of a group may be bad.
         having = np.flatnonzero(np.diff(starts))
         files = np.array(self._about["file"])[having]
         return tuple(starts[having][np.diff(files, prepend=-1) > 0].tolist())
 
     def texts(self, key: str) -> Iterator[Sequence[str]] | None:
-        """The texts of this column, of which nothing else is read; None if the files are remote."""
+        """Return the texts of a column, block by block, decoding nothing but this column.
+
+        Return None if the key is no column of texts, or if files are remote.
+        """
         kind = next((kind for kind in self._kinds if (kind.key, kind.holds) == (key, "text")), None)
         return self._texts_of(kind) if kind is not None and not self.files.are_remote else None
 
     def _texts_of(self, kind: ColumnKind) -> Iterator[Sequence[str]]:
+        """Yield the texts of a column, block by block, decoding a group at a time."""
         bounds = np.searchsorted(self._rows, self._firsts).tolist()
         for group, (start, stop) in enumerate(itertools.pairwise(bounds)):
             if start == stop:
@@ -249,73 +290,78 @@ class ColumnarSource(Source):
 
     @property
     def _kept(self) -> RowGroups:
+        """Return the memory of decoded groups, made by the first call."""
         if self._groups is None:
             self._groups = RowGroups(self._kinds, self._firsts, self.settings.cache, self._decode_group)
         return self._groups
 
     def _decode_group(self, group: int) -> list[ColumnValues]:
+        """Return the values of a group; raise a ReadError if its file has changed."""
         path, arrays = self._arrays_of(group)
         values = [values_of(array, kind) for array, kind in zip(arrays, self._kinds, strict=True)]
+        # After decoding: a file that was written over meanwhile must not get into memory.
         self._in_use.refuse_changed(path)
         return values
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """One sample of each group that is not in memory."""
+        """Return one sample of each group that is not in memory."""
         return samples[self._kept.missing(self._rows[samples])]
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """The bytes of all columns; the group of each sample is in memory after that."""
+        """Yield the bytes of each sample's columns, bringing its group into memory."""
         for sample in samples:
             yield joined_parts(self._kept.values(int(self._rows[self.checked(sample)])))
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """A value for each column: arrays of the sample's own, numbers, texts and bytes."""
+        """Return a value for each column: new arrays, numbers, texts and bytes."""
         self.checked(sample)
         parts = zip(self._kinds, parted(raw, len(self._kinds)), strict=True)
         return {kind.key: value_of(part, kind) for kind, part in parts}
 
     @property
     def gathers(self) -> bool:
-        """True: whole batches are written at once."""
+        """Return True: whole batches are written at once."""
         return True
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Take all rows of a batch at once."""
+        """Write all rows of a batch at once, padded, decoding the groups that are not in memory."""
         self._kept.gather(self._rows[samples], out)
 
     # --- for people ---
 
     def name(self, sample: int) -> str:
-        """The file as the job file names it, and the row in it."""
+        """Return the file as the job file names it, and the row in it."""
         path, row = self._place_of(sample)
         return f"{path}, row {row}"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """The file, and the row in it."""
+        """Return the file, and the row in it."""
         path, row = self._place_of(sample)
         return self.files.where(path), row
 
     def identity(self, sample: int) -> str:
-        """The facts of the file, and the row in it."""
+        """Return path, size and digest of the file, and the row in it."""
         path, row = self._place_of(sample)
         facts = next(one for one in self.indexed.origin if one["path"] == path)
         return f"{path}, {facts['bytes']} bytes, {facts['digest']}, row {row}"
 
     def _place_of(self, sample: int) -> tuple[str, int]:
+        """Return the sample's file and its row there."""
         row = int(self._rows[self.checked(sample)])
         path = self._about["paths"][self._about["file"][self._group_of(row)]]
         return path, self._row_in_file(row)
 
     @cached_property
     def _first_of_file(self) -> NDArray[np.int64]:
-        """For each group, the first row of its file."""
+        """Return for each group the first row of its file."""
         files = np.array(self._about["file"], np.int64)
         return self._firsts[:-1][np.searchsorted(files, files)]
 
     def _row_in_file(self, row: int) -> int:
+        """Return the number that a row has in its own file."""
         return row - int(self._first_of_file[self._group_of(row)])
 
     def close(self) -> None:
-        """Let go of what was decoded, and of the files."""
+        """Drop the decoded groups and close the files."""
         self._groups = None
         super().close()

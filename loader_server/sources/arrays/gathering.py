@@ -21,20 +21,22 @@ __all__ = ["joined_parts", "parted", "write_padded"]
 def write_padded(
     values: NDArray[Any], starts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[Any]
 ) -> None:
-    """Write into each row of `out` the values from its start on, as many as its length says, and zeros behind them."""
+    """Write each sample's values into its row of `out`, from `starts` on, with zeros behind them."""
     steps = np.arange(out.shape[1])
     if len(values):
+        # Rows take values beyond their ends here, the last ones beyond the array, which mode="clip" allows; the zeros
+        # below overwrite them. With mode="raise" numpy would also buffer `out`.
         np.take(values, starts[:, None] + steps, axis=0, out=out, mode="clip")
     out[steps >= lengths[:, None]] = 0
 
 
 def joined_parts(parts: Sequence[bytes]) -> bytes:
-    """The values of one sample in one piece, which `parted` splits again."""
+    """Return the values of one sample as one piece, which `parted` splits again."""
     return b"".join((np.array([len(part) for part in parts], np.int64).tobytes(), *parts))
 
 
 def parted(raw: bytes, count: int) -> list[memoryview]:
-    """The bytes of each value."""
+    """Return the bytes of each of `count` values that `joined_parts` joined."""
     rest = memoryview(raw)[8 * count :]
     ends = np.cumsum(np.frombuffer(raw, np.int64, count)).tolist()
     return [rest[start:end] for start, end in zip((0, *ends), ends, strict=False)]

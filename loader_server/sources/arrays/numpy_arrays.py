@@ -1,4 +1,4 @@
-"""The numpy source: arrays in `.npy` files or one `.npz`, whose rows are samples, ragged ones by values and offsets.
+"""The numpy source: arrays in `.npy` files or one `.npz`, whose rows are samples, ragged ones with offsets.
 
 Rules: arrays are mapped and shared between the processes of a host; a batch is gathered from them at once. Where no
 array is ragged, the first axis of each sample counts as its length.
@@ -31,7 +31,7 @@ __all__ = ["NumpySettings", "NumpySource"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumpySettings:
-    """Further settings of a stream with source = "numpy"."""
+    """Settings of a stream with source = "numpy", besides those of every stream."""
 
     paths: tuple[str, ...] = setting(
         texts, "the files of one data set, .npy or .npz, or folders of them, relative to the job file"
@@ -40,7 +40,7 @@ class NumpySettings:
 
 
 class NumpySource(Source):
-    """Rows of arrays. Columns: each sample's row, and the lengths of the padded keys."""
+    """Rows of arrays; the index has each sample's row, and the lengths of padded keys."""
 
     Settings = NumpySettings
     piece_rows = 2**20
@@ -50,27 +50,29 @@ class NumpySource(Source):
 
     @property
     def _columns(self) -> tuple[ArrayColumn, ...]:
+        """Return the arrays of the chosen keys, mapped by the first call."""
         if not self._opened:
             self._opened = tuple(open_columns(self.files, self._found_paths(), self.settings.keys))
         return self._opened
 
     def _found_paths(self) -> list[str]:
+        """Return the files that `paths` stands for."""
         return self.files.found(self.settings.paths, ".npy", ".npz")
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """A value for each array."""
+        """Return the field of each array."""
         padded = all(column.offsets is None for column in self._columns)
         return tuple(column.field(padded=padded) for column in self._columns)
 
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """The stamp of the files."""
+        """Return a stamp of the files."""
         return self.files.stamp(self._found_paths())
 
     def survey(self) -> Inventory:
-        """As many rows as the arrays have."""
+        """Count the rows of the arrays; raise a DataError if they do not belong together."""
         total = self._columns[0].samples
         kinds = [[field.key, field.dtype, list(field.shape)] for field in self.fields]
         return Inventory(
@@ -81,7 +83,10 @@ class NumpySource(Source):
         )
 
     def probe(self, piece: range) -> Found:
-        """The lengths of these rows: of a ragged array the differences of its offsets."""
+        """Return the lengths of these rows: of a ragged array the differences of its offsets.
+
+        Raise a DataError if offsets fall.
+        """
         numbers = {"row": np.arange(piece.start, piece.stop)}
         for column, field in zip(self._columns, self.fields, strict=True):
             if field.padded:
@@ -89,8 +94,10 @@ class NumpySource(Source):
         return Found(rows=piece, numbers=numbers)
 
     def _lengths_of(self, column: ArrayColumn, piece: range) -> NDArray[np.int64]:
+        """Return the lengths of these rows in one array; raise a DataError if its offsets fall."""
         if column.offsets is None:
             return np.full(len(piece), column.values.shape[1])
+        # As signed integers: where unsigned offsets fall, their difference would wrap around to a huge length.
         offsets = column.offsets[piece.start : piece.stop + 1].astype(np.int64)
         lengths = offsets[1:] - offsets[:-1]
         if len(lengths) and lengths.min() < 0:
@@ -105,7 +112,7 @@ class NumpySource(Source):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Map the arrays, if they are those that were indexed."""
+        """Take the index; raise a DataError if a file has changed since it was made."""
         refuse_other_files(self.files, indexed)
         self.indexed = indexed
         self._in_use = FilesInUse(self.files, indexed)
@@ -114,8 +121,11 @@ class NumpySource(Source):
         self._lengths = self.lengths
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """The bytes of all keys, one key after another."""
-        self._in_use.refuse_changed()  # before, too: a process that reads a mapped file beyond its end dies
+        """Yield the bytes of each sample's arrays, all keys in one piece.
+
+        Raise a ReadError if a file is no longer the indexed one.
+        """
+        self._in_use.refuse_changed()  # before as well: reading a mapped file beyond its end kills the process (SIGBUS)
         columns = self._columns
         for sample in samples:
             row = int(self._rows[self.checked(sample)])
@@ -124,7 +134,10 @@ class NumpySource(Source):
             yield raw
 
     def read_chunks(self, chunks: Sequence[Chunk]) -> Iterator[bytes]:
-        """The same, but only the stretch's bytes of keys that are cut."""
+        """Yield the bytes of each chunk: of keys that are cut only the stretch's, of others all.
+
+        Raise a ReadError if a file is no longer the indexed one.
+        """
         self._in_use.refuse_changed()
         for chunk in chunks:
             row, cut = int(self._rows[self.checked(chunk.sample)]), slice(chunk.start, chunk.stop)
@@ -134,11 +147,11 @@ class NumpySource(Source):
             yield raw
 
     def decode_chunk(self, chunk: Chunk, raw: bytes) -> dict[str, Any]:
-        """An array of the sample's own for each key; the bytes are those of the stretch."""
+        """Return a new array for each key; the bytes hold the stretch already."""
         return self.decode(chunk.sample, raw)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """An array of the sample's own for each key."""
+        """Return a new array for each key."""
         self.checked(sample)
         fields, values = self.fields, dict[str, Any]()
         for field, part in zip(fields, parted(raw, len(fields)), strict=True):
@@ -148,11 +161,14 @@ class NumpySource(Source):
 
     @property
     def gathers(self) -> bool:
-        """True: whole batches are written at once."""
+        """Return True: whole batches are written at once."""
         return True
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Take all rows of a batch at once."""
+        """Write all rows of a batch at once, padded.
+
+        Raise a ReadError if a file is no longer the indexed one.
+        """
         self._in_use.refuse_changed()
         rows = self._rows[samples]
         for column in self._columns:
@@ -160,10 +176,13 @@ class NumpySource(Source):
             if key not in out:
                 continue
             if key not in self._lengths:
+                # Rows are within the array; mode="raise" would make numpy buffer `out`.
                 np.take(values, rows, axis=0, out=out[key], mode="clip")
                 continue
             lengths = out[f"{key}_length"][:] = self._lengths[key][samples]
             if column.offsets is None:
+                # Not ragged, but the first axis counts as its length: the rows lie one after another, each equally
+                # long.
                 starts, values = rows * values.shape[1], values.reshape(-1, *values.shape[2:])
             else:
                 starts = column.offsets[rows].astype(np.int64)
@@ -171,29 +190,30 @@ class NumpySource(Source):
         self._in_use.refuse_changed()
 
     def name(self, sample: int) -> str:
-        """The paths as the job file names them, and the row."""
+        """Return the paths as the job file names them, and the row."""
         return f"{', '.join(self.settings.paths)}, row {self._rows[self.checked(sample)]}"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """The files and the row."""
+        """Return the files and the row."""
         return self._where, int(self._rows[sample])
 
     def identity(self, sample: int) -> str:
-        """The facts of the files, and the row."""
+        """Return path, size and digest of each file, and the row."""
         return f"{self._known}, row {self._rows[sample]}"
 
     def close(self) -> None:
-        """Let go of the arrays."""
+        """Drop the arrays and close the files."""
         self._opened = ()
         super().close()
 
     @property
     def _where(self) -> str:
+        """Return how messages name the files."""
         return ", ".join(map(self.files.where, self.settings.paths))
 
 
 def _values_of(column: ArrayColumn, row: int) -> NDArray[Any]:
-    """The values of one sample."""
+    """Return the values of one sample."""
     if column.offsets is None:
         return np.asarray(column.values[row])
     return column.values[int(column.offsets[row]) : int(column.offsets[row + 1])]

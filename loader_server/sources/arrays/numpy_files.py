@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrayColumn", "open_columns"]
 
-#: The most files that a message names.
+#: How many files a message names at most.
 _MOST_NAMED = 3
 
 #: In a local header of a zip file: where the sizes of name and extra field stand, and where the name begins.
@@ -45,11 +45,11 @@ class ArrayColumn:
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """Return how many samples there are."""
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
     def field(self, *, padded: bool) -> Field:
-        """The field of a sample of it; the first axis may count as padded even if the array is not ragged."""
+        """Return the field of a sample's value; `padded` makes the first axis of a row count as its length."""
         inner = self.values.shape[1:]
         if self.offsets is not None:
             return Field(key=self.key, dtype=str(self.values.dtype), shape=(None, *inner))
@@ -58,7 +58,11 @@ class ArrayColumn:
 
 
 def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> list[ArrayColumn]:
-    """The columns of these keys, or all, equally long."""
+    """Return the columns of the wanted keys, or of all keys if none is named.
+
+    Raise a DataError if a file is broken or holds pickles, if a key is missing or there twice, or if columns differ in
+    length, have no usable dtype, or have offsets that do not fit their values.
+    """
     arrays: dict[str, NDArray[Any]] = {}
     for path in paths:
         for name, array in _arrays_of(files, path).items():
@@ -80,6 +84,7 @@ def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> l
 
 
 def _arrays_of(files: Files, path: str) -> Mapping[str, NDArray[Any]]:
+    """Return the arrays of a file by name, mapped; raise a DataError if it is not a whole file of plain arrays."""
     files.facts(path)
     try:
         name, file = PurePosixPath(path), files.keep_local(path)
@@ -89,17 +94,22 @@ def _arrays_of(files: Files, path: str) -> Mapping[str, NDArray[Any]]:
             members = [one for one in archive.infolist() if one.filename.endswith(".npy")]
             return {one.filename.removesuffix(".npy"): _member(file, archive, one) for one in members}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        # numpy advises to load such a file all the same, which would run whatever it holds.
+        # numpy's message advises allow_pickle=True, which would run whatever the file holds, so it is not passed on.
         got = "pickled objects, or no arrays at all" if "allow_pickle" in str(error) else str(error)
         raise _unusable(files.where(path), "a whole file of plain arrays, no pickles", got) from None
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a mapped array without numpy's memmap class."""
     # Indexing costs several times as much with numpy's memmap class.
     return array.view(np.ndarray)
 
 
 def _member(file: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
+    """Return an array of an `.npz`: mapped if it is stored, read into memory if it is compressed.
+
+    Raise a ValueError if it holds Python objects.
+    """
     with archive.open(member) as stream:
         if member.compress_type != zipfile.ZIP_STORED:
             return np.lib.format.read_array(stream, allow_pickle=False)
@@ -109,6 +119,7 @@ def _member(file: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> ND
         skipped = stream.tell()
     if dtype.hasobject:
         raise ValueError("Python objects, which only unpickling could load")
+    # mmap refuses an empty range.
     if 0 in shape:
         return np.zeros(shape, dtype)
     start, order = _start_of(file, member) + skipped, "F" if fortran else "C"
@@ -116,15 +127,21 @@ def _member(file: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> ND
 
 
 def _start_of(file: Path, member: zipfile.ZipInfo) -> int:
-    """Where the member's bytes begin: its local header is as long as it says itself."""
+    """Return where a member's bytes begin in the file."""
     with file.open("rb") as stream:
         stream.seek(member.header_offset)
         header = stream.read(_NAME_AT)
+    # The local header may have another extra field than the central directory, which zipfile reads: its own sizes
+    # count.
     sizes = np.frombuffer(header, "<u2", 2, _NAME_SIZE_AT)
     return member.header_offset + _NAME_AT + int(sizes.sum())
 
 
 def _paired(arrays: Mapping[str, NDArray[Any]], where: str) -> list[ArrayColumn]:
+    """Return the columns that these arrays make, ragged ones of values and offsets.
+
+    Raise a DataError for a single number, which has no rows.
+    """
     columns = []
     for name, array in arrays.items():
         stem = name.removesuffix("values")
@@ -140,6 +157,7 @@ def _paired(arrays: Mapping[str, NDArray[Any]], where: str) -> list[ArrayColumn]
 
 
 def _refuse_unusable(column: ArrayColumn, where: str) -> None:
+    """Raise a DataError if a column's dtype is not supported, or its offsets do not fit its values."""
     if str(column.values.dtype) not in DTYPES:
         expected = f'"{column.key}" of a dtype of {", ".join(sorted(DTYPES))}'
         raise _unusable(where, expected, str(column.values.dtype), "Convert it by astype, or leave it out by `keys`.")
@@ -149,6 +167,7 @@ def _refuse_unusable(column: ArrayColumn, where: str) -> None:
     if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or not len(offsets):
         expected = f'offsets of "{column.key}": whole numbers in one axis, one more than there are samples'
         raise _unusable(where, expected, f"{offsets.dtype} {list(offsets.shape)}")
+    # Only both ends: that offsets never fall is checked where lengths are measured, which reads all of them.
     if (int(offsets[0]), int(offsets[-1])) != (0, len(column.values)):
         expected = f'offsets of "{column.key}" from 0 to its {len(column.values)} values'
         got = f"from {offsets[0]} to {offsets[-1]}"
@@ -156,6 +175,7 @@ def _refuse_unusable(column: ArrayColumn, where: str) -> None:
 
 
 def _unusable(where: str, expected: str, got: str, remedy: str = "") -> DataError:
+    """Return the DataError for files whose arrays cannot be used."""
     remedy = (
         remedy or "Write it anew by numpy.save or numpy.savez, or mend `paths`, which are relative to the job file."
     )

@@ -1,8 +1,8 @@
-"""Groups of rows that are decoded together, kept in one piece of memory of a fixed size, the latest ones.
+"""Cache of decoded row groups in one piece of memory of a fixed size, which holds the latest ones.
 
-Rules: a group is decoded once, whoever asks for it at the same time; groups that came first make room; groups that are
-being gathered stay in memory until that is done, because gathering holds the lock that storing takes. Any thread may
-ask. Knows neither files nor formats: `decode` gives a group's columns.
+Rules: a group is decoded once, even if several threads ask for it at the same time; the oldest groups make room; groups
+that are being gathered stay in memory until that is done, because gathering holds the lock that storing takes. Any
+thread may ask. Knows neither files nor formats: `decode` gives a group's columns.
 """
 
 from __future__ import annotations
@@ -27,28 +27,34 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupedColumns", "RowGroups"]
 
-#: The most groups that are decoded at the same time.
+#: How many groups are decoded at the same time at most.
 _AT_A_TIME = 8
-#: So many groups that were evicted and soon decoded again make a warning.
+#: How many groups have to be decoded again soon after their eviction to make a warning.
 _MANY_AGAIN = 64
 
 
 class GroupedColumns(Protocol):
-    """Where groups come from."""
+    """Where decoded groups come from."""
 
     def decode(self, group: int) -> Sequence[ColumnValues]:
-        """The columns of one group, as the kinds say; OSError where the disk fails."""
+        """Return the columns of one group, as the kinds say; raise an OSError if the disk fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
+    """Bytes of the memory that a group takes."""
+
     start: int
     stop: int
     group: int
 
 
 class RowGroups:
-    """Rows by number: group g has those from `firsts[g]` to before `firsts[g + 1]`."""
+    """Rows by number, in a cache of decoded groups.
+
+    Group g has the rows from `firsts[g]` to before `firsts[g + 1]`. The memory is a ring: groups are stored one after
+    another, and evicted in that order.
+    """
 
     def __init__(
         self,
@@ -57,17 +63,17 @@ class RowGroups:
         most_bytes: int,
         decode: Callable[[int], Sequence[ColumnValues]],
     ) -> None:
-        #: How often a group was decoded.
+        #: How many times groups were decoded.
         self.decoded = 0
         self._kinds = tuple(kinds)
         self._firsts = firsts
         self._decode = decode
-        self._memory = np.empty(most_bytes, np.uint8)  # pages that nobody writes take no memory
+        self._memory = np.empty(most_bytes, np.uint8)  # pages that are never written take no memory
         self._views = {kind.key: _viewed(self._memory, kind.dtype, kind.inner) for kind in kinds}
         self._offsets = _viewed(self._memory, "int64", ())
         groups = len(firsts) - 1
         self._here = np.zeros(groups, np.bool_)
-        #: Where a group's values begin, in values, and its offsets, in offsets.
+        #: Where a group's values begin, counted in values, and its offsets, counted in offsets.
         self._values_at = {kind.key: np.zeros(groups, np.int64) for kind in kinds}
         self._offsets_at = {kind.key: np.zeros(groups, np.int64) for kind in kinds if kind.ragged}
         self._lock = threading.Lock()
@@ -77,16 +83,19 @@ class RowGroups:
         self._gone_at: dict[int, int] = {}
 
     def missing(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Places among these rows: one for each group that is not in memory."""
+        """Return places among these rows: one for each group that is not in memory."""
         groups = self._groups_of(rows)
         away = np.flatnonzero(~self._here[groups])
         return away[np.unique(groups[away], return_index=True)[1]] if len(away) else away
 
     def _groups_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the group of each row."""
         return np.searchsorted(self._firsts, rows, side="right") - 1
 
     def bring(self, group: int) -> None:
-        """Decode this group, if it is not in memory."""
+        """Decode a group and store it, unless it is in memory; raise a DataError if it is larger than the memory."""
+        # Held while decoding: a thread that asks for the same group waits, and then finds it in memory. Other threads
+        # go on gathering, because `_lock` is only taken to store.
         with self._decoding[group % _AT_A_TIME]:
             if not self._here[group]:
                 columns = self._decode(group)
@@ -94,27 +103,35 @@ class RowGroups:
                     self._store(group, columns)
 
     def gather(self, rows: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the values of these rows under the keys that `out` has, padded, and their lengths."""
+        """Write the values of these rows, padded, and their lengths under the keys that `out` has.
+
+        Decode the groups that are missing. Raise a DataError if one of them is larger than the memory.
+        """
         groups = self._groups_of(rows)
+        # Read without the lock, so it may be outdated by now: checked again below.
         for group in dict.fromkeys(groups[~self._here[groups]].tolist()):
             self.bring(group)
         with self._lock:
+            # Storing one group, here or in another thread, may have evicted another of them.
             if self._here[groups].all():
                 self._write(rows, groups, out)
                 return
-        for group in np.unique(groups).tolist():  # the groups are never all in memory: bring one after another
+        for group in np.unique(groups).tolist():  # not all were in memory at once: one after another
             self._gather_group(group, np.flatnonzero(groups == group), rows, out)
 
     def _gather_group(
         self, group: int, places: NDArray[np.int64], rows: NDArray[np.int64], out: Mapping[str, NDArray[Any]]
     ) -> None:
+        """Write the rows of one group to their places in `out`."""
+        # Written to arrays of its own first, because `_write` fills whole arrays.
         own = {key: np.empty((len(places), *array.shape[1:]), array.dtype) for key, array in out.items()}
         self._with_group(group, lambda: self._write(rows[places], np.full(len(places), group), own))
         for key, array in own.items():
             out[key][places] = array
 
     def _with_group(self, group: int, then: Callable[[], Any]) -> Any:
-        """Call something while this group is in memory."""
+        """Call `then` while this group is in memory and the lock is held, and return its result."""
+        # Another thread may evict the group between `bring` and taking the lock: then it is decoded again.
         while True:
             with self._lock:
                 if self._here[group]:
@@ -122,6 +139,7 @@ class RowGroups:
             self.bring(group)
 
     def _write(self, rows: NDArray[np.int64], groups: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
+        """Write rows whose groups are all in memory; the caller holds the lock."""
         within = rows - self._firsts[groups]
         for kind in self._kinds:
             key = kind.key
@@ -140,7 +158,7 @@ class RowGroups:
     def _places(
         self, kind: ColumnKind, groups: NDArray[np.int64], within: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """Where the values of rows begin, and how many they are if rows differ."""
+        """Return where the values of these rows begin, and how many they are (None if all have the same)."""
         base = self._values_at[kind.key][groups]
         if not kind.ragged:
             return base + within, None
@@ -149,12 +167,13 @@ class RowGroups:
         return base + starts, self._offsets[at + 1] - starts
 
     def values(self, row: int) -> list[bytes]:
-        """The bytes of all columns of one row."""
+        """Return the bytes of all columns of one row, decoding its group if it is not in memory."""
         group = int(self._groups_of(np.array([row]))[0])
         found: list[bytes] = self._with_group(group, lambda: self._bytes_of(group, row - int(self._firsts[group])))
         return found
 
     def _bytes_of(self, group: int, within: int) -> list[bytes]:
+        """Return copies of the bytes of one row of a group; the caller holds the lock."""
         found = []
         for kind in self._kinds:
             start = int(self._values_at[kind.key][group])
@@ -169,10 +188,12 @@ class RowGroups:
     # --- storing ---
 
     def _store(self, group: int, columns: Sequence[ColumnValues]) -> None:
+        """Copy a decoded group into the memory; the caller holds the lock."""
         self.decoded += 1
         self._note_again(group)
         at = self._make_room(group, columns)
         for kind, column in zip(self._kinds, columns, strict=True):
+            # Rounded up to whole rows, so that the view of this dtype reaches them.
             at = self._values_at[kind.key][group] = -(-at // kind.row_bytes)
             stop = at + len(column.values)
             self._views[kind.key][at:stop] = column.values
@@ -184,7 +205,11 @@ class RowGroups:
         self._here[group] = True
 
     def _make_room(self, group: int, columns: Sequence[ColumnValues]) -> int:
-        """Where `nbytes` can be written, after evicting the groups that lie there."""
+        """Evict the groups that lie where this one goes, and return where it begins.
+
+        Raise a DataError if the group is larger than the whole memory.
+        """
+        # Each array may begin later than the one before ends, aligned to its rows: hence a row more for each.
         nbytes = sum(
             column.values.nbytes + kind.row_bytes + (0 if column.offsets is None else column.offsets.nbytes + 8)
             for kind, column in zip(self._kinds, columns, strict=True)
@@ -194,6 +219,8 @@ class RowGroups:
         start = self._end
         if start + nbytes > len(self._memory):
             start = 0
+            # Groups behind the end are the oldest. They are evicted although nothing is stored
+            # there now: `_forget` looks at the oldest group only, and would stop at them.
             self._forget(lambda span: span.start >= self._end)
         self._forget(lambda span: span.start < start + nbytes and span.stop > start)
         self._end = start + nbytes
@@ -202,15 +229,16 @@ class RowGroups:
         return start
 
     def _forget(self, is_in_the_way: Callable[[_Span], bool]) -> None:
-        """Evict the oldest groups."""
+        """Evict the oldest groups, as long as they are in the way."""
         while self._spans and is_in_the_way(self._spans[0]):
             gone = self._spans.popleft().group
             self._here[gone] = False
             self._gone_at[gone] = self._stored
 
     def _note_again(self, group: int) -> None:
-        """Warn if groups are needed again soon after they were evicted."""
+        """Warn once if groups are often decoded again soon after they were evicted."""
         gone_at = self._gone_at.pop(group, None)
+        # Soon: before as much as half of the memory was stored since.
         if gone_at is not None and self._stored - gone_at < len(self._memory) // 2:
             self._again += 1
             if self._again == _MANY_AGAIN:
@@ -223,11 +251,13 @@ class RowGroups:
 
 
 def _viewed(memory: NDArray[np.uint8], dtype: str, inner: tuple[int, ...]) -> NDArray[Any]:
+    """Return the memory as an array of this dtype and inner shape; bytes at its end may be left over."""
     row = np.dtype(dtype).itemsize * int(np.prod(inner))
     return memory[: len(memory) // row * row].view(dtype).reshape(-1, *inner)
 
 
 def _too_large(nbytes: int, most_bytes: int) -> DataError:
+    """Return the DataError for a group that is larger than the memory."""
     return DataError(
         expected=f"row groups of at most {most_bytes} bytes, as `cache` says",
         got=f"one of {nbytes} bytes",

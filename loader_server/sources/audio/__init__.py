@@ -1,1 +1,1 @@
-"""Recordings, whichever source names them: what a file's header says, which stretch of it is a sample, decoding."""
+"""Recordings of any source: headers, the stretch of a file that makes a sample, and decoding."""

@@ -1,11 +1,12 @@
-"""How much audio a file's header promises: the containers that libsndfile reads happily although their end is missing.
+"""Audio size that a file's header promises, in containers whose missing end libsndfile does not report.
 
-libsndfile takes a WAV file that lost its second half for a shorter one, and so a sample would be trained on with a
-transcript of twice as many words. FLAC and MP3 need no help: their headers count frames, which decoding then lacks.
+libsndfile reads a WAV file that lost its second half as a shorter recording, so a sample would be trained on with a
+transcript of twice as many words. FLAC and MP3 need no help: their headers count frames, and decoding then yields
+fewer.
 
-Rules: pure; a file is known by its size and a function that reads bytes of it, and only headers are read. What is
-promised counts in whole frames, because writers leave out padding bytes. A promise that means "unknown", as programs
-write it into a pipe, is none, and such a file ends where it ends.
+Rules: pure; a file is known by its size and a function that reads bytes of it, and only headers are read. Promised
+bytes count in whole blocks, because writers leave out padding bytes. A size that means "unknown", as programs write it
+into a pipe, promises nothing, and such a file ends where it ends.
 """
 
 from __future__ import annotations
@@ -21,25 +22,27 @@ if TYPE_CHECKING:
 
 __all__ = ["AudioExtent", "audio_extent", "is_ogg_cut"]
 
-#: What programs write for a size that they do not know yet: ALSA, FFmpeg, Python and SoX write it less what their
-#: headers take, hence ranges.
+#: Placeholders that programs write for a size they do not know yet. ALSA, FFmpeg, Python and SoX subtract the bytes of
+#: their headers from it, hence ranges.
 _UNKNOWN_SIZES = (range(0x7F00_0000, 0x7F00_0100), range(0x7FFF_F000, 0x8000_0001), range(0xFFFF_F000, 2**32))
 #: The 64-bit sizes that mean the same.
 _UNKNOWN_LONG_SIZES = (0, 2**63 - 1, 2**64 - 1)
-#: No file has more chunks before its audio; a hostile one may have millions.
+#: Limit on chunks before the audio: real files have fewer, and a hostile one may have millions.
 _MOST_CHUNKS = 4096
 _W64_RIFF = b"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\0\0"
 _W64_WAVE = b"wave\xf3\xac\xd3\x11\x8c\xd1\0\xc0O\x8e\xdb\x8a"
 #: An OGG page's header, the flag of a stream's last page, and the most bytes of a page.
 _OGG_HEADER_BYTES, _OGG_LAST, _OGG_PAGE_BYTES = 27, 0x04, 27 + 255 + 255 * 255
-#: How far behind the last page tags may reach that somebody appended.
+#: How many bytes of appended tags may follow the last page.
 _TAG_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class AudioExtent:
-    """Where a file's audio begins, how many bytes of it the header promises (None if it does not know), the bytes of a
-    frame, or of a block of frames; and where that number of bytes stands, if it is 0 although audio follows.
+    """Place and size of a file's audio, as its header gives them.
+
+    `begin` is the audio's first byte and `promised` its bytes (None if the header does not know); `block` is the bytes
+    of a frame, or of a block of frames. `zero_at` is where the size field stands, if it holds 0 although audio follows.
     """
 
     begin: int
@@ -52,16 +55,19 @@ class AudioExtent:
         return (self.promised or 0) // self.block
 
     def blocks_held(self, size: int) -> int:
-        """Return how many whole blocks a file of this size has room for."""
+        """Return how many whole blocks of audio fit into a file of this size."""
         return max(size - self.begin, 0) // self.block
 
     def is_cut(self, size: int) -> bool:
-        """Tell whether a file of this size lacks frames that its header promises."""
+        """Return whether a file of this size lacks blocks that its header promises."""
         return self.blocks_held(size) < self.blocks_promised()
 
 
 def audio_extent(read: Read, size: int) -> AudioExtent | None:
-    """Return the extent of the audio in a file of this size, or None if its container is another, or unreadable."""
+    """Return the extent of the audio in a file of this size.
+
+    Return None if the container is none of those known here, or if the file's headers end before the audio is found.
+    """
     head = read(0, min(size, 40))
     parse = _parser_of(head)
     try:
@@ -71,6 +77,7 @@ def audio_extent(read: Read, size: int) -> AudioExtent | None:
 
 
 def _parser_of(head: bytes) -> Callable[[Read, int, bytes], AudioExtent | None] | None:
+    """Return the parser for the container that these first bytes announce, or None."""
     if head[:4] in (b"RIFF", b"RIFX", b"RF64", b"BW64") and head[8:12] == b"WAVE":
         return _riff
     if head[:4] == b"FORM" and head[8:12] in (b"AIFF", b"AIFC"):
@@ -81,21 +88,28 @@ def _parser_of(head: bytes) -> Callable[[Read, int, bytes], AudioExtent | None] 
 
 
 def _known(promised: int) -> int | None:
+    """Return a 32-bit size, or None if it is a placeholder for "unknown"."""
     return None if any(promised in sizes for sizes in _UNKNOWN_SIZES) else promised
 
 
 def _known_long(promised: int) -> int | None:
+    """Return a 64-bit size, or None if it is a placeholder for "unknown"."""
     return None if promised in _UNKNOWN_LONG_SIZES else promised
 
 
 def _riff(read: Read, size: int, head: bytes) -> AudioExtent | None:
-    """WAV, and its forms of 64 bits: there a chunk `ds64` has the sizes that do not fit."""
+    """Return the extent in a WAV file or its 64-bit forms (RF64, BW64); None without a data chunk.
+
+    In the 64-bit forms a chunk `ds64` holds the sizes that do not fit into 32 bits.
+    """
     order = ">" if head[:4] == b"RIFX" else "<"
     whole, long_sizes, block = struct.unpack_from(f"{order}I", head, 4)[0], None, 1
     at = 12
     for _ in range(_MOST_CHUNKS):
         name, nbytes = struct.unpack(f"{order}4sI", read(at, min(8, size - at)))
         if name == b"data":
+            # RF64 and BW64 put all ones here and the real size into ds64: first that of the file, then that of the
+            # data.
             if long_sizes is not None and nbytes == 2**32 - 1:
                 return AudioExtent(at + 8, _known_long(long_sizes[1]), block)
             return _riff_data(at + 8, nbytes, whole, block)
@@ -108,7 +122,7 @@ def _riff(read: Read, size: int, head: bytes) -> AudioExtent | None:
 
 
 def _riff_data(begin: int, nbytes: int, whole: int, block: int) -> AudioExtent:
-    """Zero bytes are meant if the whole file's size accounts for what follows them, and else stand for all of it."""
+    """Return the extent of a data chunk, reading a size of 0 as "unknown" unless the RIFF size confirms it."""
     if nbytes:
         return AudioExtent(begin, _known(nbytes), block)
     is_meant = _known(whole) is not None and 8 + whole > begin
@@ -116,18 +130,23 @@ def _riff_data(begin: int, nbytes: int, whole: int, block: int) -> AudioExtent:
 
 
 def _aiff(read: Read, size: int, _head: bytes) -> AudioExtent | None:
+    """Return the extent in an AIFF or AIFC file; None without a sound chunk."""
     at = 12
     for _ in range(_MOST_CHUNKS):
         name, nbytes = struct.unpack(">4sI", read(at, min(8, size - at)))
         if name == b"SSND":
             known = _known(nbytes)
+            # The chunk's size includes 8 bytes, offset and block size, between its header and the audio.
             return AudioExtent(at + 16, None if known is None else max(known - 8, 0))
         at += 8 + nbytes + nbytes % 2
     return None
 
 
 def _w64(read: Read, size: int, _head: bytes) -> AudioExtent | None:
-    """Sizes count the chunk's header of 24 bytes; chunks begin at multiples of 8."""
+    """Return the extent in a Sony Wave64 file; None without a data chunk.
+
+    Sizes include the chunk's own header of 24 bytes, and chunks begin at multiples of 8.
+    """
     at = 40
     for _ in range(_MOST_CHUNKS):
         name, nbytes = struct.unpack("<4s12xQ", read(at, min(24, size - at)))
@@ -139,7 +158,7 @@ def _w64(read: Read, size: int, _head: bytes) -> AudioExtent | None:
 
 
 def _caf(read: Read, size: int, _head: bytes) -> AudioExtent | None:
-    """Audio begins after an edit count of 4 bytes, which its chunk's size includes."""
+    """Return the extent in a Core Audio file; None without a data chunk."""
     at = 8
     for _ in range(_MOST_CHUNKS):
         name, nbytes = struct.unpack(">4sQ", read(at, min(12, size - at)))
@@ -151,19 +170,22 @@ def _caf(read: Read, size: int, _head: bytes) -> AudioExtent | None:
 
 
 def _au(_read: Read, _size: int, head: bytes) -> AudioExtent:
-    """The first four bytes tell the byte order; the header has the place and the size of the audio."""
+    """Return the extent in an AU file, whose magic bytes give the byte order."""
     begin, promised = struct.unpack_from(">II" if head[:1] == b"." else "<II", head, 4)
+    # A size of 0 counts as unknown, too.
     return AudioExtent(begin, _known(promised) or None)
 
 
 def is_ogg_cut(read: Read, size: int) -> bool:
-    """Tell whether a file of OGG pages ends before the page that is marked as a stream's last.
+    """Return whether an OGG file ends before the page that is marked as its stream's last.
 
-    Only the last page is looked at, wherever it begins; bytes behind it are somebody's tags.
+    Only the last page is looked at, wherever it begins; bytes after it are appended tags. Return False for a file that
+    is not OGG, or that has no page near its end.
     """
     if read(0, min(size, 4)) != b"OggS":
         return False
     begin = max(size - _OGG_PAGE_BYTES - _TAG_BYTES, 0)
+    # As many bytes as the largest page and its tags may take, so the last page's header is among them.
     tail = read(begin, size - begin)
     at = tail.rfind(b"OggS")
     if at < 0:

@@ -1,9 +1,8 @@
-"""Recordings: what a file's header says, and decoding its bytes: WAV, FLAC, OGG, MP3, and all else that libsndfile
-reads.
+"""Headers and decoded audio of recordings: WAV, FLAC, OGG, MP3, and whatever else libsndfile reads.
 
-Rules: this is the only place that decodes audio; a file that cannot be used is a SampleError that says why, and so is
-one that lost its end, which libsndfile may not notice (see containers), and one whose header claims more than a sample
-may have, before memory is taken for it. Channels are averaged, or one of them is taken.
+Rules: this is the only place that decodes audio. A SampleError says why a file cannot be used; that includes a file
+that lost its end, which libsndfile may not notice (see containers), and one whose header claims more than a sample may
+have, which is refused before memory is taken for it. Channels are averaged, or one of them is chosen.
 """
 
 from __future__ import annotations
@@ -46,48 +45,55 @@ __all__ = [
 
 soundfile = library("soundfile", extra="loader", use="which decodes recordings")
 
-#: Stands for all channels in place of one.
+#: In place of a channel's number: the average of all channels.
 AVERAGED = -1
 
 _AS_FLOATS = {"dtype": "float32", "always_2d": True}
 
-#: The size of a WAV file's audio that means all that follows, in either byte order.
+#: The size of a WAV file's audio that means "all that follows"; the same in either byte order.
 _SIZE_OF_ALL = b"\xff\xff\xff\xff"
 
-#: What soundfile raises for bytes that are no audio.
+#: What soundfile raises for bytes that are not audio.
 _UNREADABLE = (soundfile.SoundFileError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
 class AudioHeader:
-    """What the index has to know about a file."""
+    """What the index stores about a recording's file."""
 
     bytes: int
     mtime_ns: int
     frames: int
     rate: int
     channels: int
-    #: A digest of a local file's content; of a remote one its version says enough.
+    #: Digest of a local file's content; 0 for a remote file, whose version identifies it.
     content: int = 0
 
 
 def audio_versions() -> dict[str, str]:
-    """The versions that decide which numbers a file's bytes decode to."""
+    """Return the versions of soundfile and libsndfile, which decide what a file's bytes decode to."""
     return {"soundfile": version_of("soundfile"), "libsndfile": soundfile.__libsndfile_version__}
 
 
 def decoded_audio(
     raw: bytes, where: str, channel: int = AVERAGED, largest: int = LARGEST_SAMPLE
 ) -> tuple[NDArray[np.float32], int]:
-    """The audio of a file's bytes, and its rate; a SampleError if it would have more than the `largest` bytes."""
+    """Return the decoded audio of a file's bytes, as one channel, and its rate.
+
+    That is `channel`, or the average of all. Raise a SampleError if the bytes are no audio or are recognizably cut
+    short (see containers), or if they would decode to more than `largest` bytes (0: no limit). Plain WAV files (see
+    plain_wav) are decoded without comparing `largest`.
+    """
     plain = plain_wav(raw)
     if plain is not None:
         return plain
     try:
         is_flac = raw.startswith(b"fLaC")
         mended = None if is_flac else _whole_audio(_of_bytes(raw), len(raw), where)
+        # FLAC needs no check of its end: its header counts frames, so a cut file decodes to fewer of them.
         opened = _FlacReadThrough if is_flac else soundfile.SoundFile
         with opened(mended or io.BytesIO(raw)) as sound:
+            # Before reading: a header may claim any number of frames, and reading allocates them all.
             refuse_larger(audio_bytes(sound.frames, sound.channels), largest, where)
             audio, rate = _all_of(sound), sound.samplerate
     except _UNREADABLE as error:
@@ -96,33 +102,41 @@ def decoded_audio(
 
 
 def audio_bytes(frames: int, channels: int) -> int:
-    """Return how many bytes so many frames have as they are decoded, before their channels are averaged."""
+    """Return how many bytes so many frames decode to, before channels are averaged."""
     return 4 * frames * channels
 
 
 def _all_of(sound: Any) -> NDArray[np.float32]:
-    """Return all channels, as `soundfile.read` does: the last bits of MP3 depend on seeking before."""
+    """Return all frames of all channels, seeking to the start first as `soundfile.read` does.
+
+    The seek decides the last bits of decoded MP3, so leaving it out would change samples.
+    """
     if sound.seekable():
         sound.seek(0)
     return sound.read(sound.frames, **_AS_FLOATS)  # type: ignore[no-any-return] # no types
 
 
 class _FlacReadThrough(soundfile.SoundFile):  # type: ignore[misc, name-defined] # no types
-    """A FLAC file that is read once, from its beginning to its end.
+    """A FLAC file that is read once, from beginning to end, without seeking.
 
-    soundfile seeks before and after reading, to where it is already, for which libFLAC decodes again: a fifteenth of
-    the time. Other formats are left to it: the last bits of MP3 depend on a seek before.
+    soundfile seeks before and after reading to where it is already, and libFLAC decodes again for each seek: a
+    fifteenth of the time. Other formats keep the seeks, which the last bits of MP3 depend on.
     """
 
     def seekable(self) -> bool:
-        """Not as far as soundfile has to know."""
+        """Return False, so that soundfile does not seek."""
         return False
 
 
 def decoded_stretch(  # noqa: PLR0913, PLR0917 - a stretch, and what is said of it
     handle: int, start: int, frames: int, where: str, channel: int = AVERAGED, largest: int = LARGEST_SAMPLE
 ) -> NDArray[np.float32]:
-    """Frames of an open file from `start` on, as many as asked for or as there are; nothing else is decoded."""
+    """Return up to `frames` frames of an open file from frame `start` on, as one channel.
+
+    That is `channel`, or the average of all. Only these frames are decoded; fewer come back if the file ends before.
+    Raise a SampleError if the file is no audio or is recognizably cut short, or if the stretch would decode to more
+    than `largest` bytes (0: no limit).
+    """
     try:
         mended = _whole_audio(_of_handle(handle), os.fstat(handle).st_size, where)
         with soundfile.SoundFile(mended or handle, closefd=False) as sound:
@@ -135,6 +149,7 @@ def decoded_stretch(  # noqa: PLR0913, PLR0917 - a stretch, and what is said of 
 
 
 def _one_channel(audio: NDArray[np.float32], channel: int) -> NDArray[np.float32]:
+    """Return the chosen channel, or the average of all; a single channel is returned as it is."""
     if audio.shape[1] == 1:
         return audio[:, 0]
     if channel != AVERAGED:
@@ -144,12 +159,18 @@ def _one_channel(audio: NDArray[np.float32], channel: int) -> NDArray[np.float32
 
 
 def header_of(path: str, seen: SeenFiles) -> AudioHeader:
-    """What the index has to know about a file, without decoding it; its status is remembered in `seen`."""
+    """Return the header of a local file without decoding it, and note its content's digest in `seen`.
+
+    Raise a SampleError if it is no regular file, is empty, no audio, or recognizably cut short (see containers); an
+    OSError if it cannot be opened.
+    """
     # soundfile reads headers from a descriptor in half the time that it takes from a Python file.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # so that a pipe is refused and not waited for
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # O_NONBLOCK: opening a pipe must not wait
     try:
         status = os.fstat(handle)
         frames, rate, channels = _frames(handle, status, path)
+        # The status was taken before the bytes are read: a write in between gives the file another status, so `seen`
+        # never pairs the new status with the digest of old bytes.
         content = number_of_digest(digest_of_handle(handle, status, seen))
         return AudioHeader(status.st_size, status.st_mtime_ns, frames, rate, channels, content)
     finally:
@@ -157,19 +178,23 @@ def header_of(path: str, seen: SeenFiles) -> AudioHeader:
 
 
 def header_of_remote(url: str, files: Files) -> AudioHeader:
-    """The same for a remote file; of a plain WAV file only a block is fetched, of any other file all."""
+    """Return the header of a remote file without decoding it.
+
+    Only the first bytes of a plain WAV file are fetched, but all of any other file. Raise a SampleError if it is empty,
+    no audio, or recognizably cut short.
+    """
     facts = files.facts(url)
     if facts.bytes == 0:
         raise _unusable("empty_file", "audio", "an empty file", url)
     if plain := plain_header(files.part(url, facts, 0, min(HEADER_BYTES, facts.bytes)), facts.bytes):
         return AudioHeader(facts.bytes, facts.version, *plain, 1)
-    # From the disk, because libsndfile would take a failing store for the end of the file.
+    # Fetched to disk first: libsndfile would take a failing store for the end of the file.
     with files.local(url, facts) as path, path.open("rb") as file:
         return AudioHeader(facts.bytes, facts.version, *_header_of_handle(file.fileno(), facts.bytes, url))
 
 
 def _frames(handle: int, status: os.stat_result, path: str) -> tuple[int, int, int]:
-    """Frames, their rate, and channels."""
+    """Return frames, rate and channels of an open local file; raise a SampleError if it is unusable."""
     if not stat.S_ISREG(status.st_mode):
         raise _unusable("not_a_file", "a file", "something else", path)
     if status.st_size == 0:
@@ -180,7 +205,10 @@ def _frames(handle: int, status: os.stat_result, path: str) -> tuple[int, int, i
 
 
 def header_of_bytes(raw: bytes, where: str) -> tuple[int, int, int]:
-    """Frames, their rate, and channels of a file's bytes."""
+    """Return frames, rate and channels of a file whose bytes are given.
+
+    Raise a SampleError if they are no audio, recognizably cut short, or a recording without samples.
+    """
     if plain := plain_header(raw, len(raw)):
         return *plain, 1
     mended = _whole_audio(_of_bytes(raw), len(raw), where)
@@ -188,20 +216,25 @@ def header_of_bytes(raw: bytes, where: str) -> tuple[int, int, int]:
 
 
 def _header_of_handle(handle: int, size: int, where: str) -> tuple[int, int, int]:
+    """Return frames, rate and channels of an open file; raise a SampleError as `header_of_bytes` does."""
     return _header_by_libsndfile(_whole_audio(_of_handle(handle), size, where) or handle, where)
 
 
 def _of_bytes(raw: bytes) -> Callable[[int, int], bytes]:
+    """Return a function that reads bytes of a file in memory."""
     return lambda offset, nbytes: raw[offset : offset + nbytes]
 
 
 def _of_handle(handle: int) -> Callable[[int, int], bytes]:
+    """Return a function that reads bytes of an open file, wherever it stands."""
     return lambda offset, nbytes: os.pread(handle, nbytes, offset)
 
 
 def _whole_audio(read: Callable[[int, int], bytes], size: int, where: str) -> io.BytesIO | None:
-    """Raise a SampleError if a file lost its end. Return the file with its audio's size put in if its header says 0,
-    which a program that wrote into a pipe leaves there, and which libsndfile takes for an empty recording.
+    """Raise a SampleError if a file lost its end; return a mended copy if its header gives a size of 0.
+
+    A program that writes into a pipe leaves 0 there, which libsndfile takes for an empty recording; the copy has the
+    size that means "all that follows". Return None for any other file, which is decoded as it is.
     """
     extent = audio_extent(read, size)
     if extent is not None and extent.is_cut(size):
@@ -217,11 +250,13 @@ def _whole_audio(read: Callable[[int, int], bytes], size: int, where: str) -> io
 
 
 def _cut_short(expected: str, got: str, where: str) -> SampleError:
+    """Return the SampleError for a file that lost its end."""
     remedy = "It was cut short: mend or remove the file, then run loader-server index."
     return SampleError(reason="truncated", expected=expected, got=got, where=where, remedy=remedy)
 
 
 def _header_by_libsndfile(file: int | io.BytesIO, where: str) -> tuple[int, int, int]:
+    """Return frames, rate and channels as libsndfile reports them; raise a SampleError without samples."""
     try:
         with soundfile.SoundFile(file, closefd=False) as sound:
             frames, rate, channels = int(sound.frames), int(sound.samplerate), int(sound.channels)
@@ -233,7 +268,9 @@ def _header_by_libsndfile(file: int | io.BytesIO, where: str) -> tuple[int, int,
 
 
 def _undecodable(where: str, error: Exception) -> SampleError:
-    # Its text begins with what was opened, here a number or an address; the reason alone is the same each time.
+    """Return the SampleError for bytes that libsndfile cannot read."""
+    # str(error) begins with what was opened, here a descriptor or a memory address; the reason alone is the same in
+    # every run.
     got = getattr(error, "error_string", str(error))
     return SampleError(
         reason="undecodable",
@@ -245,4 +282,5 @@ def _undecodable(where: str, error: Exception) -> SampleError:
 
 
 def _unusable(reason: str, expected: str, got: str, path: str) -> SampleError:
+    """Return the SampleError for a file that is unusable for this reason."""
     return SampleError(reason=reason, expected=expected, got=f"{got}: {path}", where=path, remedy="Remove the row.")

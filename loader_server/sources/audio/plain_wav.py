@@ -1,7 +1,7 @@
-"""The commonest audio file, read without a library: WAV with the 44-byte header, one channel of 16-bit PCM.
+"""Decoder of the commonest audio file without a library: WAV, 44-byte header, one channel of 16-bit PCM.
 
-Rules: pure; the samples are the ones that libsndfile gives, bit for bit; any other file, a damaged one included, is
-left to it (None). Measured with files of 2.5 s at 8 kHz: from file to log-mel 0.40 ms of CPU, against 0.53 with
+Rules: pure; the samples are bit for bit those of libsndfile; any other file, a damaged one included, gives None and is
+left to libsndfile. Measured with files of 2.5 s at 8 kHz: from file to log-mel 0.40 ms of CPU, against 0.53 with
 libsndfile, which calls back into Python for every piece.
 """
 
@@ -28,13 +28,16 @@ FRAME_BYTES = _SAMPLE.itemsize
 
 
 def plain_wav(raw: bytes) -> tuple[NDArray[np.float32], int] | None:
-    """Samples from -1 to 1, and their rate; None if this is anything but the plainest of files."""
+    """Return the samples of a plain WAV file, from -1 to 1, and their rate; None for any other file."""
     header = plain_header(raw, len(raw))
     return header and (plain_samples(raw, HEADER_BYTES), header[1])
 
 
 def plain_header(raw: bytes, size: int) -> tuple[int, int] | None:
-    """Frames and rate of a file of this size that begins with these bytes; None if it is not one of the plainest."""
+    """Return frames and rate of a plain WAV file of `size` bytes that begins with `raw`.
+
+    Return None for any other file, including one whose sizes disagree with `size` and one without audio.
+    """
     if len(raw) < HEADER_BYTES:
         return None
     riff, rest, wave, fmt, fmt_size, kind, channels, rate, _, frame, bits, data, nbytes = _HEADER.unpack_from(raw)
@@ -42,13 +45,15 @@ def plain_header(raw: bytes, size: int) -> tuple[int, int] | None:
         return None
     if (fmt_size, kind, channels, frame, bits) != (16, _PCM, 1, FRAME_BYTES, 16):
         return None
+    # Both sizes have to match the file exactly. A cut file, extra chunks or a size left open by a pipe is for
+    # libsndfile and `containers`, which tell those cases apart.
     if rest != size - 8 or nbytes != size - HEADER_BYTES or nbytes % FRAME_BYTES or not nbytes or not rate:
         return None
     return nbytes // FRAME_BYTES, rate
 
 
 def plain_samples(raw: bytes, offset: int = 0) -> NDArray[np.float32]:
-    """The samples of such a file, from this byte on."""
+    """Return the 16-bit samples from byte `offset` on, as floats from -1 to 1."""
     audio = np.frombuffer(raw, _SAMPLE, offset=offset).astype(np.float32)
-    audio *= _STEP  # a separate step: converting while multiplying goes through a buffer, and costs a third more
+    audio *= _STEP  # a step of its own: converting while multiplying goes through a buffer, and costs a third more
     return audio

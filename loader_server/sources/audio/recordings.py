@@ -1,9 +1,10 @@
-"""Reads and decodes the recordings that an index names: whole files, or stretches of them.
+"""Reading and decoding of the recordings that an index names: whole files, or stretches of them.
 
 Rules: only what a sample needs is read and decoded. A whole file is read in one go. A stretch of a plain WAV file is a
 range of bytes; in other files libsndfile seeks to it, which also reads, so that happens while decoding. A file that is
-no longer the indexed one is a ReadError: its size is compared, and its content if this machine has not seen its status,
-after it was read, because a write changes the status before the bytes. Its time of change is not: a copy has another.
+no longer the indexed one is a ReadError: its size is compared, and its content unless this machine has seen its status
+with that content. Both are checked after reading, because a write changes the status before the bytes. The time of
+change is not compared, because a copy has another.
 """
 
 from __future__ import annotations
@@ -36,25 +37,25 @@ if TYPE_CHECKING:
 __all__ = ["Recordings", "audio_field", "common_rate"]
 
 
-#: Frames: four minutes at 16 kHz, which any format decodes in less than half a second. They are all in memory at once,
-#: and have as long together as a sample has otherwise.
+#: Limit in frames on decoding samples together: four minutes at 16 kHz, which any format decodes in less than half a
+#: second. They are in memory at once, and share the time limit that one sample has otherwise.
 _MOST_AT_ONCE = 4_000_000
 _OTHER_CONTENT = "one of the same size with other bytes, changed since"
 
 
 def audio_field(rate: int) -> Field:
-    """The field of audio, in frames; it has time if all files have one rate, otherwise (0) each has its own."""
+    """Return the field of audio, counted in frames; a `rate` of 0 (files differ) gives it no time."""
     return Field(key="audio", dtype="float32", shape=(None,), per_second=float(rate) or None)
 
 
 def common_rate(rates: NDArray[np.int64]) -> int:
-    """The one rate of all files, or 0."""
+    """Return the rate of all files if they have the same, else 0."""
     return int(rates[0]) if (rates == rates[0]).all() else 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """What is read of a sample's file: this many frames from `start` on, or all of them."""
+    """Part of a sample's file that is read: `frames` frames from `start` on, or the whole file."""
 
     sample: int
     start: int
@@ -62,13 +63,15 @@ class _Extent:
 
     @property
     def is_whole_file(self) -> bool:
+        """Return whether the extent is the whole file."""
         return self.start == WHOLE_FILE
 
 
 class Recordings:
-    """The audio of an index's samples. `columns` are those of `stretch_columns`; `path_of` says where a sample's file
-    is, and `where` names the sample in messages; `files` has those that are remote; `largest` is the most bytes that
-    what is decoded at once may have.
+    """Audio of an index's samples.
+
+    `columns` are those of `stretch_columns`. `path_of` returns a sample's path or URL, and `where` how messages name
+    the sample. `largest` is the most bytes that one decoded file or stretch may have (0: no limit).
     """
 
     def __init__(
@@ -88,25 +91,33 @@ class Recordings:
         self._where = where
 
     def expect(self, samples: Sequence[int]) -> None:
-        """Begin to fetch those files of these samples that are remote."""
+        """Start fetching the files of these samples that are remote."""
         self._files.expect_files((self._path_of(sample), self._facts(sample)) for sample in samples)
 
     def _facts(self, sample: int) -> FileFacts:
+        """Return the size and version of the sample's file as indexed."""
         return FileFacts(bytes=int(self._columns["bytes"][sample]), version=int(self._columns["mtime_ns"][sample]))
 
     def read(self, sample: int) -> bytes:
-        """The bytes of its file, or of its stretch; empty if decoding has to seek."""
+        """Return the bytes of the sample's file or stretch; empty bytes if decoding has to seek.
+
+        Raise a ReadError if the file is no longer the indexed one, and an OSError if it cannot be opened or read.
+        """
         return self._read(self._extent(sample))
 
     def read_chunk(self, chunk: Chunk) -> bytes:
-        """The same of a stretch of the sample."""
+        """Return the bytes of a stretch of the sample, as `read` does."""
         return self._read(self._extent_of(chunk))
 
     def _read(self, extent: _Extent) -> bytes:
+        """Return the bytes that decoding an extent needs; empty bytes if it has to seek.
+
+        Raise a ReadError if the file is no longer the indexed one.
+        """
         sample = extent.sample
         if is_url(path := self._path_of(sample)):
             return self._read_remote(path, extent)
-        # A bare descriptor: a Python file asks the system twice as often, which is 3 µs of 12.
+        # A bare descriptor: a Python file makes twice as many system calls, which is 3 µs of 12.
         handle = os.open(path, os.O_RDONLY)
         try:
             header = b"" if extent.is_whole_file else os.pread(handle, HEADER_BYTES, 0)
@@ -120,13 +131,17 @@ class Recordings:
         return raw
 
     def _read_remote(self, url: str, extent: _Extent) -> bytes:
+        """Return the bytes that decoding an extent of a remote file needs, in its indexed version.
+
+        If decoding has to seek, fetch the file to this machine and return empty bytes.
+        """
         facts = self._facts(extent.sample)
         if extent.is_whole_file:
             return self._files.whole(url, facts)
         header = self._files.part(url, facts, 0, min(HEADER_BYTES, facts.bytes))
         offset, nbytes = self._range(extent, header)
         if not nbytes:
-            self._files.local(url, facts).close()  # from where it will be decoded
+            self._files.local(url, facts).close()  # fetch the whole file now: decoding seeks in the local copy
         return self._files.part(url, facts, offset, nbytes)
 
     def indexed_files(self) -> IndexedFiles:
@@ -134,20 +149,24 @@ class Recordings:
         return IndexedFiles(len(self._columns["bytes"]), self._file_at)
 
     def _file_at(self, sample: int) -> tuple[str, int]:
+        """Return path (empty if the file is remote) and size of the sample's file."""
         path = self._path_of(sample)
         return "" if is_url(path) else path, int(self._columns["bytes"][sample])
 
     def look_for_changes(self, time_s: float) -> None:
-        """Refuse local files that are gone or are not the indexed ones, as many as can be looked at in this time;
-        remote ones are asked for by their version when they are read.
+        """Raise a ReadError for a local file that is gone or changed since indexing.
+
+        As many files are checked as `time_s` allows. Remote files are skipped: reading them asks for the indexed
+        version.
         """
         look_at_some(len(self._columns["bytes"]), self._look_at, time_s)
 
     def _look_at(self, sample: int) -> None:
+        """Raise a ReadError if a sample's local file is gone or has changed."""
         if is_url(path := self._path_of(sample)):
             return
         try:
-            status = os.stat(path)  # a fifth of the time of a Path's
+            status = os.stat(path)  # takes a fifth of the time of Path.stat
             self._refuse_other(sample, status)
             if not has_content(path, status, self._digest(sample), self._files.seen):
                 raise self._changed(sample, _OTHER_CONTENT)
@@ -155,7 +174,10 @@ class Recordings:
             raise self._changed(sample, error.strerror or str(error)) from None
 
     def _open(self, sample: int) -> int:
-        """A descriptor of the file that was indexed."""
+        """Return a descriptor of the sample's file, to be closed by the caller.
+
+        Raise a ReadError if a local file has another size than the indexed one; its content is not compared here.
+        """
         if is_url(path := self._path_of(sample)):
             with self._files.local(path, self._facts(sample)) as place:
                 return os.open(place, os.O_RDONLY)
@@ -168,11 +190,17 @@ class Recordings:
         return handle
 
     def _refuse_other(self, sample: int, status: os.stat_result) -> None:
+        """Raise a ReadError if the size differs from the indexed one."""
         if status.st_size != self._columns["bytes"][sample]:
             raise self._changed(sample, f"one of {status.st_size} bytes, changed since")
 
     def _refuse_other_content(self, sample: int, handle: int, raw: bytes | None) -> None:
-        """Refuse an open file that was read and has other content than it had; `raw` are its bytes, if all were."""
+        """Raise a ReadError if an open file, which was just read, is not the indexed one.
+
+        `raw` are all of its bytes if they were read; otherwise the digest is computed from the descriptor.
+        """
+        # A writer changes the status before the bytes. So if the status is taken after reading and is one that was seen
+        # with the indexed content, the bytes that were read are the indexed ones.
         status, digest = os.fstat(handle), self._digest(sample)
         self._refuse_other(sample, status)
         if self._files.seen.has(status, digest):
@@ -186,10 +214,14 @@ class Recordings:
             raise self._changed(sample, _OTHER_CONTENT)
 
     def _digest(self, sample: int) -> str:
+        """Return the digest of the sample's file as indexed."""
         return digest_of_number(int(self._content[sample]))
 
     def _range(self, extent: _Extent, header: bytes) -> tuple[int, int]:
-        """Where the bytes that decoding needs begin, and how many they are, in a file with this beginning."""
+        """Return offset and number of the bytes that decoding needs, given the file's first bytes.
+
+        No bytes if the extent is a stretch of anything but a plain WAV file: decoding seeks there itself.
+        """
         nbytes = int(self._columns["bytes"][extent.sample])
         if extent.is_whole_file:
             return 0, nbytes
@@ -198,6 +230,7 @@ class Recordings:
         return HEADER_BYTES + extent.start * FRAME_BYTES, extent.frames * FRAME_BYTES
 
     def _changed(self, sample: int, got: str) -> ReadError:
+        """Return the ReadError for a file that is not the indexed one."""
         return ReadError(
             expected=f"the file that was indexed ({self._columns['bytes'][sample]} bytes)",
             got=got,
@@ -206,23 +239,30 @@ class Recordings:
         )
 
     def decode(self, sample: int, raw: bytes) -> tuple[NDArray[np.float32], int]:
-        """The samples and their rate; a SampleError if there are not as many as the index says."""
+        """Return the sample's audio and its rate.
+
+        Raise a SampleError if it cannot be decoded or has other than the indexed number of frames.
+        """
         return self._decode(self._extent(sample), raw)
 
     def decode_all(
         self, samples: Sequence[int], raw: Sequence[bytes]
     ) -> tuple[list[NDArray[np.float32]], list[int]] | None:
-        """The same of all these, samples and rates; None if there is much of it, or decoding has to seek in files."""
+        """Return the audio and the rates of these samples, each as `decode` does.
+
+        Return None if decoding has to seek in any file, or if they hold more than `_MOST_AT_ONCE` frames together.
+        """
         if not all(raw) or int(self._columns["frames"][samples].sum()) > _MOST_AT_ONCE:
             return None
         found = [self.decode(sample, one) for sample, one in zip(samples, raw, strict=True)]
         return [audio for audio, _ in found], [rate for _, rate in found]
 
     def decode_chunk(self, chunk: Chunk, raw: bytes) -> tuple[NDArray[np.float32], int]:
-        """The same of a stretch of the sample."""
+        """Return the audio of a stretch of the sample and its rate, as `decode` does."""
         return self._decode(self._extent_of(chunk), raw)
 
     def _decode(self, extent: _Extent, raw: bytes) -> tuple[NDArray[np.float32], int]:
+        """Return the audio of an extent and its rate; raise a SampleError if it lacks frames."""
         audio, rate = self._decoded(extent, raw)
         if len(audio) != extent.frames:
             raise SampleError(
@@ -235,9 +275,10 @@ class Recordings:
         return audio, rate
 
     def _decoded(self, extent: _Extent, raw: bytes) -> tuple[NDArray[np.float32], int]:
+        """Return the audio of an extent and its rate, however many frames there are."""
         sample = extent.sample
         if extent.is_whole_file:
-            # Where it came from is put into words only if somebody needs it.
+            # plain_wav first: it needs no name for messages, so none is built for most files.
             return plain_wav(raw) or decoded_audio(raw, self._named(sample), self._channel_of(sample), self._largest)
         rate = int(self._columns["rate"][sample])
         if raw:
@@ -249,37 +290,49 @@ class Recordings:
             os.close(handle)
 
     def _decoded_by_seeking(self, extent: _Extent, handle: int) -> NDArray[np.float32]:
+        """Return the audio of an extent of an open file.
+
+        Raise a ReadError if a local file is no longer the indexed one, whether decoding failed or not.
+        """
         sample = extent.sample
         where, channel = self._named(sample), self._channel_of(sample)
         try:
             return decoded_stretch(handle, extent.start, extent.frames, where, channel, self._largest)
-        finally:  # also if it failed: bytes that were written over are no bad sample
+        finally:  # also after an error: a file that was written over is a ReadError, not a bad sample
             if not is_url(self._path_of(sample)):
                 self._refuse_other_content(sample, handle, None)
 
     def _extent(self, sample: int) -> _Extent:
+        """Return what is read for the sample."""
         return _Extent(sample, self._start_of(sample), int(self._columns["frames"][sample]))
 
     def _extent_of(self, chunk: Chunk) -> _Extent:
+        """Return what is read for a chunk: frames counted from where the sample begins in its file."""
         whole = self._extent(chunk.sample)
         frames = chunk.stop - chunk.start
         return whole if frames == whole.frames else _Extent(chunk.sample, max(whole.start, 0) + chunk.start, frames)
 
     def is_whole(self, sample: int) -> bool:
-        """Whether the sample is all of its file."""
+        """Return whether the sample is all of its file."""
         return self._start_of(sample) == WHOLE_FILE
 
     def _start_of(self, sample: int) -> int:
+        """Return the sample's first frame in its file, or WHOLE_FILE."""
         return WHOLE_FILE if self._start is None else int(self._start[sample])
 
     def _channel_of(self, sample: int) -> int:
+        """Return the sample's channel, or AVERAGED."""
         return AVERAGED if self._channel is None else int(self._channel[sample])
 
     def _named(self, sample: int) -> str:
+        """Return how messages name the sample: its file, and where the data set lists it."""
         return f"{self._path_of(sample)} ({self._where(sample)})"
 
     def identity(self, sample: int) -> str:
-        """What tells the sample's bytes from others, except the path."""
+        """Return what tells the sample's bytes from others, without the path.
+
+        That is the file's size, time of change and digest, and the stretch and channel if it is not all of the file.
+        """
         columns, start, channel = self._columns, self._start_of(sample), self._channel_of(sample)
         said = f"{columns['bytes'][sample]} bytes, changed at {columns['mtime_ns'][sample]} ns"
         said += f", digest {self._digest(sample)}"

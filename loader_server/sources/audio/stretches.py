@@ -1,4 +1,4 @@
-"""Which frames of a recording make a sample: all of them, or a stretch that is given in seconds.
+"""Frames of a recording that make a sample: all of them, or a stretch that is given in seconds.
 
 Rules: frames are counted from the file's own header, never from what a manifest says about it; seconds are rounded to
 the nearest frame, halves up. A stretch may end up to half a second after its recording, as Kaldi allows, and is cut
@@ -25,15 +25,17 @@ if TYPE_CHECKING:
 
 __all__ = ["WHOLE_FILE", "AudioStretch", "Headers", "Stretch", "channel_setting", "stretch_columns"]
 
-#: The beginning of a stretch that is its whole file.
+#: In place of the first frame: the sample is the whole file.
 WHOLE_FILE = -1
 
+#: How far a stretch may overrun its recording, as in Kaldi; it is cut there.
 _OVERSHOOT_S = 0.5
+#: A frame far outside any recording.
 _FAR_FRAMES = 2.0**62
 
 
 def channel_setting(which: str) -> Any:
-    """The setting of sources whose recordings may have several channels: of which rows it holds."""
+    """Return the setting `channel` of a source; `which` names the rows that it holds for, in its help."""
     return setting(
         whole(AVERAGED), f"the channel, from 0, of {which}; -1: the average of all", default=AVERAGED, later=True
     )
@@ -41,8 +43,9 @@ def channel_setting(which: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What is asked for: seconds from the beginning, a duration in seconds (all that follows, if infinite), and a
-    channel.
+    """Stretch that a row asks for: begin and duration in seconds, and a channel.
+
+    An infinite duration means the rest of the recording.
     """
 
     start_s: float = 0.0
@@ -52,7 +55,10 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class AudioStretch:
-    """What a sample is: the file's header, where the sample begins, how long it is, and which channel it is from."""
+    """Stretch that makes a sample: its file's header, first frame, number of frames, and channel.
+
+    `start` is WHOLE_FILE if the sample is all of its file.
+    """
 
     header: AudioHeader
     start: int
@@ -61,8 +67,10 @@ class AudioStretch:
 
 
 class Headers:
-    """The headers of files, each read once however many stretches are asked for; `channel` is for stretches that name
-    none, and one with more than the `largest` bytes once decoded is bad (0: however many).
+    """Headers of files, each read once however many stretches are cut from it.
+
+    `channel` is for stretches that name none. A stretch that decodes to more than `largest` bytes is a bad row (0: no
+    limit).
     """
 
     def __init__(self, files: Files, channel: int = AVERAGED, largest: int = LARGEST_SAMPLE) -> None:
@@ -72,8 +80,13 @@ class Headers:
         self._known: dict[str, AudioHeader | BadRow] = {}
 
     def find(self, path: str, stretch: Stretch, where: tuple[str, int]) -> AudioStretch | BadRow:
-        """The stretch that a row asks for, or the bad row; `where` and `line` say where the row is."""
+        """Return the stretch that a row asks for, or a BadRow at `where`, its file and line.
+
+        The row is bad if the file is missing, unreadable, no audio or too large, or if the stretch lies outside of it.
+        Raise a ReadError if a remote file cannot be fetched.
+        """
         if path not in self._known:
+            # Bad files are remembered, too: a table may name one in thousands of rows.
             self._known[path] = _header(path, self._files)
         header = self._known[path]
         if isinstance(header, BadRow):
@@ -91,10 +104,12 @@ class Headers:
 
 
 def _header(path: str, files: Files) -> AudioHeader | BadRow:
+    """Return a file's header, or a BadRow without a place if the file is unusable."""
     try:
         return header_of_remote(path, files) if is_url(path) else header_of(path, files.seen)
     except SampleError as error:
         return BadRow(path, 0, error.reason, f"expected {error.expected}, got {error.got}")
+    # A subclass of DataError, so it comes first: a store that fails now says nothing about the row.
     except ReadError:
         raise
     except DataError as error:
@@ -105,10 +120,12 @@ def _header(path: str, files: Files) -> AudioHeader | BadRow:
 
 
 def _shown(path: str) -> str:
+    """Return a path or URL as messages show it, without credentials."""
     return without_credentials(path) if is_url(path) else path
 
 
 def _cut(header: AudioHeader, asked: Stretch, where: tuple[str, int]) -> AudioStretch | BadRow:
+    """Return the frames that a stretch covers, or a BadRow if it lies outside the recording or is empty."""
     if not AVERAGED <= asked.channel < header.channels:
         detail = f"expected a channel from 0 to {header.channels - 1}, got {asked.channel}"
         return BadRow(*where, "wrong_channel", detail)
@@ -120,17 +137,22 @@ def _cut(header: AudioHeader, asked: Stretch, where: tuple[str, int]) -> AudioSt
         return BadRow(*where, "outside_recording", f"expected a part of a recording of {length_s:g} s, got {told}")
     if frames <= 0:
         return BadRow(*where, "empty_stretch", f"expected an end after the beginning, got {told}")
+    # Only the end is cut: the overshoot was allowed above.
     frames = min(frames, header.frames - start)
     return AudioStretch(header, WHOLE_FILE if frames == header.frames else start, frames, asked.channel)
 
 
 def _frame(seconds: float, header: AudioHeader) -> int:
-    """Return the nearest frame; of seconds that no recording has, one far outside of all."""
+    """Return the frame nearest to a time; a time that no recording has is cut to `_FAR_FRAMES`."""
+    # Clamped first: seconds times rate may be infinite, which math.floor refuses.
     return math.floor(max(-_FAR_FRAMES, min(seconds * header.rate + 0.5, _FAR_FRAMES)))
 
 
 def stretch_columns(found: Sequence[AudioStretch], *, plain: bool) -> dict[str, list[int]]:
-    """The columns of these samples; without begins and channels if all are whole files and use all channels."""
+    """Return the index's columns of these stretches; `plain` leaves out `start` and `channel`.
+
+    They can be left out if all samples are whole files with all channels.
+    """
     headers = [one.header for one in found]
     columns = {name: [getattr(header, name) for header in headers] for name in ("bytes", "mtime_ns", "content")}
     columns |= {"frames": [one.frames for one in found], "rate": [header.rate for header in headers]}

@@ -1,1 +1,1 @@
-"""HDF5 files: rows, ragged values, lists, and the layout of RETURNN."""
+"""HDF5 files: fixed and ragged rows, variable-length types, virtual datasets, and RETURNN's layout."""

@@ -1,8 +1,8 @@
 """An HDF5 file, open in one process: its layout, and the values of any row.
 
 Rules: values that lie in one piece of the file are read from there, by any number of threads, and so are those in most
-chunks (see chunked_values); all others by h5py, which lets one at a time. A file that is cut short or damaged is a
-DataError when it is opened, a ReadError when it is read.
+chunks (see chunked_values); all others by h5py, which lets one thread at a time read. A file that is cut short or
+damaged is a DataError when it is opened, a ReadError when it is read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ __all__ = ["Hdf5File"]
 
 
 class Hdf5File:
-    """One file; close it."""
+    """One open file; close it after use.
+
+    Raise a DataError if the file is missing, damaged or has no usable layout. `places` says where parts of its virtual
+    datasets may be.
+    """
 
     def __init__(self, files: Files, path: str, group: str, keys: Sequence[str], places: PartPlaces) -> None:
         files.facts(path)
@@ -60,29 +64,34 @@ class Hdf5File:
             raise
 
     def _damaged(self, got: str) -> DataError:
+        """Return the DataError for a file that h5py cannot read."""
         remedy = "It is cut short or damaged, or something else: write or copy it anew, or mend `paths`."
         return DataError(expected="a whole HDF5 file", got=" ".join(got.split()), where=self.where, remedy=remedy)
 
     def _place(self, column: Hdf5Column) -> int | None:
-        """Where the values begin in the file, if they lie there in one piece in numpy's own form."""
+        """Return where a column's values begin in the file; None unless they lie there in one plain piece."""
         offset: int | None = self._datasets[column.key].id.get_offset() if self._is_plain(column) else None
         return offset
 
     def _is_plain(self, column: Hdf5Column) -> bool:
-        """Whether values have the bytes in this file that numpy has of them."""
+        """Return whether the file holds a column's values in the bytes that numpy has for them."""
         dataset = self._datasets[column.key]
+        # With a user block in front, offsets need not count from the beginning of the file: the library knows.
         elsewhere = column.is_text or column.nested or dataset.is_virtual or self.file.userblock_size
         return not elsewhere and bool(dataset.dtype.newbyteorder("=") == dataset.dtype)
 
     def _in_chunks(self, column: Hdf5Column) -> ChunkedValues | None:
-        """The values if they lie in chunks that can be read without the library."""
+        """Return the reader of a column's chunks; None if the library has to read them."""
         dataset = self._datasets[column.key]
         if not self._is_plain(column) or not ChunkedValues.can_read(dataset):
             return None
         return ChunkedValues(dataset, functools.partial(self._files.read, self.path))
 
     def values(self, column: Hdf5Column, begin: int, end: int) -> bytes:
-        """The values of a column in a range; for strings and nested rows, the one that begins there."""
+        """Return the bytes of a column's values from `begin` to before `end`.
+
+        For strings and nested rows, return those of row `begin`. Raise a ReadError if the file is damaged there.
+        """
         dataset, place = self._datasets[column.key], self._places[column.key]
         if place is not None:
             nbytes = dataset.dtype.itemsize * int(np.prod(column.inner, dtype=np.int64))
@@ -104,18 +113,21 @@ class Hdf5File:
         return bytes(found) if column.is_text else np.asarray(found, column.dtype).tobytes()
 
     def rows(self, dataset: str, start: int, stop: int) -> NDArray[Any]:
-        """Rows of a dataset as h5py returns them."""
+        """Return rows of a dataset as h5py returns them, those of a virtual one from its parts.
+
+        Raise an OSError or a KeyError if they cannot be read.
+        """
         virtual = self._virtual.get(dataset)
         found: NDArray[Any] = self.file[dataset][start:stop] if virtual is None else virtual.read(start, stop)
         return found
 
     @property
     def parts(self) -> list[str]:
-        """The files that hold rows of this one's virtual datasets."""
+        """Return the other files that hold rows of this one's virtual datasets."""
         return list(dict.fromkeys(path for virtual in self._virtual.values() for path in virtual.paths))
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file and the parts of its virtual datasets."""
         for virtual in self._virtual.values():
             virtual.close()
         self.file.close()

@@ -1,9 +1,9 @@
-"""What the datasets of an HDF5 file mean: which keys samples have, and where each sample's values are.
+"""Layout of an HDF5 file: which keys samples have, and where each sample's values are.
 
 Rules: in a group a dataset `<key>` has a sample a row, and `<key>_values` with `<key>_offsets` (or just `values` with
 `offsets`) is a ragged one, as in NumPy files. A file with `inputs` or `targets` and `seqLengths` is RETURNN's: `inputs`
 is called `data`, targets by their names, and `seqTags` name the sequences. Datasets that do not fit together are a
-DataError, and so are those whose values lie in other files, but for virtual ones.
+DataError, and so are those whose values lie in other files, except virtual datasets.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Hdf5Column", "Hdf5Layout", "layout_of_file"]
 
-#: Sequences whose lengths are in memory at once.
+#: How many rows' lengths are in memory at once.
 _BLOCK = 2**16
 _LENGTHS, _TAGS, _INPUTS, _TARGETS = "seqLengths", "seqTags", "inputs", "targets/data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hdf5Column:
-    """One key: the dataset of its values, their dtype ("text" for strings), the shape of one, and whether samples have
-    several: as many as offsets or lengths say, or as each row holds itself (`nested`, variable-length types).
+    """One key: its dataset, dtype ("text" for strings), the shape of a value, and whether samples have several.
+
+    A `ragged` sample has as many values as offsets or lengths say, or as its row holds itself (`nested`, of a
+    variable-length type).
     """
 
     key: str
@@ -45,11 +47,11 @@ class Hdf5Column:
 
     @property
     def is_text(self) -> bool:
-        """Whether it holds strings, which are for transforms."""
+        """Return whether the column holds strings, which are for transforms."""
         return self.dtype == "text"
 
     def field(self, *, padded: bool) -> Field:
-        """The field of a sample of it; the first axis may count as padded even if the column is not ragged."""
+        """Return the field of a sample's value; `padded` makes the first axis of a row count as its length."""
         if self.ragged:
             return Field(key=self.key, dtype=self.dtype, shape=(None, *self.inner))
         shape = (None, *self.inner[1:]) if padded and self.inner else self.inner
@@ -58,7 +60,7 @@ class Hdf5Column:
 
 @dataclass(frozen=True, slots=True)
 class Hdf5Layout:
-    """The columns of a file, how many samples they have, where their names are (or ""), and whether it is RETURNN's."""
+    """Columns of a file, number of samples, dataset of their names (or ""), and whether it is RETURNN's."""
 
     columns: tuple[Hdf5Column, ...]
     samples: int
@@ -66,7 +68,11 @@ class Hdf5Layout:
     returnn: bool
 
     def begins(self, file: h5py.File, rows: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield blocks of rows: the first row, and in each ragged column where rows begin and the last one ends."""
+        """Yield blocks of at most `rows` rows: the first row, and where values begin in each ragged column.
+
+        The second is an array with a column for each ragged key (nested ones left out): where each row begins, and
+        behind these where the last row ends.
+        """
         ragged = [column for column in self.columns if column.ragged and not column.nested]
         ends = np.zeros((1, len(ragged)), np.int64)
         for start in range(0, self.samples, rows):
@@ -77,6 +83,10 @@ class Hdf5Layout:
     def _ends(
         self, file: h5py.File, ragged: Sequence[Hdf5Column], rows: tuple[int, int], before: NDArray[np.int64]
     ) -> NDArray[np.int64]:
+        """Return where these rows' values begin, and where the last row's end, in each ragged column.
+
+        Offsets say so; RETURNN's lengths are added up from the last end of the block before.
+        """
         start, stop = rows
         if not self.returnn:
             offsets = [file[_offsets_of(column.dataset)][start : stop + 1].astype(np.int64) for column in ragged]
@@ -88,7 +98,11 @@ class Hdf5Layout:
 
 
 def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: str) -> Hdf5Layout:
-    """The layout of an open file; a DataError if it has none, or lacks what is wanted."""
+    """Return the layout of an open file, with the wanted keys, or all if none is named.
+
+    Raise a DataError if a key is missing, if there are none, if datasets do not fit together or have unusable types, or
+    if values lie in other files.
+    """
     refuse_link_outside(file, _LENGTHS, where)
     returnn = _LENGTHS in file
     found = _returnn(file, where) if returnn else _rows(file, group, wanted, where)
@@ -105,6 +119,8 @@ def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: st
         if not column.is_text and column.dtype not in DTYPES:
             expected = f'"{column.key}" of strings, or of a dtype of {", ".join(sorted(DTYPES))}'
             raise _unusable(where, expected, column.dtype, "Convert it, or leave it out by `keys`.")
+    # The checks below come before any value is read: zeros that the library makes up for a missing file would pass as
+    # lengths.
     tags = _TAGS if returnn and _TAGS in file else ""
     for column in chosen:
         refuse_values_outside(file, column.dataset, where, may_be_virtual=True)
@@ -119,7 +135,7 @@ def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: st
 
 
 def _datasets_beside(columns: Sequence[Hdf5Column], tags: str, *, returnn: bool) -> Iterator[str]:
-    """The paths of the datasets that say where samples are, and what they are called."""
+    """Yield the paths of the datasets of offsets, lengths and tags that belong to these columns."""
     for column in columns:
         if column.ragged and not column.nested and not returnn:
             yield _offsets_of(column.dataset)
@@ -128,6 +144,10 @@ def _datasets_beside(columns: Sequence[Hdf5Column], tags: str, *, returnn: bool)
 
 
 def _rows(file: h5py.File, group: str, wanted: Sequence[str], where: str) -> Iterator[Hdf5Column]:
+    """Yield the columns of a group.
+
+    Raise a DataError if there is no such group, or if it or a key to be taken links to another file.
+    """
     refuse_link_outside(file, group, where)
     if group not in file:
         raise _unusable(where, f'a group "{group}"', _told(file), "Mend `group`.")
@@ -137,6 +157,7 @@ def _rows(file: h5py.File, group: str, wanted: Sequence[str], where: str) -> Ite
     for name in file[group]:
         if not link_outside(file, f"{group}/{name}"):
             found[name] = file[group].get(name)
+        # A link to another file is refused only if it may hold a key to be taken; others do no harm.
         elif not wanted or _keys_beside(name) & set(wanted):
             refuse_link_outside(file, f"{group}/{name}", where)
     found = {name: one for name, one in found.items() if hasattr(one, "shape")}
@@ -149,18 +170,22 @@ def _rows(file: h5py.File, group: str, wanted: Sequence[str], where: str) -> Ite
 
 
 def _offsets_of(values: str) -> str:
-    """The name of the dataset with a value dataset's offsets; nothing else ends like that."""
+    """Return the name of the dataset of offsets that belongs to a dataset of values.
+
+    Return an empty name unless the dataset is called `values`, or ends in `_values`.
+    """
     stem, _, name = values.rpartition("/")
     found = f"{name.removesuffix('values')}offsets" if name == "values" or name.endswith("_values") else ""
     return f"{stem}/{found}" if stem and found else found
 
 
 def _keys_beside(name: str) -> set[str]:
-    """The keys that a dataset of this name may belong to."""
+    """Return the keys that a dataset of this name may belong to, as values or as offsets."""
     return {name, name.removesuffix("_values"), name.removesuffix("_offsets"), *(["values"] * (name == "offsets"))}
 
 
 def _column(key: str, dataset: h5py.Dataset, *, ragged: bool) -> Hdf5Column:
+    """Return the column that a dataset makes under this key."""
     kind = dataset.dtype.metadata or {}
     nested = kind.get("vlen")
     text = nested in (str, bytes) or dataset.dtype.kind == "S"
@@ -176,6 +201,7 @@ def _column(key: str, dataset: h5py.Dataset, *, ragged: bool) -> Hdf5Column:
 
 
 def _returnn(file: h5py.File, where: str) -> Iterator[Hdf5Column]:
+    """Yield the columns of RETURNN's layout, `data` first; raise a DataError for links to other files."""
     for path in (_INPUTS, _TARGETS, _TAGS):
         refuse_link_outside(file, path, where)
     if _INPUTS in file:
@@ -186,12 +212,16 @@ def _returnn(file: h5py.File, where: str) -> Iterator[Hdf5Column]:
 
 
 def _places_of_lengths(file: h5py.File) -> Mapping[str, int]:
-    """The column of the lengths for each dataset: the inputs', if there are any, then targets in sorted order."""
+    """Return for each of RETURNN's datasets which column of the lengths is its own.
+
+    The inputs come first, if there are any, then the targets in sorted order.
+    """
     names = ([_INPUTS] if _INPUTS in file else []) + [f"{_TARGETS}/{name}" for name in sorted(file.get(_TARGETS, ()))]
     return {name: place for place, name in enumerate(names)}
 
 
 def _common_samples(file: h5py.File, columns: Sequence[Hdf5Column], where: str) -> int:
+    """Return how many samples the columns have; raise a DataError if they differ."""
     counts = {column.key: _count(file, column, where) for column in columns}
     first, *others = counts.items()
     for key, count in others:
@@ -202,6 +232,7 @@ def _common_samples(file: h5py.File, columns: Sequence[Hdf5Column], where: str) 
 
 
 def _count(file: h5py.File, column: Hdf5Column, where: str) -> int:
+    """Return how many samples a column has; raise a DataError if its offsets are unusable."""
     if not column.ragged or column.nested:
         return len(file[column.dataset])
     offsets = file[_offsets_of(column.dataset)]
@@ -212,7 +243,7 @@ def _count(file: h5py.File, column: Hdf5Column, where: str) -> int:
 
 
 def _refuse_misfit(file: h5py.File, layout: Hdf5Layout, where: str) -> None:
-    """Refuse lengths or offsets that fall, or that are not those of the values."""
+    """Raise a DataError if offsets or lengths fall, or do not add up to the values that there are."""
     ragged = [column for column in layout.columns if column.ragged and not column.nested]
     last = np.zeros(len(ragged), np.int64)
     for start, ends in layout.begins(file, _BLOCK):
@@ -229,6 +260,7 @@ def _refuse_misfit(file: h5py.File, layout: Hdf5Layout, where: str) -> None:
 
 
 def _refuse_other_lengths(file: h5py.File, where: str) -> None:
+    """Raise a DataError if RETURNN's lengths have another shape, or tags another number."""
     lengths, needed = file[_LENGTHS], len(_places_of_lengths(file))
     if lengths.ndim != 2 or lengths.dtype.kind not in "iu" or lengths.shape[1] < needed:
         expected = f"{_LENGTHS} of whole numbers, with a column for each of {needed} datasets"
@@ -238,9 +270,11 @@ def _refuse_other_lengths(file: h5py.File, where: str) -> None:
 
 
 def _told(names: Any) -> str:
+    """Return names as messages show them."""
     return ", ".join(f'"{name}"' for name in names) or "nothing"
 
 
 def _unusable(where: str, expected: str, got: str, remedy: str = "") -> DataError:
+    """Return the DataError for a file whose datasets cannot be used."""
     remedy = remedy or "Write the file anew: its datasets do not belong together."
     return DataError(expected=expected, got=got, where=where, remedy=remedy)

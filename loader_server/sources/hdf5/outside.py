@@ -1,6 +1,6 @@
-"""Values that an HDF5 file takes from other files: by an external link, as raw external storage, as a virtual dataset.
+"""Values that an HDF5 file takes from other files: external links, raw external storage, virtual datasets.
 
-The library follows all three without a word, and where another file is gone or short it makes zeros up. They may be any
+The library follows all three silently, and where another file is gone or short it makes zeros up. They may lead to any
 file of the machine, and neither the index nor its checks know of them, unless they are parts of a virtual dataset that
 `virtual_rows` accepts.
 
@@ -19,26 +19,29 @@ if TYPE_CHECKING:
 
 __all__ = ["link_outside", "refuse_link_outside", "refuse_values_outside"]
 
-#: Soft links that lead on to soft links: more are a circle, which the library refuses as well.
+#: How many soft links a path may pass: more are a circle, which the library refuses as well.
 _MOST_LINKS = 16
-#: Files that a message names.
+#: How many files a message names at most.
 _NAMED_FILES = 3
 
 _REMEDY = "Copy the values into the file, with h5repack or h5py for instance, or leave the dataset out by `keys`."
 
 
 def link_outside(file: h5py.File, path: str) -> str:
-    """Return where a path leads if it leaves the file by an external link, however many soft links lie between; or ""
-    if it does not, or leads nowhere.
+    """Return where a path leads if an external link takes it out of the file; else an empty text.
+
+    Soft links on the way are followed. A path that leads nowhere, or in a circle, gives an empty text, too.
     """
     return _outside(file, path, _MOST_LINKS)
 
 
 def _outside(file: h5py.File, path: str, links_left: int) -> str:
+    """Follow a path link by link, as `link_outside`, through at most `links_left` more soft links."""
     h5py = library("h5py", extra="hdf5", use="which reads HDF5")
     names = [name for name in path.split("/") if name and name != "."]
     group = file["/"]
     for place, name in enumerate(names):
+        # With getlink the library returns the link itself; without, it would open the file that the link names.
         link = group.get(name, getlink=True)
         if isinstance(link, h5py.ExternalLink):
             return f"{link.filename}:{link.path}"
@@ -61,8 +64,9 @@ def refuse_link_outside(file: h5py.File, path: str, where: str) -> None:
 
 
 def refuse_values_outside(file: h5py.File, path: str, where: str, *, may_be_virtual: bool = False) -> None:
-    """Raise a DataError if the values of a dataset lie in other files; `may_be_virtual` says that somebody else looks
-    at the parts of a virtual one.
+    """Raise a DataError if the values of a dataset lie in other files.
+
+    `may_be_virtual` accepts a virtual dataset, whose parts the caller checks itself.
     """
     refuse_link_outside(file, path, where)
     dataset = file[path]
@@ -75,12 +79,14 @@ def refuse_values_outside(file: h5py.File, path: str, where: str, *, may_be_virt
 
 
 def _listed(names: list[str]) -> str:
+    """Return the first few of these names, and how many others there are."""
     distinct = list(dict.fromkeys(names))
     more = len(distinct) - _NAMED_FILES
     return ", ".join(distinct[:_NAMED_FILES]) + (f" and {more} other files" if more > 0 else "")
 
 
 def _outside_values(path: str, got: str, where: str) -> DataError:
+    """Return the DataError for values that lie outside of the file."""
     return DataError(
         expected=f'values of "{path.strip("/")}" in the file itself, where the index can check them',
         got=got,

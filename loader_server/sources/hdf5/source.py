@@ -1,4 +1,4 @@
-"""The hdf5 source: rows of datasets in HDF5 files, ragged ones too, and RETURNN's sequences.
+"""The hdf5 source: rows of datasets in HDF5 files, fixed or ragged, and RETURNN's sequences.
 
 Rules: each process opens files for itself. The index has where each sample's values begin, and how many there are. All
 files of a stream have the same keys. Where no key is ragged, the first axis of each sample counts as its length.
@@ -37,7 +37,7 @@ __all__ = ["Hdf5Piece", "Hdf5Settings", "Hdf5Source"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hdf5Settings:
-    """Further settings of a stream with source = "hdf5"."""
+    """Settings of a stream with source = "hdf5", besides those of every stream."""
 
     paths: tuple[str, ...] = setting(texts, "HDF5 files, or folders of .h5, .hdf5 and .hdf, relative to the job file")
     keys: tuple[str, ...] = setting(texts, "the keys that are taken; all, if left out", default=())
@@ -46,8 +46,10 @@ class Hdf5Settings:
 
 @dataclass(frozen=True, slots=True)
 class Hdf5Piece:
-    """Rows of one file: `start` counts from the first row of all files, `row` from this file's; `begins` says where
-    rows begin in each ragged column, and where the last one ends.
+    """Consecutive rows of one file.
+
+    `start` is the first row's number over all files, `row` its number in this file. `ends` has a column for each ragged
+    key: where each row's values begin, and at last where the last row's end.
     """
 
     start: int
@@ -57,8 +59,10 @@ class Hdf5Piece:
 
 
 class Hdf5Source(Source):
-    """Rows of datasets. Columns: each sample's file (counted from 0) and row, `begin_<key>` for ragged keys, and
-    lengths. Strings: the tags of sequences, if there are any.
+    """Rows of datasets.
+
+    The index has these columns: file (counted from 0), row, `begin_<key>` for ragged keys, and lengths; and as strings
+    the tags of sequences, if all files have them.
     """
 
     Settings = Hdf5Settings
@@ -72,7 +76,12 @@ class Hdf5Source(Source):
 
     @property
     def _files(self) -> list[Hdf5File]:
-        """All files, opened by the first call."""
+        """Return all files, opened by the first call.
+
+        Raise a DataError if one is unusable or has other keys, and a ReadError if one has parts that the index does not
+        know.
+        """
+        # Several threads read: the files are opened once, by the first of them.
         with self._lock:
             if not self._open:
                 paths = self._found_paths()
@@ -84,10 +93,14 @@ class Hdf5Source(Source):
             return self._open
 
     def _found_paths(self) -> list[str]:
+        """Return the files that `paths` stands for."""
         return self.files.found(self.settings.paths, ".h5", ".hdf5", ".hdf")
 
     def _refuse_unknown_parts(self) -> None:
-        """Refuse parts that the index does not know: nobody would notice a change of them."""
+        """Raise a ReadError if a file has parts that the index does not know.
+
+        Nobody would notice a change of them.
+        """
         if not hasattr(self, "indexed"):
             return
         known = {one["path"] for one in self.indexed.origin}
@@ -97,7 +110,10 @@ class Hdf5Source(Source):
                     raise changed("a file with the parts that were indexed", f"one with {part}", one.where)
 
     def _places_of_parts(self, paths: Sequence[str]) -> PartPlaces:
-        """Parts of virtual datasets lie below the folders of the stream's files, and folders that it names."""
+        """Return where parts of virtual datasets may be.
+
+        They may be below the folders of the stream's files, and below folders that the stream names.
+        """
         files = {os.path.realpath(self.files.where(path)) for path in paths if not is_url(path)}
         named = {os.path.realpath(self.files.where(path)) for path in self.settings.paths if not is_url(path)}
         folders = {os.path.dirname(self.files.where(path)) for path in paths if not is_url(path)}
@@ -105,17 +121,18 @@ class Hdf5Source(Source):
         return PartPlaces(folders=sorted(real | {one for one in named if Path(one).is_dir()}), files=files)
 
     def _all_paths(self) -> list[str]:
-        """The files, and then the other files that hold rows of theirs."""
+        """Return the stream's files, and then the other files that hold rows of theirs."""
         parts = dict.fromkeys(path for one in self._files for path in one.parts)
         return [*self._found_paths(), *parts]
 
     @property
     def _columns(self) -> tuple[Hdf5Column, ...]:
+        """Return the columns, which all files have in common."""
         return self._files[0].layout.columns
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """A value for each key that holds numbers."""
+        """Return the field of each key that holds numbers."""
         numeric = [column for column in self._columns if not column.is_text]
         padded = not any(column.ragged for column in numeric)
         return tuple(column.field(padded=padded) for column in numeric)
@@ -123,11 +140,11 @@ class Hdf5Source(Source):
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """The stamp of the files, and of those that hold rows of theirs."""
+        """Return a stamp of the files, and of other files that hold rows of theirs."""
         return self.files.stamp(self._all_paths())
 
     def survey(self) -> Inventory:
-        """As many rows as the files have."""
+        """Count the rows of all files; raise a DataError if files are unusable or differ in their keys."""
         kinds = [[column.key, column.dtype, list(column.inner)] for column in self._columns]
         return Inventory(
             total=sum(one.layout.samples for one in self._files),
@@ -137,6 +154,7 @@ class Hdf5Source(Source):
         )
 
     def _pieces(self, rows: int) -> Iterator[Hdf5Piece]:
+        """Yield the rows of all files in pieces of at most `rows` rows."""
         start = 0
         for number, one in enumerate(self._files):
             for row, ends in one.layout.begins(one.file, rows):
@@ -144,7 +162,11 @@ class Hdf5Source(Source):
             start += one.layout.samples
 
     def probe(self, piece: Hdf5Piece) -> Found:
-        """Where values begin, as the survey found; only strings and variable-length rows are read."""
+        """Return where the values of these rows begin, their lengths, and the bad rows.
+
+        Only strings and variable-length rows are read; the survey's pieces have the rest. A string that is not UTF-8
+        makes a bad row.
+        """
         one, count = self._files[piece.file], len(piece.ends) - 1
         numbers: dict[str, NDArray[np.int64]] = {"row": np.arange(piece.row, piece.row + count)}
         bad: dict[int, BadRow] = {}
@@ -171,6 +193,7 @@ class Hdf5Source(Source):
     def _found(
         self, piece: Hdf5Piece, one: Hdf5File, numbers: dict[str, NDArray[np.int64]], bad: dict[int, BadRow]
     ) -> Found:
+        """Return the columns of the rows that are not bad, with their tags."""
         rows = np.array([row for row in range(len(piece.ends) - 1) if piece.start + row not in bad], np.int64)
         columns = {name: column[rows] for name, column in numbers.items()}
         columns["file"] = np.full(len(rows), piece.file)
@@ -183,7 +206,7 @@ class Hdf5Source(Source):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, if the files are those that it was made from."""
+        """Take the index; raise a DataError if a file has changed since it was made."""
         refuse_other_files(self.files, indexed)
         self.indexed = indexed
         self._in_use = FilesInUse(self.files, indexed)
@@ -191,14 +214,17 @@ class Hdf5Source(Source):
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Where each file starts that has samples."""
+        """Return the first sample of each file that has samples."""
         return tuple(np.flatnonzero(np.diff(self.indexed.numbers["file"], prepend=-1)).tolist())
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """The bytes of all keys, one key after another."""
+        """Yield the bytes of each sample's values, all keys in one piece.
+
+        Raise a ReadError if a file is damaged, or is no longer the indexed one.
+        """
         for sample in samples:
             path = self._path(self.checked(sample))
-            self._in_use.refuse_changed(path)  # before, too: the library may take another file for a damaged one
+            self._in_use.refuse_changed(path)  # before as well: h5py may find a replaced file damaged
             parts = self._files[self.indexed.numbers["file"][sample]].parts
             if parts:
                 self._in_use.refuse_changed(*parts)
@@ -207,6 +233,7 @@ class Hdf5Source(Source):
             yield raw
 
     def _read(self, sample: int) -> bytes:
+        """Return the bytes of a sample's values."""
         numbers = self.indexed.numbers
         one = self._files[numbers["file"][sample]]
         parts = []
@@ -218,7 +245,7 @@ class Hdf5Source(Source):
         return joined_parts(parts)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """An array of the sample's own for each key; strings as they are."""
+        """Return a new array for each key of numbers, and each string as text."""
         self.checked(sample)
         columns = self._columns
         return {
@@ -227,7 +254,7 @@ class Hdf5Source(Source):
         }
 
     def name(self, sample: int) -> str:
-        """The sequence's tag, or else the file and the row."""
+        """Return the sequence's tag, or else the file and the row."""
         if self._tags is not None:
             tag: str = self._tags[self.checked(sample)]
             return tag
@@ -235,22 +262,24 @@ class Hdf5Source(Source):
         return f"{self._path(self.checked(sample))}, row {numbers['row'][sample]}"
 
     def _path(self, sample: int) -> str:
+        """Return the path of the sample's file."""
         path: str = self.indexed.origin[self.indexed.numbers["file"][sample]]["path"]
         return path
 
     def place(self, sample: int) -> tuple[str, int]:
-        """The file and the row."""
+        """Return the file and the row."""
         return self.files.where(self._path(sample)), int(self.indexed.numbers["row"][sample])
 
     def identity(self, sample: int) -> str:
-        """The facts of the file, the row, and the tag."""
+        """Return path, size and digest of the file, digests of its parts, the row, and the tag."""
         facts = self.indexed.origin[self.indexed.numbers["file"][sample]]
         known = f"{facts['path']}, {facts['bytes']} bytes, {facts['digest']}{self._digests_of_parts(facts['path'])}"
         tag = "" if self._tags is None else f", {self._tags[sample]}"
         return f"{known}, row {self.indexed.numbers['row'][sample]}{tag}"
 
     def _digests_of_parts(self, path: str) -> str:
-        """What tells the parts of a file from others; nothing if it has none, as those that have are noted behind."""
+        """Return the digests of the parts of a file's virtual datasets; an empty text without parts."""
+        # The origin lists the stream's files first and their parts behind: none has parts if there are no more entries.
         if len(self.indexed.origin) == len(self._files):
             return ""
         known = {one["path"]: one["digest"] for one in self.indexed.origin}
@@ -266,13 +295,14 @@ class Hdf5Source(Source):
 
 
 def _array(column: Hdf5Column, part: memoryview) -> NDArray[Any]:
+    """Return a new array of a sample's values."""
     shape = (-1, *column.inner) if column.ragged else column.inner
     values: NDArray[Any] = np.frombuffer(part, column.dtype).reshape(shape).copy()
     return values
 
 
 def _characters(value: bytes) -> int:
-    """How many characters a string has; -1 if it is not UTF-8."""
+    """Return how many characters a string has; -1 if it is not UTF-8."""
     try:
         return len(bytes(value).decode())
     except UnicodeDecodeError:
@@ -280,6 +310,7 @@ def _characters(value: bytes) -> int:
 
 
 def _refuse_other_keys(first: Hdf5File, other: Hdf5File) -> None:
+    """Raise a DataError if a file's columns differ from those of the first file."""
     if [_kind(column) for column in other.layout.columns] != [_kind(column) for column in first.layout.columns]:
         raise DataError(
             expected=f"the keys of {first.path}: {_told(first)}",
@@ -290,8 +321,10 @@ def _refuse_other_keys(first: Hdf5File, other: Hdf5File) -> None:
 
 
 def _kind(column: Hdf5Column) -> tuple[object, ...]:
+    """Return what has to be equal in the columns of all files."""
     return column.key, column.dtype, column.inner, column.ragged, column.nested
 
 
 def _told(one: Hdf5File) -> str:
+    """Return a file's keys as messages show them."""
     return ", ".join(f'"{column.key}" as {column.dtype} {list(column.inner)}' for column in one.layout.columns)

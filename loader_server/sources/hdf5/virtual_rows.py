@@ -1,6 +1,6 @@
-"""The rows of a virtual dataset, read from the files that hold them.
+"""Rows of a virtual dataset, read from the files that hold them.
 
-The library would read them too, but it takes a file that it cannot open, for whatever reason, for one that was left
+The library would read them, too, but it takes a file that it cannot open, for whatever reason, for one that was left
 out, and makes values up. So the parts are opened here, and whatever is wrong with one is an error.
 
 Rules: a part is whole rows of a plain dataset in a local file below the stream's paths, or in the same file; parts
@@ -32,15 +32,17 @@ if TYPE_CHECKING:
 
 __all__ = ["PartPlaces", "VirtualRows"]
 
+#: How many parts are open at once at most.
 _MOST_OPEN = 64
-#: How the library calls the file that a virtual dataset is in.
+#: HDF5's name for the file that the virtual dataset itself is in.
 _SAME_FILE = "."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartPlaces:
-    """Where the parts of a stream's virtual datasets may be: `folders`, but not `files`, which are read by themselves;
-    all without links.
+    """Where the parts of a stream's virtual datasets may be: below `folders`, but not among `files`.
+
+    `files` are the stream's own, which are read by themselves. All paths are resolved, without symbolic links.
     """
 
     folders: Collection[str]
@@ -49,8 +51,10 @@ class PartPlaces:
 
 @dataclass(frozen=True, slots=True)
 class _VirtualPart:
-    """Rows of a dataset: `begin` is the first one's number in the virtual dataset, `first` in its own; `is_row` says
-    that the dataset as a whole is one row.
+    """Rows of a virtual dataset that one other dataset holds.
+
+    They are the rows from `begin` to before `end` of the virtual dataset, and begin at `first` in their own. `is_row`
+    says that the other dataset as a whole is one row.
     """
 
     begin: int
@@ -62,7 +66,10 @@ class _VirtualPart:
 
 
 class VirtualRows:
-    """One virtual dataset of an open file, which is called `path`; close it."""
+    """One virtual dataset of the open file `path`; close it after use.
+
+    Raise a DataError if the file is remote, the number of rows is not fixed, or a part is not acceptable.
+    """
 
     def __init__(self, files: Files, path: str, dataset: h5py.Dataset, places: PartPlaces) -> None:
         self._files, self._path, self._places = files, path, places
@@ -79,11 +86,14 @@ class VirtualRows:
 
     @property
     def paths(self) -> list[str]:
-        """The other files that hold rows, as they are called beside `path`."""
+        """Return the other files that hold rows, by their paths beside `path`."""
         return list(dict.fromkeys(part.path for part in self._parts if part.path != self._path))
 
     def read(self, begin: int, end: int) -> NDArray[Any]:
-        """Return the rows of a range; an OSError or a KeyError if a part cannot be read."""
+        """Return the rows from `begin` to before `end`.
+
+        Raise an OSError or a KeyError if a part is missing, damaged or too short.
+        """
         with self._lock:
             at = bisect_right(self._parts, begin, key=lambda part: part.begin) - 1
             found = []
@@ -95,16 +105,18 @@ class VirtualRows:
         return np.concatenate(found) if found else np.empty((0, *self._shape[1:]), self._dtype)
 
     def _rows_of(self, part: _VirtualPart, begin: int, end: int) -> NDArray[Any]:
+        """Return rows of one part; raise an OSError if it holds fewer."""
         dataset = self._opened(part.path)[part.dataset]
         if part.is_row:
             return np.asarray(dataset[()])[None]
         first = part.first + begin - part.begin
         rows: NDArray[Any] = dataset[first : first + end - begin]
-        if len(rows) != end - begin:  # the library gives as many as there are
+        if len(rows) != end - begin:  # h5py cuts a slice at the dataset's end
             raise OSError(f"{part.path} has no rows from {first + len(rows)} on")
         return rows
 
     def _opened(self, path: str) -> h5py.File:
+        """Return the open file of a part."""
         if path not in self._open:
             if len(self._open) >= _MOST_OPEN:
                 self._close_parts()
@@ -115,7 +127,10 @@ class VirtualRows:
     # --- what may be a part ---
 
     def _part(self, source: Any) -> _VirtualPart:
-        """The part that one entry of the dataset's list describes."""
+        """Return the part that one entry of the dataset's list describes.
+
+        Raise a DataError if it is not whole rows, or its file or dataset is not acceptable.
+        """
         path, inner = self._path_of(source.file_name), self._shape[1:]
         shape = self._shape_of(path, source.dset_name)
         try:
@@ -123,6 +138,8 @@ class VirtualRows:
         except ValueError:
             raise self._other_selection(source.file_name) from None
         rows, own = ends[0] - begins[0], tuple(np.subtract(lasts, firsts).tolist())
+        # Whole rows: both blocks begin at 0 in all axes but the first, the virtual one spans all of them, and the
+        # source's lies within its dataset.
         if any((*begins[1:], *firsts[1:])) or ends[1:] != inner or any(np.greater(lasts, shape)):
             raise self._other_selection(source.file_name)
         if own == (rows, *inner):
@@ -132,16 +149,19 @@ class VirtualRows:
         raise self._other_selection(source.file_name)
 
     def _other_selection(self, name: str) -> DataError:
+        """Return the DataError for a part that is not whole rows."""
         return self._unusable("parts that are whole rows, which are there", f"another selection of {name}")
 
     def _path_of(self, name: str) -> str:
-        """The path of a part's file, from where the library looks first; a DataError if it may not be one."""
+        """Return the path of a part's file; raise a DataError if the file is missing or may not be a part."""
         if name == _SAME_FILE:
             return self._path
+        # HDF5 replaces %b in a name by the number of a block, so such a name stands for any number of files.
         if "%" in name:
             raise self._unusable("parts that are named one by one", f"a pattern of names, {name}")
         path = os.path.normpath(self._files.beside(self._path, name))
-        self._files.facts(path)  # so that one that is missing is told as any other file is
+        self._files.facts(path)  # reports a missing file as for any other file
+        # Symbolic links are resolved before comparing: a link below the folders must not lead out of them.
         real = os.path.realpath(self._files.where(path))
         if not any(os.path.commonpath([real, folder]) == folder for folder in self._places.folders):
             raise self._unusable("parts below the paths of the stream", f"{name}, which is {real}")
@@ -152,6 +172,7 @@ class VirtualRows:
         return path
 
     def _refuse_gaps(self) -> None:
+        """Raise a DataError unless the parts cover all rows, each once."""
         ends = [0, *(part.end for part in self._parts)]
         if [part.begin for part in self._parts] != ends[:-1] or ends[-1] != self._shape[0]:
             raise self._unusable(
@@ -160,7 +181,11 @@ class VirtualRows:
             )
 
     def _shape_of(self, path: str, name: str) -> tuple[int, ...]:
-        """The shape of a part's dataset; a DataError if its values lie elsewhere again, or are others."""
+        """Return the shape of a part's dataset.
+
+        Raise a DataError if the file is damaged, the dataset is missing or of another dtype, or its values lie in yet
+        another file.
+        """
         where = f"{self._files.where(path)} (a part of {self._where})"
         try:
             file = self._opened(path)
@@ -174,10 +199,12 @@ class VirtualRows:
         return tuple(shape)
 
     def _unusable(self, expected: str, got: str) -> DataError:
+        """Return the DataError for a virtual dataset that is not acceptable."""
         where = f'{self._where}, the virtual dataset "{self._name.strip("/")}"'
         return DataError(expected=expected, got=got, where=where, remedy=_REMEDY)
 
     def _close_parts(self) -> None:
+        """Close all open parts."""
         for file in self._open.values():
             file.close()
         self._open.clear()
@@ -192,14 +219,17 @@ _REMEDY = "Mend the part, copy the values into the file, or leave the dataset ou
 
 
 def _block(space: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where the block that is selected of an array begins and ends in each axis; a ValueError if it is no block."""
+    """Return where the selected block of an array begins and ends in each axis.
+
+    Raise a ValueError if the selection has holes or no end.
+    """
     h5py = library("h5py", extra="hdf5", use="which reads HDF5")
-    if space.get_select_type() == h5py.h5s.SEL_ALL:  # such a space may have no extent of its own
+    if space.get_select_type() == h5py.h5s.SEL_ALL:  # "all" may have no extent of its own
         return (0,) * len(shape), shape
     try:
         begins, lasts = space.get_select_bounds()
         points = space.get_select_npoints()
-    except (RuntimeError, TypeError, OverflowError) as error:  # of a selection without an end
+    except (RuntimeError, TypeError, OverflowError) as error:  # a selection without an end
         raise ValueError(str(error)) from None
     ends = tuple(int(last) + 1 for last in lasts)
     if len(ends) != len(shape) or int(np.prod(np.subtract(ends, begins), dtype=np.int64)) != points:

@@ -1,1 +1,1 @@
-"""Data folders of speech toolkits, read without the toolkits: Kaldi's, Lhotse's."""
+"""Data sets of speech toolkits, read without the toolkits: Kaldi data folders and Lhotse cut manifests."""

@@ -1,8 +1,8 @@
 """The kaldi source: Kaldi data folders, with audio (wav.scp, segments) or with features (feats.scp and archives).
 
 Rules: a folder's tables are joined by key and need not be sorted; commands in them are never run. The index has
-everything that the tables say: they are not read again, and tables that have changed are refused. Bad rows are the
-lines that cannot be used, and those of `text` without audio or features.
+everything that the tables say, so they are not read again, and tables that have changed are refused. Bad rows are the
+lines that cannot be used, and lines of `text` without audio or features.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
 
 __all__ = ["KaldiPiece", "KaldiSettings", "KaldiSource"]
 
-#: Good rows by number: what the tables say, and what is there.
+#: Good rows by number: the utterance as the tables give it, and its audio stretch or its matrix in an archive.
 _Rows: TypeAlias = dict[int, tuple[KaldiUtterance, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KaldiSettings:
-    """Further settings of a stream with source = "kaldi"."""
+    """Settings of a stream with source = "kaldi", besides those of every stream."""
 
     paths: tuple[str, ...] = setting(texts, "Kaldi data folders, relative to the job file, or URLs")
     values: str = setting(
@@ -71,9 +71,10 @@ class KaldiSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KaldiPiece:
-    """Consecutive rows of one folder: `start` counts from the first row of all folders; `tables` are those that the
-    folder has, first the one whose lines are rows; `columns` is the width of all features; `ranged` says whether any of
-    them are ranges.
+    """Consecutive rows of one folder.
+
+    `start` is the number of the first row, counted over all folders. `tables` are the tables of the folder, first the
+    one whose lines are rows. `columns` is the width of all features, and `ranged` is set if any of them are ranges.
     """
 
     start: int
@@ -85,8 +86,10 @@ class KaldiPiece:
 
 
 class KaldiSource(RecordedSource):
-    """Utterances. Columns: each one's folder (counted from 0), the line in its first table, the characters of its text,
-    and those of `stretch_columns` or `feature_columns`. Strings: key, path, text and speaker.
+    """Utterances of Kaldi data folders.
+
+    The index has these columns: folder (counted from 0), line in the folder's first table, length of the text, and the
+    columns of `stretch_columns` or `feature_columns`; and these strings: key, path, speaker, and text if there is one.
     """
 
     Settings = KaldiSettings
@@ -98,11 +101,15 @@ class KaldiSource(RecordedSource):
 
     @property
     def _features(self) -> bool:
+        """Return whether samples are features, not audio."""
         return self.settings.values == "features"
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Audio, with time if all files have one rate; or features, of the width of the first ones."""
+        """Return the field of audio, with time if all files have one rate; or the field of features.
+
+        Before indexing, the width of features is that of the first matrix that can be read.
+        """
         about = self.indexed.about if hasattr(self, "indexed") else {}
         if not self._features:
             return (audio_field(about.get("rate", 0)),)
@@ -111,16 +118,21 @@ class KaldiSource(RecordedSource):
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """The stamp of the tables, including those that a folder lacks, and of every file that they name."""
+        """Return a stamp of all tables, present or missing, and of every file that they name."""
         named = chain.from_iterable(folder.named_files() for folder in self._all_folders())
         tables = (f"{path.rstrip('/')}/{table}" for path in self.settings.paths for table in TABLES)
         return self.files.stamp(chain(tables, map(self._below, named)))
 
     def _all_folders(self) -> tuple[KaldiFolder, ...]:
+        """Return all folders; raise a DataError if one lacks the table of audio or features."""
         return tuple(KaldiFolder(self.files, path, features=self._features) for path in self.settings.paths)
 
     def survey(self) -> Inventory:
-        """Join the tables of each folder."""
+        """Join each folder's tables and count their rows.
+
+        Raise a DataError if there are no folders, if one lacks a table that is needed, or if only some have a `text`.
+        """
+        # The utterances of a folder that is named twice, perhaps by a link, would count twice.
         self.files.refuse_twice(path.rstrip("/") for path in self.settings.paths)
         self._folders = folders = self._all_folders()
         self._refuse_some_without_text(folders)
@@ -136,6 +148,7 @@ class KaldiSource(RecordedSource):
         )
 
     def _refuse_some_without_text(self, folders: Sequence[KaldiFolder]) -> None:
+        """Raise a DataError unless all folders have a `text`, or none."""
         without = [folder.path for folder in folders if TEXT not in folder.tables]
         if not folders or 0 < len(without) < len(folders):
             raise DataError(
@@ -146,7 +159,7 @@ class KaldiSource(RecordedSource):
             )
 
     def _first_columns(self) -> int:
-        """The columns of the first features that can be read, which all others have to have."""
+        """Return the width of the first features that can be read; 0 for vectors or without any."""
         find = self._finder(None)
         for path in self.settings.paths:
             with self.files.open(f"{path.rstrip('/')}/{FEATURES}") as file:
@@ -158,6 +171,7 @@ class KaldiSource(RecordedSource):
         return 0
 
     def _pieces(self, rows: int, columns: int, *, ranged: bool) -> Iterator[KaldiPiece]:
+        """Yield the rows of all folders in pieces of at most `rows` rows."""
         start = 0
         for number, folder in enumerate(self._folders):
             left = folder.rows()
@@ -168,7 +182,10 @@ class KaldiSource(RecordedSource):
                 start += len(some)
 
     def probe(self, piece: KaldiPiece) -> Found:
-        """The headers of the files, or in the archives, that these rows name."""
+        """Read the header of every audio file or matrix that these rows name.
+
+        Return the good rows' columns and the bad rows.
+        """
         find = self._finder(piece.columns)
         where = self._where(piece.folder, piece.tables[0])
         good, bad = _Rows(), dict[int, BadRow]()
@@ -187,7 +204,10 @@ class KaldiSource(RecordedSource):
     def _finder(
         self, columns: int | None
     ) -> Callable[[KaldiUtterance, tuple[str, int]], AudioStretch | ArchivePlace | BadRow]:
-        """A function that finds what an utterance names; features have to have `columns` columns."""
+        """Return a function that finds the stretch or matrix of an utterance, or a BadRow.
+
+        Features of another width than `columns` are bad; None allows any.
+        """
         if not self._features:
             headers = Headers(self.files, self.settings.channel, self.of_job.largest_indexed)
             return lambda said, where: headers.find(self._from_base(self._below(said.path)), said.stretch, where)
@@ -203,6 +223,7 @@ class KaldiSource(RecordedSource):
         return find
 
     def _found(self, piece: KaldiPiece, good: _Rows, bad: Mapping[int, BadRow]) -> Found:
+        """Return the columns of the good rows, together with the bad rows."""
         said, places = (list(one) for one in zip(*good.values(), strict=True)) if good else ([], [])
         names = ("key", "path", "speaker", *((TEXT,) if TEXT in piece.tables else ()))
         strings = {name: [getattr(one, name) for one in said] for name in names}
@@ -215,23 +236,25 @@ class KaldiSource(RecordedSource):
         return Found(rows=list(good), numbers=numbers, strings=strings, bad=bad)
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
-        """The one rate of all audio, or 0."""
+        """Return the common rate of all audio, or 0 if files differ; nothing for features."""
         return {} if self._features else {"rate": common_rate(numbers["rate"])}
 
     def _below(self, path: str) -> str:
-        """The path of what a table names, relative to the job file."""
+        """Return a path from a table, relative to the job file, or its URL."""
         return joined(self.settings.root, path)
 
     def _from_base(self, path: str) -> str:
+        """Return a path on this machine, or the URL as it is."""
         return path if is_url(path) else str(self.base / path)
 
     def _where(self, folder: int, table: str) -> str:
+        """Return how messages name a folder's table."""
         return self.files.where(f"{self.settings.paths[folder].rstrip('/')}/{table}")
 
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, if the tables are still those that it was made from."""
+        """Take the index; raise a DataError if a table has changed since it was made."""
         for facts in indexed.origin:
             refuse_other_list(facts, self.files, "table", indexed.place)
         self.indexed = indexed
@@ -243,26 +266,29 @@ class KaldiSource(RecordedSource):
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
-        """Audio in frames, with its rate in hertz, or features; the text in characters."""
+        """Return the lengths of features, or of audio in frames with its rate, and of texts in characters."""
         numbers = self.indexed.numbers
         return super().lengths | ({} if self._features else {"audio": numbers["frames"], "audio_rate": numbers["rate"]})
 
     def texts(self, key: str) -> Iterator[Sequence[str]] | None:
-        """The texts, which the index has."""
+        """Return the transcripts, block by block, out of the index; None if there are none under this key."""
         return texts_of_column(self._strings[TEXT]) if key == TEXT and TEXT in self._strings else None
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Where each folder starts that has samples."""
+        """Return the first sample of each folder that has samples."""
         return tuple(np.flatnonzero(np.diff(self.indexed.numbers["folder"], prepend=-1)).tolist())
 
     def read(self, samples: Sequence[int]) -> Iterable[bytes]:
-        """The bytes of the audio or features, which must be those that were indexed."""
+        """Return the bytes of each sample's audio or features, read when they are asked for.
+
+        Raise an IndexError for a number that is no sample; reading raises a ReadError if a file is not the indexed one.
+        """
         checked = [self.checked(sample) for sample in samples]
         return self._archived.read(checked) if self._features else map(self._recordings.read, checked)
 
     def look_for_changes(self, time_s: float) -> None:
-        """Look at the recordings, or at the archives."""
+        """Refuse recordings or archives that changed since indexing, as time allows."""
         (self._archived if self._features else self._recordings).look_for_changes(time_s)
 
     def indexed_files(self) -> IndexedFiles:
@@ -270,52 +296,55 @@ class KaldiSource(RecordedSource):
         return (self._archived if self._features else self._recordings).indexed_files()
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Their files, or their places in archives."""
+        """Start fetching the samples' recordings, or their places in archives, if they are remote."""
         if self.files.are_remote:
             (self._archived if self._features else self._recordings).expect(samples.tolist())
 
     def _archive(self, sample: int) -> str:
+        """Return the sample's file or archive, relative to the job file, or its URL."""
         return self._below(self._strings["path"][sample])
 
     def _path(self, sample: int) -> str:
+        """Return the sample's file on this machine, or its URL."""
         return self._from_base(self._archive(sample))
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Audio with its rate, or features; text and speaker as strings."""
+        """Return the audio with its rate, or the features, and the text and speaker as strings."""
         if self._features:
             return self.said_of(sample) | {"features": self._archived.decode(sample, raw)}
         return super().decode(sample, raw)
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:
-        """The same of all these, where it is audio."""
+        """Return the samples as columns if that pays; always None for features."""
         return None if self._features else super().decode_all(samples, raw)
 
     def said_of(self, sample: int) -> dict[str, Any]:
-        """Text and speaker as strings."""
+        """Return the text, if the folders have one, and the speaker (empty without utt2spk)."""
         return {name: self._strings[name][sample] for name in ("text", "speaker") if name in self._strings}
 
     def name(self, sample: int) -> str:
-        """The utterance's key."""
+        """Return the utterance's key."""
         key: str = self._strings["key"][self.checked(sample)]
         return key
 
     def place(self, sample: int) -> tuple[str, int]:
-        """The table whose lines are rows, and the line in it."""
+        """Return the table whose lines are rows, and the sample's line in it."""
         folder = int(self.indexed.numbers["folder"][sample])
         return self._where(folder, self.indexed.about["first"][folder]), int(self.indexed.numbers["line"][sample])
 
     def _line(self, sample: int) -> str:
+        """Return how messages name the sample's line."""
         return "{}, line {}".format(*self.place(sample))
 
     def identity(self, sample: int) -> str:
-        """The key, the file as it was indexed, and a digest of the rest of what the tables say."""
+        """Return the key, the file as indexed, and a hash of speaker and text."""
         own = (self._archived if self._features else self._recordings).identity(sample)
         said = fingerprint(*(self._strings[name][sample] for name in ("speaker", "text") if name in self._strings))
         return f"{self.name(sample)}, {self._strings['path'][sample]}, {own}, row {said[:8]}"
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """The versions of the libraries that decode audio; features are stored as plain numbers."""
+        """Return the versions of the audio libraries; none for features, which are plain numbers."""
         return {} if self._features else audio_versions()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Kaldi's matrices and vectors as archives (.ark) hold them: their headers, and the numbers in them.
+"""Parser of Kaldi's binary matrices and vectors as archives (.ark) hold them: headers and numbers.
 
-Rules: pure; only binary ones of floats: FM and DM (matrices), FV and DV (vectors), and the compressed matrices CM, CM2
-and CM3. All numbers come out as float32. Anything else is None, never an exception.
+Rules: pure; only binary floats: FM and DM (matrices), FV and DV (vectors), and the compressed matrices CM, CM2 and CM3.
+All numbers come out as float32. The header of anything else is None, never an exception.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ if TYPE_CHECKING:
 __all__ = ["HEADER_BYTES", "KINDS", "ArkHeader", "ark_header", "ark_values"]
 
 KINDS = ("FM", "DM", "FV", "DV", "CM", "CM2", "CM3")
-#: No header is longer.
+#: Bytes that hold any header.
 HEADER_BYTES = 22
 
-#: Each size follows a byte that says how many bytes it has.
+#: Each size follows a byte with the number of its bytes.
 _MATRIX, _VECTOR = struct.Struct("<BiBi"), struct.Struct("<Bi")
-#: The header of a compressed matrix: its least value, the range up to its greatest, rows, columns.
+#: Header of a compressed matrix: least value, range up to the greatest, rows, columns.
 _COMPRESSED = struct.Struct("<ffii")
 _INTEGER_BYTES = 4
-#: What a CM stores for each column: its least value, its quartiles and its greatest, uint16 each.
+#: What a CM stores for each column: least value, first and third quartile, and greatest value, as uint16.
 _QUARTILES_BYTES = 8
 _NUMBER_BYTES = {"FM": 4, "DM": 8, "FV": 4, "DV": 8, "CM": 1, "CM2": 2, "CM3": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class ArkHeader:
-    """Its kind and size, where its numbers begin, and its bytes, header included; a vector has no columns."""
+    """Header of a matrix or vector: kind, size, where its numbers begin, and its bytes, header included.
+
+    A vector has 0 columns.
+    """
 
     kind: str
     rows: int
@@ -43,7 +46,7 @@ class ArkHeader:
 
 
 def ark_header(raw: bytes) -> ArkHeader | None:
-    """The header that these bytes begin with."""
+    """Return the header that these bytes begin with; None if it is not one of the binary kinds."""
     token, found, _ = raw[:6].partition(b" ")
     kind = token[2:].decode("ascii", "replace")
     if not raw.startswith(b"\0B") or not found or kind not in KINDS:
@@ -59,6 +62,10 @@ def ark_header(raw: bytes) -> ArkHeader | None:
 
 
 def _plain(raw: bytes, begin: int, kind: str) -> tuple[int, int, int]:
+    """Return rows, columns and header size of an uncompressed kind.
+
+    Raise a ValueError if a size is negative or not stored in 4 bytes, a struct.error if the header is cut.
+    """
     layout = _MATRIX if kind[1] == "M" else _VECTOR
     sizes = layout.unpack_from(raw, begin)
     if set(sizes[::2]) != {_INTEGER_BYTES} or min(sizes[1::2]) < 0:
@@ -67,6 +74,7 @@ def _plain(raw: bytes, begin: int, kind: str) -> tuple[int, int, int]:
 
 
 def _compressed(raw: bytes, begin: int) -> tuple[int, int, int]:
+    """Return rows, columns and header size of a compressed matrix; raise a ValueError if a size is negative."""
     _, _, rows, columns = _COMPRESSED.unpack_from(raw, begin)
     if min(rows, columns) < 0:
         raise ValueError(rows)
@@ -74,7 +82,7 @@ def _compressed(raw: bytes, begin: int) -> tuple[int, int, int]:
 
 
 def ark_values(raw: bytes, header: ArkHeader) -> NDArray[np.float32]:
-    """The numbers: `raw` is all of the matrix or vector."""
+    """Return the numbers of a matrix or vector, given all of its bytes."""
     if header.kind.startswith("C"):
         return _decompressed(raw, header)
     dtype = np.dtype("<f4" if _NUMBER_BYTES[header.kind] == 4 else "<f8")
@@ -83,6 +91,7 @@ def ark_values(raw: bytes, header: ArkHeader) -> NDArray[np.float32]:
 
 
 def _decompressed(raw: bytes, header: ArkHeader) -> NDArray[np.float32]:
+    """Return the numbers of a compressed matrix, which CM2 and CM3 store as equal steps from the least value."""
     least, span = (np.float32(one) for one in struct.unpack_from("<ff", raw, header.begin - _COMPRESSED.size))
     if header.kind == "CM":
         return _from_quartiles(raw, header, least, span)
@@ -94,16 +103,22 @@ def _decompressed(raw: bytes, header: ArkHeader) -> NDArray[np.float32]:
 
 
 def _from_quartiles(raw: bytes, header: ArkHeader, least: np.float32, span: np.float32) -> NDArray[np.float32]:
-    """Each column has its own 256 values: 64 steps to the first quartile, 128 to the third, 63 to the greatest."""
+    """Return the numbers of a CM matrix, whose columns have a scale of their own each.
+
+    Bytes from 0 to 64 are steps from the column's least value to its first quartile, those to 192 from there to the
+    third quartile, and those to 255 from there to the greatest value.
+    """
     begin, columns = header.begin, header.columns
     words = np.frombuffer(raw, "<u2", count=4 * columns, offset=begin).reshape(columns, 4, 1)
     p0, p25, p75, p100 = (least + span * np.float32(1 / 65535) * words.astype(np.float32)).transpose(1, 0, 2)
     steps = np.arange(256, dtype=np.float32)
+    # A table of 256 values a column: each byte is then looked up, however many rows there are.
     table = np.empty((columns, 256), np.float32)
     table[:, :65] = p0 + (p25 - p0) * steps[:65] * np.float32(1 / 64)
     table[:, 65:193] = p25 + (p75 - p25) * (steps[65:193] - 64) * np.float32(1 / 128)
     table[:, 193:] = p75 + (p100 - p75) * (steps[193:] - 192) * np.float32(1 / 63)
     numbers = np.frombuffer(raw, np.uint8, offset=begin + _QUARTILES_BYTES * columns).reshape(columns, header.rows)
+    # Bytes lie column after column; transposed, and offset by the column's place in the flat table.
     places = numbers.T + np.arange(0, 256 * columns, 256)
     values: NDArray[np.float32] = table.ravel().take(places)
     return values

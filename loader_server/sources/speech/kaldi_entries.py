@@ -1,4 +1,4 @@
-"""What the lines of a Kaldi data folder mean: where an utterance's audio or features are, what was said, and by whom.
+"""Parser of the lines of a Kaldi data folder: where audio or features are, what was said, and by whom.
 
 Rules: an entry that is a command is never run, whatever it says: it is a bad row, as is any entry that cannot be
 understood. Knows files only by name.
@@ -33,18 +33,18 @@ __all__ = [
     "utterance_of",
 ]
 
-#: The tables of a folder.
+#: File names of a folder's tables.
 RECORDINGS, SEGMENTS, FEATURES, TEXT, SPEAKERS = "wav.scp", "segments", "feats.scp", "text", "utt2spk"
 TABLES = (RECORDINGS, SEGMENTS, FEATURES, TEXT, SPEAKERS)
 
-#: An archive, and the byte where the matrix begins.
+#: An archive and the byte where a matrix begins.
 _PLACE = re.compile(r"(.+):(\d+)")
-#: The part of a matrix that counts: rows, the last one included, and perhaps columns, which have to be all.
+#: A range of a matrix: first and last row, and perhaps columns, which have to be all of them.
 _RANGE = re.compile(r"(.+)\[([^]]*)\]")
-#: Of a number in an entry: no file has more bytes.
+#: Most digits of a number in an entry: a longer one is beyond any file, and may not fit into int64.
 _MOST_DIGITS = 18
 _ROWS = re.compile(r"(\d+):(\d+)(,:?)?")
-#: Stands for the first and the last row of a whole matrix.
+#: In place of first and last row: the whole matrix.
 ALL_ROWS = (0, -1)
 _CHANNELS = {"A": 0, "B": 1}
 #: The end of a segment that lasts to the end of its recording.
@@ -53,8 +53,10 @@ _TO_THE_END = -1.0
 
 @dataclass(frozen=True, slots=True)
 class KaldiUtterance:
-    """One row: its line, from 1, its key, the file, from which byte on and which rows of the matrix there (of an
-    archive) or which stretch of it, and what is said of it.
+    """One row: line number (from 1), key, where its audio or features are, and its text and speaker.
+
+    For features, `offset` is the byte of the archive where the matrix begins, and `rows` its first and last row that
+    count; for audio, `stretch` is the part of the file.
     """
 
     line: int
@@ -68,11 +70,15 @@ class KaldiUtterance:
 
 
 class _Unusable(Exception):  # it becomes a bad row
-    """Why a line cannot be used: the reason in a word, and in full."""
+    """A line that cannot be used, with the reason in one word and in full."""
 
 
 def utterance_of(joined: JoinedLine, first: str, where: str, tables: Collection[str]) -> KaldiUtterance | BadRow:
-    """The row of a line of the table `first`, whose path is `where`; `tables` are all that the folder has."""
+    """Return the utterance of a joined line, or a BadRow with the reason.
+
+    `first` is the name of the table whose lines are rows, `where` its path for messages, and `tables` are all tables of
+    the folder.
+    """
     try:
         return _utterance(joined, first, tables)
     except _Unusable as error:
@@ -83,7 +89,12 @@ def utterance_of(joined: JoinedLine, first: str, where: str, tables: Collection[
 
 
 def _utterance(joined: JoinedLine, first: str, tables: Collection[str]) -> KaldiUtterance:
+    """Return the utterance of a joined line; raise _Unusable if any of its entries cannot be used.
+
+    Raise a UnicodeDecodeError if one is not UTF-8.
+    """
     key, *rest = words_of(joined.line)[:2] or [""]
+    # The first of several lines with a key counts, so this one is bad whatever else it says.
     if joined.again >= 0:
         raise _Unusable("duplicate", f'expected each key once, got "{key}" as in line {joined.again + 1}')
     if not rest:
@@ -103,7 +114,7 @@ def _utterance(joined: JoinedLine, first: str, tables: Collection[str]) -> Kaldi
 
 
 def _said(joined: JoinedLine, table: str, reason: str, of: str, *, empty: bool = False) -> str:
-    """The entry in another table; only a text may be empty."""
+    """Return the line's entry in another table; raise _Unusable if it is missing, or empty unless `empty`."""
     words = words_of(joined.others.get(table, b""))
     if len(words) < 1 + (not empty):
         raise _Unusable(reason, f"expected a line {of} in {table}, got none")
@@ -111,6 +122,9 @@ def _said(joined: JoinedLine, table: str, reason: str, of: str, *, empty: bool =
 
 
 def _path(entry: str, where: str) -> str:
+    """Return the file that an entry names; raise _Unusable if it is a command or has a zero byte."""
+    # Kaldi pipes such entries through a shell, and "-" is its standard input. Running them would mean to run
+    # whatever a data folder says.
     if entry.endswith("|") or entry.startswith("|") or entry == "-":
         remedy = "run the commands once, and name the files that they wrote"
         raise _Unusable("command", f"expected a file {where}, got a command, which is never run ({entry}): {remedy}")
@@ -120,7 +134,10 @@ def _path(entry: str, where: str) -> str:
 
 
 def _place(entry: str) -> tuple[str, int, tuple[int, int]]:
-    """The archive, the offset in it, and which rows of the matrix there; in a separate file it begins at 0."""
+    """Return archive, offset and rows of an entry of feats.scp; the offset is 0 in a file of its own.
+
+    Raise _Unusable if the offset or the range of rows is no sensible number.
+    """
     rows = ALL_ROWS
     if ranged := _RANGE.fullmatch(entry):
         entry, rows = ranged[1], _rows(ranged[2])
@@ -131,6 +148,7 @@ def _place(entry: str) -> tuple[str, int, tuple[int, int]]:
 
 
 def _rows(said: str) -> tuple[int, int]:
+    """Return the first and last row of a range; raise _Unusable for anything but rows from low to high."""
     found = _ROWS.fullmatch(said)
     if found is None or max(map(len, found.groups()[:2])) > _MOST_DIGITS or int(found[1]) > int(found[2]):
         raise _Unusable("range", f"expected a range of rows, as [0:99] is of a hundred, got [{said}]")
@@ -138,11 +156,15 @@ def _rows(said: str) -> tuple[int, int]:
 
 
 def _segment(rest: str) -> Stretch:
-    """The recording's key, begin and end in seconds, and the channel, if it is given."""
+    """Return the stretch of a segment's line; raise _Unusable if it is malformed.
+
+    The line has the recording's key, begin and end in seconds (-1: the recording's end), and perhaps a channel.
+    """
     words = rest.split()
     try:
         _, begin, end, channel = words if len(words) == 4 else (*words, "")
         begin_s, end_s = float(begin), float(end)
+        # float() accepts "nan" and "inf".
         if not math.isfinite(begin_s + end_s):
             raise ValueError(rest)
         duration_s = math.inf if end_s == _TO_THE_END else end_s - begin_s
@@ -153,5 +175,5 @@ def _segment(rest: str) -> Stretch:
 
 
 def _channel(word: str) -> int:
-    """The number of a channel; 0 and 1 are also called A and B."""
+    """Return the number of a channel, of which 0 and 1 are also called A and B; AVERAGED if none is given."""
     return int(_CHANNELS.get(word, word)) if word else AVERAGED

@@ -1,8 +1,8 @@
-"""Features in Kaldi's archives: found while indexing by their headers, and read from their places.
+"""Features in Kaldi's archives: found by their headers while indexing, then read from their places.
 
-Rules: only the matrix is read of its archive, and all of it even if a sample is a range of its rows; lengths are what
-headers say, and a matrix that its archive cuts short is a bad row. An archive that has changed since indexing is a
-ReadError.
+Rules: only the sample's matrix is read of an archive, and all of it even if the sample is a range of its rows; lengths
+are those of the headers, and a matrix that its archive cuts short is a bad row. An archive that has changed since
+indexing is a ReadError.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 __all__ = ["ArchiveHeaders", "ArchivePlace", "ArchivedFeatures", "feature_columns", "features_field"]
 
 
-#: By how many rows a range may overrun its matrix, as in Kaldi; it is cut there.
+#: How many rows a range may overrun its matrix by, as in Kaldi; it is cut at the matrix's end.
 _OVERSHOOT_ROWS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivePlace:
-    """Where a matrix or vector is, what its header says, and the sample's first row and number of rows."""
+    """Place of a sample's matrix or vector, its header, and the sample's first row and number of rows."""
 
     archive: FileFacts
-    #: A digest of a local archive's content.
+    #: Digest of a local archive's content; 0 for a remote one.
     content: int
     offset: int
     header: ArkHeader
@@ -53,15 +53,17 @@ class ArchivePlace:
 
 
 class ArchiveHeaders:
-    """The headers in archives, each of which is looked at once for all that are asked for."""
+    """Headers of matrices in archives; each archive's size and content are noted once."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self._known: dict[str, tuple[FileFacts, int]] = {}
 
     def find(self, path: str, offset: int, rows: tuple[int, int], where: tuple[str, int]) -> ArchivePlace | BadRow:
-        """The place of a row's features, which are these rows of the matrix there; or a bad row, with its table and
-        line.
+        """Return the place of a row's features, or a BadRow at `where`, its table and line.
+
+        The row is bad if the archive is missing, if no matrix of floats begins at `offset` or it is cut short or empty,
+        or if `rows` lie outside of it. Raise a ReadError if a remote archive's bytes cannot be fetched.
         """
         try:
             archive, content = self._known.get(path) or self._known.setdefault(path, self._look_at(path))
@@ -84,18 +86,22 @@ class ArchiveHeaders:
         return ArchivePlace(archive, content, offset, header, first, min(last + 1, header.rows) - first)
 
     def _look_at(self, path: str) -> tuple[FileFacts, int]:
+        """Return an archive's size and version, and the number of its digest (0 if it is remote)."""
         facts = self._files.facts(path)
         local = not is_url(path)
         return facts, number_of_digest(noted_content(self._files.where(path), self._files.seen)) if local else 0
 
 
 def features_field(columns: int) -> Field:
-    """The field of matrices of this width, or of vectors, which have none."""
+    """Return the field of matrices of this width; of vectors if it is 0."""
     return Field(key="features", dtype="float32", shape=(None, columns) if columns else (None,))
 
 
 def feature_columns(found: Sequence[ArchivePlace], *, ranged: bool) -> dict[str, list[int]]:
-    """What the index keeps about these; without first rows if none of all is a range."""
+    """Return the index's columns of these places; `ranged` adds the first rows.
+
+    Without `ranged` all samples are whole matrices.
+    """
     headers = [one.header for one in found]
     columns = {"bytes": [one.archive.bytes for one in found], "mtime_ns": [one.archive.version for one in found]}
     columns |= {"content": [one.content for one in found]}
@@ -105,8 +111,10 @@ def feature_columns(found: Sequence[ArchivePlace], *, ranged: bool) -> dict[str,
 
 
 class ArchivedFeatures:
-    """The features of an index's samples: `numbers` are those of `feature_columns`; `path_of` says in which archive a
-    sample's are, and `columns` how many they have.
+    """Features of an index's samples.
+
+    `numbers` has the columns of `feature_columns`, `path_of` returns a sample's archive, and `columns` is the width of
+    all features.
     """
 
     def __init__(
@@ -117,23 +125,27 @@ class ArchivedFeatures:
         self._path_of = path_of
         self._columns = columns
         self._places: dict[str, str] = {}
-        #: The status of archives that were seen to have this content.
+        #: Status of each archive when it was last seen to have the indexed content.
         self._same: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """All bytes of each matrix or vector, if its archive is still the indexed one after they were read."""
+        """Yield the bytes of each sample's whole matrix or vector.
+
+        Raise a ReadError if its archive is no longer the indexed one, or a remote one cannot be read.
+        """
         for sample in samples:
             path, known = self._path_of(sample), self._facts(sample)
             if is_url(path):
-                yield self._files.part(path, known, *self._place(sample))  # which reports a change itself
+                yield self._files.part(path, known, *self._place(sample))  # refuses a changed archive itself
                 continue
-            self._refuse_other(path, sample)  # before, too: a shorter one cannot be read
+            self._refuse_other(path, sample)  # before as well: reading fails if the archive became shorter
             raw = self._files.read(path, *self._place(sample))
+            # And after: a write changes the status before the bytes, so an unchanged status vouches for what was read.
             self._refuse_other(path, sample)
             yield raw
 
     def expect(self, samples: Sequence[int]) -> None:
-        """Begin to fetch those of these that are remote."""
+        """Start fetching the samples' matrices that are remote."""
         self._files.expect_parts((self._path_of(one), self._facts(one), *self._place(one)) for one in samples)
 
     def indexed_files(self) -> IndexedFiles:
@@ -147,7 +159,10 @@ class ArchivedFeatures:
         return IndexedFiles(len(firsts), file_at)
 
     def look_for_changes(self, time_s: float) -> None:
-        """Refuse local archives that are not the indexed ones, each once, as many as can be looked at in this time."""
+        """Raise a ReadError for a local archive that changed since indexing.
+
+        Each is looked at once, and as many as `time_s` allows.
+        """
         done: set[tuple[str, int]] = set()
 
         def look(sample: int) -> None:
@@ -160,29 +175,38 @@ class ArchivedFeatures:
         look_at_some(len(firsts), lambda number: look(int(firsts[number])), time_s)
 
     def _firsts(self) -> NDArray[np.int64]:
-        """Samples among which is one of each archive: few, if an archive's samples are in its order."""
+        """Return few samples that have at least one of each archive among them.
+
+        A sample begins a new archive where size or version change, or where offsets stop rising. So archives count more
+        than once if samples are not in their order.
+        """
         size, version, offset = (self._numbers[name] for name in ("bytes", "mtime_ns", "offset"))
         begins = (np.diff(size) != 0) | (np.diff(version) != 0) | (np.diff(offset) <= 0)
         return np.concatenate([[0], np.flatnonzero(begins) + 1])[: len(size)]
 
     def _place(self, sample: int) -> tuple[int, int]:
+        """Return offset and number of bytes of the sample's matrix."""
         return int(self._numbers["offset"][sample]), int(self._numbers["nbytes"][sample])
 
     def _first(self, sample: int) -> int:
-        """The sample's first row; without that column all samples are whole."""
+        """Return the sample's first row; 0 if the index has no ranges."""
         return int(self._numbers["first"][sample]) if "first" in self._numbers else 0
 
     def _facts(self, sample: int) -> FileFacts:
+        """Return the size and version of the sample's archive as indexed."""
         return FileFacts(bytes=int(self._numbers["bytes"][sample]), version=int(self._numbers["mtime_ns"][sample]))
 
     def _refuse_other(self, path: str, sample: int) -> None:
-        """Refuse the archive if it is not the indexed one."""
+        """Raise a ReadError if the archive differs from the indexed one in size or content.
+
+        The content is looked at only if its status has not been seen with it. Raise a DataError if the archive is gone.
+        """
         place = self._places.get(path) or self._places.setdefault(path, self._files.where(path))
         known, content = self._facts(sample), int(self._numbers["content"][sample])
         try:
-            status = os.stat(place)  # a fifth of the time of a Path's
+            status = os.stat(place)  # takes a fifth of the time of Path.stat
         except OSError:
-            self._files.facts(path)  # which says what is wrong
+            self._files.facts(path)  # raises a DataError that says what is wrong
             raise
         if self._same.get((path, content)) == status_of(status):
             return
@@ -191,11 +215,13 @@ class ArchivedFeatures:
             raise changed(expected, f"one of {status.st_size} bytes", place)
         if not has_content(place, status, digest_of_number(content), self._files.seen):
             raise changed(expected, "one of the same size with other bytes", place)
+        # A recent status is not kept: another write within the same tick of the file system's clock would leave it
+        # equal.
         if is_settled(status):
             self._same[path, content] = status_of(status)
 
     def decode(self, sample: int, raw: bytes) -> NDArray[np.float32]:
-        """The numbers."""
+        """Return the sample's rows as numbers; raise a ReadError if another matrix is there."""
         header = ark_header(raw)
         numbers = self._numbers
         known = KINDS[numbers["kind"][sample]], self._columns, numbers["nbytes"][sample]
@@ -205,7 +231,10 @@ class ArchivedFeatures:
         return ark_values(raw, header)[first : first + rows]
 
     def identity(self, sample: int) -> str:
-        """What tells the sample's bytes from others, except the path."""
+        """Return what tells the sample's bytes from others, without the path.
+
+        That is the archive's size, time of change and digest, the matrix's place in it, and the range of rows.
+        """
         numbers = self._numbers
         archive = f"{numbers['bytes'][sample]} bytes, changed at {numbers['mtime_ns'][sample]} ns"
         archive += f", digest {digest_of_number(int(numbers['content'][sample]))}"

@@ -1,7 +1,7 @@
-"""A Kaldi data folder while it is indexed: which tables it has, and its rows in order.
+"""One Kaldi data folder while it is indexed: its tables, and its rows in order.
 
-Rules: each line of the table that names audio or features is a row, and so is each line of `text` that none of them
-uses, as a bad one. Must not know what is in the files that the tables name.
+Rules: each line of the table that names audio or features is a row, and so is, as a bad one, each line of `text` that
+no row uses. Must not know what is in the files that the tables name.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ __all__ = ["KaldiFolder"]
 
 
 class KaldiFolder:
-    """One folder, by its path or URL as the job file has it. `tables` are those that it has, first the one whose lines
-    are rows. `join` opens them, `close` gives them back.
+    """One folder, by its path or URL in the job file.
+
+    `tables` are the tables that it has, first the one whose lines are rows. `join` opens them, `close` closes them.
+    Raise a DataError if the table of audio or features is missing.
     """
 
     def __init__(self, files: Files, path: str, *, features: bool) -> None:
@@ -46,18 +48,23 @@ class KaldiFolder:
         self._joined: JoinedTables | None = None
 
     def _table(self, name: str) -> str:
+        """Return the path or URL of a table."""
         return f"{self.path}/{name}"
 
     def join(self) -> int:
-        """Read the tables once; how many rows there are."""
+        """Open the tables, match their lines by key, and return how many rows there are."""
         first, *others = self.tables
-        # A segment's second word names its recording.
+        # Which word of a row is the key in each other table: a segment's second word, its recording, for wav.scp; the
+        # first word, the utterance, for all others.
         words = {name: int(first == SEGMENTS and name == RECORDINGS) for name in others}
         self._joined = JoinedTables(lambda name: self._files.keep_local(self._table(name)), first, words)
         return len(self._joined.first) + len(self._unused(self._joined))
 
     def named_files(self) -> Iterator[str]:
-        """What the table of audio or features names, as it is written there, commands too; equal neighbours once."""
+        """Yield the files that the table of audio or features names, for the stamp.
+
+        Entries are given as written, commands too, without places in archives; a repeated neighbour is given once.
+        """
         before = ""
         needed = FEATURES if FEATURES in self.tables else RECORDINGS
         with self._files.path(self._table(needed)).open(encoding="utf-8", errors="surrogateescape") as table:
@@ -68,12 +75,12 @@ class KaldiFolder:
                 before = name
 
     def has_ranges(self) -> bool:
-        """Whether any features are a range of a matrix."""
+        """Return whether any features are a range of a matrix."""
         with self._files.open(self._table(FEATURES)) as table:
             return any(line.rstrip().endswith(b"]") for line in table)
 
     def rows(self) -> Iterator[JoinedLine | BadRow]:
-        """All rows, in order."""
+        """Yield all rows in order, those of unused texts last; `join` comes first."""
         assert self._joined is not None, "the tables are joined first"
         yield from self._joined.lines()
         for number in self._unused(self._joined):
@@ -81,9 +88,11 @@ class KaldiFolder:
 
     @staticmethod
     def _unused(joined: JoinedTables) -> list[int]:
+        """Return the lines of `text` that no row uses."""
         return joined.unused(TEXT) if TEXT in joined.others else []
 
     def _only_text(self, joined: JoinedTables, number: int) -> BadRow:
+        """Return the BadRow for a line of `text` that no row uses: a repeated key, or one without data."""
         table = joined.others[TEXT]
         key = b"".join(table.line(number).split(None, 1)[:1]).decode("utf-8", "replace")
         where = self._files.where(self._table(TEXT))

@@ -1,4 +1,4 @@
-"""The tables of a Kaldi data folder, text files of lines with a key and an entry, joined by key.
+"""Tables of a Kaldi data folder: text files whose lines are a key and an entry, joined by key.
 
 Rules: a table may be larger than memory, which holds a few words for each line; lines are read from the file when they
 are needed. Tables need not be sorted. Of several lines with one key the first counts.
@@ -24,17 +24,23 @@ __all__ = ["JoinedLine", "JoinedTables", "KaldiTable", "words_of"]
 
 
 class KaldiTable:
-    """One table: its lines by number, from 0, and the line of a key. To be closed."""
+    """One table, mapped into memory, with its lines by number (from 0) and by key; close it after use.
+
+    `keys` are the hashes of the keys, in the order of lines.
+    """
 
     def __init__(self, path: Path) -> None:
+        # Hash and beginning of each line, 8 bytes each, instead of a Python string. Keys are compared by hash alone.
         hashes, begins = array("Q"), array("Q", [0])
         with path.open("rb") as file:
             for line in file:
                 hashes.append(_hash(line, 0))
                 begins.append(begins[-1] + len(line))
+            # mmap refuses an empty file.
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if begins[-1] else None
         self._begins = begins
         self.keys = np.array(hashes, np.uint64)
+        # Stable, and searchsorted finds the leftmost place: of several lines with one key the first is found.
         self._order = np.argsort(self.keys, kind="stable")
         self._sorted = self.keys[self._order]
 
@@ -42,19 +48,20 @@ class KaldiTable:
         return len(self.keys)
 
     def line(self, number: int) -> bytes:
-        """A line, by its number."""
+        """Return the bytes of a line, by its number."""
         assert self._bytes is not None, "a table without bytes has no lines"
         return self._bytes[self._begins[number] : self._begins[number + 1]]
 
     def words(self, place: int) -> NDArray[np.uint64]:
-        """The word at this place in each line, in the form that `find` takes."""
+        """Return the hash of each line's word at `place`, for `find` of another table."""
         hashes = (_hash(self.line(number), place) for number in range(len(self)))
         return np.array(array("Q", hashes), np.uint64) if place else self.keys
 
     def find(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The number of the first line that has this key; -1 if none has."""
+        """Return for each hash the first line with that key; -1 if there is none."""
         if not len(self):
             return np.full(len(words), -1)
+        # A hash above all keys is placed after the last one: compare it with the last, from which it differs.
         places = np.minimum(np.searchsorted(self._sorted, words), len(self) - 1)
         return np.where(self._sorted[places] == words, self._order[places], -1)
 
@@ -66,8 +73,9 @@ class KaldiTable:
 
 @dataclass(frozen=True, slots=True)
 class JoinedLine:
-    """A line of the first table and its number, the lines of other tables that belong to it, by table, and the number
-    of an earlier line with the same key, or -1.
+    """A line of the first table with the lines of other tables that belong to it, by table.
+
+    `again` is the number of an earlier line with the same key, or -1.
     """
 
     number: int
@@ -77,8 +85,10 @@ class JoinedLine:
 
 
 class JoinedTables:
-    """A first table, each of whose lines is a row, and others, each with the place of the word in the first table that
-    is its key; `path_of` says where a table is on this machine. To be closed.
+    """A first table, whose lines are rows, and others that are joined to it.
+
+    `others` says for each of the other tables which word of a row is its key there. `path_of` returns a table's path on
+    this machine. Close it after use.
     """
 
     def __init__(self, path_of: Callable[[str], Path], first: str, others: Mapping[str, int]) -> None:
@@ -88,7 +98,7 @@ class JoinedTables:
         self._firsts = self.first.find(self.first.keys)
 
     def lines(self) -> Iterator[JoinedLine]:
-        """All rows in order."""
+        """Yield all rows in order."""
         for number in range(len(self.first)):
             found = {name: int(lines[number]) for name, lines in self._found.items()}
             others = {name: self.others[name].line(place) for name, place in found.items() if place >= 0}
@@ -96,7 +106,7 @@ class JoinedTables:
             yield JoinedLine(number, self.first.line(number), others, first if first != number else -1)
 
     def unused(self, name: str) -> list[int]:
-        """The lines of another table that belong to no row."""
+        """Return the lines of another table that belong to no row."""
         unused: list[int] = np.setdiff1d(np.arange(len(self.others[name])), self._found[name]).tolist()
         return unused
 
@@ -107,10 +117,14 @@ class JoinedTables:
 
 
 def words_of(line: bytes, most: int = 2) -> list[str]:
-    """At most `most` words of a line, the last with all that follows; a UnicodeDecodeError if it is not UTF-8."""
+    """Return at most `most` words of a line, the last of them with the rest of the line.
+
+    Raise a UnicodeDecodeError if the line is not UTF-8.
+    """
     return line.decode().strip().split(None, most - 1)
 
 
 def _hash(line: bytes, place: int) -> int:
+    """Return the hash of a line's word at `place`; a missing word counts as empty."""
     words = line.split(None, place + 1)
     return xxhash.xxh3_64_intdigest(words[place] if place < len(words) else b"")

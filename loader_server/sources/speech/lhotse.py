@@ -1,8 +1,8 @@
 """The lhotse source: cut manifests (.jsonl, .jsonl.gz) of recordings in files, read without Lhotse.
 
-Rules: a sample is a cut, its supervisions' texts joined by blanks in their order of time, or each supervision is one.
-Only the sample's stretch is read and decoded. The index has everything that manifests say: they are not read again, and
-one that has changed is refused. Lengths come from files, not from what a manifest says about them.
+Rules: a sample is a cut, its supervisions' texts joined by blanks in order of time, or each supervision is a sample.
+Only the sample's stretch is read and decoded. The index has everything that manifests say, so they are not read again,
+and one that has changed is refused. Lengths come from files, not from what a manifest says about them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MANIFEST = "cut manifest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LhotseSettings:
-    """Further settings of a stream with source = "lhotse"."""
+    """Settings of a stream with source = "lhotse", besides those of every stream."""
 
     paths: tuple[str, ...] = setting(texts, "cut manifests, .jsonl or .jsonl.gz, relative to the job file, or URLs")
     sample: str = setting(
@@ -55,8 +55,9 @@ class LhotseSettings:
 
 @dataclass(frozen=True, slots=True)
 class CutPiece:
-    """Consecutive rows: `start` counts from the first of all; each has its manifest's number, its line number, the
-    line, and the number of a supervision, or WHOLE_CUT.
+    """Consecutive rows: `start` is the first one's number over all manifests.
+
+    Each row has its manifest's number, its line number, the line, and a supervision's number or WHOLE_CUT.
     """
 
     start: int
@@ -64,8 +65,10 @@ class CutPiece:
 
 
 class LhotseSource(RecordedSource):
-    """Cuts. Columns: each sample's manifest (counted from 0), its line, the characters of its text, and those of
-    `stretch_columns`. Strings: key, path, text, speaker and language.
+    """Cuts of Lhotse manifests, or their supervisions.
+
+    The index has these columns: manifest (counted from 0), line, length of the text, and those of `stretch_columns`;
+    and these strings: key, path, text, speaker and language.
     """
 
     Settings = LhotseSettings
@@ -75,16 +78,17 @@ class LhotseSource(RecordedSource):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Audio, with time if all files have one rate."""
+        """Return the field of audio, with time if all files have one rate."""
         return (audio_field(self.indexed.about["rate"] if hasattr(self, "indexed") else 0),)
 
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """The stamp of the manifests, and of every file that they name."""
+        """Return a stamp of the manifests, and of every file that they name."""
         return self.files.stamp(self._named_files())
 
     def _named_files(self) -> Iterator[str]:
+        """Yield the manifests, and the files of usable cuts; a repeated neighbour is given once."""
         yield from self.settings.paths
         before = ""
         for _, _, line, supervision in self._rows():
@@ -97,7 +101,7 @@ class LhotseSource(RecordedSource):
             before = path
 
     def survey(self) -> Inventory:
-        """Count the lines, or their supervisions."""
+        """Count the cuts, or their supervisions; raise a DataError if there are no manifests."""
         if not self.settings.paths:
             raise DataError(
                 expected="at least one manifest",
@@ -110,12 +114,14 @@ class LhotseSource(RecordedSource):
         return Inventory(total=sum(1 for _ in self._rows()), pieces=self._pieces, origin=origin)
 
     def _pieces(self, rows: int) -> Iterator[CutPiece]:
+        """Yield all rows in pieces of at most `rows` rows."""
         start, left = 0, self._rows()
         while some := tuple(islice(left, rows)):
             yield CutPiece(start, some)
             start += len(some)
 
     def _rows(self) -> Iterator[tuple[int, int, bytes, int]]:
+        """Yield manifest, line number, line and supervision of each row."""
         for number, path in enumerate(self.settings.paths):
             for place, line in _lines(path, self.files):
                 if self.settings.sample == "cut":
@@ -124,7 +130,10 @@ class LhotseSource(RecordedSource):
                     yield from ((number, place, line, supervision) for supervision in range(samples_in(line)))
 
     def probe(self, piece: CutPiece) -> Found:
-        """The headers of the files that these cuts are from."""
+        """Read the headers of the recordings that these cuts are from.
+
+        Return the good rows' columns and the bad rows.
+        """
         good, bad = dict[int, tuple[int, int, CutSample, AudioStretch]](), dict[int, BadRow]()
         headers = Headers(self.files, largest=self.of_job.largest_indexed)
         for number, (manifest, place, line, supervision) in enumerate(piece.rows, piece.start):
@@ -149,6 +158,7 @@ class LhotseSource(RecordedSource):
         return Found(rows=list(good), numbers=numbers | stretch_columns(founds, plain=False), strings=strings, bad=bad)
 
     def _audio(self, said: CutSample, headers: Headers, where: tuple[str, int]) -> AudioStretch | BadRow:
+        """Return the stretch of a cut's recording, or a BadRow if its file or its rate does not fit."""
         found = headers.find(self._from_base(said.path), said.stretch, where)
         if isinstance(found, BadRow) or found.header.rate == said.rate:
             return found
@@ -156,20 +166,22 @@ class LhotseSource(RecordedSource):
         return BadRow(*where, "other_rate", detail)
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
-        """The one rate of all files, or 0."""
+        """Return the common rate of all files, or 0 if they differ."""
         return {"rate": common_rate(numbers["rate"])}
 
     def _below(self, path: str) -> str:
+        """Return a path from a manifest, relative to the job file, or its URL."""
         return joined(self.settings.root, path)
 
     def _from_base(self, path: str) -> str:
+        """Return a path on this machine, or the URL as it is."""
         below = self._below(path)
         return below if is_url(below) else str(self.base / below)
 
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, if the manifests are still those that it was made from."""
+        """Take the index; raise a DataError if a manifest has changed since it was made."""
         for facts in indexed.origin:
             refuse_other_list(facts, self.files, _MANIFEST, indexed.place)
         self.indexed = indexed
@@ -179,62 +191,70 @@ class LhotseSource(RecordedSource):
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
-        """Audio in frames, with its rate in hertz; the text in characters."""
+        """Return the lengths of audio in frames with its rate, and of texts in characters."""
         numbers = self.indexed.numbers
         return {"audio": numbers["frames"], "audio_rate": numbers["rate"], "text": numbers["length_text"]}
 
     def texts(self, key: str) -> Iterator[Sequence[str]] | None:
-        """The texts, which the index has."""
+        """Return the transcripts, block by block, out of the index; None for any other key."""
         return texts_of_column(self._strings[key]) if key == "text" else None
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Where each manifest starts that has samples."""
+        """Return the first sample of each manifest that has samples."""
         return tuple(np.flatnonzero(np.diff(self.indexed.numbers["manifest"], prepend=-1)).tolist())
 
     def read(self, samples: Sequence[int]) -> Iterable[bytes]:
-        """The bytes of each stretch, of a file that must be the one that was indexed."""
+        """Return the bytes of each sample's stretch, read when they are asked for.
+
+        Reading raises a ReadError if a file is not the indexed one.
+        """
         return map(self._recordings.read, map(self.checked, samples))
 
     def _path(self, sample: int) -> str:
+        """Return the sample's file on this machine, or its URL."""
         return self._from_base(self._strings["path"][sample])
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Begin to fetch their files, if they are remote."""
+        """Start fetching the samples' recordings, if they are remote."""
         if self.files.are_remote:
             self._recordings.expect(samples.tolist())
 
     def said_of(self, sample: int) -> dict[str, Any]:
-        """Text, speaker and language as strings."""
+        """Return text, speaker and language."""
         return {name: self._strings[name][sample] for name in ("text", "speaker", "language")}
 
     def name(self, sample: int) -> str:
-        """The cut's id, or the supervision's."""
+        """Return the id of the cut, or of the supervision."""
         key: str = self._strings["key"][self.checked(sample)]
         return key
 
     def place(self, sample: int) -> tuple[str, int]:
-        """The manifest, and the line in it."""
+        """Return the manifest, and the sample's line in it."""
         numbers = self.indexed.numbers
         return self.files.where(self.settings.paths[numbers["manifest"][sample]]), int(numbers["line"][sample])
 
     def _line(self, sample: int) -> str:
+        """Return how messages name the sample's line."""
         return "{}, line {}".format(*self.place(sample))
 
     def identity(self, sample: int) -> str:
-        """The id, the file as it was indexed, the part of it, and a digest of what is said in it."""
+        """Return the id, the file as indexed, the stretch, and a hash of text, speaker and language."""
         said = fingerprint(*(self._strings[name][sample] for name in ("text", "speaker", "language")))
         own = self._recordings.identity(sample)
         return f"{self.name(sample)}, {self._strings['path'][sample]}, {own}, row {said[:8]}"
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """The versions of the decoding libraries."""
+        """Return the versions of the audio libraries."""
         return audio_versions()
 
 
 def _lines(path: str, files: Files) -> Iterator[tuple[int, bytes]]:
-    """The lines of a manifest that are not empty, with their numbers; a DataError if it cannot be read."""
+    """Yield the lines of a manifest that are not empty, with their numbers (from 1).
+
+    Raise a DataError if it is missing, has another suffix, or is a damaged gzip file.
+    """
     _refuse_other_names(path, files)
     refuse_absent_list(path, files, _MANIFEST)
     with files.open(path) as raw:
@@ -253,6 +273,7 @@ def _lines(path: str, files: Files) -> Iterator[tuple[int, bytes]]:
 
 
 def _refuse_other_names(path: str, files: Files) -> None:
+    """Raise a DataError if a manifest's suffix is not .jsonl or .jsonl.gz."""
     if not path.endswith((".jsonl", ".jsonl.gz")):
         raise DataError(
             expected="a cut manifest that ends in .jsonl or .jsonl.gz",

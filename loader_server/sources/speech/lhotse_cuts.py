@@ -1,8 +1,8 @@
-"""What a line of a Lhotse cut manifest means: which stretch of which file, what is said in it, by whom.
+"""Parser of a line of a Lhotse cut manifest: which stretch of which file, what is said in it, and by whom.
 
-Rules: reads JSON without Lhotse, and opens nothing. A MonoCut of a recording that is a file, here or remote, is a
-sample, or each of its supervisions is one, and so is a MultiCut of all channels of its file, which are averaged, or
-of which one is chosen; all else is a bad row, with what to do about it: nothing is mixed, perturbed or run.
+Rules: reads JSON without Lhotse, and opens nothing. A sample is a MonoCut of a recording that is a file, local or
+remote, or each of its supervisions; or a MultiCut of all channels of its file, which are averaged, or of which one is
+chosen. Everything else is a bad row that says what to do about it: nothing is mixed, perturbed or run.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["WHOLE_CUT", "CutSample", "UnusableCut", "cut_sample", "samples_in"]
 
-#: In place of a supervision's number: the sample is all of the cut.
+#: In place of a supervision's number: the sample is the whole cut.
 WHOLE_CUT = -1
 
-#: Types of audio sources whose bytes are a file, local or remote.
+#: Types of audio sources that are files, local or remote.
 _READABLE = ("file", "url")
 _WHOLE = "make whole recordings of them with save_audios(), or leave it to transforms of the stream"
-#: What to do about cuts that are not read here, by their type.
+#: Remedies for cuts that are not read here, by type.
 _REMEDIES = {
     "MixedCut": f"a mixture is not made here: {_WHOLE}",
     "PaddingCut": "batches are padded anyway: leave it out",
@@ -34,12 +34,12 @@ _REMEDIES = {
 
 
 class UnusableCut(Exception):  # it becomes a bad row
-    """Why a line is a bad row: the reason in a word, and in full."""
+    """A cut that cannot be read here, with the reason in one word and in full."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutSample:
-    """One sample: its name, its file, which part of it, the rate, and what is said in it."""
+    """One sample: its name, file, stretch and rate, and what is said in it."""
 
     key: str
     path: str
@@ -51,7 +51,10 @@ class CutSample:
 
 
 def samples_in(line: bytes) -> int:
-    """How many supervisions a line has; 1 if that cannot be told, because it is a row all the same."""
+    """Return how many supervisions a line has, at least 1.
+
+    It is 1 for a line that cannot be parsed or has none, so that it makes a row, which turns out to be bad.
+    """
     try:
         return max(1, len(json.loads(line)["supervisions"]))
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -59,8 +62,9 @@ def samples_in(line: bytes) -> int:
 
 
 def cut_sample(line: bytes, supervision: int, channel: int = AVERAGED) -> CutSample:
-    """The sample that a cut, or one of its supervisions, makes, from one channel if there are several; an UnusableCut
-    if it cannot be read here.
+    """Return the sample of a cut, or of one of its supervisions.
+
+    `channel` chooses a channel of a cut that has several. Raise an UnusableCut if it cannot be read here.
     """
     try:
         cut = json.loads(line)
@@ -69,6 +73,7 @@ def cut_sample(line: bytes, supervision: int, channel: int = AVERAGED) -> CutSam
         return _whole(cut) if supervision == WHOLE_CUT else _supervised(cut, supervision)
     except UnicodeDecodeError as error:
         raise UnusableCut("not_utf8", f"expected UTF-8, got the byte 0x{error.object[error.start]:02x}") from None
+    # Whatever a line of another shape breaks in the code above: a bad row, whose message says what was found.
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise UnusableCut(
             "malformed", f"expected a cut as Lhotse writes it, got {type(error).__name__}: {error}"
@@ -76,6 +81,7 @@ def cut_sample(line: bytes, supervision: int, channel: int = AVERAGED) -> CutSam
 
 
 def _refuse_other_types(cut: dict[str, Any]) -> None:
+    """Raise an UnusableCut for anything but a MonoCut or MultiCut."""
     kind = cut.get("type") or _manifest_of(cut)
     if kind not in ("MonoCut", "MultiCut"):
         remedy = _REMEDIES.get(kind, "write cuts of recordings, with CutSet.from_manifests(…)")
@@ -83,7 +89,7 @@ def _refuse_other_types(cut: dict[str, Any]) -> None:
 
 
 def _choose(cut: dict[str, Any], channel: int) -> None:
-    """Take one of several channels."""
+    """Reduce a cut of several channels to `channel`; raise an UnusableCut if it lacks that channel."""
     if channel != AVERAGED and isinstance(several := cut["channel"], list):
         if channel not in several:
             raise UnusableCut("wrong_channel", f"expected a cut that has channel {channel}, got one of {several}")
@@ -91,7 +97,10 @@ def _choose(cut: dict[str, Any], channel: int) -> None:
 
 
 def _manifest_of(line: dict[str, Any]) -> str:
-    """Which of Lhotse's other manifests a line without a type belongs to."""
+    """Return which of Lhotse's other manifests a line without a type belongs to.
+
+    Raise a KeyError if it belongs to none of them.
+    """
     known = {"sources": "recording", "recording_id": "supervision", "storage_type": "features"}
     kind = next((kind for key, kind in known.items() if key in line), "")
     if not kind:
@@ -100,11 +109,15 @@ def _manifest_of(line: dict[str, Any]) -> str:
 
 
 def _whole(cut: dict[str, Any]) -> CutSample:
+    """Return the sample of a whole cut, its texts in order of time."""
     return _sample(cut, cut["id"], (0.0, cut["duration"]), sorted(cut["supervisions"], key=lambda one: one["start"]))
 
 
 def _supervised(cut: dict[str, Any], number: int) -> CutSample:
-    """The supervision's part of the cut; it may begin before the cut and end after it."""
+    """Return the sample of one supervision; raise an UnusableCut if the cut has none.
+
+    A supervision may begin before the cut and end after it: its part within the cut counts.
+    """
     if not cut["supervisions"]:
         raise UnusableCut(
             "no_supervision", 'expected a supervision, got a cut without: leave it out, or sample = "cut"'
@@ -115,6 +128,10 @@ def _supervised(cut: dict[str, Any], number: int) -> CutSample:
 
 
 def _sample(cut: dict[str, Any], key: str, within: tuple[float, float], said: list[dict[str, Any]]) -> CutSample:
+    """Return the sample of a part of a cut, given as begin and duration in seconds within the cut.
+
+    Raise an UnusableCut if the cut has no recording, or one with transforms or channels that cannot be used.
+    """
     recording = cut.get("recording")
     if recording is None:
         raise UnusableCut("no_recording", "expected a cut of a recording, got one without: features are not read here")
@@ -123,17 +140,21 @@ def _sample(cut: dict[str, Any], key: str, within: tuple[float, float], said: li
         raise UnusableCut("transformed", f"expected a recording as it is on disk, got transforms ({names}): {_WHOLE}")
     path, channel = _file(recording["sources"], cut["channel"])
     stretch = Stretch(cut["start"] + within[0], float(within[1]), channel)
+    # Python's JSON parser accepts NaN and Infinity.
     if not math.isfinite(stretch.start_s + stretch.duration_s):
         raise ValueError(stretch)
     words = " ".join(text for one in said if (text := one.get("text")))
+    # JSON may hold lone surrogates, which UTF-8 cannot: such a text makes a bad row.
     words.encode()
     rate = int(recording["sampling_rate"])
     return CutSample(str(key), path, stretch, rate, words, _common(said, "speaker"), _common(said, "language"))
 
 
 def _file(sources: Iterable[dict[str, Any]], asked: int | list[int]) -> tuple[str, int]:
-    """The file that has this channel of the recording, and the channel's number there; or the file with exactly these
-    channels.
+    """Return the recording's file that has these channels, and which of its channels to take.
+
+    A single channel may be one of several in its file; several have to be all of a file, which are averaged. Raise an
+    UnusableCut if no file has them, or if the source is not a file.
     """
     for source in sources:
         if (set(asked) == set(source["channels"])) if isinstance(asked, list) else (asked in source["channels"]):
@@ -150,6 +171,6 @@ def _file(sources: Iterable[dict[str, Any]], asked: int | list[int]) -> tuple[st
 
 
 def _common(supervisions: list[dict[str, Any]], name: str) -> str:
-    """What all of them say; empty if they differ."""
+    """Return what all supervisions have under this name; empty if they differ or lack it."""
     found = {one.get(name) or "" for one in supervisions}
     return str(found.pop()) if len(found) == 1 else ""
