@@ -1,4 +1,4 @@
-"""What every source has to keep to, as checks that anybody can run on their own source.
+"""The rules that every source has to keep, as checks that anybody can run on their own source.
 
 Rules: a check is a function whose docstring is its title; it says what it expected and what it got, with the sample's
 number. One that fails does not keep others from being tried.
@@ -52,7 +52,7 @@ _REASON = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """What came of one check: `passed` is None if it could not be tried; `said` is the reason, or what went wrong."""
+    """The result of a check: `passed` is None if it could not be tried; `said` is the reason, or what went wrong."""
 
     name: str
     passed: bool | None
@@ -66,7 +66,7 @@ class CheckResult:
 def check_source(
     case: SourceCase, folder: Path, checks: Sequence[Callable[[ExaminedSource], None]] | None = None
 ) -> list[CheckResult]:
-    """Try these checks, or all, with indexes in `folder`; one that fails does not keep others from being tried."""
+    """Return the results of these checks, or of all, with indexes in `folder`; each is tried whatever others find."""
     examined = ExaminedSource(case, folder)
     return [_result(check, examined) for check in checks or CHECKS]
 
@@ -128,7 +128,7 @@ def _lengths(examined: ExaminedSource) -> None:
 
 
 def _length_of(value: Any) -> int:
-    """The steps of an array, the characters of a text; a number stands for itself."""
+    """Return the steps of an array or the characters of a text; a number stands for itself."""
     return int(value) if np.ndim(value) == 0 and not isinstance(value, str | bytes) else len(value)
 
 
@@ -249,7 +249,7 @@ def _decoding_all(examined: ExaminedSource) -> None:
 
 
 def _values_in(column: Column) -> list[Any]:
-    """The value of each sample."""
+    """Return the value of each sample in a column."""
     if isinstance(column, Ragged):
         return np.split(column.values, np.cumsum(column.lengths)[:-1])
     return list(column)

@@ -177,13 +177,13 @@ class Source:
     measured_rows: ClassVar[int] = 16
     #: Whether samples can be read while indexing, as undeclared transforms require.
     measurable: ClassVar[bool] = True
-    #: Whether pieces are probed only in other processes, because probing leaves things in a process that must not
-    #: be there when it forks.
+    #: Whether pieces are probed only in other processes, because probing leaves things in a process that must not be
+    #: there when it forks.
     apart: ClassVar[bool] = False
     #: Columns that differ between copies of one data set, and so are not part of the fingerprint.
     local_columns: ClassVar[frozenset[str]] = frozenset()
-    #: Columns of content digests, compared while files are read. They do not enter the fingerprint, which covers
-    #: what was found in the files.
+    #: Columns of content digests, compared while files are read. They do not enter the fingerprint, which covers what
+    #: was found in the files.
     content_columns: ClassVar[frozenset[str]] = frozenset()
 
     #: What `open` was given.

@@ -62,7 +62,10 @@ class DiskCache:
         return handle
 
     def hold(self, key: str) -> tuple[int, Path] | None:
-        """An open file that is not evicted until it is closed, and its path; None if there is no such entry."""
+        """Return a descriptor of the entry, and its path, or None if there is no such entry.
+
+        The entry is not evicted until the descriptor is closed.
+        """
         handle = self.find(key)
         if handle is None:
             return None
@@ -100,8 +103,7 @@ class DiskCache:
                 if not _lock(handle, wait=wait):
                     return False
                 # While we waited for the lock, the other process renamed this file to the entry or, if it failed,
-                # removed
-                # it. Then the descriptor is of a file that nobody would find: look again.
+                # removed it. Then the descriptor is of a file that nobody would find: look again.
                 if _is_at(underway, handle):
                     self._fill(entry, underway, handle, nbytes, fill)
             finally:
