@@ -72,8 +72,8 @@ class SharingBuilder(Builder):
     def _key(self, want: Want, planned: PlannedBatch) -> bytes:
         """Return the key of the batch; empty if the batch must not be shared.
 
-        That is so for a retry after a death, an empty batch, and one with a culprit: their bytes depend on this job's
-        own history.
+        That is so for a batch suspected of killing a worker (`want.attempt`), an empty one, and one with a known
+        culprit: their bytes depend on this job's own history.
         """
         samples = planned.samples.tolist()
         if want.attempt or want.empty or self._has_culprits(samples):
@@ -85,7 +85,7 @@ class SharingBuilder(Builder):
         return state.digest()
 
     def _has_culprits(self, samples: Sequence[int]) -> bool:
-        """Return whether one of these samples is known to have killed a worker or to have exhausted it."""
+        """Return whether one of these samples is known to kill the process that decodes it."""
         return bool(self.culprits.keys) and any(map(self.is_culprit, samples))
 
     def claim(self, prepared: Prepared) -> bool:

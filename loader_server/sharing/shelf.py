@@ -104,7 +104,7 @@ class Shelf:
         return Shelved(facts, _RING_AT + at + facts_bytes, payload_bytes, digest)
 
     def copy(self, kept: Shelved, payload: NDArray[np.uint8]) -> bool:
-        """Copy it; False if it was not whole, or has been overwritten: then `payload` may hold anything."""
+        """Copy a payload and return True; return False, with undefined bytes in `payload`, if it was overwritten."""
         if payload.nbytes != kept.payload_bytes:
             return False
         # The digest is checked after copying, over the copy: the ring may wrap around while we copy.
