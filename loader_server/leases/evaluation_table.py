@@ -64,7 +64,10 @@ class EvaluationTable(LeaseTable):
             super().recover(fact)
 
     def incomplete(self) -> list[int]:
-        """As `LeaseTable` has it; sums over other batches than are done count as well."""
+        """Return the epochs of which facts are missing.
+
+        Epoch 0 counts as well if the sums are over another number of batches than is done.
+        """
         done = sum(epoch.fresh - len(epoch.out) for epoch in self.epochs.values()) - len(self.dead)
         return super().incomplete() or ([0] if done != self.summed else [])
 
@@ -123,7 +126,7 @@ class EvaluationTable(LeaseTable):
             self._keep_sums()
 
     def _joined(self, said: Outcomes) -> list[NDArray[np.float64]] | None:
-        """Return the states of each lease that is done; None if the message brought only a piece, or a useless one."""
+        """Return the states of each finished lease; None if only a piece came, or states that do not fit."""
         states, who = said.states, said.incarnation
         before = self._pieces.pop(who, b"")
         self._lost.discard(who)

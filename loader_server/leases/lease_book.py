@@ -33,7 +33,7 @@ _NOT_BEGUN = BookMark(0, 0)
 
 
 class LeaseBook:
-    """`draw` gives an identity that no book has had; `keep` takes what has to survive."""
+    """The identity and revision of the lease tables; `draw` gives a new identity, `keep` writes to the journal."""
 
     def __init__(self, draw: Callable[[], int], keep: Callable[[LeaseFact | BookAdvanced], None]) -> None:
         self._mark = _NOT_BEGUN

@@ -55,7 +55,7 @@ class LeaseTrainer:
         self.in_hand, self.at_head = in_hand, first
 
     def has_taken_too_long(self, now_s: float, deadline_s: float) -> bool:
-        """Whether its first lease is past its deadline."""
+        """Return whether the first lease is past its deadline; that is longer if the consumer has not the batch yet."""
         return bool(self.leases) and now_s - self.since_s > deadline_s * (1 if self.in_hand else _HOLDS)
 
     def lose_all(self) -> None:

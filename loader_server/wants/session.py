@@ -69,7 +69,10 @@ class Session:
         self.sealed_number = 0
 
     def _attach(self, hello: Hello) -> None:
-        """Open the slots, unless we have: that lock has to last for as long as anything of ours may write there."""
+        """Open the trainer's slots, unless they are open.
+
+        A session never opens them twice: the first lock has to last for as long as anything of ours may write there.
+        """
         if self.shared is not None:
             return
         self.why_not_shared = "the trainer does not offer its slots" if hello.shared is None else ""

@@ -78,7 +78,10 @@ class WantQueue(Generic[K, W]):
             self._ahead[trainer] = None
 
     def take(self, may: Callable[[K, W], bool] = _any) -> W | None:
-        """Take out the next want that may be built; its trainer's next turn comes after all others."""
+        """Return the next want that may be built, and take it out; None if there is none.
+
+        Its trainer's next turn comes after those of all others.
+        """
         for trainer in self._ahead:
             if may(trainer, self._by_trainer[trainer].first()):
                 self._again[trainer] = self._turns + len(self._by_trainer)
