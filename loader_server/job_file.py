@@ -118,6 +118,7 @@ class JobFile(JobFolder):
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
+        # Before the recipes are read: a user's own source is imported to check it. A job without one imports nothing.
         if any(":" in name for name in _names_of_code(self.job)):
             self.make_importable()
         self.recipes = Recipes(self.job.streams, self._recipe)
@@ -217,6 +218,7 @@ class JobFile(JobFolder):
         single = tuple(kind.Settings for kind in kinds)
         classes = (StreamSettings, ChunkSettings, PlanSettings, *single)
         own = {field.name for one in classes for field in dataclasses.fields(one)}
+        # A key of our own settings is never a transform's table, even if a transform has the same name.
         named = tuple(sorted(_named_transforms(table) - own))
         tables = {key: table[key] for key in table if key not in own and (isinstance(table[key], dict) or key in named)}
         flat = {key: value for key, value in table.items() if key not in tables}

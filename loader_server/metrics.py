@@ -376,6 +376,7 @@ def worker_metrics(worker: Worker) -> Iterator[MetricSamples]:
     yield MetricSamples.one(UNSENT_BYTES, worker.unsent_bytes())
     yield MetricSamples.one(REFUSED_WANTS, counts.refused)
     yield MetricSamples.one(STALE_WANTS, counts.stale)
+    # `list`: the worker's threads may add a reason while we iterate.
     yield MetricSamples(MASKED_SAMPLES, {(reason,): count for reason, count in list(worker.masked_by_reason.items())})
     yield MetricSamples(FALLBACKS, {(reason,): count for reason, count in worker.fallbacks.items()})
     yield from _built(worker)

@@ -88,6 +88,7 @@ def _walk(modules: Sequence[str]) -> tuple[dict[str, _Module], dict[str, str]]:
         file = Path(spec.origin)
         if top in _OURS or _is_pythons(file) or not file.is_file():
             continue
+        # An installed package counts by its version, unless it was named itself: then its source counts as well.
         if _is_installed(file):
             packages |= _versions(top)
             if name not in modules:

@@ -66,6 +66,7 @@ class PlanKeeper:
         draft = draft_of(path)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            # Not synced: a file that a power failure leaves torn does not match its hash, and is computed anew.
             with draft.open("xb") as file:
                 file.write(_digest(path, body.getbuffer()))
                 file.write(body.getbuffer())

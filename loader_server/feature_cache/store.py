@@ -68,6 +68,8 @@ class SampleStore:
             fcntl.flock(self._table, fcntl.LOCK_SH)
             os.ftruncate(self._table, samples * _ENTRY.itemsize)
             os.utime(self._table)
+            # Mapped for reading only. Entries are written by pwrite, which raises an error on a full disk; writing
+            # through the map would kill the process (SIGBUS).
             self._mapped = mmap.mmap(self._table, samples * _ENTRY.itemsize, prot=mmap.PROT_READ)
             self._cut_abandoned()
 
@@ -78,6 +80,7 @@ class SampleStore:
     def get(self, sample: int, identity: str) -> bytearray | None:
         """Return the sample's blob if it is there, whole, and was kept under this identity; otherwise None."""
         check, offset, nbytes, segment = self._entries[sample].tolist()
+        # The entry may be torn or of a bad disk: check its bounds before memory is taken for it.
         handle = self._segment(segment) if 0 < nbytes <= self._segment_bytes - offset else None
         if handle is None:
             return None

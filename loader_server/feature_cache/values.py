@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["as_bytes", "from_bytes"]
 
+#: Arrays start at multiples of this many bytes, so that views of them are aligned.
 _ALIGNMENT = 16
+#: Exact types: a value of a subclass would come back as its base class, and so is not kept.
 _PLAIN = (str, bytes, bool, int, float, type(None))
 
 

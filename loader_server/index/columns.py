@@ -77,6 +77,7 @@ class StringsWriter:
     def __init__(self, folder: Path, name: str, length: int = 0, end: int = 0) -> None:
         self._blob = ColumnWriter(folder / file_of(name, ".text.npy"), "uint8", end)
         try:
+            # There is one start more than strings: the last one is the end.
             self._starts = ColumnWriter(folder / file_of(name, ".starts.npy"), "int64", length and length + 1)
         except BaseException:  # a full disk, say: nobody else closes it
             self._blob.close()

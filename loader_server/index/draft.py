@@ -177,6 +177,8 @@ class Draft:
 
     def commit(self, meta: Meta) -> None:
         """Make the columns the index, replacing the present one."""
+        # With a journal in its folder the index would look like a draft: the next indexer would resume it, and write
+        # into columns that workers have mapped.
         for name in (_JOURNAL, _NEW_JOURNAL):  # a killed indexer may have left the second
             (self.folder / name).unlink(missing_ok=True)
         draft, index = self.folder / "meta.json", self.folder.parent
@@ -227,6 +229,7 @@ def open_draft(folder: Path, made_from: str, piece_rows: int) -> Iterator[Draft]
     except StokerError:
         raise
     except BaseException:  # Ctrl-C or a full disk, for instance: finished work is kept
+        # Without `made_from` a later indexer could not tell whether the draft is of the same data.
         if made_from and draft.journal.pieces:
             draft.keep()
             kept = draft.folder
@@ -266,6 +269,7 @@ def _is_there(folder: Path, journal: DraftJournal) -> bool:
     least |= {file_of(name, ".starts.npy"): 8 * (journal.samples + 1) for name in journal.ends}
     sizes = {name: bytes_with_header(nbytes) for name, nbytes in least.items()} if journal.samples else {}
     sizes |= {BAD_ROWS: journal.bad_bytes} if journal.bad_bytes else {}
+    # Longer is fine: opening the columns cuts what was written after the journal.
     return all((folder / name).stat().st_size >= size for name, size in sizes.items())
 
 
@@ -296,6 +300,7 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        # Unlinked while it is still locked: once it is closed, another indexer may have locked a file of this name.
         (folder / "lock").unlink()
         os.close(handle)
         if new:

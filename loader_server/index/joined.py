@@ -275,6 +275,8 @@ class JoinedSource(Source):
         asked: dict[Source, list[int]] = {}
         for source, sample in placed:
             asked.setdefault(source, []).append(sample)
+        # A member yields in the order in which it was asked, so taking one answer at a time from the right member gives
+        # the order of `samples`, and nothing is read before its turn.
         raw: dict[Source, Iterator[bytes]] = {}
         for source, _ in placed:
             if source not in raw:

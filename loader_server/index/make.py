@@ -139,6 +139,8 @@ class _Indexer:
         """
         request, draft, total = self.request, self.draft, self.inventory.total
         rows = draft.journal.piece_rows
+        # Pieces that an earlier try finished are skipped. They are the same ones: the draft was resumed only because
+        # the data's stamp and the size of pieces are equal.
         pieces = islice(self.inventory.pieces(rows), draft.journal.pieces, None)
         processes = request.processes_for((total - draft.journal.rows) / rows)
         kept_s = time.monotonic()
@@ -148,6 +150,7 @@ class _Indexer:
                 for part in found:
                     draft.write(part)
                     self._refuse_too_many()
+                    # Each time costs a sync of every column, so not after each piece.
                     if draft.journal.made_from and time.monotonic() - kept_s >= request.keep_s:
                         draft.keep()
                         kept_s = time.monotonic()

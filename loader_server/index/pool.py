@@ -24,6 +24,7 @@ __all__ = ["run_in_order", "usable_processes"]
 
 _T = TypeVar("_T")
 
+#: Pieces queued for each process: enough that none waits for work, few enough that memory stays bounded.
 _PIECES_AHEAD = 4
 
 #: In a process of the pool: the function that makes the work, and the work, once the first piece has come.

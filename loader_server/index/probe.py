@@ -110,6 +110,7 @@ class _Prober:
             if isinstance(made, BadRow):
                 bad[row] = made
                 continue
+            # The first good sample of the piece sets the fields; `Draft` compares the pieces with each other.
             fields = fields or made[0]
             if fields != made[0]:
                 refuse_other_fields(fields, made[0], self._where(place))

@@ -130,9 +130,12 @@ class EvaluationTable(LeaseTable):
         states, who = said.states, said.incarnation
         before = self._pieces.pop(who, b"")
         self._lost.discard(who)
+        # We were restarted between two pieces and lack the first one: nothing of this report counts, and the answer
+        # says so (`lost`).
         if states is None or len(before) < states.start:
             self._lost.add(who)
             return None
+        # Cut at `start`: a piece that is sent again replaces its earlier copy.
         content = before[: states.start] + states.content
         if len(content) == len(said.done) * states.nbytes and states.nbytes % _FLOAT64.itemsize == 0:
             values = np.frombuffer(content, _FLOAT64).reshape(len(said.done), states.nbytes // _FLOAT64.itemsize)
@@ -148,6 +151,8 @@ class EvaluationTable(LeaseTable):
         """Mark a number as done; add its states if this is the first report that counts."""
         is_first = super()._finish(incarnation, lease)
         if is_first:
+            # Only for the first report: a batch that was leased again after a kill, and that both trainers report,
+            # counts once.
             self._sums = self._states[lease] + (self._sums if self.summed else 0.0)
             self.summed += 1
         return is_first

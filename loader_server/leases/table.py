@@ -197,6 +197,7 @@ class LeaseTable:
 
     def _settle(self, said: Outcomes, trainer: LeaseTrainer, now_s: float) -> None:
         """Apply a report: what is done, what failed, and what is given back."""
+        # Only the time since the consumer took the batch counts; of several batches at once, each gets an equal share.
         if trainer.in_hand and said.done and trainer.is_at(said.done[0]):
             self._pace.add((now_s - trainer.since_s) / len(said.done))
         for lease in said.done:
@@ -216,6 +217,7 @@ class LeaseTable:
         if lease.nth == one.nth and one.holder not in (0, incarnation):
             self._note_unknown(lease)
             return False
+        # The number may have another holder by now, or none: it is done all the same, because a model has it.
         self._release((lease.epoch, lease.number), one)
         self._keep(NumberDone(self.settings.stream, self.settings.work, lease.epoch, lease.number))
         self._changed.add(lease.epoch)
@@ -326,6 +328,7 @@ class LeaseTable:
             at, epoch = next(iter(self.epochs.items()))
             if not epoch.settled:
                 return
+            # A closed epoch is a fact, so that a restarted coordinator does not take its numbers for fresh ones.
             self._keep(self._closed(at))
 
     def _closed(self, at: int) -> EpochClosed:

@@ -137,6 +137,8 @@ class Shelf:
                 try:
                     (at,) = struct.unpack("<Q", os.pread(self._handle, 8, _END_AT))
                     at = at if at + nbytes <= self.ring_bytes else 0
+                    # The end moves before anything is written there, so no two writers get the same room. A writer that
+                    # is killed next leaves a hole without an entry.
                     os.pwrite(self._handle, struct.pack("<Q", at + nbytes), _END_AT)
                     return int(at)
                 finally:
@@ -151,6 +153,7 @@ class Shelf:
 
         Two keys may share a lock; then the second worker only builds its batch later.
         """
+        # 56 bits of the key, so that all claims lie below `_ROOM_BYTE`.
         byte = _CLAIM_BYTES + int.from_bytes(key[:7], "little")
         if not self._lock(byte):
             return False

@@ -178,6 +178,7 @@ class MapStyleSource(Source):
             if isinstance(sample, BadRow):
                 bad[item] = sample
                 continue
+            # Not a bad row: a class whose samples differ in kind is wrong itself, and no row could be blamed.
             self._refuse_other_kinds(item, sample)
             good.append(item)
             for key, column in lengths.items():

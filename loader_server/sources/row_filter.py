@@ -82,6 +82,7 @@ class RowFilter:
         Raise a SettingsError if the types of the columns do not fit the expression.
         """
         try:
+            # A division by zero gives inf or NaN, which then compares like any number: no reason for a warning.
             with np.errstate(divide="ignore", invalid="ignore"):
                 made = _worked_out(_tree(self.said), values)
         except _Misfit as misfit:
@@ -181,6 +182,7 @@ def _pair(left: _Value, compare: ast.cmpop, right: _Value, node: ast.Compare) ->
     listed = isinstance(compare, ast.In | ast.NotIn)
     if isinstance(right, list) != listed or isinstance(left, list):
         raise _Misfit("a list without in, or in without a list,")
+    # numpy compares an object array of strings with a number without an error: no sample would pass.
     if {_kind(left)} != {_kind(one) for one in (right if listed else [right])}:
         raise _Misfit(f"{ast.unparse(node)}, which compares strings with numbers,")
     if not listed:

@@ -99,6 +99,8 @@ class OpenWants(Generic[S, B]):
         build = self._queue.take(self._may_build)
         if build is not None:
             self._under_way.add(id(build))
+        # The building thread takes many batches at a time: a trainer's next want would wait behind a verifier's
+        # batches.
         elif not self._under_way:
             build = self._spare.take(self._may_build)
         if build is not None and not build.want.in_slot:
@@ -122,7 +124,7 @@ class OpenWants(Generic[S, B]):
         return session, build
 
     def finish(self, build: B) -> S | None:
-        """End a want that was taken, whatever became of it; return its session, or None if the trainer is gone."""
+        """End a want that was taken, whatever became of it; return its session, or None if that has not this build."""
         self._under_way.discard(id(build))
         if not build.want.in_slot:
             self._batches.give_back(build.trainer, self._largest[build.want.stream])
@@ -138,6 +140,7 @@ class OpenWants(Generic[S, B]):
         if build is None:
             return False
         build.cancelled = True
+        # It is being built: the ticket stays open, because the building thread may still write into the slot.
         if not self._queue_of(session).remove(session.incarnation, build):
             return False
         self._end(session, build)

@@ -72,6 +72,7 @@ class Sessions(Generic[S]):
         if session is None:
             session = self._by_trainer[hello.incarnation] = self._begin(address, hello)
         else:
+            # It reconnected: from now on messages of the earlier connection belong to no session.
             self._by_address.pop(session.address, None)
             session.greet(address, hello)
         self._by_address[address] = session
@@ -87,6 +88,7 @@ class Sessions(Generic[S]):
         if session.gone and not session.builds:
             session.close()
             del self._by_trainer[session.incarnation]
+            # Another trainer may have said Hello on this connection since.
             if self._by_address.get(session.address) is session:
                 del self._by_address[session.address]
 

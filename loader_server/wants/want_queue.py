@@ -84,6 +84,8 @@ class WantQueue(Generic[K, W]):
         """
         for trainer in self._ahead:
             if may(trainer, self._by_trainer[trainer].first()):
+                # After jumping the turn, not again before each trainer that waits now has had a turn: urgent wants
+                # alone must not starve the others.
                 self._again[trainer] = self._turns + len(self._by_trainer)
                 del self._ahead[trainer]
                 return self._pop(trainer)

@@ -200,6 +200,7 @@ class Files:
         size and is written twice within one tick of the file system's clock, some milliseconds, goes unnoticed.
         """
         state, names, base = xxhash.xxh3_128(), iter(paths), str(self._base)
+        # Block by block: there may be millions of names, and the remote ones of a block are asked about in parallel.
         while block := list(islice(names, _STAMPED_AT_A_TIME)):
             urls = [path for path in block if is_url(path)]
             remote = dict(zip(urls, self._remote_stamps(urls), strict=True)) if urls else {}

@@ -108,6 +108,7 @@ class Objects:
 
         def ask() -> bool:
             try:
+                # The last byte: a server without ranges sends the file from its beginning, which fsspec then refuses.
                 return bool(self._open(url, facts).file._fetch_range(facts.bytes - 1, facts.bytes))  # noqa: SLF001
             except ValueError:
                 return False
@@ -134,6 +135,7 @@ class Objects:
         """Return the open object; raise a ReadError if it has another version than `facts`."""
         one = self._known.get(url)
         if one is None or one.facts != facts:
+            # All at once, which is simple and rare; each is asked for again when it is needed.
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             one = self._known[url] = _open_object(url)
@@ -222,6 +224,7 @@ def _store(url: str) -> Any:
         remedy = how_to_get("remote", "which has S3 and HTTP, or install what fsspec needs for this store")
         expected = f"what reads {protocol}:// to be installed"
         raise kind(expected=expected, got=str(error), where=where, remedy=remedy) from None
+    # s3fs would retry by itself: attempts would multiply with ours.
     if hasattr(store, "retries"):
         store.retries = 1
     return store
