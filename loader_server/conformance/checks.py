@@ -194,7 +194,7 @@ def _any_order(examined: ExaminedSource) -> None:
 def _many_at_once(examined: ExaminedSource) -> None:
     """Reading many samples at once gives what reading one at a time gives, and no sample may be none."""
     require(read_all(examined.source, []) == [], "read([]) gives something")
-    # Some samples twice, as a mixture may repeat them within a batch.
+    # Some samples twice, as a mixture may repeat them.
     twice = [*examined.numbers, *examined.numbers[:3]]
     for sample, raw in zip(twice, read_all(examined.source, twice), strict=True):
         require(raw == examined.raw[sample], f"sample {sample} has other bytes when it is read with others")

@@ -92,6 +92,7 @@ class Trainer:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.terminate()  # while TensorFlow loads, this is quicker than ending its input
+        # The trainer ends at the end of its input, also if we are killed before we get here.
         self.process.stdin.close()
         try:
             self.process.wait(_TRAINER_END_S)

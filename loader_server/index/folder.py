@@ -111,6 +111,7 @@ class Index:
 
     def refuse_other_source(self, source: str, settings: Any) -> None:
         """Raise a DataError if the stream's source settings have changed since the index was made."""
+        # Through JSON, as the index's settings went: tuples have become lists there.
         wanted = json.loads(json.dumps({"source": source, **settings_that_count(settings)}))
         made = {"source": self.meta.source, **self.meta.settings}
         if made != wanted:
@@ -223,6 +224,7 @@ def read_meta(folder: Path) -> Meta:
             where=str(folder),
             remedy="It was made by another version: run loader-server index.",
         )
+    # A key that is missing gets its default or, without one, makes `Meta` raise TypeError.
     own = {name: found.pop(name) for name in _OWN if name in found}
     about = found.pop("about", {})
     try:

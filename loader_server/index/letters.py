@@ -45,6 +45,7 @@ class LettersReport:
         if self.counts is None or not self.is_new:
             return
         kept: dict[str, Any] = {"alphabet": self.step.alphabet.characters, **asdict(self.counts)}
+        # An index may be read-only, or on a full disk: the counts are only a cache.
         with contextlib.suppress(OSError), replacing(columns / _FILE) as file:
             file.write(json.dumps(kept).encode())
 

@@ -88,6 +88,7 @@ class IndexRequest:
     def words(self) -> tuple[str, ...]:
         """Return the source's name, its settings and the size limit, in the form of format 1's fingerprints."""
         largest = self.largest_sample
+        # The default is left out, so that indexes made before there was a limit keep their fingerprint.
         limit = () if largest in (LARGEST_SAMPLE, 0) else (f"largest_sample {largest}",)
         return self.spec.name, str(sorted(settings_that_count(self.spec.settings).items())), *limit
 

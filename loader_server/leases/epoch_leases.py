@@ -64,6 +64,7 @@ class EpochLeases:
         """Set the state of a number."""
         self.remove(number)
         self.out[number] = one
+        # Counted here and not by looking: each step has to cost the same however many numbers are out.
         self._open += one.open
         if one.open:
             heapq.heappush(self._returned, number)

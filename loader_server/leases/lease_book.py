@@ -63,6 +63,7 @@ class LeaseBook:
         self._move_to(BookMark(self._draw(), self._mark.revision))
 
     def _move_to(self, mark: BookMark) -> None:
+        # The mark is in the journal before the answer that carries it is sent.
         self._mark, self._is_changed = mark, False
         self._keep_fact(BookAdvanced(mark.identity, mark.revision))
 

@@ -56,6 +56,7 @@ class LeaseTrainer:
 
     def has_taken_too_long(self, now_s: float, deadline_s: float) -> bool:
         """Return whether the first lease is past its deadline; that is longer if the consumer has not the batch yet."""
+        # What waits for its data or behind other batches would expire unread with the simple deadline.
         return bool(self.leases) and now_s - self.since_s > deadline_s * (1 if self.in_hand else _HOLDS)
 
     def lose_all(self) -> None:

@@ -328,7 +328,7 @@ class LeaseTable:
             at, epoch = next(iter(self.epochs.items()))
             if not epoch.settled:
                 return
-            # A closed epoch is a fact, so that a restarted coordinator does not take its numbers for fresh ones.
+            # This fact undoes `EpochOpened`: what the journal keeps must not grow with the number of epochs.
             self._keep(self._closed(at))
 
     def _closed(self, at: int) -> EpochClosed:

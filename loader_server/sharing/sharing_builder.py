@@ -93,6 +93,8 @@ class SharingBuilder(Builder):
 
         A batch that needs no claim, because it is not shared or is on the shelf already, counts as claimed.
         """
+        # The claim is the kernel's lock, so it ends with a builder that is killed. One that is stopped keeps it:
+        # callers wait for some builds' time at most, and then build the batch a second time.
         return not prepared.key or self._shelf.claim(prepared.key) or self._shelf.find(prepared.key) is not None
 
     def release(self) -> None:
@@ -117,10 +119,13 @@ class SharingBuilder(Builder):
         taken = self._take(prepared, payload, digest=digest) if prepared.key else None
         if taken is not None:
             return taken
+        # It was on the shelf in `prepare`, so nothing was read. This runs in the building thread, which must not read
+        # files: the error carries what a reading thread has to do.
         if not prepared.is_read:
             raise UnreadError(lambda begin: replace(Builder.prepare(self, want, begin), key=prepared.key))
         self._masked = []
         built = super().build(want, prepared, payload, digest=digest, convicted=convicted)
+        # A batch in which a sample was masked for killing a worker is not shared: convictions stay the job's own.
         if prepared.key and all(one.error.reason != KILLS for one in self._masked):
             whole = built.digest or digest64(payload.data)
             self._shelf.put(prepared.key, as_facts(built, self._masked), payload, whole)

@@ -96,6 +96,7 @@ class Shelf:
         """Return the facts of the batch with this key and the place of its payload; None if there is no valid entry."""
         entry = os.pread(self._handle, _ENTRY.size, _entry_at(key))
         named, at, facts_bytes, payload_bytes, check, digest = _ENTRY.unpack(entry)
+        # The entry may be another key's, or torn: check its bounds before memory is taken for it.
         if named != key or at + facts_bytes + payload_bytes > self.ring_bytes:
             return None
         facts = os.pread(self._handle, facts_bytes, _RING_AT + at)

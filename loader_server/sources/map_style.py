@@ -178,7 +178,7 @@ class MapStyleSource(Source):
             if isinstance(sample, BadRow):
                 bad[item] = sample
                 continue
-            # Not a bad row: a class whose samples differ in kind is wrong itself, and no row could be blamed.
+            # An error, not a bad row: every sample has to have the fields of the first one.
             self._refuse_other_kinds(item, sample)
             good.append(item)
             for key, column in lengths.items():
@@ -250,6 +250,8 @@ class MapStyleSource(Source):
     def open(self, indexed: Indexed) -> None:
         """Take the index; raise a DataError if the class's sample count or fingerprint has changed."""
         expected = (indexed.about["items"], indexed.about["data"])
+        # Once for each state of the data: a process that measures lengths opens piece after piece, and a fingerprint
+        # may take long.
         if self._checked != expected:
             got = (len(self._data), self._fingerprint())
             if got != expected:

@@ -152,6 +152,7 @@ def _text(settings: SyntheticSettings, steps: int) -> NDArray[Any]:
         most = np.uint64(settings.vocabulary - 1)
         tokens: NDArray[Any] = (words % most + np.uint64(1)).astype(np.int32)
         return tokens
+    # 16 bits, because a whole number of steps of 2**-15 from -1 to 1 is exact in float32.
     words = hashed(np.arange(steps * settings.bands), key_of("synthetic features")) >> np.uint64(48)
     values: NDArray[Any] = (words.astype(np.int64) - 2**15).astype(np.float32) / np.float32(2**15)
     return values.reshape(steps, settings.bands)

@@ -118,6 +118,7 @@ def source_class(name: str, where: str) -> type[Source]:
             where=f'{where}, source = "{name}"',
             remedy="Write what is missing: docs/sources.md shows a whole source.",
         )
+    # `gathers` may be a property or a plain value, so it is compared without making an instance.
     if found.gathers not in (Source.gathers, False) and found.gather is Source.gather:
         raise SettingsError(
             expected="a source that writes whole batches where it says so (gathers)",

@@ -81,6 +81,7 @@ class Session:
                 self.shared = OpenedSlots(hello.shared)
             except (OSError, ValueError) as error:
                 self.why_not_shared = f"shared memory cannot be had: {error}"
+        # Shared memory proves how many slots there are; otherwise only our limit bounds the numbers.
         self.tickets.slots = self.shared.offer.slots if self.shared is not None else MOST_SLOTS
 
     def buffer(self, want: Want) -> Callable[[int], NDArray[np.uint8]]:

@@ -64,6 +64,7 @@ class Tickets:
             self._note(ticket)
 
     def _note(self, ticket: Ticket) -> None:
+        # Grown on demand: most trainers have few slots, and one without shared memory may name any below the limit.
         self._last.extend([0] * (1 + ticket.slot - len(self._last)))
         self._last[ticket.slot] = ticket.generation
 

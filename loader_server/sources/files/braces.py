@@ -26,6 +26,7 @@ def names_meant(name: str) -> list[str]:
     """
     pieces = _BRACES.split(name)
     choices = [[piece] if place % 2 == 0 else _choices(piece, name) for place, piece in enumerate(pieces)]
+    # Counted before the names are made: a few braces may stand for billions.
     total = 1
     for one in choices:
         total *= len(one)
@@ -39,6 +40,7 @@ def _choices(within: str, name: str) -> list[str]:
     if found is None:
         return within.split(",") if "," in within else [f"{{{within}}}"]
     first, last, step = int(found[1]), int(found[2]), max(int(found[3] or 1), 1)
+    # Before the range becomes a list, which could take all memory.
     if abs(last - first) // step >= _MOST_NAMES:
         raise _too_many(name, abs(last - first) // step + 1)
     numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)

@@ -32,6 +32,7 @@ def files_meant(base: Path, name: str, suffixes: tuple[str, ...]) -> list[str] |
 def _below(folder: Path) -> Iterable[str]:
     """Yield the files in a folder and its sub-folders, relative to it, except hidden ones."""
     for place, folders, files in os.walk(folder):
+        # In place, which keeps os.walk from entering them.
         folders[:] = [name for name in folders if not is_hidden(name)]
         for name in files:
             if not is_hidden(name):
@@ -113,6 +114,7 @@ class LocalHandle:
 
 def bytes_at(handle: int, offset: int, nbytes: int) -> bytes:
     """Return `nbytes` bytes, or fewer at the end of the file; one read may return less than was asked for."""
+    # pread has no position, so threads may share a descriptor.
     raw = os.pread(handle, nbytes, offset)
     while len(raw) < nbytes and (more := os.pread(handle, nbytes - len(raw), offset + len(raw))):
         raw += more

@@ -383,5 +383,6 @@ class Files:
         """Drop all open files; each closes once its last reader is done, and opens again when it is read."""
         self._handles.clear()
         self._kept.clear()
+        # Not by attribute access, which would make the cache's client only to close it.
         if "_remote" in self.__dict__:
             self._remote.close()

@@ -94,6 +94,7 @@ class SeenFiles:
     def _key(self, status: os.stat_result, digest: str) -> int:
         """Return the entry for a status and a digest on this boot of the machine; never 0, which marks a free place."""
         facts = _STATUS.pack(*status_of(status)) + digest.encode() + self._uptime
+        # A zero would look like a free place.
         return xxhash.xxh3_64_intdigest(facts) or 1
 
 
@@ -110,6 +111,7 @@ def is_settled(status: os.stat_result) -> bool:
 
 def _opened(place: Path | None) -> _Memory:
     """Return a memory in a file that processes share, or one of this process alone if the file cannot be opened."""
+    # O_NOFOLLOW: another user may have planted a link in the state folder.
     if place is not None:
         with contextlib.suppress(OSError):
             return _Memory(os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), _ROWS)

@@ -155,6 +155,7 @@ class DiskCache:
         try:
             _lock(ledger, wait=True)
             total = int(os.pread(ledger, 32, 0) or -1)
+            # An empty ledger (-1) is new: count what is there.
             if total < 0 or total + nbytes > self.most_bytes:
                 total = self._evict(nbytes)
             if nbytes:
@@ -172,6 +173,7 @@ class DiskCache:
         underway = self._sweep()
         found = sorted(_files_below(self._entries))
         total = underway + sum(size for _, size, _ in found)
+        # The ledger may have been too high: if the count shows that there is room, nothing is evicted.
         wanted = self.most_bytes - nbytes - (self.most_bytes * _FREED if total + nbytes > self.most_bytes else 0)
         for _, size, path in found:
             if total <= max(wanted, 0):

@@ -44,6 +44,7 @@ class FetchAhead(Generic[T]):
         if not self._threads:
             return
         with self._lock:
+            # A key is under way from here until it is fetched or has failed, so no two threads fetch it.
             new = [one for one in dict.fromkeys(wanted) if one not in self._underway]
             self._underway.update(new)
             while self._started < min(self._threads, len(self._underway)):

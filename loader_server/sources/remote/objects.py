@@ -135,7 +135,7 @@ class Objects:
         """Return the open object; raise a ReadError if it has another version than `facts`."""
         one = self._known.get(url)
         if one is None or one.facts != facts:
-            # All at once, which is simple and rare; each is asked for again when it is needed.
+            # Forget all: an object that is needed again is asked for again.
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             one = self._known[url] = _open_object(url)

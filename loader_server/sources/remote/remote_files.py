@@ -106,7 +106,7 @@ class RemoteFiles:
         #: The lock's descriptor, if this process is the one that fetches ahead for the machine.
         self._lead: int | None = None
         self._ask_again_s = 0.0
-        # As many threads as blocks fill a quarter of the cache: more would evict what is about to be read.
+        # Fetching ahead may take a quarter of the cache, so there are no more threads than blocks in that.
         self._ahead = FetchAhead(self._fetch_ahead, cache.bytes // BLOCK_BYTES // 4)
 
     def found(self, url: str) -> list[str]:
