@@ -182,7 +182,7 @@ def _pair(left: _Value, compare: ast.cmpop, right: _Value, node: ast.Compare) ->
     listed = isinstance(compare, ast.In | ast.NotIn)
     if isinstance(right, list) != listed or isinstance(left, list):
         raise _Misfit("a list without in, or in without a list,")
-    # numpy compares an object array of strings with a number without an error: no sample would pass.
+    # numpy finds strings of an object array unequal to any number, without an error.
     if {_kind(left)} != {_kind(one) for one in (right if listed else [right])}:
         raise _Misfit(f"{ast.unparse(node)}, which compares strings with numbers,")
     if not listed:

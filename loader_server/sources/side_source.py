@@ -64,7 +64,7 @@ class SideSource:
         """
         source = self.open(where)
         try:
-            # By content, like an index's fingerprint: the same recordings in another folder give the same digest.
+            # By content, like an index's fingerprint: a copy of the data on another machine gives the same digest.
             columns = {**source.indexed.numbers, **source.indexed.strings}
             facts = (f"{name} {_values(columns[name])}" for name in sorted(columns.keys() - source.local_columns))
             return fingerprint(self._said, repr(sorted(source.versions.items())), *facts)

@@ -74,7 +74,7 @@ def find_missing(files: IndexedFiles, time_s: float) -> MissingFiles | None:
         missing += bool(found)
         if found and not first:
             first, reason = path, found
-        # A mount that answers slowly must not delay the start; what was looked at so far tells enough.
+        # A mount may answer slowly, and a look has to end in time; what was looked at so far tells enough.
         if time.monotonic() > until_s:
             break
     return MissingFiles(path=first, reason=reason, missing=missing, looked_at=looked_at) if missing else None
