@@ -29,6 +29,7 @@ def import_named(name: str, what: str, where: str) -> Callable[..., Any]:
     Raises:
         SettingsError: It is not there, or its module refuses what it declares; `where` names the setting.
         MissingModuleError: Its module is not there, or one that its module imports.
+
     """
     place, _, attribute = name.partition(":")
     try:

@@ -168,6 +168,7 @@ def probe_in_order(
 
     Raises:
         BrokenProcessPool: A process died.
+
     """
     order = _ProbeOrder(spec=request.spec, origin=inventory.origin, about=inventory.about, chain=request.tried_chain)
     if not request.source.apart and usable_processes(processes) == 1:

@@ -265,7 +265,8 @@ class Files:
 
         Errors are those of `read`.
         """
-        # An open local file is read right here, without the calls of `read`: that is most pieces. Anything else (a file not open, a remote one, a short read) goes through `read`, which reads on or words the error.
+        # An open local file is read right here, without the calls of `read`: that is most pieces. Anything else (a file
+        # not open, a remote one, a short read) goes through `read`, which reads on or words the error.
         handles = self._handles
         for path, offset, nbytes in extents:
             handle = handles.get(path)
