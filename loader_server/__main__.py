@@ -1,4 +1,4 @@
-"""The program `loader-server`, and `python -m loader_server`: SIGTERM is heeded before anything slow is imported."""
+"""The program `loader-server`, and `python -m loader_server`: SIGTERM is handled before anything slow is imported."""
 
 from shared.early_sigterm import end_at_sigterm
 
@@ -6,9 +6,9 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command that the arguments name; ends the process."""
+    """Run the command that the arguments name, and end the process."""
     end_at_sigterm()
-    from loader_server.cli import main as run_command  # it takes long
+    from loader_server.cli import main as run_command  # a slow import
 
     run_command()
 

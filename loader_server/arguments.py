@@ -1,5 +1,4 @@
-"""Arguments of commands: what several have in common, those of commands that look at data (index, plan and show), and
-those of joining a job.
+"""Arguments of commands: those that several share, those of index, plan and show, and those of joining a job.
 
 Rules: what a command does is imported when it runs, so that `--help` and the others start without it.
 """
@@ -44,21 +43,22 @@ def command_named(
     about: str,
     example: str,
 ) -> argparse.ArgumentParser:
-    """A command, with what it is for and an example of it."""
+    """Add a sub-command with its description and an example, and return its parser."""
     command = commands.add_parser(name, help=about, description=about, epilog=f"example: {example}")
     command.set_defaults(run=run)
     return command
 
 
 def tells_its_error(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """Make a command report its error to the process that started it, as well; what its predecessor died of is not
-    printed again.
+    """Make a command report its error to the process that started it as well.
+
+    If its predecessor ended with the same error, the error is not printed again.
     """
 
     def told(options: argparse.Namespace) -> int:
         try:
             return run(options)
-        except Exception as failure:  # whoever started us hears of it, before it is raised
+        except Exception as failure:  # the process that started us gets it before it is raised
             from loader_server.machine.processes import say_error
             from shared.hashing import fingerprint
 
@@ -77,7 +77,7 @@ def tells_its_error(run: Callable[[argparse.Namespace], int]) -> Callable[[argpa
 
 
 def add_listen(command: argparse.ArgumentParser) -> None:
-    """Add where a command serves, and whether it may without keys."""
+    """Add the options for the endpoint to serve, and for serving without keys."""
     command.add_argument(
         "--listen", default="", help="endpoint to serve instead of the job file's, such as tcp://127.0.0.1:7400"
     )
@@ -85,7 +85,7 @@ def add_listen(command: argparse.ArgumentParser) -> None:
 
 
 def add_advertise(command: argparse.ArgumentParser, metavar: str = "HOST[:PORT]") -> None:
-    """Add what a server tells others to connect to."""
+    """Add the option for the address that others are told to connect to."""
     command.add_argument(
         "--advertise",
         default="",
@@ -95,12 +95,12 @@ def add_advertise(command: argparse.ArgumentParser, metavar: str = "HOST[:PORT]"
 
 
 def advertise_arguments(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return what the processes of a machine advertise: its host, and each its own port."""
+    """Return the arguments for a machine's processes: they advertise its host, each with its own port."""
     return ("--advertise", options.advertise) if options.advertise else ()
 
 
 def add_metrics(command: argparse.ArgumentParser) -> None:
-    """Add where metrics and probes are served, and to whom."""
+    """Add the options for where metrics and probes are served, and for the token that reads them."""
     command.add_argument(
         "--metrics-listen",
         default="",
@@ -117,7 +117,7 @@ def add_metrics(command: argparse.ArgumentParser) -> None:
 
 
 def metrics_listening(options: argparse.Namespace) -> Listening:
-    """Return where metrics are served, as these options say."""
+    """Return where metrics are served according to these options."""
     from shared.metrics.listening import listening_of
 
     port = getattr(options, "metrics_port", 0)
@@ -125,7 +125,7 @@ def metrics_listening(options: argparse.Namespace) -> Listening:
 
 
 def metrics_arguments(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return the same for the processes of a machine, each of which has a port of its own."""
+    """Return the metrics arguments for a machine's processes, each of which has a port of its own."""
     from shared.metrics.listening import bracketed
 
     listen = ("--metrics-listen", bracketed(metrics_listening(options).host)) if options.metrics_listen else ()
@@ -134,7 +134,7 @@ def metrics_arguments(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def add_parent(command: argparse.ArgumentParser) -> None:
-    """Add what a process of a job is told by the one that starts it."""
+    """Add the options that a process of a job gets from the process that starts it."""
     add_metrics(command)
     command.add_argument(
         "--metrics-port",
@@ -151,7 +151,7 @@ def add_parent(command: argparse.ArgumentParser) -> None:
 
 
 def add_index(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """`loader-server index`."""
+    """Add the command `loader-server index`."""
     about = "Make the index of each stream's source: where each sample is, and how long it is."
     command = command_named(
         commands, "index", tells_its_error(_make_indexes), about, "loader-server index job.toml --strict"
@@ -201,7 +201,7 @@ def _make_indexes(options: argparse.Namespace) -> int:
 
 
 def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """`loader-server plan`."""
+    """Add the command `loader-server plan`."""
     about = "Show what the settings amount to: buckets, rows, padding, steps, and what is dropped."
     command = command_named(commands, "plan", _show_plan, about, "loader-server plan job.toml --plot lengths.png")
     command.add_argument("job", type=Path, help="the job file")
@@ -241,7 +241,7 @@ def _show_plan(options: argparse.Namespace) -> int:
 
 
 def add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """`loader-server show`."""
+    """Add the command `loader-server show`."""
     about = (
         "Look at any batch of a stream: its samples, lengths, texts and masked rows, and what the transforms drew. "
         "No job has to run."
@@ -304,7 +304,7 @@ def _show_batch(options: argparse.Namespace) -> int:
 
 
 def add_joining(command: argparse.ArgumentParser) -> None:
-    """Add the options that `run ENDPOINT` and `fetch` have in common."""
+    """Add the options that `run ENDPOINT` and `fetch` share."""
     joining = command.add_argument_group("to join a job by its endpoint")
     joining.add_argument("--keys", type=Path, metavar="FOLDER", help="this host's keys; without them only on loopback")
     joining.add_argument("--state", type=Path, metavar="FOLDER", help="where what is fetched is kept (.stoker)")
@@ -314,7 +314,7 @@ def add_joining(command: argparse.ArgumentParser) -> None:
 
 
 def add_fetch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """`loader-server fetch`."""
+    """Add the command `loader-server fetch`."""
     about = "Fetch what `run ENDPOINT` needs onto this host, without serving; `run` does so itself."
     command = command_named(commands, "fetch", _fetch, about, "loader-server fetch tcp://loader-a:7400 --keys keys")
     command.add_argument("job", nargs="+", metavar="ENDPOINT", help="the endpoints of the jobs")

@@ -46,15 +46,18 @@ __all__ = ["be_nursery", "main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; ends the process."""
-    # One process is one core here; this must be set before numpy is loaded, which reads it then.
+    """Run one command, and end the process."""
+    # Each process is meant to use one core. numpy reads this when it is loaded, so it has to be set before.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     words = sys.argv[1:] if arguments is None else arguments
     run_command(_parser(words[0] if words else ""), words)
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    """For this command alone, if it is one: making those of all takes 5 ms, and each process of a job would wait."""
+    """Return the parser of this command alone, or of all if there is no such command.
+
+    Adding those of all takes 5 ms, which each process of a job would wait for.
+    """
     parser = argparse.ArgumentParser(
         prog="loader-server",
         description="Read, preprocess and batch a data set, and push the batches to trainers.",
@@ -108,7 +111,7 @@ def _run_demo(options: argparse.Namespace) -> int:
             samples=options.samples,
             epochs=options.epochs,
             workers=options.workers or min(4, max(2, os.cpu_count() or 1)),
-            # The demo tells its story; the processes' own logs are only for those who ask for them.
+            # The demo prints its story; the processes' own logs appear only if they are asked for.
             log_level="error" if options.log_level == "info" else options.log_level,
         )
         return run(demo, nursery)
@@ -122,8 +125,8 @@ def _open_nursery(*services: str) -> Nursery:
 
 
 def _import_for_children(*services: str) -> None:
-    """What is imported here, all processes of this machine start with."""
-    # numpy imports the last one at the first call of `unique`, which all of them make.
+    """Import the modules that all processes of this machine share, because the nursery forks them from this one."""
+    # numpy imports `numpy.ma` at the first call of `unique`, which all of them make.
     modules = (*(f"loader_server.{service}.service" for service in services), "loader_server.metrics", "numpy.ma")
     with quick_import():
         for module in modules:
@@ -131,7 +134,7 @@ def _import_for_children(*services: str) -> None:
 
 
 def be_nursery(socket_fd: int, owner_pid: int) -> None:
-    """Be the nursery of a supervisor whose own has died; ends the process, which was started for this alone."""
+    """Replace the nursery of a supervisor, which has died, and end the process, which was started only for this."""
     from loader_server.machine.nursery import serve_owner
     from loader_server.machine.processes import end_with_parent
 
@@ -141,11 +144,11 @@ def be_nursery(socket_fd: int, owner_pid: int) -> None:
 
 
 def _be_forked(arguments: Sequence[str]) -> None:
-    """What a child of the nursery does: a command, or trials for a worker."""
+    """Run what a child of the nursery is for: a command, or trials for a worker."""
     from loader_server.building.crash_trial import TRIAL, serve_trials
 
     if arguments[0] == "worker":
-        offer_once(WORKER_OFFER)  # now, and not once its modules are imported; its log says where that cannot be done
+        offer_once(WORKER_OFFER)  # before its modules are imported; it logs a failure later
     if arguments[0] == TRIAL:
         serve_trials(arguments)
     else:
@@ -222,6 +225,8 @@ def _run_loaders(options: argparse.Namespace, nursery: Nursery, held: contextlib
 
 
 def _on_stop(stop: Callable[[], None]) -> None:
+    """Call `stop` at SIGTERM and SIGINT."""
+
     def handle(_number: int, _frame: FrameType | None) -> None:
         stop()
 

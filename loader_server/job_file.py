@@ -1,6 +1,6 @@
-"""A job file, read and checked: where its folders are, and what it says about each stream; nothing is opened here.
+"""A job file, read and checked: where its folders are, and what it says about each stream.
 
-`loader_server/stream` opens a stream. Rule: nothing is written, and no index is read.
+`loader_server/stream` opens a stream. Rules: nothing is opened or written, and no index is read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["JobFile", "Recipes", "StreamRecipe", "read_job"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRecipe:
-    """What the job file says about a stream, read and checked; nothing is opened yet."""
+    """The settings of a stream, read from the job file and checked; nothing is opened yet."""
 
     name: str
     where: str
@@ -50,19 +50,22 @@ class StreamRecipe:
     plan: PlanSettings
     sources: tuple[SourceSpec, ...]
     tables: Mapping[str, Any]
-    #: The folder of the files that its transforms name.
+    #: Where the files are that its transforms name.
     places: FilePlaces
-    #: Which samples take part; None: all.
+    #: The filter of samples; None: all take part.
     filter: RowFilter | None = None
     #: Whether its source makes whole batches, perhaps of the samples of another stream.
     whole: bool = False
-    #: How its recordings are cut; None: each is a sample.
+    #: The rule for cutting recordings; None: each is a sample.
     chunks: ChunkRule | None = None
-    #: Whether a trainer sends what makes them.
+    #: Whether a trainer sends the graph that makes its batches.
     sent: bool = False
 
     def chain(self, raw: tuple[Field, ...], before: str = "") -> Chain:
-        """Its transforms, over raw samples of these fields; or only those before one of them."""
+        """Return the chain of transforms over raw samples of these fields, or only those before the transform `before`.
+
+        Raise a SettingsError if recordings are cut and a transform declares no outputs.
+        """
         names, tables = self.settings.transforms, self.tables
         if before:
             names = names[: names.index(before)]
@@ -74,9 +77,9 @@ class StreamRecipe:
 
 
 class Recipes(Mapping[str, StreamRecipe]):
-    """What the job file says about its streams, all of it read at once, so that each mistake is found at once.
+    """The recipes of all streams, read at once, so that each mistake is found at once.
 
-    A stream whose source needs a package that is not installed here is an error only where that stream is asked for.
+    A stream whose source needs a package that is not installed here is an error only when that stream is asked for.
     """
 
     def __init__(self, names: Iterable[str], read: Callable[[str], StreamRecipe]) -> None:
@@ -115,6 +118,7 @@ class JobFile(JobFolder):
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
+        # Before the recipes are read: a user's own source is imported to check it. A job without one imports nothing.
         if any(":" in name for name in _names_of_code(self.job)):
             self.make_importable()
         self.recipes = Recipes(self.job.streams, self._recipe)
@@ -128,18 +132,18 @@ class JobFile(JobFolder):
 
     @property
     def payload_encoding(self) -> PayloadEncoding:
-        """How batches go by TCP."""
+        """Return how batches are encoded when they go by TCP."""
         return PayloadEncoding(float32=self.settings.float32, compression=self.settings.compression)
 
     @cached_property
     def cache(self) -> CacheSettings:
-        """Where remote files are kept; the limit is one for all of the job's."""
+        """Return the cache of remote files, whose size limit is one for the whole job."""
         folder = self.settings.remote_cache or f"{self.settings.state}/remote"
         return CacheSettings(folder=self.base / folder, bytes=self.settings.remote_cache_bytes)
 
     @property
     def feature_cache(self) -> CacheSettings:
-        """Where built samples are kept."""
+        """Return the cache of built samples."""
         folder = self.settings.feature_cache or f"{self.settings.state}/features"
         return CacheSettings(folder=self.base / folder, bytes=self.settings.feature_cache_bytes)
 
@@ -149,9 +153,9 @@ class JobFile(JobFolder):
         return FilePlaces(self.base, self.cache, fetched)
 
     def make_importable(self) -> None:
-        """Let the job file name modules that lie beside it; they come before those of the current folder.
+        """Put the job file's folder on sys.path, before the current folder, so that it can name modules beside it.
 
-        On a host that joined, those that were fetched come before both.
+        On a host that joined, the folder of fetched modules comes before both.
         """
         fetched = [self.joined.code] if self.joined is not None and self.joined.code else []
         for folder in (str(self.base), *fetched):
@@ -159,15 +163,21 @@ class JobFile(JobFolder):
                 sys.path.insert(0, folder)
 
     def modules(self) -> set[str]:
-        """Return the modules that the streams name as sources, transforms or pipelines; perhaps other words as well."""
+        """Return the modules that the streams name as sources, transforms or pipelines.
+
+        Other words of the same form may be among them.
+        """
         return {word.partition(":")[0] for word in _words_in(self.job.streams) if _NAMED_OBJECT.fullmatch(word)}
 
     def index_folder(self, name: str) -> Path:
-        """Where a stream's index lives; that of a graph that a trainer sends is never part of what a host fetched."""
+        """Return the folder of a stream's index.
+
+        An index of a graph that a trainer sends is always in our own state folder, never among what a host fetched.
+        """
         return (self.state if name in self.accepting else self.index_root) / f"index-{name}"
 
     def index_folders(self, recipe: StreamRecipe) -> list[Path]:
-        """Return where the index of each of a stream's sources lives, in their order."""
+        """Return the folder of the index of each of a stream's sources, in their order."""
         folder = self.index_folder(recipe.name)
         if len(recipe.sources) == 1:
             return [folder]
@@ -175,28 +185,28 @@ class JobFile(JobFolder):
 
     @property
     def accepting(self) -> tuple[str, ...]:
-        """The streams whose data sets trainers send."""
+        """Return the streams whose graphs trainers send."""
         return tuple(name for name, recipe in self.recipes.readable() if recipe.sent)
 
     def graph_path(self, name: str) -> Path:
-        """The file of the graph that a trainer sent for a stream."""
+        """Return the path of the graph that a trainer sent for a stream."""
         return self.recipes[name].sources[0].of_job.graph
 
     def is_awaited(self, name: str) -> bool:
-        """Whether a trainer still has to send the stream's graph."""
+        """Return whether a trainer still has to send the stream's graph."""
         return name in self.accepting and not self.graph_path(name).exists()
 
     def is_there(self, name: str) -> bool:
-        """Whether the stream is to be opened now: all but those whose graph is awaited."""
+        """Return whether the stream can be opened now: not one whose graph is awaited or not indexed yet."""
         return name not in self.accepting or (self.graph_path(name).exists() and self.is_indexed(name))
 
     def versions_of_sent(self) -> dict[str, str]:
-        """What shapes the batches of streams whose graphs trainers send, apart from the graph, by stream."""
+        """Return the versions that shape the batches of streams whose graphs trainers send, by stream."""
         made = {name: self.recipes[name].sources[0].make() for name in self.accepting}
         return {name: repr(sorted(source.versions.items())) for name, source in made.items()}
 
     def is_indexed(self, name: str) -> bool:
-        """Whether each of a stream's sources has an index."""
+        """Return whether each of a stream's sources has an index."""
         return all((folder / "meta.json").exists() for folder in self.index_folders(self.recipes[name]))
 
     def _recipe(self, name: str) -> StreamRecipe:
@@ -208,6 +218,7 @@ class JobFile(JobFolder):
         single = tuple(kind.Settings for kind in kinds)
         classes = (StreamSettings, ChunkSettings, PlanSettings, *single)
         own = {field.name for one in classes for field in dataclasses.fields(one)}
+        # A key of our own settings is never a transform's table, even if a transform has the same name.
         named = tuple(sorted(_named_transforms(table) - own))
         tables = {key: table[key] for key in table if key not in own and (isinstance(table[key], dict) or key in named)}
         flat = {key: value for key, value in table.items() if key not in tables}
@@ -234,7 +245,7 @@ class JobFile(JobFolder):
     def _sources(
         self, of_job: OfJob, settings: StreamSettings, asked: Sequence[Any], where: str
     ) -> tuple[SourceSpec, ...]:
-        """The one source, whose settings were asked for, or each of several."""
+        """Return the stream's one source, whose settings were read already, or each of several."""
         if not settings.sources:
             return (self._spec(settings.source, asked[0], where, of_job),)
         found = []
@@ -259,7 +270,7 @@ class JobFile(JobFolder):
         )
 
     def _of_job(self, stream: str, *, cuts: bool) -> OfJob:
-        """What the sources of a stream may have to know; `cuts` if its recordings are cut."""
+        """Return what the sources of a stream may need to know; `cuts` is set if its recordings are cut."""
         return OfJob(
             stream=stream,
             seed=self.settings.seed,
@@ -271,13 +282,13 @@ class JobFile(JobFolder):
 
 
 def read_job(path: str | Path) -> JobFile:
-    """Read a job file, and let it name modules that lie beside it."""
+    """Return a job file, and let it name modules that lie beside it."""
     job = JobFile(path)
     job.make_importable()
     return job
 
 
-#: A name of an object of a module, as job files write it.
+#: An object's name as job files write it: package.module:name.
 _NAMED_OBJECT = re.compile(r"\w+(\.\w+)*:\w+")
 
 
@@ -291,19 +302,19 @@ def _words_in(value: object) -> Iterator[str]:
 
 
 def _names_of_code(job: Job) -> list[str]:
-    """All names that the streams give as sources and pipelines, right or wrong."""
+    """Return all names that the streams give as sources and pipelines, right or wrong."""
     lists = (table.get("sources") for table in job.streams.values())
     several = (one for found in lists if isinstance(found, list) for one in found if isinstance(one, dict))
     tables = (*job.streams.values(), *several)
     return [str(table.get(key)) for table in tables for key in ("source", "pipeline")]
 
 
-#: Stands in for the settings that a stream of whole batches need not have; nobody reads it.
+#: Stand-ins for required settings that a stream of whole batches does not have; they are never used.
 _NOT_PLANNED = {"length": "-", "budget": "1 steps"}
 
 
 def _refuse_planning(table: Mapping[str, Any], own: type[Any], where: str) -> None:
-    """Refuse settings about batching samples if the source makes whole batches."""
+    """Raise a SettingsError for settings about batching samples if the source makes whole batches."""
     planning = {"length", "transforms", "filter"}
     planning |= {field.name for kind in (ChunkSettings, PlanSettings) for field in dataclasses.fields(kind)}
     for key in sorted(table.keys() & planning - {field.name for field in dataclasses.fields(own)}):
@@ -326,13 +337,13 @@ def _refuse_both_forms(settings: StreamSettings, where: str) -> None:
 
 
 def _named_transforms(table: Mapping[str, Any]) -> set[str]:
-    """What the sub-tables of a stream's transforms may be called; nothing if its list of transforms is malformed."""
+    """Return the names that a stream's tables of transforms may have; none if the list of transforms is malformed."""
     names = table.get("transforms", ())
     return table_names(map(str, names)) if isinstance(names, list) else set()
 
 
 def _refuse_changing(plan: PlanSettings, where: str) -> None:
-    """An evaluation gives the same epoch each time: what later ones would have could never be read."""
+    """Raise a SettingsError for settings of later epochs in an evaluation stream, which repeats one epoch."""
     if plan.epoch_parts > 1:
         raise SettingsError(
             expected="an evaluation stream without parts, as it gives the same epoch each time",

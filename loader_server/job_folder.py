@@ -1,7 +1,7 @@
 """A job file and the folder that its relative paths start from: where a job's keys and state are.
 
-Rules: nothing that the job file names is opened or imported here, so a process that serves several jobs can use it. Of
-the folders that it writes to, it is looked whether there can be such.
+Rules: nothing that the job file names is opened or imported here, so a process that serves several jobs can use it.
+Only whether the folders that it writes to can exist is checked.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ __all__ = ["JobFolder"]
 
 
 class JobFolder:
-    """The job file, read except for what its streams say about their sources and transforms."""
+    """A job file, read except for its streams' settings of sources and transforms."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            if not stat.S_ISREG(self.path.stat().st_mode):  # a pipe would be waited for, without end
+            if not stat.S_ISREG(self.path.stat().st_mode):  # reading a pipe could block forever
                 raise _no_job_file(path, "a folder" if self.path.is_dir() else "a pipe or device")
             toml = self.path.read_text("utf-8")
         except (OSError, ValueError) as error:
             if isinstance(error, UnicodeDecodeError):
                 raise _no_text(path, error) from None
             raise _no_job_file(path, str(error)) from None
-        #: What this host says in place of the job file, if that was fetched from a coordinator.
+        #: This host's own settings, if the job file was fetched from a coordinator.
         self.joined = JoinedFolder.beside(self.path)
         job = parse_job(toml, str(path))
         self.job: Job = self.joined.settle(job) if self.joined is not None else job
@@ -43,7 +43,7 @@ class JobFolder:
             self._refuse_no_folder(name)
 
     def _refuse_no_folder(self, name: str) -> None:
-        """Raise a SettingsError where a folder can neither be nor be made, such as below a file."""
+        """Raise a SettingsError if a folder neither exists nor can be made, for instance below a file."""
         folder = self.base / getattr(self.settings, name)
         try:
             got = _what_is_in_the_way(folder)
@@ -59,44 +59,44 @@ class JobFolder:
 
     @property
     def settings(self) -> JobSettings:
-        """The table [job]."""
+        """Return the table [job]."""
         return self.job.settings
 
     @property
     def state(self) -> Path:
-        """Where index, journal and quarantine log live."""
+        """Return the folder of index, journal and quarantine log."""
         return self.base / self.settings.state / self.settings.name
 
     def refuse_closed(self, folder: Path) -> None:
-        """Raise a SettingsError if nothing can be written into the state folder, or into this one below it."""
+        """Raise a SettingsError if this user cannot write into `folder`, which is the state folder or below it."""
         where = "--state" if self.joined is not None else f"{self.path}, [job], state"
         refuse_closed(folder, where=where)
 
     @property
     def index_root(self) -> Path:
-        """Where indexes are: in the state folder, or where a host that joined has fetched them."""
+        """Return the folder of indexes: the state folder, or the one into which a host that joined has fetched them."""
         return Path(self.joined.index) if self.joined is not None else self.state
 
     @property
     def targets_folder(self) -> Path:
-        """Where its processes say where their metrics are."""
+        """Return the folder in which the job's processes publish their metrics addresses."""
         return self.state / "targets"
 
     @property
     def endpoint_file(self) -> Path:
-        """Where its coordinator says where others reach it."""
+        """Return the file in which the coordinator publishes its endpoint."""
         return self.state / "endpoint"
 
     @property
     def keys(self) -> Path | None:
-        """The folder with keys, if the job has one."""
+        """Return the folder with keys, or None if the job has none."""
         return self.base / self.settings.keys if self.settings.keys else None
 
 
 def _what_is_in_the_way(folder: Path) -> str:
-    """Return what stands in a folder's place or above it; nothing if that is folders alone, as far as they are there.
+    """Return what stands in a folder's place or above it; "" if the folder exists or can be made.
 
-    Raises OSError where nothing could be, such as of a name that is too long.
+    Raise an OSError if no folder could have this name, for instance if it is too long.
     """
     place = folder
     while True:

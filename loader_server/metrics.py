@@ -1,4 +1,4 @@
-"""The metrics of coordinator and workers: what each is, and what was counted, as samples.
+"""The metrics of coordinator and workers: their declarations, and their present values as samples.
 
 Rules: everything here runs in the metrics server's thread when somebody asks, and reads only single numbers and values
 that are replaced as a whole; nothing here is called for each batch.
@@ -290,7 +290,7 @@ UNSENT_BYTES = _worker.gauge(
 
 
 def coordinator_metrics(coordinator: Coordinator) -> Iterator[MetricSamples]:
-    """How the job is doing."""
+    """Yield the metrics of a coordinator and its job."""
     report, counts = coordinator.report, coordinator.counts
     yield MetricSamples.one(GARBAGE, coordinator.garbage)
     yield MetricSamples.one(ATTACHES, counts.attaches)
@@ -315,7 +315,7 @@ def coordinator_metrics(coordinator: Coordinator) -> Iterator[MetricSamples]:
 
 
 def _silent(workers: list[dict[str, Any]]) -> Values:
-    """By name; if several workers share one, the longest silence."""
+    """Return the silence of each worker by name; if several share a name, the longest."""
     silent: Values = {}
     for one in workers:
         silent[one["name"],] = max(one["silent_s"], silent.get((one["name"],), 0.0))
@@ -368,7 +368,7 @@ def _connection_metrics(doors: Doors, guard: Guard) -> Iterator[MetricSamples]:
 
 
 def worker_metrics(worker: Worker) -> Iterator[MetricSamples]:
-    """What the worker built, and how much there is to do."""
+    """Yield the metrics of a worker: what it built, and how much is waiting."""
     counts, load = worker.counts, worker.load
     yield MetricSamples.one(GARBAGE, counts.garbage)
     yield MetricSamples.one(WANTS_WAITING, load.waiting if load else 0)
@@ -376,6 +376,7 @@ def worker_metrics(worker: Worker) -> Iterator[MetricSamples]:
     yield MetricSamples.one(UNSENT_BYTES, worker.unsent_bytes())
     yield MetricSamples.one(REFUSED_WANTS, counts.refused)
     yield MetricSamples.one(STALE_WANTS, counts.stale)
+    # `list`: the worker's threads may add a reason while we iterate.
     yield MetricSamples(MASKED_SAMPLES, {(reason,): count for reason, count in list(worker.masked_by_reason.items())})
     yield MetricSamples(FALLBACKS, {(reason,): count for reason, count in worker.fallbacks.items()})
     yield from _built(worker)

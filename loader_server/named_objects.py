@@ -1,6 +1,6 @@
-"""Objects that a job file names as `package.module:name`: importing them, and saying what is wrong with a name.
+"""Objects that a job file names as `package.module:name`: importing them, and errors about such names.
 
-Rules: what is wrong is an error of the job file, whatever importing raised; must not know what the objects are for.
+Rules: a wrong name is an error of the job file, whatever importing raised; must not know what the objects are for.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["MissingModuleError", "import_named"]
 
 
 class MissingModuleError(SettingsError):
-    """A module cannot be found, or one that it imports."""
+    """The error for a module that cannot be found, or that imports one that cannot be found."""
 
 
 def import_named(name: str, what: str, where: str) -> Callable[..., Any]:
-    """Return the function or class of a name with a colon; `what` says what it has to be.
+    """Return the function or class of a name with a colon; `what` is the word for it in messages.
 
     Raises:
         SettingsError: It is not there, or its module refuses what it declares; `where` names the setting.
@@ -57,7 +57,7 @@ def import_named(name: str, what: str, where: str) -> Callable[..., Any]:
 
 
 def _nearest_module(place: str, error: Exception) -> str:
-    """Where there is no such module: the one of the nearest name in the same package, or beside it."""
+    """Return a hint at the module with the nearest name in the same package, or beside it; "" if the module exists."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None or not place.startswith(error.name):
         return ""
     package, _, name = error.name.rpartition(".")

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["OwnCode", "own_code", "own_files"]
 
-#: Our own packages, which count by the version of their bytes that chains have.
+#: Our own packages, which chains identify by the version of their bytes.
 _OURS = frozenset(("loader_server", "shared", "trainer_client"))
 #: Folders that package managers install into.
 _INSTALLED = frozenset(("site-packages", "dist-packages"))
-#: The first part of each path in a package's list of files, up to a suffix.
+#: The first part of each path in a package's RECORD, up to a suffix: its top-level modules.
 _RECORDED = re.compile(r'^"?([^/.,"\n]+)[/.]', re.MULTILINE)
 _STANDARD_LIBRARY = frozenset(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 
@@ -48,7 +48,7 @@ class OwnCode:
 
 
 def own_code(modules: Sequence[str]) -> OwnCode:
-    """The code behind these modules, which are identified by source even if they are installed."""
+    """Return the code behind these modules, which are identified by source even if they are installed."""
     found, packages = _walk(modules)
     return OwnCode(sources=fingerprint(*(found[name].source for name in sorted(found))), packages=packages)
 
@@ -56,7 +56,7 @@ def own_code(modules: Sequence[str]) -> OwnCode:
 def own_files(modules: Iterable[str], folder: Path) -> dict[str, Path]:
     """Return the files of these modules, and of those that they import, as far as they lie in this folder.
 
-    Each is named as it has to be called below a folder that modules are imported from.
+    The keys are their paths below a folder that modules are imported from.
     """
     found, _ = _walk(sorted({part for name in modules for part in _on_the_way(name)}))
     files = {name: found[name].file.absolute() for name in sorted(found)}
@@ -76,7 +76,7 @@ class _Module:
 
 
 def _walk(modules: Sequence[str]) -> tuple[dict[str, _Module], dict[str, str]]:
-    """Return these modules and those that they import, as far as they count by source; and the packages that do not."""
+    """Return these modules and those that they import, if they count by source, and the versions of other packages."""
     own: dict[str, _Module] = {}
     packages: dict[str, str] = {}
     seen, waiting = set(modules), list(modules)
@@ -88,6 +88,7 @@ def _walk(modules: Sequence[str]) -> tuple[dict[str, _Module], dict[str, str]]:
         file = Path(spec.origin)
         if top in _OURS or _is_pythons(file) or not file.is_file():
             continue
+        # An installed package counts by its version, unless it was named itself: then its source counts as well.
         if _is_installed(file):
             packages |= _versions(top)
             if name not in modules:
@@ -108,7 +109,10 @@ def _is_pythons(file: Path) -> bool:
 
 
 def _found(name: str) -> ModuleSpec | None:
-    """Where a module is; the packages that contain it are searched one by one, without running them."""
+    """Return where a module is, without running it or the packages that contain it; None if there is none.
+
+    `importlib.util.find_spec` would import the packages, so they are searched one by one.
+    """
     top, *inner = name.split(".")
     spec = _first(finder.find_spec(top, None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
     for part in inner:
@@ -121,11 +125,12 @@ def _found(name: str) -> ModuleSpec | None:
 
 
 def _first(specs: Iterable[ModuleSpec | None]) -> ModuleSpec | None:
+    """Return the first spec that is not None, or None."""
     return next((spec for spec in specs if spec is not None), None)
 
 
 def _imported(source: bytes, spec: ModuleSpec) -> Iterator[str]:
-    """Every module that a source may import: each package on the way, and names that may be modules in a package."""
+    """Yield every module that a source may import: each package on the way, and names that may be modules."""
     for name in _named(source, spec.parent or ""):
         yield from _on_the_way(name)
 
@@ -138,11 +143,14 @@ def _on_the_way(name: str) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=512)
 def _named(source: bytes, package: str) -> frozenset[str]:
-    """Parsing takes a process most of the time that it needs for this, and it is asked for each stream and source."""
+    """Return the names that a source may import; none if it cannot be parsed.
+
+    It is cached: parsing takes most of the time here, and each stream and source asks.
+    """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return frozenset()  # compiled, or not Python: only its bytes count
+        return frozenset()  # a compiled module, or not Python: only its bytes count
     return frozenset(_names_in(tree, package))
 
 
@@ -152,23 +160,23 @@ def _names_in(tree: ast.Module, package: str) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             near = "." * node.level + (node.module or "")
-            with contextlib.suppress(ImportError):  # above its package: it could not be imported either
+            with contextlib.suppress(ImportError):  # above its package: fails at run time too
                 module = importlib.util.resolve_name(near, package)
                 yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
 def _versions(top: str) -> dict[str, str]:
-    """The versions of the packages that an installed module belongs to."""
+    """Return the versions of the packages that an installed module belongs to."""
     names = [said_of(distribution, "Name") for distribution in _distributions().get(top, ())]
     return {name: version_of(name) for name in names}
 
 
 @functools.cache
 def _distributions() -> Mapping[str, Sequence[importlib.metadata.Distribution]]:
-    """What is installed, by the modules that it says it has.
+    """Return the installed distributions by their top-level modules.
 
-    As `importlib.metadata.packages_distributions`, which parses the metadata and the list of files of every package
-    that is there, and so takes ten times as long: each process of a job would wait for it.
+    As `importlib.metadata.packages_distributions`, which parses the metadata and the list of files of every package,
+    and so takes ten times as long: each process of a job would wait for it.
     """
     found: dict[str, list[importlib.metadata.Distribution]] = {}
     for distribution in importlib.metadata.distributions():

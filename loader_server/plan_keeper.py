@@ -1,7 +1,7 @@
-"""Parts of plans on disk, beside the index: what the first start computed, the next one reads.
+"""Parts of plans on disk, beside the index: the first start computes them, the next one reads them.
 
 Rules: a file is written under a temporary name and renamed, so it is there completely or not at all; it starts with a
-digest of its name and content, and if that does not match it is computed anew; the newest few of each kind are kept.
+hash of its name and content, and if that does not match it is computed anew; the newest few of each kind are kept.
 Nothing depends on these files: a disk that cannot be written only costs time, with a warning.
 """
 
@@ -29,20 +29,21 @@ if TYPE_CHECKING:
 
 __all__ = ["PlanKeeper"]
 
-#: Files kept of each kind: the plans of a few settings that are being compared, the epochs around the current one.
+#: Files kept of each kind: enough for the plans of a few settings that are being compared, or the epochs around the
+#: current one.
 _KEPT = 8
 _DIGEST_BYTES = 16
 
 
 class PlanKeeper:
-    """Keeps arrays in one folder; safe to use from several threads and processes."""
+    """Arrays kept in one folder; safe to use from several threads and processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._log = Log("plan")
 
     def load(self, kind: str, name: str) -> Arrays | None:
-        """The arrays that were saved; None if there are none, or if they are damaged."""
+        """Return the arrays that were saved; None if there are none, or if they are damaged."""
         path = self._path(kind, name)
         try:
             with path.open("rb") as file:
@@ -53,18 +54,19 @@ class PlanKeeper:
             self._log.warning("a damaged part of the plan is made anew", path=str(path))
             return None
         with contextlib.suppress(OSError):
-            os.utime(path)  # marks it as in use: others are removed first
+            os.utime(path)  # marks the file as used, so that others are removed first
         with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
             return dict(arrays)
 
     def save(self, kind: str, name: str, arrays: Arrays) -> None:
-        """Save these, and remove the least recently used."""
+        """Save arrays, and remove the least recently used ones of this kind; log a warning if that fails."""
         path = self._path(kind, name)
         body = io.BytesIO()
         np.savez(body, **arrays)  # type: ignore[arg-type]
         draft = draft_of(path)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            # Not synced: a file that a power failure leaves torn does not match its hash, and is computed anew.
             with draft.open("xb") as file:
                 file.write(_digest(path, body.getbuffer()))
                 file.write(body.getbuffer())
@@ -72,7 +74,7 @@ class PlanKeeper:
             self._remove_old(f"{kind}-*.plan")
             self._remove_old("*.tmp*")
         except OSError as error:
-            say = self._log.debug if why_closed(self._folder) else self._log.warning  # an index that is only read
+            say = self._log.debug if why_closed(self._folder) else self._log.warning  # may be read-only
             say("the plan is not kept: the next start works it out again", error=str(error))
             with contextlib.suppress(OSError):
                 draft.unlink()
@@ -81,7 +83,10 @@ class PlanKeeper:
         return self._folder / f"{kind}-{name}.plan"
 
     def _remove_old(self, pattern: str) -> None:
-        """Remove all but the newest; a recent draft may be another process's, an old one is a killed process's."""
+        """Remove all but the newest files.
+
+        This is for drafts too: a recent one may be another process's, an old one was left by a killed process.
+        """
         for path in sorted(self._folder.glob(pattern), key=_used_ns, reverse=True)[_KEPT:]:
             path.unlink(missing_ok=True)
 
@@ -91,7 +96,7 @@ def _digest(path: Path, body: bytes | memoryview) -> bytes:
 
 
 def _used_ns(path: Path) -> int:
-    """When it was last in use; one that another process has removed meanwhile counts as old."""
+    """Return when a file was last used; 0 if another process has removed it meanwhile."""
     with contextlib.suppress(FileNotFoundError):
         return path.stat().st_mtime_ns
     return 0

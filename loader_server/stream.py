@@ -1,7 +1,7 @@
 """A stream of a job, opened: its sources, its transforms and its plan, from the job file and the index.
 
-Everybody who needs a stream (coordinator, workers, commands) opens it here and gets the same digest, so that a batch
-number means the same to all. Rules: nothing is written here but the plan's cache; no sockets.
+Coordinator, workers and commands all open a stream here and get the same digest, so that a batch number means the same
+to all. Rules: nothing is written here but the plan's cache; no sockets.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Stream", "open_base", "open_source", "open_sources", "refuse_wrong_keys", "sources_of"]
 
-#: More does not cross.
+#: Longer identities are hashed, because a message has no room for them.
 _LONGEST_IDENTITY = 4000
 
 
@@ -60,10 +60,10 @@ class _Lengths:
         if rule is not None:
             joined.refuse_unknown(rule, chain)
         self.keys = tuple(field.key for field in chain.fields if field.padded)
-        #: Sources that are mixed travel in segments of their own.
+        #: Segments, split also where a source of a mixture begins.
         self.segments = np.union1d(joined.segments, np.array(sources, np.int64))
-        # What shapes lengths is part of every batch's identity; what only changes values is not, so that a mended
-        # augmentation can go on from a checkpoint.
+        # Settings that shape lengths are part of every batch's identity. Those that change only values are not, so that
+        # a run with a mended augmentation can go on from its checkpoint.
         filtered = () if rule is None else (f"filter {rule.said}",)
         self.fingerprint = fingerprint(joined.fingerprint, repr(chain.fields), *chain.shaping, *filtered)
 
@@ -94,7 +94,7 @@ class Stream:
         self.source: Source = joined.source
         self.chain = joined.bound(recipe.chain(self.source.fields))
         whole = self.source if isinstance(self.source, WholeSource) else None
-        #: How many shards its batches come from, if they are made whole; else 0.
+        #: The number of shards that whole batches come from; 0 if batches are made of samples.
         self.producers = whole.producers if whole is not None else 0
         #: The fields of a sample of the data set that a user's pipeline reads.
         self.base_fields = whole.base_fields if whole is not None else ()
@@ -102,17 +102,17 @@ class Stream:
         self.packed = recipe.plan.packing is not None
         #: Whether rows carry state from batch to batch.
         self.carries = recipe.plan.carry
-        #: What a batch carries.
+        #: The fields of a batch.
         self.fields = fields_of_batch(self.chain.fields) + (_marks(recipe, self.chain.fields) if self.packed else ())
         self.fields += (RESET,) if self.carries else ()
-        #: The shapes that batches come in.
+        #: The shapes of batches.
         self.shapes = tuple(self.shape(bucket) for bucket in self.plan.buckets)
-        #: Names the plan and the element spec: batches of equal digest and number are the same batch.
+        #: A hash of the plan and the element spec: batches of equal digest and number are the same batch.
         self.digest = fingerprint(self.plan.digest, repr(self.fields), repr(self.shapes))
 
     @property
     def sources(self) -> tuple[OpenedSource, ...]:
-        """Its sources, in order."""
+        """Return the open sources, in order."""
         return self._joined.opened
 
     def _make_plan(self, job: JobFile, recipe: StreamRecipe, progress: Callable[[int, int], None] | None) -> Plan:
@@ -133,7 +133,10 @@ class Stream:
         )
 
     def shape(self, planned: BucketShape) -> BucketShape:
-        """A planned shape with the lengths of all padded fields: marks of packed rows are as long as the rows."""
+        """Return a planned shape with the lengths of all padded fields.
+
+        The marks of packed rows are as long as the rows.
+        """
         if not self.packed:
             return planned
         length = planned.lengths[self.settings.length]
@@ -142,15 +145,15 @@ class Stream:
 
     @cached_property
     def builder(self) -> str:
-        """The fingerprint of all that shapes the bytes; equal on all workers of a job."""
+        """Return the fingerprint of everything that shapes the bytes; it is equal on all workers of a job."""
         masked = ("not_finite masked",) if self.masks_not_finite else ()
         words = (self.digest, self.chain.fingerprint, self.float32, processor_features(), *self._decoding)
         return fingerprint(*words, *masked)
 
     def builder_parts(self) -> dict[str, str]:
-        """Return what the builder fingerprint is made of, by names that people know.
+        """Return the parts of the builder fingerprint, by names that people know.
 
-        Values are digests, except those of packages, settings and the processor.
+        Values are hashes, except those of packages, settings and the processor.
         """
         of_stream = f"of stream {self.name}"
         code = _foreign_code(self.source.modules)
@@ -175,14 +178,18 @@ class Stream:
 
     @property
     def steady(self) -> str:
-        """The fingerprint of all that shapes samples before a transform draws, except the content of their files."""
+        """Return the fingerprint of everything that shapes samples before the first transform that draws.
+
+        The content of their files is left out; a sample's identity covers that.
+        """
         of_sources = (self._joined.fingerprint, repr(self.chain.raw), *self._decoding)
         return fingerprint(self.chain.steady_fingerprint, processor_features(), *of_sources)
 
     @property
     def shared(self) -> str:
-        """The fingerprint of all that a batch's bytes hang on, but for its number, and what its samples are now: equal
-        in streams of two jobs that may share batches.
+        """Return the fingerprint of everything that shapes batches, but for their number and their samples' content.
+
+        It is equal in streams of two jobs that may share batches.
         """
         return fingerprint(self._joined.made_from, self.builder)
 
@@ -194,38 +201,38 @@ class Stream:
 
     @property
     def opened(self) -> str:
-        """The fingerprint of what is open here, this very index included: an index made anew has another."""
+        """Return the fingerprint of what is open here, this very index included: an index made anew has another."""
         return fingerprint(self._joined.made, self.builder)
 
     def values(self, epoch: int, sample: int, raw: bytes) -> dict[str, NDArray[np.generic]]:
-        """Decode and transform a sample whose bytes are complete; raises SampleError if it cannot be used."""
+        """Return a decoded and transformed sample; raise a SampleError if complete bytes cannot be used."""
         return self.chain.apply(decoded(self.source, sample, raw), seed=self.seed, epoch=epoch, number=sample)
 
     def raw_lengths(self, sample: int) -> dict[str, int]:
-        """What the index says of a sample before the transforms."""
+        """Return the lengths of a sample before the transforms, by the index."""
         return self._joined.raw_lengths(sample)
 
     def find_missing(self, time_s: float) -> MissingFiles | None:
-        """Look for at most so long, a source, whether its files are on this machine; return what is missing."""
+        """Return which files are missing on this machine, looking for at most `time_s` at each source; or None."""
         return self._joined.find_missing(time_s)
 
     def identity(self, sample: int) -> str:
-        """The source's identity of the sample, which convictions name."""
+        """Return the source's identity of the sample, which names a culprit; a hash of it if it is too long."""
         own = self.source.identity(sample)
         return own if len(own) <= _LONGEST_IDENTITY else fingerprint(own.encode("utf-8", "backslashreplace"))
 
     def close(self) -> None:
-        """Give back what is open."""
+        """Close the sources."""
         self.source.close()
 
 
 def _ordinals(source: WholeSource, index: str) -> OrdinalPlan:
-    """The plan of whole batches: nothing but their numbers."""
+    """Return the plan of whole batches, which has nothing but their numbers."""
     return OrdinalPlan(producers=source.producers, elements=source.elements, largest=source.largest, made_from=(index,))
 
 
 def _release() -> str:
-    """The release of our package: it shapes no bytes, and tells people what to install."""
+    """Return the release of our package, which shapes no bytes, but tells people what to install."""
     try:
         return version_of("stoker")
     except PackageNotFoundError:
@@ -233,13 +240,16 @@ def _release() -> str:
 
 
 def _foreign_code(modules: Sequence[str]) -> OwnCode | None:
-    """Return foreign code that the source consists of, if any; the chain knows the version of our own."""
+    """Return the code of the source that is not ours, or None; the chain knows the version of our own."""
     foreign = [name for name in modules if name.partition(".")[0] != __name__.partition(".")[0]]
     return own_code(foreign) if foreign else None
 
 
 def _marks(recipe: StreamRecipe, fields: tuple[Field, ...]) -> tuple[Field, ...]:
-    """The fields that tell samples of a packed row apart: ids 1, 2, … (0 is padding), and positions in the sample."""
+    """Return the fields that tell samples of a packed row apart: ids 1, 2, … (0 is padding), and positions.
+
+    Raise a SettingsError if samples have other fields than the packed one.
+    """
     key = recipe.settings.length
     if [field.key for field in fields] != [key]:
         raise SettingsError(
@@ -252,10 +262,10 @@ def _marks(recipe: StreamRecipe, fields: tuple[Field, ...]) -> tuple[Field, ...]
 
 
 def sources_of(job: JobFile, recipe: StreamRecipe) -> list[tuple[SourceSpec, Path]]:
-    """Return the sources of a stream, and where the index of each lives.
+    """Return the sources of a stream, and the folder of the index of each.
 
-    A source of whole batches gets what opens other streams of the job. Others do without, because processes that probe
-    them would have to import this module to unpickle that.
+    Only a source of whole batches gets `open_base`: processes that probe others would have to import this module to
+    unpickle it.
     """
     specs = recipe.sources
     if recipe.whole:
@@ -279,7 +289,7 @@ def open_base(of_job: OfJob, name: str) -> BaseSamples:
 
 
 def open_sources(job: JobFile, recipe: StreamRecipe) -> SourceSet:
-    """Open the sources of a stream; their indexes have to be there."""
+    """Open the sources of a stream; raise a DataError if one has no index, or one of other data or settings."""
     cut = recipe.chunks
     return SourceSet(
         [open_source(spec, folder, cut) for spec, folder in sources_of(job, recipe)], cut.said if cut else ""
@@ -287,7 +297,10 @@ def open_sources(job: JobFile, recipe: StreamRecipe) -> SourceSet:
 
 
 def open_source(spec: SourceSpec, folder: Path, cut: ChunkRule | None = None) -> OpenedSource:
-    """Open one of them from its index, cut as this rule says."""
+    """Open one source from its index, with recordings cut by this rule.
+
+    Raise a DataError if there is no index, or one of other data or settings.
+    """
     index = open_index(folder)
     index.refuse_other_source(spec.name, spec.settings)
     index.refuse_other_limit(spec.of_job.largest_indexed)
@@ -300,7 +313,10 @@ def open_source(spec: SourceSpec, folder: Path, cut: ChunkRule | None = None) ->
 
 
 def _parts(joined: SourceSet, recipe: StreamRecipe) -> tuple[int, ...]:
-    """The sample numbers at which the parts of a mixture start."""
+    """Return the sample numbers at which the parts of a mixture start.
+
+    Raise a SettingsError if there is not one weight for each part.
+    """
     if len(joined.parts) != len(recipe.plan.weights):
         raise SettingsError(
             expected=f"one weight for each of the {len(joined.parts)} sources or paths that have samples",
@@ -312,7 +328,7 @@ def _parts(joined: SourceSet, recipe: StreamRecipe) -> tuple[int, ...]:
 
 
 def refuse_wrong_keys(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
-    """Refuse outputs that have the names of others, and a `length` of which there is none."""
+    """Raise a SettingsError if outputs share a name, or `length` names no output with a padded axis."""
     made = [field.key for field in (*fields_of_batch(fields), RESET)]
     twice = sorted({key for key in made if made.count(key) > 1})
     if twice:

@@ -1,6 +1,7 @@
 """A source under examination: its data, its index, and what is known about its samples.
 
-Rules: what several checks need is computed once, by the first that asks; a source is used only through its door.
+Rules: what several checks need is computed once, by the first that asks; a source is used only through its public
+interface.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ _MOST_SAMPLES = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceCase:
-    """A source with data: `change` turns it into another data set, `bad` says how many bad rows there are in it, by
-    reason (None: nobody knows).
+    """A source with data to examine.
+
+    `change` turns the data into another data set, `bad` has the expected number of bad rows by reason (None: unknown).
     """
 
     spec: SourceSpec
@@ -49,15 +51,15 @@ class SourceCase:
 
 
 class Violation(Exception):  # it becomes the result of a check
-    """What a check found."""
+    """A check's finding: what was expected and what came."""
 
 
 class NotTried(Exception):
-    """Why a check could not be tried."""
+    """The reason why a check could not be tried."""
 
 
 def require(holds: object, said: str) -> None:
-    """Raise a violation unless this holds."""
+    """Raise a Violation with this text unless the condition holds."""
     if not holds:
         raise Violation(said)
 
@@ -71,7 +73,7 @@ class ExaminedSource:
     made: dict[tuple[int, int], IndexReport] = field(default_factory=dict)
 
     def indexed(self, processes: int, piece_rows: int) -> tuple[IndexReport, Path]:
-        """Make an index, once for each way of making it."""
+        """Make an index in this way, once, and return the report on it and its folder."""
         place = self.folder / f"index-{processes}-{piece_rows}"
         if (processes, piece_rows) not in self.made:
             spec = self.case.spec
@@ -83,44 +85,44 @@ class ExaminedSource:
 
     @cached_property
     def index(self) -> Index:
-        """The index as one process makes it."""
+        """Return the index that one process makes."""
         return open_index(self.indexed(1, 0)[1])
 
     def open(self) -> Source:
-        """Open another instance of the source."""
+        """Return another instance of the source, open."""
         source = self.case.spec.make()
         source.open(self.index.indexed)
         return source
 
     @cached_property
     def source(self) -> Source:
-        """The instance that most checks use."""
+        """Return the instance that most checks use, open."""
         return self.open()
 
     @cached_property
     def numbers(self) -> list[int]:
-        """The samples that are examined: all, or some that are evenly spaced."""
+        """Return the numbers of the examined samples: all, or some that are evenly spaced."""
         total = self.source.samples
         return sorted({place * total // _MOST_SAMPLES for place in range(_MOST_SAMPLES)}) if total else []
 
     @cached_property
     def raw(self) -> dict[int, bytes]:
-        """The raw samples, read one by one."""
+        """Return the bytes of each examined sample, read one by one."""
         return {sample: read_all(self.source, [sample])[0] for sample in self.numbers}
 
     @cached_property
     def decoded(self) -> dict[int, dict[str, Any]]:
-        """The samples, decoded once."""
+        """Return the examined samples, decoded once."""
         return {sample: self.source.decode(sample, raw) for sample, raw in self.raw.items()}
 
     @cached_property
     def contents(self) -> dict[int, str]:
-        """The fingerprints of these."""
+        """Return the fingerprints of the examined samples."""
         return {sample: content_of(values) for sample, values in self.decoded.items()}
 
 
 def read_all(source: Source, samples: Sequence[int]) -> list[bytes]:
-    """Read these samples; a violation unless there are as many answers as samples."""
+    """Return the bytes of these samples; raise a Violation unless there are as many answers as samples."""
     raw = list(source.read(samples))
     said = f"expected {len(samples)} answers of read({list(samples)[:5]} …), got {len(raw)}"
     require(len(raw) == len(samples), said)
@@ -128,7 +130,7 @@ def read_all(source: Source, samples: Sequence[int]) -> list[bytes]:
 
 
 def content_of(values: dict[str, Any]) -> str:
-    """A fingerprint of all that a sample holds."""
+    """Return a fingerprint of everything that a sample holds."""
     parts: list[str | bytes] = []
     for key, value in sorted(values.items()):
         array = np.asarray(value)
@@ -138,7 +140,7 @@ def content_of(values: dict[str, Any]) -> str:
 
 
 def contents_elsewhere(spec: SourceSpec, index: Path, samples: list[int]) -> list[str]:
-    """Run in a separate process: what it makes of these samples."""
+    """Return the fingerprints of these samples, read by a source made anew; it runs in a separate process."""
     source = spec.make()
     source.open(open_index(index).indexed)
     raw = read_all(source, samples)

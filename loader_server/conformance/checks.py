@@ -1,4 +1,4 @@
-"""What every source has to keep to, as checks that anybody can run on their own source.
+"""The rules that every source has to keep, as checks that anybody can run on their own source.
 
 Rules: a check is a function whose docstring is its title; it says what it expected and what it got, with the sample's
 number. One that fails does not keep others from being tried.
@@ -52,7 +52,7 @@ _REASON = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """What came of one check: `passed` is None if it could not be tried; `said` is the reason, or what went wrong."""
+    """The result of a check: `passed` is None if it could not be tried; `said` is the reason, or what went wrong."""
 
     name: str
     passed: bool | None
@@ -66,7 +66,7 @@ class CheckResult:
 def check_source(
     case: SourceCase, folder: Path, checks: Sequence[Callable[[ExaminedSource], None]] | None = None
 ) -> list[CheckResult]:
-    """Try these checks, or all, with indexes in `folder`; one that fails does not keep others from being tried."""
+    """Return the results of these checks, or of all, with indexes in `folder`; each is tried whatever others find."""
     examined = ExaminedSource(case, folder)
     return [_result(check, examined) for check in checks or CHECKS]
 
@@ -128,7 +128,7 @@ def _lengths(examined: ExaminedSource) -> None:
 
 
 def _length_of(value: Any) -> int:
-    """The steps of an array, the characters of a text; a number stands for itself."""
+    """Return the steps of an array or the characters of a text; a number stands for itself."""
     return int(value) if np.ndim(value) == 0 and not isinstance(value, str | bytes) else len(value)
 
 
@@ -194,6 +194,7 @@ def _any_order(examined: ExaminedSource) -> None:
 def _many_at_once(examined: ExaminedSource) -> None:
     """Reading many samples at once gives what reading one at a time gives, and no sample may be none."""
     require(read_all(examined.source, []) == [], "read([]) gives something")
+    # Some samples twice, as a mixture may repeat them.
     twice = [*examined.numbers, *examined.numbers[:3]]
     for sample, raw in zip(twice, read_all(examined.source, twice), strict=True):
         require(raw == examined.raw[sample], f"sample {sample} has other bytes when it is read with others")
@@ -202,6 +203,7 @@ def _many_at_once(examined: ExaminedSource) -> None:
 def _from_threads(examined: ExaminedSource) -> None:
     """Several threads may read at the same time."""
     wrong: list[str] = []
+    # All threads begin at once, or the first might be done before the last starts.
     start = threading.Barrier(_THREADS)
 
     def read(seed: int) -> None:
@@ -228,6 +230,7 @@ def _decoding_again(examined: ExaminedSource) -> None:
         for value in examined.source.decode(sample, raw).values():
             if isinstance(value, np.ndarray) and value.ndim:
                 require(value.flags.writeable, f"sample {sample} has an array that no transform can change")
+                # As a transform may do: a source that hands out its own arrays gives other values the next time.
                 value[...] = 0
         again = content_of(examined.source.decode(sample, raw))
         require(again == examined.contents[sample], f"sample {sample} differs the second time")
@@ -249,7 +252,7 @@ def _decoding_all(examined: ExaminedSource) -> None:
 
 
 def _values_in(column: Column) -> list[Any]:
-    """The value of each sample."""
+    """Return the value of each sample in a column."""
     if isinstance(column, Ragged):
         return np.split(column.values, np.cumsum(column.lengths)[:-1])
     return list(column)
@@ -264,6 +267,7 @@ def _gathering(examined: ExaminedSource) -> None:
     longest = {key: max(len(values[key]) for values in examined.decoded.values()) + 1 for key in padded}
     rows = len(examined.numbers)
     layout = layout_of(fields_of_batch(source.fields), BucketShape(rows=rows, lengths=longest))
+    # Not zeros, so that bytes which `gather` leaves unwritten are noticed.
     out = layout.arrays(np.full(layout.nbytes, 0xA5, np.uint8))
     source.gather(np.array(examined.numbers), out)
     for row, (sample, values) in enumerate(examined.decoded.items()):
@@ -360,6 +364,7 @@ def _elsewhere(examined: ExaminedSource) -> None:
 def _nothing_open(examined: ExaminedSource) -> None:
     """Nothing is left open."""
     gc.collect()
+    # Counted after a collection: garbage of earlier checks must not close files in between.
     before = _open_files()
     source = examined.open()
     for sample, raw in zip(examined.numbers, read_all(source, examined.numbers), strict=True):

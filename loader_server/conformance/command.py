@@ -32,7 +32,10 @@ __all__ = ["main"]
 def main(
     arguments: Sequence[str] | None = None, fixtures: Mapping[str, Callable[[Path], SourceCase]] | None = None
 ) -> int:
-    """Examine sources and print the results; returns 1 if a check failed. `fixtures` make data for names of sources."""
+    """Examine sources and print the results; return 1 if a check failed, 2 if no source was named.
+
+    `fixtures` make the data for names of sources.
+    """
     options = _parser().parse_args(arguments)
     known = fixtures or {}
     names = list(known) if options.all else [options.source] if options.source else []
@@ -56,7 +59,7 @@ def main(
 def _examined(
     name: str, fixture: Callable[[Path], SourceCase] | None, options: argparse.Namespace
 ) -> list[tuple[str, list[CheckResult]]]:
-    """The sources of this name, and the results of their checks."""
+    """Return the sources of this name with the results of their checks, and print these unless --json is set."""
     with tempfile.TemporaryDirectory(prefix="stoker-conformance-") as folder:
         cases = [fixture(Path(folder))] if fixture else _cases(name, options)
         found = []
@@ -118,7 +121,7 @@ def _cases(name: str, options: argparse.Namespace) -> list[SourceCase]:
 
 
 def _spec(name: str, arguments: dict[str, Any]) -> SourceSpec:
-    """A source with these settings; for a class that is not ours, they are its keyword arguments."""
+    """Return a source with these settings; for a user's class they are its keyword arguments."""
     where = "the command line"
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))

@@ -1,1 +1,1 @@
-"""`loader-server demo`: the main job on a corpus of our own making, from nothing to a trained model."""
+"""`loader-server demo`: the main job on a corpus made for it, from nothing to a trained model."""

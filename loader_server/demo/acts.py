@@ -75,10 +75,10 @@ order = "sorted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What the command line said."""
+    """The options of the command line."""
 
     folder: Path
-    #: None: as many as an earlier demo made, or the default.
+    #: The number of recordings; None: as many as an earlier demo made, or the default.
     samples: int | None
     epochs: int
     workers: int
@@ -86,7 +86,7 @@ class DemoOptions:
 
 
 def run(options: DemoOptions, nursery: Nursery) -> int:
-    """Play all acts; returns when every process has ended."""
+    """Play all acts, and return 0 once every process has ended."""
     _check_trainer()
     start_logging(level=options.log_level)
     story = Story()
@@ -104,6 +104,7 @@ def run(options: DemoOptions, nursery: Nursery) -> int:
 
 
 def _check_trainer() -> None:
+    """Raise a SettingsError if TensorFlow or Keras is not installed."""
     for package in ("tensorflow", "keras"):
         if find_spec(package) is None:
             raise SettingsError(
@@ -160,7 +161,7 @@ def _plan(job: JobFile, story: Story) -> Stream:
 
 @contextmanager
 def _loaders(options: DemoOptions, nursery: Nursery, job: JobFile, story: Story) -> Iterator[Supervisor]:
-    """Coordinator and workers, which run while the block lasts."""
+    """Run a coordinator and workers while the block lasts, and yield their supervisor."""
     supervisor = Supervisor(
         SupervisorSettings(workers=options.workers, log_level=options.log_level),
         nursery,
@@ -229,7 +230,7 @@ def _next_steps(options: DemoOptions, story: Story, epochs: int) -> None:
 
 
 def _commands() -> tuple[str, str]:
-    """How this command and its Python were called, for lines that people copy."""
+    """Return how this command and its Python were called, for lines that people copy."""
     called = Path(sys.argv[0])
     python = shlex.quote(_relative(Path(sys.executable)))
     if called.name != "loader-server":
@@ -242,6 +243,6 @@ def _shown(path: Path) -> str:
 
 
 def _relative(path: Path) -> str:
-    """Relative, if it is below the current folder."""
+    """Return the path relative to the current folder if it is below that, otherwise the absolute one."""
     absolute = Path(os.path.abspath(path))  # noqa: PTH100 - a virtual environment's python is a link not to be followed
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)

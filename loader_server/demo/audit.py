@@ -1,4 +1,4 @@
-"""The demo's books: what was really trained on, checked against the plan.
+"""The demo's books: the samples that were trained on, checked against the plan.
 
 Rules: pure. A step is known by the samples (tags) in its batch as the train step saw it; an epoch is compared with the
 plan's own list, batch by batch and sample by sample, so that nothing lost or repeated can hide. Padding is a share of
@@ -19,7 +19,7 @@ __all__ = ["Audit", "Settled", "Step"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What one train step saw."""
+    """The batch that one train step saw."""
 
     tags: tuple[int, ...]
     shape: tuple[int, int]
@@ -29,10 +29,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """One epoch, compared with its plan."""
+    """The comparison of one epoch with its plan."""
 
     batches: int
-    #: How many planned samples no step saw, and how many times steps saw a sample too often.
+    #: The planned samples that no step saw, and the times that steps saw a sample too often.
     lost: int
     repeated: int
     in_plan_order: bool
@@ -40,7 +40,7 @@ class Settled:
 
 
 class Audit:
-    """Collects the steps of each epoch and compares them with the plan."""
+    """The steps of each epoch, and their comparison with the plan."""
 
     def __init__(self) -> None:
         self.shapes: set[tuple[int, int]] = set()
@@ -50,12 +50,12 @@ class Audit:
 
     @property
     def steps(self) -> int:
-        """How many steps the current epoch has so far."""
+        """Return the number of steps of the current epoch so far."""
         return len(self._open)
 
     @property
     def padding(self) -> float:
-        """The share of padding in all settled epochs."""
+        """Return the share of padding in all settled epochs."""
         return _padding(self._cells, self._filled)
 
     def add(self, step: Step) -> None:
@@ -64,7 +64,7 @@ class Audit:
         self.shapes.add(step.shape)
 
     def settle(self, planned: Sequence[Sequence[int]]) -> Settled:
-        """End the epoch and compare; `planned` has the samples of each of its batches, in order."""
+        """End the epoch and compare its steps with `planned`, the samples of each of its batches in order."""
         steps, self._open = self._open, []
         wanted = Counter(tag for batch in planned for tag in batch)
         seen = Counter(tag for step in steps for tag in step.tags)

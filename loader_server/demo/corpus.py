@@ -32,7 +32,7 @@ __all__ = ["RATE", "CorpusFacts", "Utterance", "facts_of", "make_corpus", "utter
 
 RATE = 8000
 
-#: Marks a folder as ours; written last.
+#: The file that marks a folder as a demo's corpus; written last.
 _STAMP = "demo.json"
 
 _SHORTEST_S = 0.5
@@ -61,7 +61,7 @@ _THREADS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusFacts:
-    """What a corpus has: recordings to train on and to evaluate with, and their duration."""
+    """The facts of a corpus: recordings to train on and to evaluate with, and their duration."""
 
     train: int
     dev: int
@@ -80,7 +80,10 @@ class Utterance:
 def make_corpus(
     folder: Path, *, samples: int, seed: int = 0, job: str = "", progress: Callable[[int, int], None]
 ) -> CorpusFacts:
-    """Make the folder with clips, `train.csv`, `dev.csv` and `job.toml`, completely or not at all."""
+    """Make the folder with clips, `train.csv`, `dev.csv` and `job.toml`, completely or not at all.
+
+    Return the corpus's facts. Raise a DataError if the folder holds something else.
+    """
     _refuse_foreign(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left in folder.parent.glob(f".{folder.name}.*.part"):
@@ -91,6 +94,8 @@ def make_corpus(
         facts = _fill(made, samples, seed, progress)
         (made / "job.toml").write_text(job, "utf-8")
         (made / _STAMP).write_text(json.dumps(asdict(facts)) + "\n", "utf-8")
+        # The folder gets its name only now: a demo that is killed before leaves a hidden folder, which the next one
+        # removes.
         made.replace(folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
@@ -98,7 +103,10 @@ def make_corpus(
 
 
 def facts_of(folder: Path) -> CorpusFacts | None:
-    """The facts of a corpus that an earlier demo made there; None where there is none."""
+    """Return the facts of a corpus that an earlier demo made there; None if there is none.
+
+    Raise a DataError if they cannot be read.
+    """
     try:
         return CorpusFacts(**json.loads((folder / _STAMP).read_text("utf-8")))
     except FileNotFoundError:
@@ -113,7 +121,7 @@ def facts_of(folder: Path) -> CorpusFacts | None:
 
 
 def utterance(number: int, seed: int = 0) -> Utterance:
-    """Recording `number` of a corpus, as it is before encoding."""
+    """Return recording `number` of a corpus, as it is before encoding."""
     chances = _Chances(key_of("demo corpus", seed, number))
     target_s = float(np.clip(_MEDIAN_S * np.exp(_SPREAD * chances.normal()), _SHORTEST_S, _LONGEST_S))
     digits, tones_s, gaps_s = _spoken(chances, target_s)
@@ -130,31 +138,31 @@ def utterance(number: int, seed: int = 0) -> Utterance:
 
 
 class _Chances:
-    """Uniform and normal numbers from one key, each drawn once."""
+    """A stream of uniform and normal numbers from one key, each drawn once."""
 
     def __init__(self, key: int) -> None:
         self._key = key
         self._drawn = 0
 
     def uniform(self, count: int) -> NDArray[np.float64]:
-        """`count` numbers in [0, 1)."""
+        """Return `count` numbers in [0, 1)."""
         words = hashed(np.arange(self._drawn, self._drawn + count, dtype=np.uint64), self._key)
         self._drawn += count
         numbers: NDArray[np.float64] = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
         return numbers
 
     def between(self, low: float, high: float) -> float:
-        """One number in this range."""
+        """Return one number in this range."""
         return low + (high - low) * float(self.uniform(1)[0])
 
     def normal(self) -> float:
-        """One number from the standard normal distribution (Box and Muller)."""
+        """Return one number from the standard normal distribution (Box and Muller)."""
         radius, angle = self.uniform(2)
         return float(np.sqrt(-2.0 * np.log1p(-radius)) * np.cos(2.0 * np.pi * angle))
 
 
 def _spoken(chances: _Chances, target_s: float) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """Digits, and the seconds of each one's tone and of the pause after it, of about `target_s` in all."""
+    """Return digits, the seconds of each one's tone, and of the pause after it, of about `target_s` in all."""
     digits = (10 * chances.uniform(_MOST_DIGITS)).astype(np.int64)
     tempo = chances.between(0.7, 1.6)
     tones_s = tempo * (0.09 + 0.10 * chances.uniform(_MOST_DIGITS))
@@ -169,7 +177,7 @@ def _spoken(chances: _Chances, target_s: float) -> tuple[NDArray[np.int64], NDAr
 def _tones(
     digits: NDArray[np.int64], starts_s: NDArray[np.float64], tones_s: NDArray[np.float64], length: int
 ) -> NDArray[np.float64]:
-    """The signal without noise: at each moment, the tone that began last, while it sounds."""
+    """Return the signal without noise: at each moment the tone that began last, while it sounds."""
     time = np.arange(length) / RATE
     last = np.maximum(np.searchsorted(starts_s, time, side="right") - 1, 0)
     since_s = time - starts_s[last]
@@ -181,7 +189,7 @@ def _tones(
 
 
 def _loudness(chances: _Chances, length: int) -> NDArray[np.float64]:
-    """Slow rises and falls by a factor of about two, with a new target every half second."""
+    """Return slow rises and falls by a factor of about two, with a new target every half second."""
     every = RATE // 2
     aims = 0.5 + chances.uniform(length // every + 2)
     loudness: NDArray[np.float64] = np.interp(np.arange(length) / every, np.arange(len(aims)), aims)
@@ -189,7 +197,7 @@ def _loudness(chances: _Chances, length: int) -> NDArray[np.float64]:
 
 
 def _noise(chances: _Chances, length: int) -> NDArray[np.float64]:
-    """Hiss, from almost none to as much power as the tones have, and mains hum."""
+    """Return hiss, from almost none to about the power of the tones, and mains hum."""
     hiss = chances.between(0.05, 2.0) * (2.0 * chances.uniform(length) - 1.0)
     hum = chances.between(0.0, 0.3) * np.sin(2.0 * np.pi * 50.0 * np.arange(length) / RATE)
     return hiss + hum
@@ -199,6 +207,7 @@ def _noise(chances: _Chances, length: int) -> NDArray[np.float64]:
 
 
 def _refuse_foreign(folder: Path) -> None:
+    """Raise a DataError if the folder holds anything."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(
             expected="a new or empty folder, or one that an earlier demo made",

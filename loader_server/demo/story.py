@@ -1,4 +1,4 @@
-"""How the demo speaks: acts with a title, and lines below them, for terminals and files alike.
+"""The demo's narration: acts with a title, and lines below them, for terminals and files alike.
 
 Rules: writes to standard output; lines are short enough to read, unless a single word is longer; text is never taken
 for markup, so any path can be printed. Must not know what the story is about.
@@ -14,19 +14,19 @@ from rich.text import Text
 
 __all__ = ["Story"]
 
-#: Columns of text, where the terminal has as many.
+#: Columns of text, if the terminal has as many.
 _WIDTH = 100
 
 
 class Story:
-    """Writes the acts, and measures how long they take."""
+    """The acts as they are printed, with the time since the demo began."""
 
     def __init__(self) -> None:
         self.began_s = time.monotonic()
         self.console = Console(highlight=False, soft_wrap=True)
 
     def act(self, number: int, title: str, text: str) -> None:
-        """The first line of an act."""
+        """Print the first line of an act."""
         head, *others = self._lines(f"{number}  {title}  {text}")
         self.console.print(
             Text.assemble("\n" if number > 1 else "", (head[: len(title) + 3], "bold"), head[len(title) + 3 :])
@@ -35,7 +35,7 @@ class Story:
             self.console.print(Text(line))
 
     def say(self, text: str, style: str = "") -> None:
-        """Add lines to the act."""
+        """Print further lines of the act."""
         for line in self._lines(f"   {text}"):
             self.console.print(Text(line, style))
 
@@ -45,5 +45,5 @@ class Story:
         return textwrap.wrap(text, width, subsequent_indent="   ", break_long_words=False, break_on_hyphens=False)
 
     def so_far_s(self) -> float:
-        """Seconds since the demo began."""
+        """Return the seconds since the demo began."""
         return time.monotonic() - self.began_s

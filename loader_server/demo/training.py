@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Epoch", "Trainer", "TrainerError", "Training"]
 
-#: No epoch begins after this time, so that the whole demo ends within three minutes.
+#: The seconds after which no epoch begins, so that the whole demo ends within three minutes.
 _TRAINING_S = 100.0
 
 #: The epoch in which a worker is killed; not the first one, which also compiles.
@@ -51,7 +51,7 @@ class TrainerError(StokerError):
 
 
 class Trainer:
-    """`trainer_client.demo` as a process."""
+    """The process of `trainer_client.demo`."""
 
     def __init__(self, folder: Path, endpoint: str, epochs: int) -> None:
         self._log = folder / "trainer.log"
@@ -72,7 +72,7 @@ class Trainer:
             )
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Its events, until it ends."""
+        """Yield the trainer's events until it ends; raise a TrainerError if it fails."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith(b'{"event"'):  # libraries print too
@@ -88,10 +88,11 @@ class Trainer:
             )
 
     def close(self) -> None:
-        """End it, whatever it is doing."""
+        """End the process, by force if it does not end soon."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.terminate()  # while TensorFlow loads, this is quicker than ending its input
+        # The trainer ends at the end of its input, also if we are killed before we get here.
         self.process.stdin.close()
         try:
             self.process.wait(_TRAINER_END_S)
@@ -106,7 +107,7 @@ class Trainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """What the trainer reported of an epoch."""
+    """The trainer's report on an epoch."""
 
     loss: float
     error: float
@@ -116,7 +117,7 @@ class Epoch:
 
 
 class Training:
-    """Follows the trainer's events: keeps the books, reports each epoch, and kills a worker in the middle of one."""
+    """The trainer's events: keeps the books, reports each epoch, and kills a worker in the middle of one."""
 
     def __init__(self, *, story: Story, plan: Plan, supervisor: Supervisor, epochs: int) -> None:
         self.epochs: list[Epoch] = []
@@ -181,7 +182,7 @@ class Training:
 
 
 class _Killing:
-    """Kills a worker in the middle of an epoch, and reports what came of it."""
+    """The kill of a worker in the middle of an epoch, and the report on its outcome."""
 
     def __init__(self, supervisor: Supervisor, story: Story) -> None:
         self._supervisor = supervisor
@@ -210,7 +211,7 @@ class _Killing:
             )
 
     def tell_outcome(self, settled: Settled) -> None:
-        """Report at the end of that epoch."""
+        """Report the outcome at the end of that epoch."""
         victim = self._victim
         if victim is None:
             return

@@ -1,4 +1,4 @@
-"""The samples of one stream as they are before the first transform that draws random numbers, kept across epochs.
+"""A cache of one stream's samples as they are before the first transform that draws random numbers, across epochs.
 
 Rules: a sample is found only under the key of everything that shaped it (the source and its index, the transforms so
 far with their settings and files, versions, the processor's loops), and only while its identity is the one it was kept
@@ -28,7 +28,7 @@ __all__ = ["FeatureCache"]
 
 
 class FeatureCache:
-    """The kept samples of a stream; `SampleStore` says which threads may call what."""
+    """The kept samples of a stream; `SampleStore` says which threads may call which method."""
 
     def __init__(self, stream: Stream, store: SampleStore) -> None:
         self._stream = stream
@@ -36,8 +36,9 @@ class FeatureCache:
 
     @staticmethod
     def open(job: JobFile, stream: Stream) -> FeatureCache | None:
-        """Return the cache of a stream, or None if the job has none, if the stream has nothing to keep, or if the
-        cache's folder is closed to this user.
+        """Return the cache of a stream, or None.
+
+        None if the job has no cache, the stream has nothing to keep, or the cache's folder is closed to this user.
         """
         settings = job.feature_cache
         if not settings.bytes or not stream.chain.steady_steps:
@@ -54,25 +55,25 @@ class FeatureCache:
         return FeatureCache(stream, store)
 
     def find(self, samples: Sequence[int]) -> dict[int, bytearray]:
-        """Those of these samples that are kept."""
+        """Return the cache hits among these samples, as blobs by sample number."""
         found = ((sample, self._store.get(sample, self._stream.identity(sample))) for sample in samples)
         return {sample: blob for sample, blob in found if blob is not None}
 
     def unkept(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of these samples that are not kept, as far as can be told without reading any."""
+        """Return the samples that have no entry; nothing is read, so others may still turn out to be misses."""
         return samples[~self._store.seem_kept(samples)]
 
     def keep(self, sample: int, values: Mapping[str, Any]) -> None:
-        """Keep a sample, if that can be done."""
+        """Keep a sample's values, unless they are of a type that cannot be kept or there is no room."""
         blob = as_bytes(values)
         if blob is not None:
             self._store.put(sample, self._stream.identity(sample), blob)
 
     @staticmethod
     def values(blob: bytearray) -> dict[str, Any]:
-        """The sample again."""
+        """Return the values in a blob."""
         return from_bytes(blob)
 
     def close(self) -> None:
-        """Give back what is open."""
+        """Close the store."""
         self._store.close()

@@ -1,12 +1,12 @@
 """Blobs by sample number, in a folder that the workers of a machine share, bounded together with its sister folders.
 
-A table has an entry a sample: in which segment its blob is, where, how long, and a check. Segments are files of one
-size; each is written by one process, from front to back, and read by all. Rules: an entry counts only if its check is
-right, which covers the blob and the sample's identity; so whatever a kill -9, two simultaneous writers or a bad disk
-left behind is not found. What is there stays: a full store takes nothing more, because samples that are read epoch
-after epoch would keep evicting each other. Stores of other keys that nobody has open are removed to make room, the one
-opened longest ago first. Locks are the kernel's, which end with their process. What somebody else put in the place of a
-file or folder is never followed.
+A table has an entry for each sample: the segment of its blob, the place there, the length, and a checksum. Segments are
+files of one size; each is written by one process, from front to back, and read by all. Rules: an entry counts only if
+its checksum is right, which covers the blob and the sample's identity; so whatever a kill -9, two simultaneous writers
+or a bad disk left behind is not found. Nothing is evicted within a store: a full one takes nothing more, because
+samples that are read epoch after epoch would keep evicting each other. Stores of other keys that nobody has open are
+removed to make room, the one opened longest ago first. Locks are the kernel's, which end with their process. A link
+that somebody put in the place of a file or folder is never followed.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 __all__ = ["SampleStore"]
 
 _ENTRY = np.dtype([("check", "<u8"), ("offset", "<u8"), ("nbytes", "<u4"), ("segment", "<u4")])
-#: Enough segments for each worker of a machine to have one, and few enough for all to be open.
+#: Limits on the number of segments: enough for each worker of a machine to have one, few enough for all to be open.
 _LEAST_SEGMENTS, _MOST_SEGMENTS = 64, 1024
 _USUAL_BYTES = 2**26
 _TABLE, _SEGMENT = "table", "segment-"
 
 
 class SampleStore:
-    """The blobs of so many samples in the folder `key` of `root`. `most_bytes` bounds all stores of the root together.
+    """The blobs of a fixed number of samples, in the folder `key` of `root`.
 
-    Any thread may `get`, one may `put`.
+    `most_bytes` bounds all stores of the root together. Any thread may `get`, one may `put`.
     """
 
     def __init__(self, root: Path, key: str, samples: int, most_bytes: int) -> None:
@@ -57,16 +57,19 @@ class SampleStore:
         self._segment_bytes = max(1, min(usual, most_bytes // _LEAST_SEGMENTS))
         self._opening = threading.Lock()
         self._segments: dict[int, int] = {}
-        #: The segment that is being written, and where its end is.
+        #: The segment that this process writes: its number, descriptor (-1: none) and end.
         self._number, self._handle, self._end = 0, -1, 0
         self._is_full = False
         with self._ledger():
             refuse_linked_folder(self._folder)
             self._folder.mkdir(exist_ok=True)
             self._table = open_own(self._folder / _TABLE, os.O_RDWR | os.O_CREAT)
+            # Held as long as this store is open, so that `_is_unused` of another store does not remove it.
             fcntl.flock(self._table, fcntl.LOCK_SH)
             os.ftruncate(self._table, samples * _ENTRY.itemsize)
             os.utime(self._table)
+            # Mapped for reading only. Entries are written by pwrite, which raises an error on a full disk; writing
+            # through the map would kill the process (SIGBUS).
             self._mapped = mmap.mmap(self._table, samples * _ENTRY.itemsize, prot=mmap.PROT_READ)
             self._cut_abandoned()
 
@@ -75,8 +78,9 @@ class SampleStore:
         return np.frombuffer(self._mapped, _ENTRY)
 
     def get(self, sample: int, identity: str) -> bytearray | None:
-        """The blob of the sample with this identity, if it is there."""
+        """Return the sample's blob if it is there, whole, and was kept under this identity; otherwise None."""
         check, offset, nbytes, segment = self._entries[sample].tolist()
+        # The entry may be torn or of a bad disk: check its bounds before memory is taken for it.
         handle = self._segment(segment) if 0 < nbytes <= self._segment_bytes - offset else None
         if handle is None:
             return None
@@ -85,28 +89,31 @@ class SampleStore:
         return blob if whole and _check(blob, identity) == check else None
 
     def seem_kept(self, samples: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each of these has an entry, good or not."""
+        """Return which of these samples have an entry, valid or not."""
         return np.asarray(self._entries["nbytes"][samples] > 0)
 
     def put(self, sample: int, identity: str, blob: bytes) -> None:
-        """Keep a blob, if there is room."""
+        """Keep a blob, unless the store is full or the blob is larger than a segment."""
         if self._is_full or len(blob) > self._segment_bytes:
             return
         if self._handle < 0 or self._end + len(blob) > self._segment_bytes:
             self._begin_segment()
         if self._handle >= 0:
+            # The blob goes first and the entry after it. A reader that comes between finds the old entry or none, and a
+            # torn or overwritten entry fails its checksum, so neither needs a lock.
             os.pwrite(self._handle, blob, self._end)
             entry = np.array((_check(blob, identity), self._end, len(blob), self._number), _ENTRY)
             self._end += len(blob)
-            with self._noticing_a_full_disk():  # the segment has its room on the disk; the table does not
+            with self._noticing_a_full_disk():  # segments are allocated in advance, the table is not
                 os.pwrite(self._table, entry.tobytes(), sample * _ENTRY.itemsize)
 
     def close(self) -> None:
-        """Give back what is open, and the rest of the segment; only once, because its descriptors may be reused."""
+        """Close the files and give back the unused rest of the segment; closing again does nothing."""
+        # A second close could hit descriptors that other files have got since.
         if self._mapped.closed:
             return
         self._end_segment()
-        self._mapped.close()  # it has a descriptor of its own, which holds the lock
+        self._mapped.close()  # mmap duplicated the descriptor, and the lock lives as long as either
         for handle in (*self._segments.values(), self._table):
             os.close(handle)
         self._segments.clear()
@@ -114,10 +121,10 @@ class SampleStore:
     # --- segments ---
 
     def _segment(self, number: int) -> int | None:
-        """An open segment, which stays open."""
+        """Return a segment's descriptor, which stays open; None if the segment is gone or not a file of ours."""
         handle = self._segments.get(number)
         if handle is None:
-            with self._opening, contextlib.suppress(FileNotFoundError, MachineError):  # gone, or something else
+            with self._opening, contextlib.suppress(FileNotFoundError, MachineError):  # gone, or a link
                 handle = self._segments.get(number)
                 if handle is None:
                     handle = self._segments[number] = open_own(self._path(number), os.O_RDONLY)
@@ -130,6 +137,7 @@ class SampleStore:
         return [int(path.name.removeprefix(_SEGMENT)) for path in self._folder.glob(f"{_SEGMENT}*")]
 
     def _begin_segment(self) -> None:
+        """Begin a new segment with its room reserved on the disk; if there is none, mark the store as full."""
         self._end_segment()
         with self._noticing_a_full_disk(), self._ledger():
             self._make_room()
@@ -141,15 +149,17 @@ class SampleStore:
                 os.posix_fallocate(handle, 0, self._segment_bytes)
 
     def _end_segment(self) -> None:
+        """Finish the segment that is being written, and cut its unused rest."""
         if self._handle >= 0:
             _cut(self._path(self._number), self._handle, self._end)
             os.close(self._handle)
             self._handle = -1
 
     def _cut_abandoned(self) -> None:
-        """Give back what killed processes had reserved."""
+        """Give back the room that killed processes had reserved."""
         for number in self._numbers():
             with open(open_own(self._path(number), os.O_RDWR), "r+b") as file:  # noqa: PTH123 - of a descriptor
+                # A segment is locked while it is written: if we get the lock, its writer is gone.
                 if _locks(file.fileno()):
                     mine = self._entries[self._entries["segment"] == number]
                     ends = mine["offset"] + mine["nbytes"]
@@ -159,7 +169,7 @@ class SampleStore:
 
     @contextlib.contextmanager
     def _ledger(self) -> Iterator[None]:
-        """Hold the lock of those who make or remove stores and segments."""
+        """Hold the lock under which stores and segments are made and removed."""
         self._root.mkdir(parents=True, exist_ok=True)
         handle = open_own(self._root / "ledger", os.O_RDWR | os.O_CREAT)
         try:
@@ -169,7 +179,7 @@ class SampleStore:
             os.close(handle)
 
     def _make_room(self) -> None:
-        """Remove stores that nobody has open until there is room for a segment; without room this one is full."""
+        """Remove stores that nobody has open until a segment fits; if none fits even then, mark this store as full."""
         used = _disk_bytes(self._root)
         others = [folder for folder in self._root.iterdir() if folder.is_dir() and folder != self._folder]
         for folder in sorted(others, key=_opened_ns):
@@ -181,6 +191,7 @@ class SampleStore:
 
     @contextlib.contextmanager
     def _noticing_a_full_disk(self) -> Iterator[None]:
+        """Stop keeping samples if the disk is full or closed to us; other errors pass through."""
         try:
             yield
         except OSError as error:
@@ -195,11 +206,12 @@ class SampleStore:
 
 
 def _check(blob: bytes | bytearray, identity: str) -> int:
+    """Return the checksum of a blob, seeded with the sample's identity."""
     return xxhash.xxh3_64_intdigest(blob, xxhash.xxh3_64_intdigest(identity.encode("utf-8", "surrogatepass")))
 
 
 def _cut(path: Path, handle: int, nbytes: int) -> None:
-    """Cut a segment to this many bytes, or remove it."""
+    """Cut a segment to this many bytes, or remove it if it has none."""
     if not nbytes:
         path.unlink(missing_ok=True)
     elif os.fstat(handle).st_size > nbytes:
@@ -207,6 +219,7 @@ def _cut(path: Path, handle: int, nbytes: int) -> None:
 
 
 def _locks(handle: int) -> bool:
+    """Take an exclusive lock and return True, or return False if another process holds one."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -215,6 +228,7 @@ def _locks(handle: int) -> bool:
 
 
 def _is_unused(store: Path) -> bool:
+    """Return whether no process has the store open."""
     try:
         with (store / _TABLE).open("rb") as table:
             return _locks(table.fileno())

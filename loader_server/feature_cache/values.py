@@ -1,6 +1,6 @@
-"""What transforms have made of a sample, as bytes: numpy arrays and numbers, strings and plain numbers. Pure.
+"""A sample's values as bytes: numpy arrays and numbers, strings and plain numbers. Pure.
 
-Rules: what comes back equals what went in, with the same types, and is writable.
+Rules: the values that come back equal those that went in, with the same types, and arrays are writable.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 __all__ = ["as_bytes", "from_bytes"]
 
+#: Arrays start at multiples of this many bytes, so that views of them are aligned.
 _ALIGNMENT = 16
+#: Exact types: a value of a subclass would come back as its base class, and so is not kept.
 _PLAIN = (str, bytes, bool, int, float, type(None))
 
 
 def as_bytes(values: Mapping[str, Any]) -> bytes | None:
-    """The bytes of these values; None if a value is of a type that cannot be kept."""
+    """Return the values as bytes; None if a value is of a type that cannot be kept."""
     said: list[tuple[str, Any]] = []
     parts: list[bytes] = []
     for key, value in values.items():
@@ -43,7 +45,7 @@ def as_bytes(values: Mapping[str, Any]) -> bytes | None:
 
 
 def from_bytes(raw: bytearray) -> dict[str, Any]:
-    """The values again; arrays are views of `raw`."""
+    """Return the values; arrays are views of `raw`."""
     size = int.from_bytes(raw[:4], "little")
     at = 4 + size
     at += -at % _ALIGNMENT

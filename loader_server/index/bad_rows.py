@@ -1,4 +1,4 @@
-"""Rows that are left out of an index, in a file beside its columns, one JSON object a line, in the order of the rows.
+"""The rows left out of an index, in a file beside its columns: one JSON object a line, in the order of the rows.
 
 Rules: memory does not grow with their number; counts by reason are kept elsewhere. A row may hold bytes that are not
 UTF-8, such as a file's name: they are escaped, and read back unchanged.
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = ["BAD_ROWS", "BadRowsWriter", "first_bad_rows", "shown_bad_rows"]
 
-#: What the file is called.
+#: The file's name.
 BAD_ROWS = "bad_rows.jsonl"
 #: Bad rows that an error shows.
 _SHOWN = 10
 
 
 class BadRowsWriter:
-    """Appends rows to a file that has `size` bytes of them already; the file is made with the first row."""
+    """A file of bad rows that is appended to, after the first `size` bytes, left by an earlier writer."""
 
     def __init__(self, path: Path, size: int = 0) -> None:
         self._path = path
@@ -35,7 +35,7 @@ class BadRowsWriter:
         self.size = self._file.seek(size)
 
     def append(self, rows: Iterable[BadRow]) -> None:
-        """Write rows after those that are there."""
+        """Write rows after those already there."""
         for row in rows:
             facts = {"where": row.where, "line": row.line, "reason": row.reason, "detail": row.detail}
             facts |= {"remedy": row.remedy} if row.remedy else {}
@@ -43,7 +43,7 @@ class BadRowsWriter:
             self.size += self._file.write(line.encode("utf-8", "backslashreplace"))
 
     def sync(self) -> None:
-        """Wait until the disk has all of it."""
+        """Wait until the disk has everything written so far."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -56,7 +56,7 @@ class BadRowsWriter:
 
 
 def first_bad_rows(columns: Path, most: int) -> tuple[BadRow, ...]:
-    """Return the first of the rows that an index left out, in its folder of columns."""
+    """Return the first rows that an index left out, at most `most`, from its folder of columns."""
     try:
         with (columns / BAD_ROWS).open(encoding="utf-8") as file:
             return tuple(BadRow(**json.loads(line)) for line in islice(file, most))
@@ -70,7 +70,7 @@ def shown_bad_rows(columns: Path) -> str:
 
 
 def _once_each(rows: Iterable[BadRow]) -> Iterator[str]:
-    """Yield each detail once, with the first row that has it, and how many more of these rows have it as well."""
+    """Yield each detail once, with the first row that has it and the number of further rows alike."""
     alike: dict[tuple[str, str], list[BadRow]] = {}
     for row in rows:
         alike.setdefault((row.reason, _without_place(row)), []).append(row)
@@ -85,6 +85,6 @@ def _what_to_do(row: BadRow) -> str:
 
 
 def _without_place(row: BadRow) -> str:
-    """Return a row's detail without paths and numbers, in which rows differ that have one and the same fault."""
+    """Return a row's detail without paths and numbers, so that rows with the same fault compare equal."""
     words = row.detail.split()
     return " ".join(word for word in words if "/" not in word and not any(letter.isdigit() for letter in word))

@@ -1,7 +1,7 @@
 """Columns on disk: plain .npy files that grow while they are written and are mapped into memory when read.
 
 Rules: numbers only, no Python objects; memory does not grow with the number of rows, neither in writing nor in opening.
-Strings are a blob of UTF-8 and where each starts. Knows nothing about what the columns mean.
+Strings are stored as one array of UTF-8 bytes and one of starts. Knows nothing about what the columns mean.
 """
 
 from __future__ import annotations
@@ -21,17 +21,21 @@ if TYPE_CHECKING:
 
 __all__ = ["ColumnWriter", "Strings", "StringsWriter", "bytes_with_header", "file_of", "mapped", "open_strings"]
 
-#: The header's size in a .npy file with one axis, however long: numpy leaves room for 21 digits of its length.
+#: The header's size in a .npy file with one axis. It does not depend on the length, because numpy leaves room for 21
+#: digits: so `close` can write the final length over the first header.
 _HEADER_BYTES = 128
 
 
 def file_of(column: str, ending: str = ".npy") -> str:
-    """What a column's file is called: a feature within others has a slash in its name, which a file cannot have."""
+    """Return the file name of a column; slashes in nested features' names are escaped."""
     return column.replace("%", "%25").replace("/", "%2F") + ending
 
 
 class ColumnWriter:
-    """One column of numbers, appended to; the first `length` of them may be there already."""
+    """A column of numbers that is appended to, after `length` numbers that an earlier writer left.
+
+    The file is cut there, and its header is final only once it is closed.
+    """
 
     def __init__(self, path: Path, dtype: str, length: int = 0) -> None:
         self._dtype = np.dtype(dtype)
@@ -45,18 +49,18 @@ class ColumnWriter:
             raise
 
     def append(self, values: Iterable[int] | NDArray[np.integer]) -> None:
-        """Write values after those that are there."""
+        """Write values after those already there."""
         array = np.asarray(values if isinstance(values, np.ndarray) else list(values), self._dtype)
         self._file.write(array.tobytes())
         self._length += len(array)
 
     def sync(self) -> None:
-        """Wait until the disk has all that was written."""
+        """Wait until the disk has everything written so far."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Finish the file and wait until the disk has it."""
+        """Write the final header and wait until the disk has the file."""
         with self._file:
             self._file.seek(0)
             self._header()
@@ -68,11 +72,12 @@ class ColumnWriter:
 
 
 class StringsWriter:
-    """One column of strings, appended to; the first `length` of them, `end` bytes in all, may be there already."""
+    """A column of strings that is appended to, after `length` strings of `end` bytes that an earlier writer left."""
 
     def __init__(self, folder: Path, name: str, length: int = 0, end: int = 0) -> None:
         self._blob = ColumnWriter(folder / file_of(name, ".text.npy"), "uint8", end)
         try:
+            # There is one start more than strings: the last one is the end.
             self._starts = ColumnWriter(folder / file_of(name, ".starts.npy"), "int64", length and length + 1)
         except BaseException:  # a full disk, say: nobody else closes it
             self._blob.close()
@@ -82,7 +87,7 @@ class StringsWriter:
             self._starts.append([0])
 
     def append(self, values: Iterable[str]) -> None:
-        """Write strings after those that are there."""
+        """Write strings after those already there."""
         encoded = [value.encode() for value in values]
         ends = self.end + np.cumsum([len(value) for value in encoded], dtype=np.int64)
         self._blob.append(np.frombuffer(b"".join(encoded), np.uint8))
@@ -90,12 +95,12 @@ class StringsWriter:
         self.end = int(ends[-1]) if len(ends) else self.end
 
     def sync(self) -> None:
-        """Wait until the disk has all that was written."""
+        """Wait until the disk has everything written so far."""
         self._blob.sync()
         self._starts.sync()
 
     def close(self) -> None:
-        """Finish both files."""
+        """Finish both files, even if one fails."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._starts.close)
             stack.callback(self._blob.close)
@@ -103,7 +108,7 @@ class StringsWriter:
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """A column of strings, mapped."""
+    """A column of strings over mapped files; a string is decoded when it is asked for."""
 
     blob: NDArray[np.uint8]
     starts: NDArray[np.int64]
@@ -116,17 +121,17 @@ class Strings:
 
 
 def bytes_with_header(nbytes: int) -> int:
-    """The size of a column's file whose numbers take this many bytes."""
+    """Return the size of a column's file for numbers of this many bytes."""
     return _HEADER_BYTES + nbytes
 
 
 def mapped(path: Path) -> NDArray[np.generic]:
-    """A column of numbers as a plain array over the mapped file."""
+    """Return a column of numbers as a plain array over the mapped file."""
     # Taking a scalar from numpy's memmap class costs ten times as much as from a plain array.
     return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)  # type: ignore[no-any-return]
 
 
 def open_strings(folder: Path, name: str) -> Strings:
-    """A column of strings."""
+    """Return a column of strings over its mapped files."""
     blob = mapped(folder / file_of(name, ".text.npy")).view(np.uint8)
     return Strings(blob, mapped(folder / file_of(name, ".starts.npy")).view(np.int64))

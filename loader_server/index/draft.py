@@ -1,4 +1,4 @@
-"""An index in the making: columns and bad rows that grow piece by piece, a journal of how far they are, and the commit.
+"""An index in the making: columns and bad rows that grow piece by piece, a journal of the progress, and the commit.
 
 Rules: one indexer at a time (`locked`). The journal is replaced whole, after the disk has what it counts, so what a
 killed indexer leaves is valid as far as its journal says, and anything behind that is cut off. A draft is resumed by an
@@ -48,19 +48,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Draft", "DraftJournal", "locked", "open_draft"]
 
-#: How the names of folders with columns start.
+#: The prefix of the names of folders with columns.
 _COLUMNS = "columns-"
-#: The bad rows for which data were refused, kept until the next index is made.
+#: The bad rows for which the data were refused, kept until the next index is made.
 _REFUSED = "refused_rows.jsonl"
 _JOURNAL = "journal.json"
 _NEW_JOURNAL = "journal.json.new"
-#: Each is a file, or two, that is open while an index is made.
+#: A limit on columns: each is one or two files that stay open while an index is made.
 _MOST_COLUMNS = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftJournal:
-    """The whole pieces that a draft has, from the first one on, and what it is made from.
+    """The progress of a draft: the whole pieces that it has, from the first one on, and what it is made from.
 
     `ends` are the bytes of columns of strings, `bad_bytes` those of the file with bad rows.
     """
@@ -78,12 +78,12 @@ class DraftJournal:
 
     @property
     def measured(self) -> list[str]:
-        """The keys whose lengths were measured."""
+        """Return the keys whose lengths were measured."""
         return [one.key for one in self.fields if one.padded]
 
 
 class Draft:
-    """The columns while they are written, from where the journal ends."""
+    """The columns of an index while they are written, from where the journal ends."""
 
     def __init__(self, folder: Path, journal: DraftJournal) -> None:
         self.folder = folder
@@ -98,7 +98,7 @@ class Draft:
             self._open_columns()
 
     def write(self, part: Probed) -> None:
-        """Append what was found in the next piece."""
+        """Append the rows of the next piece, and count them in the journal in memory."""
         found, before = part.found, self.journal
         if len(found.rows):
             self._append(part)
@@ -126,7 +126,10 @@ class Draft:
             lengths.append(part.measured[key])
 
     def _begin_columns(self, part: Probed) -> None:
-        """Begin the columns, which every piece has in common with the first."""
+        """Open the columns of the first piece with rows; every later piece has the same.
+
+        Raise a DataError if there are too many.
+        """
         self.journal = replace(self.journal, **_columns_of(part.found), fields=part.fields)
         columns = len(self.journal.numbers) + len(self.journal.ends) + len(self.journal.measured)
         if columns > _MOST_COLUMNS:
@@ -140,7 +143,7 @@ class Draft:
 
     def _open_columns(self) -> None:
         there, made = self.journal, self.folder
-        for name in there.numbers:  # one by one: if the disk is full, those before are to be closed
+        for name in there.numbers:  # one by one: if the disk is full, `close` finds those opened before
             self._numbers[name] = ColumnWriter(made / file_of(name), "int64", there.samples)
         for name, end in there.ends.items():
             self._strings[name] = StringsWriter(made, name, there.samples, end)
@@ -154,7 +157,8 @@ class Draft:
         return (self._bad, *self._numbers.values(), *self._strings.values(), *self._measured.values())
 
     def keep(self) -> None:
-        """Make all whole pieces survive a crash."""
+        """Make all whole pieces survive a crash: sync the files, then replace the journal."""
+        # This order: a journal must never count bytes that the disk may not have.
         for writer in self._writers:
             writer.sync()
         draft = self.folder / _NEW_JOURNAL
@@ -165,14 +169,16 @@ class Draft:
         draft.replace(self.folder / _JOURNAL)
 
     def close(self) -> None:
-        """Finish all files, if that is still to be done; all are closed, whatever becomes of one."""
+        """Finish and close all files, even if one fails; closing again does nothing."""
         writers, self._closed = self._writers, True
         with contextlib.ExitStack() as stack:
             for writer in reversed(writers):
                 stack.callback(writer.close)
 
     def commit(self, meta: Meta) -> None:
-        """Make the columns the index, in place of the one that is there."""
+        """Make the columns the index, replacing the present one."""
+        # With a journal in its folder the index would look like a draft: the next indexer would resume it, and write
+        # into columns that workers have mapped.
         for name in (_JOURNAL, _NEW_JOURNAL):  # a killed indexer may have left the second
             (self.folder / name).unlink(missing_ok=True)
         draft, index = self.folder / "meta.json", self.folder.parent
@@ -181,11 +187,12 @@ class Draft:
             file.flush()
             os.fsync(file.fileno())
         _sync(self.folder)
+        # The columns' names are on disk before `meta.json` points to them, and the rename is on disk before we return.
         draft.replace(index / "meta.json")
         _sync(index)
 
     def keep_bad_rows(self) -> Path:
-        """Keep the list of bad rows beside the index, for whoever mends data that are refused; return its path."""
+        """Keep the list of bad rows beside the index, for people who mend refused data; return its path."""
         return (self.folder / BAD_ROWS).replace(self.folder.parent / _REFUSED)
 
     # --- what is in the files, once they are closed ---
@@ -211,7 +218,7 @@ def _columns_of(found: Found) -> dict[str, Any]:
 def open_draft(folder: Path, made_from: str, piece_rows: int) -> Iterator[Draft]:
     """Open the draft that a killed indexer of the same things left, or a new one, while the block lasts.
 
-    It is removed if the data are refused, and stays for the next try if the work is interrupted.
+    It is removed if the data are refused, and kept for the next try if the work is interrupted.
     """
     kept = None
     draft = (_resumed(folder, made_from, piece_rows) if made_from else None) or _new(folder, made_from, piece_rows)
@@ -221,7 +228,8 @@ def open_draft(folder: Path, made_from: str, piece_rows: int) -> Iterator[Draft]
         yield draft
     except StokerError:
         raise
-    except BaseException:  # Ctrl-C or a full disk, say: what is done need not be done again
+    except BaseException:  # Ctrl-C or a full disk, for instance: finished work is kept
+        # Without `made_from` a later indexer could not tell whether the draft is of the same data.
         if made_from and draft.journal.pieces:
             draft.keep()
             kept = draft.folder
@@ -233,12 +241,12 @@ def open_draft(folder: Path, made_from: str, piece_rows: int) -> Iterator[Draft]
 
 def _new(folder: Path, made_from: str, piece_rows: int) -> Draft:
     made = folder / f"{_COLUMNS}{secrets.token_hex(4)}"
-    made.mkdir()  # unlike `mkdtemp` with the usual mode: workers may be another user
+    made.mkdir()  # not `mkdtemp`, whose folders are closed to others: workers may be another user
     return Draft(made, DraftJournal(made_from=made_from, piece_rows=piece_rows))
 
 
 def _resumed(folder: Path, made_from: str, piece_rows: int) -> Draft | None:
-    """Return the draft that an earlier indexer of the same things left; None if there is none, or if it is damaged."""
+    """Return the draft that an earlier indexer of the same things left; None if there is none, or a damaged one."""
     for path in sorted(folder.glob(f"{_COLUMNS}*/{_JOURNAL}")):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             journal = _journal_in(path)
@@ -254,13 +262,14 @@ def _journal_in(path: Path) -> DraftJournal:
 
 
 def _is_there(folder: Path, journal: DraftJournal) -> bool:
-    """Whether the files are as long as the journal says, or longer."""
+    """Return whether the files are at least as long as the journal says."""
     columns = [*journal.numbers, *(f"measured_{n}" for n in range(len(journal.measured)))]
     least = {file_of(name): 8 * journal.samples for name in columns}
     least |= {file_of(name, ".text.npy"): end for name, end in journal.ends.items()}
     least |= {file_of(name, ".starts.npy"): 8 * (journal.samples + 1) for name in journal.ends}
     sizes = {name: bytes_with_header(nbytes) for name, nbytes in least.items()} if journal.samples else {}
     sizes |= {BAD_ROWS: journal.bad_bytes} if journal.bad_bytes else {}
+    # Longer is fine: opening the columns cuts what was written after the journal.
     return all((folder / name).stat().st_size >= size for name, size in sizes.items())
 
 
@@ -284,13 +293,14 @@ def _sync(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Be the folder's only indexer; a folder that stays empty is removed afterwards."""
+    """Hold the lock of the folder's only indexer while the block lasts; a new folder that stays empty is removed."""
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     handle = _lock(folder / "lock")
     try:
         yield
     finally:
+        # Unlinked while it is still locked: once it is closed, another indexer may have locked a file of this name.
         (folder / "lock").unlink()
         os.close(handle)
         if new:
@@ -299,7 +309,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _lock(path: Path) -> int:
-    """Return an open file under an exclusive lock, which its owner unlinks before it closes it.
+    """Return a descriptor with an exclusive lock; its owner unlinks the file before closing it.
 
     Raise a DataError if another indexer has the lock.
     """
@@ -317,5 +327,6 @@ def _lock(path: Path) -> int:
                 where=str(path.parent),
                 remedy="Wait for it, or end it.",
             ) from None
-        # The last owner unlinked the file between our opening and locking it.
+        # The last owner unlinked the file between our opening and locking it: a lock on a file without a name would
+        # keep nobody out. Open the path anew.
         os.close(handle)

@@ -1,8 +1,8 @@
-"""The index: made once from a source, and what planner and source work from.
+"""The index: made once from a source; planner and source work from it.
 
-A folder with `meta.json` and a folder of columns that it names. Rules: columns are written and synced under a name
-that nothing refers to, then `meta.json` is replaced: a crash leaves the old index or the new one. One indexer at a
-time. The bytes do not depend on the number of processes. Opening maps files and reads nothing for each sample.
+A folder with `meta.json` and a folder of columns that it names. Rules: columns are written and synced under a name that
+nothing refers to, then `meta.json` is replaced: a crash leaves the old index or the new one. One indexer at a time. The
+bytes do not depend on the number of processes. Opening maps files and reads nothing for each sample.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT", "Index", "Meta", "columns_fingerprint", "meta_json", "open_index", "read_meta"]
 
-#: To be raised whenever the meaning of the folder's content changes.
+#: The format's version; raise it whenever the meaning of the folder's content changes.
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
-    """What `meta.json` says: `recipe` is that of the transforms that samples were put through, or empty; `about` holds
-    further facts of the source's; `made_from` names all that the index was made from, or is empty if nobody can tell.
+    """The content of `meta.json`.
+
+    `recipe` is that of the transforms that samples went through while indexing, or empty; `about` holds further facts
+    of the source; `made_from` is a fingerprint of everything that the index was made from, or empty if changes cannot
+    be noticed.
     """
 
     format: int
@@ -56,18 +59,20 @@ class Meta:
     fingerprint: str
     about: dict[str, Any]
     made_from: str = ""
-    #: The most bytes that a sample may have once decoded; 0: however many.
+    #: The most bytes that a decoded sample may have; 0: no limit.
     largest_sample: int = LARGEST_SAMPLE
 
 
-#: All other keys of `meta.json` are the source's: earlier releases wrote them among these.
+#: Our own keys of `meta.json`. Any other key is the source's: earlier releases wrote its facts at the top level, not
+#: under `about`.
 _OWN = tuple(field.name for field in fields(Meta) if field.name != "about")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """An open index: the source's columns, `measured` lengths after undeclared transforms, with the `fields` that came
-    out; `meta.bad` counts rows left out.
+    """An open index: the source's columns, and the lengths and fields measured after undeclared transforms.
+
+    `meta.bad` counts the rows left out.
     """
 
     folder: Path
@@ -78,28 +83,35 @@ class Index:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of all columns and the source's settings."""
+        """Return the fingerprint of all columns and the source's settings."""
         return self.meta.fingerprint
 
     @property
     def samples(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
         return self.meta.samples
 
     def measured_lengths(self, chain: Chain) -> Mapping[str, NDArray[np.int64]]:
-        """The length of every padded field that a chain makes; the chain must be the one that was measured."""
+        """Return the length of every padded field that a chain makes.
+
+        Raise a DataError if the lengths were measured with another chain.
+        """
         self._refuse_other_chain(chain)
         return self.measured
 
     def bound(self, chain: Chain) -> Chain:
-        """The chain with its fields: as declared, or as found while indexing."""
+        """Return the chain with its fields: as declared, or as found while indexing.
+
+        Raise a DataError if the fields were found with another chain.
+        """
         if not chain.measured:
             return chain
         self._refuse_other_chain(chain)
         return chain.bound(self.fields)
 
     def refuse_other_source(self, source: str, settings: Any) -> None:
-        """Refuse an index that was made before the stream's source settings were changed."""
+        """Raise a DataError if the stream's source settings have changed since the index was made."""
+        # Through JSON, as the index's settings went: tuples have become lists there.
         wanted = json.loads(json.dumps({"source": source, **settings_that_count(settings)}))
         made = {"source": self.meta.source, **self.meta.settings}
         if made != wanted:
@@ -111,7 +123,7 @@ class Index:
             )
 
     def refuse_lacking(self, columns: frozenset[str]) -> None:
-        """Refuse an index that was made before these columns were kept."""
+        """Raise a DataError if the index was made before these columns were kept; one without samples passes."""
         lacking = sorted(columns - set(self.meta.numbers))
         if lacking and self.samples:
             raise DataError(
@@ -122,10 +134,11 @@ class Index:
             )
 
     def refuse_other_limit(self, largest: int) -> None:
-        """Refuse an index that was made when samples might be of another size, decoded.
+        """Raise a DataError if the index was made with another limit on the size of decoded samples.
 
-        Cutting recordings, for which there is no limit (0), leaves their index alone, unless that lacks some for their
-        size. Without a limit none is missing, and what is too large is refused when it is decoded.
+        If recordings are cut now, so that there is no limit (0), an index made with one is good unless it left out rows
+        for their size. An index made without a limit lacks nothing; a sample that is too large is refused when it is
+        decoded.
         """
         made = self.meta.largest_sample
         if made and largest != made and (largest or OVER_LARGEST in self.meta.bad):
@@ -137,7 +150,7 @@ class Index:
             )
 
     def refuse_other_trial(self, chain: Chain) -> None:
-        """Refuse an index whose samples were tried with other transforms, if some of these refuse samples."""
+        """Raise a DataError if transforms that may refuse samples are not those that samples were tried with."""
         if chain.index_recipe != self.meta.recipe:
             raise DataError(
                 expected="an index without the samples that the transforms refuse",
@@ -165,7 +178,7 @@ def _listed(settings: Mapping[str, Any]) -> str:
 
 
 def open_index(folder: Path) -> Index:
-    """Open an index; a DataError if there is none, or if it has another format."""
+    """Return the open index of a folder; raise a DataError if there is none, or one of another format, or damaged."""
     meta = read_meta(folder)
     columns = folder / meta.folder
     try:
@@ -196,7 +209,7 @@ def _indexed(folder: Path, meta: Meta) -> Indexed:
 
 
 def read_meta(folder: Path) -> Meta:
-    """What the index says about itself; a DataError if there is none, or if it has another format."""
+    """Return the content of `meta.json`; raise a DataError if there is none, or one of another format, or damaged."""
     try:
         found = json.loads((folder / "meta.json").read_text("utf-8"))
     except FileNotFoundError:
@@ -211,6 +224,7 @@ def read_meta(folder: Path) -> Meta:
             where=str(folder),
             remedy="It was made by another version: run loader-server index.",
         )
+    # A key that is missing gets its default or, without one, makes `Meta` raise TypeError.
     own = {name: found.pop(name) for name in _OWN if name in found}
     about = found.pop("about", {})
     try:
@@ -227,12 +241,12 @@ def _damaged(folder: Path, error: Exception) -> DataError:
 
 
 def columns_fingerprint(columns: Path, settings: str, local: frozenset[str]) -> str:
-    """The fingerprint of all columns except `local` ones, so that copies of a data set on several machines share it."""
+    """Return the fingerprint of all columns except `local` ones, so that copies of a data set share it."""
     files = sorted(file for file in columns.glob("*.npy") if file.name.removesuffix(".npy") not in local)
     parts = (part for file in files for part in (file.name, mapped(file).view(np.uint8).data))
     return fingerprint(settings, *parts)
 
 
 def meta_json(meta: Meta) -> str:
-    """The content of `meta.json`."""
+    """Return the text of `meta.json`."""
     return json.dumps(asdict(meta), indent=1, ensure_ascii=False, sort_keys=True)

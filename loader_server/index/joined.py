@@ -1,6 +1,6 @@
 """The indexed sources of one stream, seen as one: a mixture's members come one after another, samples by offset.
 
-Rules: each member has its own index; a single one is passed through as it is. Members may be of different kinds:
+Rules: each member has its own index; a single member is passed through as it is. Members may be of different kinds:
 transforms get the raw values that all members have; if they need another, the error names the member that lacks it.
 """
 
@@ -42,7 +42,7 @@ _T = TypeVar("_T", np.int64, np.bool_)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedSource:
-    """A source that is open, and its index; `where` says where the job file names it."""
+    """A source that is open, and its index; `where` is the place in the job file that names it."""
 
     where: str
     source: Source
@@ -50,7 +50,7 @@ class OpenedSource:
 
 
 class SourceSet:
-    """What a stream has to know about all its samples; `cut` says how their recordings are cut, if they are."""
+    """All samples of a stream, from one source or several; `cut` describes how recordings are cut, if they are."""
 
     def __init__(self, opened: Sequence[OpenedSource], cut: str = "") -> None:
         self._opened = tuple(opened)
@@ -60,65 +60,71 @@ class SourceSet:
 
     @property
     def samples(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples of all sources."""
         return self._starts[-1]
 
     @property
     def opened(self) -> tuple[OpenedSource, ...]:
-        """Its sources, in order."""
+        """Return the sources, in order."""
         return self._opened
 
     def raw_lengths(self, sample: int) -> dict[str, int]:
-        """What the index says about one raw sample."""
+        """Return the lengths that the index has for one raw sample."""
         place = bisect_right(self._starts, sample) - 1
         columns, own = self._opened[place].source.lengths, sample - self._starts[place]
         return {key: int(column[own]) for key, column in columns.items()}
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the indexes, and of how samples are cut."""
+        """Return the fingerprint of the indexes, and of how recordings are cut."""
         indexes = _joint(one.index.fingerprint for one in self._opened)
         return fingerprint(indexes, self._cut) if self._cut else indexes
 
     @property
     def made(self) -> str:
-        """Return what changes whenever one of the indexes is made anew."""
+        """Return a text that changes whenever one of the indexes is made anew."""
         return _joint(one.index.meta.folder for one in self._opened)
 
     @property
     def made_from(self) -> str:
-        """What the indexes were made from: equal only if their data are; `made` where nobody can tell."""
+        """Return a text that is equal only if the indexes were made from the same data.
+
+        An index that does not know what it was made from counts as different each time it is made, as in `made`.
+        """
         return _joint(one.index.meta.made_from or one.index.meta.folder for one in self._opened)
 
     @property
     def bad(self) -> dict[str, int]:
-        """Rows that were left out, by reason."""
+        """Return the number of rows left out, by reason."""
         counts: Counter[str] = Counter()
         for one in self._opened:
             counts.update(one.index.meta.bad)
         return dict(counts)
 
     def find_missing(self, time_s: float) -> MissingFiles | None:
-        """Look whether the sources' files are on this machine; return what the source that lacks most of its own lacks.
+        """Return what is missing on this machine from the source that lacks the largest part of its files.
 
-        Each source is looked at for at most so long.
+        Return None if no source lacks any. Each source is looked at for at most `time_s`.
         """
         found = [find_missing(one.source.indexed_files(), time_s) for one in self._opened]
         return max((one for one in found if one is not None), key=lambda one: one.share, default=None)
 
     @property
     def segments(self) -> NDArray[np.int64]:
-        """Where each segment starts, and the number of samples: none has samples of two members."""
+        """Return where each segment starts, followed by the number of samples; none spans two members."""
         shifted = (one.source.segments + start for one, start in zip(self._opened, self._starts, strict=False))
         return np.unique(np.concatenate(list(shifted)))
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """The first sample of each part that may be weighed: of each member, or of a single one's files."""
+        """Return the first sample of each part that may be weighed: of each member, or of a single member's files."""
         return self._starts[:-1] if len(self._opened) > 1 else self.source.parts
 
     def bound(self, chain: Chain) -> Chain:
-        """The chain with its fields: as declared, or as found while indexing."""
+        """Return the chain with its fields: as declared, or as found while indexing.
+
+        Raise a SettingsError or DataError if the chain does not suit a member or its index.
+        """
         if not chain.measured:
             self._refuse_missing(chain)
             self._refuse_other_trials(chain)
@@ -131,9 +137,7 @@ class SourceSet:
                 one.index.refuse_other_trial(chain)
 
     def _refuse_missing(self, chain: Chain) -> None:
-        """Compute the length of one sample of each member, which fails if a member lacks what the transforms count
-        with.
-        """
+        """Raise a SettingsError if a member of a mixture lacks a value that the transforms compute lengths from."""
         for one in self._opened if len(self._opened) > 1 else ():
             try:
                 _lengths(one, chain, 0, 1)
@@ -143,7 +147,7 @@ class SourceSet:
                 ) from error
 
     def refuse_lacking(self, key: str, chain: Chain) -> None:
-        """Refuse a source that lacks the bucketed key, if others have it."""
+        """Raise a SettingsError if a source lacks the bucketed key, which others have and the chain does not make."""
         having = [one for one in self._opened if any(field.key == key for field in one.source.fields)]
         if not having or any(field.key == key for field in chain.fields):
             return
@@ -152,7 +156,10 @@ class SourceSet:
                 raise _lacks(key, one, (field.key for field in one.source.fields))
 
     def try_each(self, chain: Chain) -> None:
-        """Transform the first sample of each of several sources; one that lacks what a transform asks for is named."""
+        """Transform the first sample of each member of a mixture, to find members that lack a value.
+
+        Raise a SettingsError that names a member if a transform needs a value that others have and it lacks.
+        """
         samples = [_first_sample(one) for one in self._opened] if len(self._opened) > 1 else []
         for one, sample in zip(self._opened, samples, strict=False):
             try:
@@ -163,39 +170,39 @@ class SourceSet:
                     raise _lacks(str(key), one, sample) from error
 
     def lengths(self, chain: Chain, key: str, start: int, stop: int) -> NDArray[np.int64]:
-        """The lengths after a chain that was bound, of the samples from `start` to before `stop`."""
+        """Return the lengths, after a bound chain, of the samples from `start` to before `stop`."""
         return _together([_lengths(one, chain, *own)[key] for one, own in self._between(start, stop)], np.int64)
 
     def begins(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """Which of these samples begin a recording."""
+        """Return which samples from `start` to before `stop` begin a recording."""
         return _together([one.source.begins(*own) for one, own in self._between(start, stop)], np.bool_)
 
     def passing(self, rule: RowFilter, chain: Chain, start: int, stop: int) -> NDArray[np.bool_]:
-        """Which of these samples a filter lets through: it goes by lengths after the chain, raw ones, and columns."""
+        """Return which of these samples pass a filter, by lengths after the chain, raw lengths, and string columns."""
         return _together([_passing(rule, one, chain, own) for one, own in self._between(start, stop)], np.bool_)
 
     def refuse_unknown(self, rule: RowFilter, chain: Chain) -> None:
-        """Refuse a filter that asks for what one of the sources has not."""
+        """Raise a SettingsError if a source lacks something that the filter uses."""
         for one in self._opened:
             rule.refuse_unknown({**one.source.columns, **one.source.lengths, **_lengths(one, chain, 0, 1)}, one.where)
 
     def _between(self, start: int, stop: int) -> Iterator[tuple[OpenedSource, tuple[int, int]]]:
-        """Each member with samples from `start` to before `stop`, and which of its own these are."""
+        """Yield each member with samples from `start` to before `stop`, and the range in its own numbers."""
         for one, first, end in zip(self._opened, self._starts, self._starts[1:], strict=False):
             if start < end and stop > first:
                 yield one, (max(start - first, 0), min(stop, end) - first)
 
     def close(self) -> None:
-        """Give back what is open."""
+        """Close the sources' open files."""
         self.source.close()
 
 
 def _first_sample(one: OpenedSource) -> dict[str, Any]:
-    """Return the first sample, or nothing if it cannot be decoded."""
+    """Return the first sample, or an empty dict if it cannot be decoded."""
     (raw,) = read_patiently(one.source.read, [0], bool)
     try:
         return one.source.decode(0, raw)
-    except Exception as error:  # where its batch is built it is masked and counted; here only keys are compared
+    except Exception as error:  # building its batch will mask and count it; here only keys are compared
         Log("stream").debug("the first sample cannot be decoded", where=one.where, error=repr(error))
         return {}
 
@@ -239,7 +246,7 @@ def _passing(rule: RowFilter, one: OpenedSource, chain: Chain, own: tuple[int, i
 
 
 class JoinedSource(Source):
-    """Several sources one after another, as one."""
+    """Several sources as one, one after another."""
 
     def __init__(self, opened: Sequence[OpenedSource]) -> None:
         super().__init__(None, opened[0].source.base)
@@ -249,24 +256,27 @@ class JoinedSource(Source):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """The fields that all members have; with steps a second only if all agree."""
+        """Return the fields that all members have; steps per second are kept only if all agree."""
         return self._fields
 
     @property
     def samples(self) -> int:
-        """The samples of all members."""
+        """Return the number of samples of all members."""
         return self._starts[-1]
 
     def _at(self, sample: int) -> tuple[Source, int]:
+        """Return the member that has a sample, and the sample's number there; raise an IndexError if out of range."""
         place = bisect_right(self._starts, self.checked(sample)) - 1
         return self._sources[place], sample - self._starts[place]
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """Read; each member is asked once, for all samples that are wanted from it."""
+        """Yield the samples' bytes; each member is called once, for all samples wanted from it."""
         placed = [self._at(sample) for sample in samples]
         asked: dict[Source, list[int]] = {}
         for source, sample in placed:
             asked.setdefault(source, []).append(sample)
+        # A member yields in the order in which it was asked, so taking one answer at a time from the right member gives
+        # the order of `samples`, and nothing is read before its turn.
         raw: dict[Source, Iterator[bytes]] = {}
         for source, _ in placed:
             if source not in raw:
@@ -274,22 +284,25 @@ class JoinedSource(Source):
             yield next(raw[source])
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Tell each member which of its samples come next."""
+        """Tell each member which of its samples will be read soon."""
         of = np.searchsorted(self._starts, samples, side="right") - 1
         for place in np.unique(of).tolist():
             self._sources[place].expect(samples[of == place] - self._starts[place])
 
     def looks_ahead(self) -> bool:
-        """Whether any member looks ahead."""
+        """Return whether any member looks ahead."""
         return any(one.looks_ahead() for one in self._sources)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Decode as the member does."""
+        """Decode a sample as its member does."""
         source, own = self._at(sample)
         return source.decode(own, raw)
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:
-        """Member by member, each value back in its place: of the keys that all of them have."""
+        """Decode member by member and put each value in its place, for the keys that all members have.
+
+        Return None if a member cannot decode many at once.
+        """
         made: list[Columns] = []
         places: list[NDArray[np.int64]] = []
         for place, rows, own in self._by_member(np.array(samples, np.int64)):
@@ -303,16 +316,16 @@ class JoinedSource(Source):
 
     @property
     def gathers(self) -> bool:
-        """Whether all members gather."""
+        """Return whether all members gather."""
         return all(one.gathers for one in self._sources)
 
     @property
     def reads_ahead(self) -> bool:  # type: ignore[override]
-        """Whether any member reads ahead."""
+        """Return whether any member reads ahead."""
         return any(one.reads_ahead for one in self._sources)
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The unread samples of each member."""
+        """Return the samples that each member has to read before gathering."""
         asked = self._by_member(samples)
         found = [self._sources[place].unread(own) + self._starts[place] for place, _, own in asked]
         return np.concatenate(found) if found else samples
@@ -323,46 +336,47 @@ class JoinedSource(Source):
             gather_rows(self._sources[place], own, rows, out)
 
     def _by_member(self, samples: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-        """Each member that is asked, the places of its samples among these, and their numbers there."""
+        """Yield each member with samples among these, their places in `samples`, and their numbers in the member."""
         of = np.searchsorted(self._starts, samples, side="right") - 1
         for place in np.unique(of).tolist():
             rows = np.flatnonzero(of == place)
             yield place, rows, samples[rows] - self._starts[place]
 
     def name(self, sample: int) -> str:
-        """The member's name for it."""
+        """Return the member's name for the sample."""
         source, own = self._at(sample)
         return source.name(own)
 
     def place(self, sample: int) -> tuple[str, int]:
-        """The member's place for it."""
+        """Return the member's file and line for the sample."""
         source, own = self._at(sample)
         return source.place(own)
 
     def identity(self, sample: int) -> str:
-        """The member's identity for it."""
+        """Return the member's identity of the sample."""
         source, own = self._at(sample)
         return source.identity(own)
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Those of all members."""
+        """Return the modules of all members."""
         return tuple(dict.fromkeys(module for source in self._sources for module in source.modules))
 
     @property
     def versions(self) -> dict[str, str]:
-        """Those of all members."""
+        """Return the library versions of all members."""
         return {name: version for source in self._sources for name, version in source.versions.items()}
 
     def close(self) -> None:
-        """Give back what is open in all members."""
+        """Close the open files of all members."""
         for source in self._sources:
             source.close()
 
 
 def _common(fields: Sequence[tuple[str, tuple[Field, ...]]]) -> tuple[Field, ...]:
-    """The fields that all have, with steps a second where all agree; of one dtype and shape, or else the place is named
-    where that differs.
+    """Return the fields that all members have, with steps per second only if all agree.
+
+    Raise a DataError that names the member if a field has another dtype or shape there.
     """
     (_, first), *others = fields
     found = []

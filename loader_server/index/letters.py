@@ -1,8 +1,8 @@
-"""What a transform does to the letters of an index's samples: counted while the index is made, kept beside its columns.
+"""The effect of a transform on the letters of an index's samples: counted with the index, kept beside its columns.
 
 Rules: the file is no column, so the fingerprint does not depend on it; it names the alphabet, and counts for another
-one are made anew. What reaches the transform is counted, or nothing: after a user's own transform, or where texts can
-only be had by decoding samples, the report says why there are no counts.
+one are made anew. Either everything that reaches the transform is counted, or nothing: after a user's own transform, or
+if texts can only be had by decoding samples, the report says why there are no counts.
 """
 
 from __future__ import annotations
@@ -32,30 +32,31 @@ NOT_AT_HAND = "the texts of this source are at hand only when its samples are re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LettersReport:
-    """What a transform does to the letters of an index's samples: its counts, or why there are none."""
+    """The effect of a transform on the letters of an index's samples: its counts, or why there are none."""
 
     step: CountsLetters
     counts: LetterCounts | None = None
     not_counted: str = ""
-    #: Whether they were counted just now.
+    #: Whether the counts were made just now, and are not kept yet.
     is_new: bool = False
 
     def keep(self, columns: Path) -> None:
-        """Keep new counts beside an index's columns; if they cannot be written, they are made anew when needed."""
+        """Write new counts beside an index's columns; if that fails, they are made anew when needed."""
         if self.counts is None or not self.is_new:
             return
         kept: dict[str, Any] = {"alphabet": self.step.alphabet.characters, **asdict(self.counts)}
+        # An index may be read-only, or on a full disk: the counts are only a cache.
         with contextlib.suppress(OSError), replacing(columns / _FILE) as file:
             file.write(json.dumps(kept).encode())
 
     def refuse_dropping(self, where: str) -> None:
-        """Raise a DataError if more letters are dropped than anybody may want."""
+        """Raise a DataError if the transform drops too many letters."""
         if self.counts is not None:
             self.step.refuse_dropping(self.counts, where)
 
 
 def letters_report(chain: Chain, columns: Path, opened: Callable[[], Source] | None) -> LettersReport | None:
-    """Return what becomes of the letters of an index's samples; None if the chain drops none.
+    """Return the effect of a chain on the letters of an index's samples; None if the chain drops none.
 
     Letters that were not counted for this alphabet before are counted now, in the source that `opened` gives.
     """
@@ -78,7 +79,7 @@ def letters_report(chain: Chain, columns: Path, opened: Callable[[], Source] | N
 
 
 def kept_counts(columns: Path, alphabet: Alphabet) -> LetterCounts | None:
-    """Return the counts that are kept beside the columns of an index; None if there are none for this alphabet."""
+    """Return the counts kept beside an index's columns; None if there are none, or those of another alphabet."""
     try:
         kept = json.loads((columns / _FILE).read_text("utf-8"))
         if kept.pop("alphabet") != alphabet.characters:

@@ -1,10 +1,10 @@
 """Making an index: survey the source, probe its pieces in order with as many processes as pay, write columns, commit.
 
-Rules: the index that is there stays until the new one replaces it; one indexer for each folder; the output does not
-depend on the number of processes, nor on how often the work was interrupted or killed: finished work is kept for the
-next try, as long as the data and everything that shapes the index stay the same (`_made_from`). Memory does not grow
-with the number of rows, good or bad. What the source returns is written as it is; no format is known here. A row that
-cannot be used is written down with its line and left out, or refused when asked to be strict.
+Rules: the present index stays until the new one replaces it; one indexer for each folder; the output does not depend on
+the number of processes, nor on how often the work was interrupted or killed: finished work is kept for the next try, as
+long as the data and everything that shapes the index stay the same (`_made_from`). Memory does not grow with the number
+of rows, good or bad. What the source returns is written as it is; no format is known here. A row that cannot be used is
+written down with its line and left out, or refused if indexing is strict.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _BLOCK = 2**20
 
 
 def make_index(request: IndexRequest) -> IndexReport:
-    """Make the index of a source, in place of the one that is there; raise a DataError if the data are refused."""
+    """Make the index of a source, replacing the present one; raise a DataError if the data are refused."""
     request.refuse_measuring()
     with _noticing_no_room(request.folder), contextlib.closing(request.source), locked(request.folder):
         made_from = _made_from(request)
@@ -64,7 +64,7 @@ def make_index(request: IndexRequest) -> IndexReport:
 
 @contextlib.contextmanager
 def _noticing_no_room(folder: Path) -> Iterator[None]:
-    """Raise a MachineError that names the index's folder where its files cannot grow."""
+    """Turn an OSError for lack of room into a MachineError that names the index's folder."""
     try:
         yield
     except OSError as error:
@@ -74,7 +74,7 @@ def _noticing_no_room(folder: Path) -> Iterator[None]:
 
 
 def unchanged_index(request: IndexRequest) -> IndexReport | None:
-    """Return the report on the present index; None if a new one would differ, or if nobody can tell."""
+    """Return the report on the present index if a new one would be the same; None if not, or if that is unknown."""
     index = None
     with contextlib.suppress(DataError):
         present = open_index(request.folder)
@@ -89,8 +89,9 @@ def unchanged_index(request: IndexRequest) -> IndexReport | None:
 
 
 def _count_letters(request: IndexRequest, indexed: Callable[[], Indexed], columns: Path) -> LettersReport | None:
-    """Count what the chain does to letters, and refuse data that lose too many; the source is opened only if it has
-    texts that were not counted before.
+    """Count what the chain does to letters; raise a DataError if the data lose too many.
+
+    The source is opened only if it has texts that were not counted before.
     """
     source = request.source
 
@@ -108,7 +109,7 @@ def _count_letters(request: IndexRequest, indexed: Callable[[], Indexed], column
 
 
 def _made_from(request: IndexRequest) -> str:
-    """Return a fingerprint of all that an index is made from; empty if changes of the data would go unnoticed.
+    """Return a fingerprint of everything that an index is made from; "" if changes of the data would go unnoticed.
 
     Our own code is identified by its version, a user's by its source.
     """
@@ -123,7 +124,7 @@ def _made_from(request: IndexRequest) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Indexer:
-    """The making of one index: what was asked for, what there is, and how far its draft is."""
+    """The making of one index: the request, the inventory, and the draft."""
 
     request: IndexRequest
     inventory: Inventory
@@ -132,9 +133,14 @@ class _Indexer:
     # --- looking at all rows ---
 
     def write_all(self) -> None:
-        """Write all pieces from where the draft ends, making them durable now and then; refuse bad data."""
+        """Write all pieces from where the draft ends, and make them durable every `keep_s`.
+
+        Raise a DataError if too many rows are bad or a process died.
+        """
         request, draft, total = self.request, self.draft, self.inventory.total
         rows = draft.journal.piece_rows
+        # Pieces that an earlier try finished are skipped. They are the same ones: the draft was resumed only because
+        # the data's stamp and the size of pieces are equal.
         pieces = islice(self.inventory.pieces(rows), draft.journal.pieces, None)
         processes = request.processes_for((total - draft.journal.rows) / rows)
         kept_s = time.monotonic()
@@ -144,6 +150,7 @@ class _Indexer:
                 for part in found:
                     draft.write(part)
                     self._refuse_too_many()
+                    # Each time costs a sync of every column, so not after each piece.
                     if draft.journal.made_from and time.monotonic() - kept_s >= request.keep_s:
                         draft.keep()
                         kept_s = time.monotonic()
@@ -154,7 +161,7 @@ class _Indexer:
 
     @property
     def _done(self) -> int:
-        """What is done, in the unit of the inventory's total."""
+        """Return how much is done, in the unit of the inventory's total."""
         return self.draft.journal.pieces if self.inventory.rows_unknown else self.draft.journal.rows
 
     # --- why no index is made ---
@@ -167,14 +174,14 @@ class _Indexer:
             raise self._too_bad(expected, "mend them, or raise max_bad in [job]")
 
     def _refuse_bad(self) -> None:
-        """Raise a DataError, once all rows were looked at, if none is good, or if one is bad and that is refused."""
+        """Raise a DataError if no row is good, or if indexing is strict and one is bad."""
         if not self.draft.journal.samples:
             raise self._too_bad("at least one good row", "mend them")
         if self.request.strict and self.draft.journal.bad:
             raise self._too_bad("only good rows, as --strict asks", "mend them, or leave --strict out")
 
     def _too_bad(self, expected: str, remedy: str) -> DataError:
-        """Return the error: bad rows by reason, the first of them, and the file that lists all found so far."""
+        """Return the error for refused data, with counts by reason, the first bad rows, and the file that lists all."""
         draft, inventory = self.draft, self.inventory
         draft.close()
         bad, rows = draft.journal.bad, draft.journal.rows
@@ -206,7 +213,7 @@ class _Indexer:
     # --- what the index says of itself, once all is written ---
 
     def indexed(self) -> Indexed:
-        """Return what the index knows."""
+        """Return what the index knows, for opening the source; this closes the draft's files."""
         draft, inventory = self.draft, self.inventory
         draft.close()
         return Indexed(
@@ -244,13 +251,13 @@ class _Indexer:
         )
 
     def _words(self) -> str:
-        """Return what the fingerprint depends on besides the columns, in the form of format 1."""
+        """Return the text that the fingerprint depends on besides the columns, in the form of format 1."""
         words = [str(FORMAT), *self.request.words]
         words += [str(tuple(fact) if isinstance(fact, list) else fact) for fact in self.inventory.about.values()]
         return " ".join([*words, str(self.draft.journal.measured)] if self.request.source.measurable else words)
 
     def _with_time(self, indexed: Indexed, chain: Chain) -> tuple[Field, ...]:
-        """Return the measured fields; those as long as the declared transforms would make them get steps a second."""
+        """Return the measured fields; those as long as the declared transforms would make them get steps per second."""
         self.request.source.open(indexed)
         time_of = {field_.key: field_.per_second for field_ in chain.fields}
         same = self._as_declared(chain)
@@ -260,7 +267,7 @@ class _Indexer:
         )
 
     def _as_declared(self, chain: Chain) -> set[str]:
-        """Return the keys whose measured lengths are the ones that the declared transforms alone would give."""
+        """Return the keys whose measured lengths are those that the declared transforms alone would give."""
         measured = {key: self.draft.measured(key) for key in self.draft.journal.measured}
         same, raw = set(measured), self.request.source.lengths
         for start in range(0, self.draft.journal.samples, _BLOCK):

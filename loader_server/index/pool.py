@@ -1,7 +1,7 @@
-"""Pieces of work, done in order by several processes.
+"""A pool of processes that does pieces of work in order.
 
 Rules: just enough pieces are queued for each process that none is idle, so memory stays bounded. Processes end with the
-one that started them, even if it is killed. What a piece is, and what is done with it, is the caller's business.
+one that started them, even if it is killed. Knows nothing about what a piece is, and what is done with it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ __all__ = ["run_in_order", "usable_processes"]
 
 _T = TypeVar("_T")
 
+#: Pieces queued for each process: enough that none waits for work, few enough that memory stays bounded.
 _PIECES_AHEAD = 4
 
-#: In a process of a pool: what makes its work, and the work, once the first piece has come.
+#: In a process of the pool: the function that makes the work, and the work, once the first piece has come.
 _MAKERS: list[Callable[[], Callable[[Any], Any]]] = []
 _WORK: list[Callable[[Any], Any]] = []
 
 
 def usable_processes(processes: int) -> int:
-    """Return how many processes can share work: one where there is no room for semaphores, such as without /dev/shm."""
+    """Return how many processes can share work: one if there is no room for semaphores, such as without /dev/shm."""
     if processes > 1:
         try:
             get_context("spawn").Lock()
@@ -68,14 +69,14 @@ def run_in_order(
 def _begin(parent: int, make_work: Callable[[], Callable[[Any], Any]]) -> None:
     try:
         end_with_parent(parent, signal.SIGKILL)
-    except SystemExit:  # it was killed while we started, and a pool would complain at length
+    except SystemExit:  # the parent was killed while we started; a traceback would help nobody
         os._exit(0)
     _MAKERS[:] = [make_work]
     _WORK.clear()
 
 
 def _do(piece: Any) -> Any:
-    # Not made in `_begin`: a pool hides an error of its initializer, and one of a piece reaches the caller.
+    # The work is not made in `_begin`: a pool hides an error of its initializer, but passes on one of a piece.
     if not _WORK:
         _WORK.append(_MAKERS[0]())
     return _WORK[0](piece)
@@ -83,7 +84,10 @@ def _do(piece: Any) -> Any:
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Keep Ctrl-C, which reaches the whole group, from processes that start in this block: only this one decides."""
+    """Block SIGINT meanwhile: processes started in this block inherit that, and Ctrl-C does not end them.
+
+    The terminal sends it to the whole process group, but only this process decides what to do.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

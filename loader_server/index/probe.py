@@ -1,9 +1,11 @@
-"""Probing pieces of a source: what the index has to know about its samples, with lengths after the transforms if some
-of these declare nothing, and without samples that the transforms refuse.
+"""Probing the pieces of a source: what the index has to know about its samples.
+
+Lengths are measured after the transforms if some of these declare nothing, and samples that the transforms refuse are
+left out.
 
 Rules: each piece is probed by itself, so that processes can share the work and the output does not depend on how many
-there are. A process gets names and settings and makes its own source. What a sample holds is the source's business, and
-so is what makes a row bad; a sample that the transforms refuse is bad as well.
+there are. A process gets names and settings and makes its own source. What a sample holds is known only to the source,
+and so is what makes a row bad; a sample that the transforms refuse is bad as well.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Probed:
     """The result of probing one piece."""
 
     found: Found
-    #: If lengths had to be measured: the place of the first sample, and fields and lengths after the transforms.
+    #: If lengths were measured: the place of the first good sample, and fields and lengths after the transforms.
     where: str = ""
     fields: tuple[Field, ...] = ()
     measured: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -49,7 +51,7 @@ class Probed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ProbeOrder:
-    """The part of a request and an inventory that probing needs, which can be sent to another process."""
+    """The part of a request and its inventory that probing needs, small enough to send to another process."""
 
     spec: SourceSpec
     origin: list[dict[str, Any]]
@@ -58,14 +60,14 @@ class _ProbeOrder:
 
 
 class _Prober:
-    """A source with what it has to know to probe its pieces."""
+    """A source with everything it needs to probe its pieces."""
 
     def __init__(self, order: _ProbeOrder, source: Source) -> None:
         self._order = order
         self._source = source
 
     def probe(self, piece: Any) -> Probed:
-        """Return what one piece holds."""
+        """Return what one piece holds, after the size limit and the transforms."""
         found, chain = self._without_larger(self._source.probe(piece)), self._order.chain
         if chain is None:
             return Probed(found)
@@ -73,7 +75,7 @@ class _Prober:
         return self._measured(found, chain) if chain.measured else self._tried(found, chain)
 
     def _without_larger(self, found: Found) -> Found:
-        """The piece without the rows that are larger than a sample may be, as far as their lengths tell."""
+        """Return the piece with rows turned bad that are too large once decoded, as far as their lengths tell."""
         largest, nbytes = self._order.spec.of_job.largest_indexed, self._source.decoded_bytes(found.numbers)
         if not largest or nbytes is None or nbytes.max(initial=0) <= largest:
             return found
@@ -87,7 +89,7 @@ class _Prober:
         return BadRow(*self._source.place(place), OVER_LARGEST, f"expected {expected}, got {got}")
 
     def _tried(self, found: Found, chain: Chain) -> Probed:
-        """The piece without the rows that a transform refuses; only those that it may refuse are tried."""
+        """Return the piece without rows that a transform refuses; only those that it may refuse are decoded."""
         kept, bad = list[int](), dict(found.bad)
         doubtful = chain.doubtful(self._source.lengths)
         for place, row in enumerate(found.rows):
@@ -99,6 +101,7 @@ class _Prober:
         return Probed(_only(found, kept, bad)) if len(bad) > len(found.bad) else Probed(found)
 
     def _measured(self, found: Found, chain: Chain) -> Probed:
+        """Return the piece with the lengths of all samples after the transforms; raise a DataError if fields differ."""
         kept, fields, bad = list[int](), tuple[Field, ...](), dict(found.bad)
         lengths: dict[str, list[int]] = {}
         raw = self._read(range(len(found.rows)))
@@ -107,6 +110,7 @@ class _Prober:
             if isinstance(made, BadRow):
                 bad[row] = made
                 continue
+            # The first good sample of the piece sets the fields; `Draft` compares the pieces with each other.
             fields = fields or made[0]
             if fields != made[0]:
                 refuse_other_fields(fields, made[0], self._where(place))
@@ -148,7 +152,7 @@ class _Prober:
 
 
 def _only(found: Found, kept: Sequence[int], bad: Mapping[int, BadRow]) -> Found:
-    """The good rows at these places, and all bad ones in order."""
+    """Return the good rows at these places, and all bad ones in order."""
     numbers = {name: np.asarray(column, np.int64)[list(kept)] for name, column in found.numbers.items()}
     strings = {name: [column[place] for place in kept] for name, column in found.strings.items()}
     rows = [found.rows[place] for place in kept]
@@ -158,9 +162,9 @@ def _only(found: Found, kept: Sequence[int], bad: Mapping[int, BadRow]) -> Found
 def probe_in_order(
     request: IndexRequest, inventory: Inventory, pieces: Iterator[Any], processes: int
 ) -> Generator[Probed, None, None]:
-    """Yield what each piece holds, in order, by one process or by several.
+    """Yield what each piece holds, in order, from one process or several.
 
-    One process probes with the request's own source, unless that must not be used in this one.
+    One process probes with the request's own source, unless that must be probed apart.
 
     Raises:
         BrokenProcessPool: A process died.
@@ -178,7 +182,7 @@ def _probe_of(order: _ProbeOrder) -> Callable[[Any], Probed]:
 
 
 def refuse_other_fields(first: tuple[Field, ...], now: tuple[Field, ...], where: str) -> None:
-    """Refuse fields that differ from those of the samples before."""
+    """Raise a DataError if fields differ from those of the samples before."""
     for one, other in zip(sorted(first, key=_key), sorted(now, key=_key), strict=False):
         if one != other:
             raise DataError(

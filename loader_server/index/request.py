@@ -1,6 +1,7 @@
-"""A request to make an index, what follows from it, and the report on it.
+"""A request to make an index, what follows from it, and the report on the index.
 
-Rules: whoever wants an index makes one request, which goes to all that make it; nothing is opened or written here.
+Rules: a caller makes one request, which is passed unchanged to everything that takes part; nothing is opened or written
+here.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ __all__ = ["IndexReport", "IndexRequest", "report_of"]
 
 #: Bad rows that a report holds.
 _REPORTED_BAD_ROWS = 1000
-#: Fewer pieces than this are probed faster by one process than others start.
+#: Up to so many pieces, one process is done before others have started.
 _PIECES_THAT_PAY = 8
 _MEASURED_PIECES_THAT_PAY = 4
 
@@ -47,52 +48,53 @@ class IndexRequest:
     spec: SourceSpec
     #: The source that `spec` makes, which is closed once the index is made.
     source: Source
-    #: The stream's transforms, needed where their outputs have to be measured or where they refuse samples.
+    #: The stream's transforms, used if their outputs have to be measured or they may refuse samples.
     chain: Chain | None = None
-    #: How many processes to use; 0: one for each core, if there are enough rows.
+    #: The number of processes; 0: one for each core, if there are enough rows.
     processes: int = 0
-    #: How many rows a piece has; 0: as many as suit the source.
+    #: Rows of a piece; 0: the source's own choice.
     piece_rows: int = 0
-    #: Whether a single bad row is enough to refuse the data.
+    #: Whether a single bad row makes us refuse the data.
     strict: bool = False
-    #: How many rows may be bad before the data are refused.
+    #: The limit on bad rows, beyond which the data are refused.
     max_bad: BadLimit = NO_LIMIT
     #: How often finished work is made durable, so that it survives a kill -9.
     keep_s: float = 5.0
-    #: Called with the rows that are done and with all rows.
+    #: Called with the number of finished rows and of all rows.
     progress: Callable[[int, int], None] = field(default=_show_nothing)
 
     @property
     def measured_chain(self) -> Chain | None:
-        """The chain, if its outputs have to be measured."""
+        """Return the chain if its outputs have to be measured, otherwise None."""
         return self.chain if self.chain is not None and self.chain.measured else None
 
     @property
     def tried_chain(self) -> Chain | None:
-        """The chain, if samples go through it while indexing: all of them, or those that it may refuse."""
+        """Return the chain if samples go through it while indexing: all of them, or those that it may refuse."""
         chain = self.chain
         return chain if chain is not None and self.source.measurable and chain.index_recipe else None
 
     @property
     def recipe(self) -> str:
-        """The recipe of the transforms that samples go through while indexing, or nothing."""
+        """Return the recipe of the transforms that samples go through while indexing, or ""."""
         return self.tried_chain.index_recipe if self.tried_chain is not None else ""
 
     @property
     def largest_sample(self) -> int:
-        """The most bytes that a decoded sample may have; 0: no limit."""
+        """Return the most bytes that a decoded sample may have; 0: no limit."""
         return self.spec.of_job.largest_indexed
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The source's name, its settings and the size limit, in the form of format 1's fingerprints."""
+        """Return the source's name, its settings and the size limit, in the form of format 1's fingerprints."""
         largest = self.largest_sample
+        # The default is left out, so that indexes made before there was a limit keep their fingerprint.
         limit = () if largest in (LARGEST_SAMPLE, 0) else (f"largest_sample {largest}",)
         return self.spec.name, str(sorted(settings_that_count(self.spec.settings).items())), *limit
 
     @property
     def rows_a_piece(self) -> int:
-        """How many rows a piece has: as asked for, or as the source suggests."""
+        """Return the number of rows of a piece: as requested, or the source's own choice."""
         source = self.source
         own = min(source.piece_rows, source.measured_rows) if self.measured_chain else source.piece_rows
         return self.piece_rows or own
@@ -133,14 +135,14 @@ class IndexReport:
     bad_path: Path | None
     #: Whether the present index was kept, because a new one would be the same.
     unchanged: bool = False
-    #: What the chain does to letters.
+    #: The chain's effect on letters.
     letters: LettersReport | None = None
     #: Recordings that the chain resamples upwards.
     low_rates: tuple[LowRate, ...] = ()
 
     @property
     def rows(self) -> int:
-        """All rows, good and bad."""
+        """Return the number of all rows, good and bad."""
         return self.samples + sum(self.bad_counts.values())
 
 

@@ -1,1 +1,1 @@
-"""Who has which batch numbers in queue mode: leased, given back, done, given up (pure)."""
+"""The books of queue mode: which trainer has which batch numbers; leased, given back, done, given up (pure)."""

@@ -1,4 +1,4 @@
-"""What a lease table counts, and what of it people should read in the log. Pure."""
+"""The counters of a lease table, and its events for the log. Pure."""
 
 from __future__ import annotations
 
@@ -11,42 +11,43 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_REASON", "OTHER_REASONS", "TOOK_TOO_LONG", "TableCounts", "TableNews"]
 
-#: Why a batch failed that was in a trainer's hands past its deadline.
+#: The reason of a batch that was in a trainer's hands past its deadline.
 TOOK_TOO_LONG = "a trainer had it in hand past its deadline"
-#: Why a batch failed whose trainer did not say.
+#: The reason of a failed batch whose trainer gave none.
 NO_REASON = "no reason given"
 
-#: How many reasons are counted apart, and what all others count as: a reason may hold a number that is never the same.
+#: The limit on reasons with a counter of their own, and the name for all others. Without it, reasons with a changing
+#: number in their text would add counters without end.
 _MOST_REASONS = 32
 OTHER_REASONS = "other reasons"
 
 
 @dataclass(slots=True)
 class TableCounts:
-    """What has happened so far."""
+    """The counters of a lease table since its process started."""
 
     leased: int = 0
     done: int = 0
     failed: int = 0
     expired: int = 0
-    #: Given back through no fault of the batch.
+    #: Numbers given back through no fault of the batch.
     returned: int = 0
-    #: Reports of numbers that were done already, or that somebody else has by now.
+    #: Reports of numbers that were done already, or that another trainer has by now.
     late: int = 0
     #: Reports of numbers that were never leased.
     unknown: int = 0
-    #: How many tries were lost, by reason.
+    #: Lost tries, by reason.
     reasons: Counter[str] = field(default_factory=Counter)
 
     def add_reason(self, reason: str) -> None:
-        """Count a try that was lost."""
+        """Count a lost try under its reason."""
         is_counted_apart = reason in self.reasons or len(self.reasons) < _MOST_REASONS
         self.reasons[reason if is_counted_apart else OTHER_REASONS] += 1
 
 
 @dataclass(frozen=True, slots=True)
 class TableNews:
-    """What happened to a batch that people should know of: "failed", "dead" or "unknown", and why."""
+    """An event of a batch for the log: "failed", "dead" or "unknown", and the reason."""
 
     event: str
     key: Key

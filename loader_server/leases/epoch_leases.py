@@ -1,8 +1,8 @@
 """The numbers of one epoch in queue mode: fresh, leased, given back, settled.
 
-Rules: pure. A number is fresh until it is leased for the first time, and numbers are leased in order, so `fresh` and
-the few that are out say everything: what is below `fresh` and not out is settled, that is, done or given up. Each step
-costs the same however long the epoch is, and memory grows with what is out only.
+Rules: pure. A number is fresh until it is leased for the first time, and fresh numbers are leased in order, so `fresh`
+and the few numbers that are out say everything: what is below `fresh` and not out is settled, that is, done or given
+up. Each step costs the same however long the epoch is, and memory grows only with what is out.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ __all__ = ["EpochLeases", "OutNumber"]
 class OutNumber:
     """A number that was leased and is not settled."""
 
-    #: How often it was leased.
+    #: The number of times it was leased.
     nth: int = 0
-    #: The trainer that has it; 0: nobody.
+    #: The trainer that has it; 0: none.
     holder: int = 0
     failures: int = 0
-    #: Why somebody failed at it last.
+    #: The reason of the last failure.
     reason: str = ""
 
     @property
     def open(self) -> bool:
-        """Whether it was given back, and can be leased again."""
+        """Return whether the number was given back, and can be leased again."""
         return not self.holder
 
 
@@ -38,43 +38,45 @@ class EpochLeases:
     def __init__(self, batches: int, fresh: int = 0) -> None:
         self.batches = batches
         self.fresh = fresh
-        #: By number; to be changed only through the methods.
+        #: By number; changed only by `put` and `remove`, which keep the count of open ones.
         self.out: dict[int, OutNumber] = {}
-        #: Numbers that were given back; some of them may have been leased or done since.
+        #: A heap of numbers that were given back. Entries are not removed when a number is leased or done; `next` skips
+        #: these.
         self._returned: list[int] = []
         self._open = 0
 
     @property
     def left(self) -> int:
-        """How many can be leased now."""
+        """Return how many numbers can be leased now."""
         return self.batches - self.fresh + self._open
 
     @property
     def leased(self) -> int:
-        """How many are with trainers."""
+        """Return how many numbers trainers have."""
         return len(self.out) - self._open
 
     @property
     def settled(self) -> bool:
-        """Whether all of it is."""
+        """Return whether all numbers are done or given up."""
         return self.fresh >= self.batches and not self.out
 
     def put(self, number: int, one: OutNumber) -> None:
         """Set the state of a number."""
         self.remove(number)
         self.out[number] = one
+        # Counted here and not by looking: each step has to cost the same however many numbers are out.
         self._open += one.open
         if one.open:
             heapq.heappush(self._returned, number)
 
     def remove(self, number: int) -> None:
-        """Remove a number: it is settled."""
+        """Remove a number that is settled; one that is not out is left alone."""
         before = self.out.pop(number, None)
         if before is not None:
             self._open -= before.open
 
     def next(self) -> int | None:
-        """The number to lease next: one that was given back, else a fresh one."""
+        """Return the number to lease next, the lowest given back or else a fresh one; None if there is none."""
         while self._returned:
             number = self._returned[0]
             one = self.out.get(number)
@@ -84,5 +86,5 @@ class EpochLeases:
         return self.fresh if self.fresh < self.batches else None
 
     def missing(self) -> tuple[int, ...]:
-        """The numbers below `fresh` that are not settled, each as the distance to the one before."""
+        """Return the numbers below `fresh` that are not settled, each as the distance to the one before."""
         return tuple(after - before for before, after in pairwise((0, *sorted(self.out))))

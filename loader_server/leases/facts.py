@@ -1,4 +1,4 @@
-"""What has to survive a crash in queue mode, so that no number is done twice or forgotten.
+"""Facts that have to survive a crash in queue mode, so that no number is done twice or forgotten.
 
 Rules: pure; facts say what happened. A number has a fact of its own only while it is neither fresh nor done, so what is
 kept grows with what is out and not with the epoch. `work` is the kind of work that the lease table is for.
@@ -26,7 +26,7 @@ __all__ = [
 class EpochOpened:
     """An epoch is under way: numbers from `fresh` on were never leased, those before are settled unless they are out.
 
-    `out` says how many are, so that a fact that went missing is noticed.
+    `out` is the number of those, so that a fact that went missing is noticed.
     """
 
     stream: str
@@ -55,19 +55,19 @@ class NumberOut:
     epoch: int
     number: int
     nth: int
-    #: The trainer that has it; 0: it was given back.
+    #: The trainer that has it; 0: none, because it was given back.
     holder: int
-    #: How often somebody failed at it.
+    #: The number of failures.
     failures: int
-    #: Given up, after too many failures.
+    #: Whether it was given up, after too many failures.
     dead: bool
-    #: Why somebody failed at it last; empty: nobody did, or gave no reason.
+    #: The reason of the last failure; empty if there was none.
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class NumberDone:
-    """It is done: undoes `NumberOut`."""
+    """A number is done, or forgotten because its table was rewound or dropped: undoes `NumberOut`."""
 
     stream: str
     work: str
@@ -77,7 +77,7 @@ class NumberDone:
 
 @dataclass(frozen=True, slots=True)
 class TableRewound:
-    """Another generation began, at what a trainer's checkpoint says is done."""
+    """Another generation began, at the done-set of a trainer's checkpoint."""
 
     stream: str
     work: str
@@ -88,7 +88,7 @@ class TableRewound:
 
 @dataclass(frozen=True, slots=True)
 class BookAdvanced:
-    """The book's identity, and how often it has changed before somebody was told of it."""
+    """The book's identity and its revision, which grows before a trainer gets an answer that rests on a change."""
 
     identity: int
     revision: int
@@ -104,11 +104,11 @@ class TableForgotten:
 
 @dataclass(frozen=True, slots=True)
 class StatesSummed:
-    """What the metric states of an evaluation's batches come to."""
+    """The sums of the metric states of an evaluation's finished batches."""
 
     stream: str
     work: str
-    #: How many batches are in the sums.
+    #: The number of batches in the sums.
     batches: int
     #: Little-endian float64, in base64.
     sums: str

@@ -1,7 +1,8 @@
 """The lease table of one kind of work on one stream: which trainer has which batch numbers.
 
 Rules, each from an interleaving that failed without it:
-- What has to survive is kept as a fact before anybody is told; `recover` takes the facts back in any order.
+
+- What has to survive is kept as a fact before any trainer gets an answer; `recover` takes the facts back in any order.
 - An answer lists all leases that the trainer has, not what is new: so a lost answer, a repeated request and a restarted
   table need no rule of their own.
 - A report that a number is done counts whoever has the number by now, if its reporter ever had it in this generation,
@@ -11,6 +12,7 @@ Rules, each from an interleaving that failed without it:
 - Near the end of an epoch fewer are leased ahead, or the slowest trainer would have the last ones alone.
 - A later generation forgets all leases of the one before, and reports from before are refused: what the journal calls
   done since a checkpoint is missing from the model that was restored from it.
+
 Pure.
 """
 
@@ -36,50 +38,55 @@ if TYPE_CHECKING:
 
 __all__ = ["LeaseRules", "LeaseSettings", "LeaseTable"]
 
-#: A message has room for so many epochs that are under way, and for so many numbers that are out.
+#: Limits on epochs under way and on numbers that are out: all of them have to fit into one message.
 _MOST_EPOCHS = 16
 _MOST_OUT = 2**14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRules:
-    """The rules that the job file sets."""
+    """The rules for leases that the job file sets."""
 
-    #: The shortest deadline.
+    #: The shortest deadline for a batch in hand.
     floor_s: float
-    #: A batch is given up after so many failures.
+    #: The number of failures after which a batch is given up.
     tries: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSettings:
-    """What a table is for, and how patient it is."""
+    """The purpose of a table, and its limits."""
 
     stream: str
     work: str
     rules: LeaseRules
-    #: A trainer that was silent for so long is gone.
+    #: The silence after which a trainer counts as gone.
     gone_s: float
 
 
 class LeaseTable:
-    """`batches` says how many numbers an epoch has (None: not yet known); `book` takes what has to survive."""
+    """A lease table.
+
+    `batches` returns the number of batches of an epoch (None: not known yet); `book` keeps the facts that have to
+    survive.
+    """
 
     def __init__(self, settings: LeaseSettings, batches: Callable[[int], int | None], book: LeaseBook) -> None:
         self.settings = settings
         self.counts = TableCounts()
         self.generation = 1
-        #: Those under way, oldest first; there is always one.
+        #: The epochs under way, oldest first. Once one has begun, the last is never forgotten: it says how far the work
+        #: is.
         self.epochs: dict[int, EpochLeases] = {}
         self.trainers: dict[int, LeaseTrainer] = {}
         #: Numbers that were given up.
         self.dead: dict[Key, OutNumber] = {}
-        #: What people should know and have not been told yet.
+        #: Events that are not logged yet.
         self.news: list[TableNews] = []
-        #: Trainers that should report.
+        #: Trainers to call, so that they report and hear about their leases.
         self.calls: list[int] = []
         self._is_news_for_hungry = False
-        #: Epochs of which less or more is out than was kept, and what was kept.
+        #: Epochs whose number of out batches differs from the last kept fact, and those kept counts.
         self._changed: set[int] = set()
         self._kept_out: dict[int, int] = {}
         self._pace = Pace(settings.rules.floor_s)
@@ -90,7 +97,7 @@ class LeaseTable:
     # --- what survives ---
 
     def recover(self, fact: LeaseFact) -> None:
-        """Take in a fact, from the journal or new."""
+        """Apply a fact, from the journal or new, in any order."""
         if isinstance(fact, TableRewound):
             self.generation, self._rewound_by = fact.generation, (fact.incarnation, fact.serial)
         elif isinstance(fact, EpochClosed):
@@ -112,6 +119,7 @@ class LeaseTable:
         return self.epochs[at]
 
     def _settle_number(self, fact: NumberOut | NumberDone) -> None:
+        """Apply a fact that a number is done or given up."""
         key = (fact.epoch, fact.number)
         self.dead.pop(key, None)
         if isinstance(fact, NumberOut):
@@ -120,11 +128,11 @@ class LeaseTable:
             self.epochs[fact.epoch].remove(fact.number)
 
     def incomplete(self) -> list[int]:
-        """The epochs of which facts are missing, once all were recovered: nobody knows which numbers are out."""
+        """Return the epochs of which facts are missing after recovery, so that it is unknown which numbers are out."""
         return [at for at, epoch in self.epochs.items() if len(epoch.out) != self._kept_out.get(at)]
 
     def take_up(self, now_s: float) -> None:
-        """All facts are recovered: trainers that had leases get time to be heard again."""
+        """Start after all facts are recovered: trainers that had leases get time to be heard again."""
         for at, epoch in sorted(self.epochs.items()):
             for number, one in sorted(epoch.out.items()):
                 if one.holder:
@@ -133,6 +141,7 @@ class LeaseTable:
             trainer.since_s = now_s
 
     def _keep(self, fact: LeaseFact) -> None:
+        """Write a fact to the book, then apply it."""
         self._book.keep(fact)
         self.recover(fact)
 
@@ -146,24 +155,31 @@ class LeaseTable:
     # --- what trainers say ---
 
     def hear(self, incarnation: int, now_s: float) -> bool:
-        """Take in a trainer's heartbeat; whether it should report on its leases."""
+        """Take in a trainer's heartbeat; return whether the trainer should report on its leases."""
         trainer = self.trainers.get(incarnation)
         if trainer is not None:
             trainer.heard_s = now_s
         return trainer is not None and trainer.called
 
     def report(self, said: Outcomes, now_s: float) -> Leases | None:
-        """Take in what became of a trainer's leases, and lease more; None if it has said something later already."""
+        """Take in what became of a trainer's leases, lease more, and return all leases that it has.
+
+        Return None if the trainer has reported with a later serial already.
+        """
         trainer = self._trainer(said.incarnation, now_s)
         if said.serial < trainer.serial:
             self.counts.late += 1
             return None
+        # A trainer from before a restored checkpoint: the restored model lacks what it did, so nothing of it counts.
         if said.generation != self.generation:
             self.counts.late += len(said.done) + len(said.failed) + len(said.returned)
+        # A repeated serial means that the answer was lost, not the message: it is answered again, but counts once.
         elif said.serial > trainer.serial:
             self._settle(said, trainer, now_s)
         trainer.serial, trainer.heard_s = said.serial, now_s
         in_hand = trainer.is_at(said.in_hand)
+        # A trainer that still has in hand what it lost gets nothing: it is stuck on that batch, and would sit on new
+        # ones.
         if in_hand or said.in_hand is None:
             self._lease(said, trainer)
         trainer.note_hand(now_s, in_hand=in_hand)
@@ -180,7 +196,8 @@ class LeaseTable:
         return self.trainers.setdefault(incarnation, LeaseTrainer(now_s))
 
     def _settle(self, said: Outcomes, trainer: LeaseTrainer, now_s: float) -> None:
-        """Enter what is done and what failed."""
+        """Apply a report: what is done, what failed, and what is given back."""
+        # Only the time since the consumer took the batch counts; of several batches at once, each gets an equal share.
         if trainer.in_hand and said.done and trainer.is_at(said.done[0]):
             self._pace.add((now_s - trainer.since_s) / len(said.done))
         for lease in said.done:
@@ -191,13 +208,16 @@ class LeaseTable:
             self._take_back(said.incarnation, lease)
 
     def _finish(self, incarnation: int, lease: Lease) -> bool:
-        """Enter that a number is done; return whether this report counts."""
+        """Mark a number as done; return whether this report counts."""
         one = self._look_up(lease)
         if one is None:
             return False
+        # This very leasing was another trainer's. An earlier one (a lower `nth`) counts, although the number was leased
+        # again since: its trainer was cut off, but its model has the batch.
         if lease.nth == one.nth and one.holder not in (0, incarnation):
             self._note_unknown(lease)
             return False
+        # The number may have another holder by now, or none: it is done all the same, because a model has it.
         self._release((lease.epoch, lease.number), one)
         self._keep(NumberDone(self.settings.stream, self.settings.work, lease.epoch, lease.number))
         self._changed.add(lease.epoch)
@@ -205,6 +225,7 @@ class LeaseTable:
         return True
 
     def _fail(self, incarnation: int, lease: Lease, reason: str) -> None:
+        """Count a failure of the present holder; a late one, of a trainer that lost the number, burns no try."""
         one = self._look_up(lease)
         if one is None:
             return
@@ -215,6 +236,7 @@ class LeaseTable:
         self._burn((lease.epoch, lease.number), one, reason or NO_REASON)
 
     def _take_back(self, incarnation: int, lease: Lease) -> None:
+        """Give back a number of the present holder; a late report changes nothing."""
         one = self._look_up(lease)
         if one is None:
             return
@@ -224,7 +246,10 @@ class LeaseTable:
         self._give_back((lease.epoch, lease.number))
 
     def _look_up(self, lease: Lease) -> OutNumber | None:
-        """Look a number up: it must not be done, and must have been leased that often; other reports are counted."""
+        """Return a number that is out or given up and was leased at least `lease.nth` times; otherwise None.
+
+        Other reports are counted as late or unknown.
+        """
         key, epoch = (lease.epoch, lease.number), self.epochs.get(lease.epoch)
         one = (epoch.out.get(lease.number) if epoch is not None else None) or self.dead.get(key)
         if one is not None and 1 <= lease.nth <= one.nth:
@@ -243,7 +268,7 @@ class LeaseTable:
     # --- leasing ---
 
     def _lease(self, said: Outcomes, trainer: LeaseTrainer) -> None:
-        """Lease it as many as it asked for and may have."""
+        """Lease the trainer as many numbers as it asked for and may have."""
         wanted = min(said.wanted, MOST_LEASES)
         while len(trainer.leases) < wanted and self._out() < _MOST_OUT:
             at = self._epoch_with_work(said.before)
@@ -265,14 +290,19 @@ class LeaseTable:
         self.counts.leased += 1
 
     def _share(self, at: int, wanted: int) -> int:
-        """How many a trainer may have, by what is left of the epoch: at its end, no more than it can do soon."""
+        """Return how many leases a trainer may have: at most half of an even share of what is left of the epoch.
+
+        Otherwise the slowest trainer would have the last batches of the epoch alone. It is at least one while any is
+        left.
+        """
         return min(wanted, -(-self.epochs[at].left // (2 * len(self.trainers))))
 
     def _out(self) -> int:
+        """Return how many numbers are out in all epochs."""
         return sum(len(epoch.out) for epoch in self.epochs.values())
 
     def _epoch_with_work(self, before: int) -> int | None:
-        """The oldest epoch before this one in which a number may be leased; the next is opened if there is none."""
+        """Return the oldest epoch before this one with a number to lease, opening the next ones if needed; or None."""
         for at, epoch in self.epochs.items():
             if at < before and epoch.left:
                 return at
@@ -284,7 +314,7 @@ class LeaseTable:
         return None
 
     def _open(self, at: int) -> bool:
-        """Begin an epoch, if there is room for one and it is known how many batches it has."""
+        """Open an epoch; return False if there is no room for one, or its number of batches is not known yet."""
         batches = self._batches(at) if len(self.epochs) < _MOST_EPOCHS else None
         if batches is None:
             return False
@@ -293,18 +323,22 @@ class LeaseTable:
         return True
 
     def _close_settled(self) -> None:
-        """Forget the oldest epochs that are settled, but never the last: it says how far the work is."""
+        """Forget the oldest epochs while they are settled, but never the last: it says how far the work is."""
         while len(self.epochs) > 1:
             at, epoch = next(iter(self.epochs.items()))
             if not epoch.settled:
                 return
+            # This fact undoes `EpochOpened`: what the journal keeps must not grow with the number of epochs.
             self._keep(self._closed(at))
 
     def _closed(self, at: int) -> EpochClosed:
         return EpochClosed(self.settings.stream, self.settings.work, at)
 
     def _keep_changed(self) -> None:
-        """Keep how far the epochs are, except closed ones, of which a number that was given up may be done late."""
+        """Keep the progress of the changed epochs, close settled ones, and call trainers that wait.
+
+        A closed epoch may be among the changed ones, because a number that was given up may still be reported as done.
+        """
         for at in sorted(self._changed & self.epochs.keys()):
             epoch = self.epochs[at]
             self._keep_epoch(at, epoch.batches, epoch.fresh, len(epoch.out))
@@ -322,7 +356,7 @@ class LeaseTable:
             holder.leases.pop(key, None)
 
     def _burn(self, key: Key, one: OutNumber, reason: str) -> None:
-        """Count a try; after the last one the number is given up."""
+        """Count a failed try; after the last one the number is given up."""
         self._release(key, one)
         self.counts.add_reason(reason)
         dead = one.failures + 1 >= self.settings.rules.tries
@@ -333,6 +367,7 @@ class LeaseTable:
         self._is_news_for_hungry = True
 
     def _give_back(self, key: Key) -> None:
+        """Make a number leasable again without counting a try."""
         one = self.epochs[key[0]].out[key[1]]
         self._release(key, one)
         self._keep_number(key, replace(one, holder=0))
@@ -340,17 +375,18 @@ class LeaseTable:
         self._is_news_for_hungry = True
 
     def _call(self, incarnation: int, trainer: LeaseTrainer) -> None:
+        """Note that a trainer has to be called, unless it was called already and has not reported since."""
         if not trainer.called:
             self.calls.append(incarnation)
         trainer.called = True
 
     def call_all(self) -> None:
-        """Call every trainer: what all of them have is void."""
+        """Call every trainer, because the leases of all are void."""
         for incarnation, trainer in self.trainers.items():
             self._call(incarnation, trainer)
 
     def _call_hungry(self) -> None:
-        """Call trainers that wait: numbers can be leased again, or an epoch has no more."""
+        """Call trainers that wait, if numbers can be leased again or an epoch is settled."""
         if self._is_news_for_hungry:
             self._is_news_for_hungry = False
             for incarnation, trainer in self.trainers.items():
@@ -358,14 +394,14 @@ class LeaseTable:
                     self._call(incarnation, trainer)
 
     def leave(self, incarnation: int) -> None:
-        """A trainer is gone: others get its leases."""
+        """Forget a trainer that is gone, and give back its leases."""
         trainer = self.trainers.pop(incarnation, None)
         for key in list(trainer.leases) if trainer is not None else ():
             self._give_back(key)
         self._call_hungry()
 
     def tick(self, now_s: float) -> None:
-        """Give back what silent trainers have, and what was in somebody's hands for too long."""
+        """Give back the leases of silent trainers, and expire those that were in hand for too long."""
         for incarnation, trainer in list(self.trainers.items()):
             if now_s - trainer.heard_s > self.settings.gone_s:
                 self.leave(incarnation)
@@ -374,6 +410,11 @@ class LeaseTable:
         self._keep_changed()
 
     def _expire(self, incarnation: int, trainer: LeaseTrainer) -> None:
+        """Take all leases from a trainer that is stuck; only the batch in its hands loses a try.
+
+        What waits behind that batch goes back as well: the trainer would be stuck on each in turn, one deadline after
+        another.
+        """
         keys = list(trainer.leases)
         if trainer.in_hand:
             self.counts.expired += 1
@@ -384,14 +425,14 @@ class LeaseTable:
         self._call(incarnation, trainer)
 
     def excuse(self, now_s: float) -> None:
-        """We could not hear or tell anybody anything until now: nothing expires for that."""
+        """Restart the clocks of all trainers: we stalled and heard nobody, so nothing may expire for that."""
         for trainer in self.trainers.values():
             trainer.heard_s = trainer.since_s = now_s
 
     # --- checkpoints ---
 
     def unsettled(self) -> int:
-        """The first epoch that is not settled."""
+        """Return the first epoch that is not settled."""
         at = 0
         for at, epoch in self.epochs.items():
             if not epoch.settled:
@@ -399,18 +440,19 @@ class LeaseTable:
         return at + bool(self.epochs)
 
     def done_set(self) -> DoneSet:
-        """What is settled, for a checkpoint."""
+        """Return what is settled, for a checkpoint."""
         under_way = [(at, epoch) for at, epoch in self.epochs.items() if not epoch.settled]
         said = [EpochDone(at, epoch.fresh, epoch.missing()) for at, epoch in under_way]
         return DoneSet(tuple(said) or (EpochDone(self.unsettled(), 0, ()),))
 
     def is_rewound_by(self, incarnation: int, serial: int) -> bool:
-        """Whether this very request began the present generation: it is repeated."""
+        """Return whether this very request began the present generation, and so is a repetition."""
         return self._rewound_by == (incarnation, serial)
 
     def rewind(self, done: DoneSet, batches: dict[int, int], incarnation: int, serial: int) -> None:
-        """Begin another generation in which just this is settled; `batches` of each of its epochs."""
+        """Begin another generation in which exactly `done` is settled; `batches` are the sizes of its epochs."""
         name = (self.settings.stream, self.settings.work)
+        # Facts undo the old generation one by one, because the journal keeps only facts that nothing has undone.
         for at, epoch in list(self.epochs.items()):
             for number in list(epoch.out):
                 self._keep(NumberDone(*name, at, number))
@@ -427,7 +469,7 @@ class LeaseTable:
             self._call(one, trainer)
 
     def _forget_dead(self) -> None:
-        """Forget numbers that were given up and are to be done again."""
+        """Forget given-up numbers that are not settled in the new generation: they are to be done again."""
         for at, number in list(self.dead):
             epoch = self.epochs.get(at)
             if at >= self.unsettled() if epoch is None else number >= epoch.fresh:

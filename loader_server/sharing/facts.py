@@ -21,14 +21,14 @@ __all__ = ["MaskedSample", "as_facts", "from_facts"]
 
 @dataclass(frozen=True, slots=True)
 class MaskedSample:
-    """A sample whose row was masked."""
+    """A sample whose row was masked, and the error."""
 
     sample: int
     error: SampleError
 
 
 def as_facts(built: Built, masked: Sequence[MaskedSample]) -> bytes:
-    """The facts of a batch that was built."""
+    """Return the facts of a batch that was built, as bytes."""
     said = [
         [built.rows, built.masked, built.reason, list(built.reasons)],
         [built.cells, built.sample_cells, built.masked_cells, list(built.not_finite)],
@@ -39,7 +39,7 @@ def as_facts(built: Built, masked: Sequence[MaskedSample]) -> bytes:
 
 
 def from_facts(facts: bytes, *, digest: int, build_us: int) -> tuple[Built, list[MaskedSample]]:
-    """The facts again, with the time that taking the batch took."""
+    """Return the facts from their bytes, with the digest of the payload and the time it took to take the batch."""
     said = msgpack.unpackb(facts, unicode_errors="surrogatepass")
     (rows, masked, reason, reasons), (cells, sample_cells, masked_cells, not_finite), noted = said
     built = Built(

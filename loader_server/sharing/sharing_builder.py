@@ -1,4 +1,4 @@
-"""Builds batches of a stream, except those that a worker of another job has built, which it takes as they are.
+"""A builder of a stream's batches that first looks whether a worker of another job has built the same batch.
 
 Rules: as for any builder: a batch has the same bytes wherever it comes from. So its key covers everything that these
 depend on, down to the present identity of each sample; and a batch with a suspect or a known culprit is built alone,
@@ -42,7 +42,7 @@ __all__ = ["SharingBuilder"]
 
 
 class SharingBuilder(Builder):
-    """Builds batches of one stream, or takes them from the shelf."""
+    """A builder that takes batches from the shelf if they are there, and puts those that it builds on it."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class SharingBuilder(Builder):
         super().__init__(stream, quarantine, deadline, features)
         self._shelf = shelf
         self._shared = stream.shared.encode()
-        #: Those of the batch that is being built.
+        #: The masked samples of the batch that is being built.
         self._masked: list[MaskedSample] = []
 
     def prepare(self, want: Want, begin: Callable[[int], None] = unwatched) -> Prepared:
-        """Look the want up, and read its samples unless the batch is there."""
+        """Plan the wanted batch, and read its samples unless the batch is on the shelf."""
         began_ns = time.perf_counter_ns()
         planned = self.planned(want)
         key = self._key(want, planned)
@@ -70,7 +70,11 @@ class SharingBuilder(Builder):
         return Prepared(planned, planned.samples, shape, layout, gaps, None, read_us, {}, key=key, is_read=False)
 
     def _key(self, want: Want, planned: PlannedBatch) -> bytes:
-        """The key of the batch; empty, if it is this job's own."""
+        """Return the key of the batch; empty if the batch must not be shared.
+
+        That is so for a batch suspected of killing a worker (`want.attempt`), an empty one, and one with a known
+        culprit: their bytes depend on this job's own history.
+        """
         samples = planned.samples.tolist()
         if want.attempt or want.empty or self._has_culprits(samples):
             return b""
@@ -81,14 +85,20 @@ class SharingBuilder(Builder):
         return state.digest()
 
     def _has_culprits(self, samples: Sequence[int]) -> bool:
+        """Return whether one of these samples is known to kill the process that decodes it."""
         return bool(self.culprits.keys) and any(map(self.is_culprit, samples))
 
     def claim(self, prepared: Prepared) -> bool:
-        """Claim the batch, if it may have to be built; False while another worker is building it."""
+        """Claim the batch before it is built; return False if another worker is building it.
+
+        A batch that needs no claim, because it is not shared or is on the shelf already, counts as claimed.
+        """
+        # The claim is the kernel's lock, so it ends with a builder that is killed. One that is stopped keeps it:
+        # callers wait for some builds' time at most, and then build the batch a second time.
         return not prepared.key or self._shelf.claim(prepared.key) or self._shelf.find(prepared.key) is not None
 
     def release(self) -> None:
-        """Give the claim back."""
+        """Give the claim back, if there is one."""
         self._shelf.release()
 
     def build(
@@ -100,21 +110,29 @@ class SharingBuilder(Builder):
         digest: bool = True,
         convicted: AbstractSet[int] = frozenset(),
     ) -> Built:
-        """Write every byte of `payload`; UnreadError if the batch seemed to be there, and has left the shelf since."""
+        """Write every byte of `payload`, taken from the shelf or built.
+
+        Raise an UnreadError if `prepare` found the batch on the shelf, so that its samples were not read, and it has
+        left the shelf since.
+        """
+        # Look again: another worker may have put the batch there since `prepare`.
         taken = self._take(prepared, payload, digest=digest) if prepared.key else None
         if taken is not None:
             return taken
+        # It was on the shelf in `prepare`, so nothing was read. This runs in the building thread, which must not read
+        # files: the error carries what a reading thread has to do.
         if not prepared.is_read:
             raise UnreadError(lambda begin: replace(Builder.prepare(self, want, begin), key=prepared.key))
         self._masked = []
         built = super().build(want, prepared, payload, digest=digest, convicted=convicted)
+        # A batch in which a sample was masked for killing a worker is not shared: convictions stay the job's own.
         if prepared.key and all(one.error.reason != KILLS for one in self._masked):
             whole = built.digest or digest64(payload.data)
             self._shelf.put(prepared.key, as_facts(built, self._masked), payload, whole)
         return built
 
     def _take(self, prepared: Prepared, payload: NDArray[np.uint8], *, digest: bool) -> Built | None:
-        """The batch from the shelf, unless it has left that, or a culprit among its samples has become known."""
+        """Copy the batch from the shelf; None if it has left the shelf, or one of its samples is a culprit by now."""
         began_ns = time.perf_counter_ns()
         kept = self._shelf.find(prepared.key)
         if kept is None or self._has_culprits(prepared.samples.tolist()) or not self._shelf.copy(kept, payload):

@@ -1,11 +1,12 @@
-"""The last batches that were built on a machine, in memory that its workers share: a ring, overwritten as it goes.
+"""The last batches built on a machine, in memory that its workers share: a ring, overwritten as it goes.
 
 The file is a memfd of the machine's supervisor, which workers open through /proc, so nothing has a name and nothing can
 be left behind. It holds a page with the size of the ring and where the next batch goes, a table with an entry for each
-key, and the ring. Rules: an entry is found only under its key, and counts only if its checks are right, which cover
+key, and the ring. Rules: an entry is found only under its key, and counts only if its checksums are right, which cover
 every byte of facts and payload; so whatever a kill -9, two simultaneous writers or the ring's next round left behind is
 not found, and readers need no lock. What cannot be kept at once is not kept. Locks are the kernel's, on bytes past the
-file's end: they survive SIGSTOP and go with their process. Nothing here waits for anybody.
+file's end: they survive SIGSTOP and go with their process. Nothing here waits for another process, but for a moment for
+room.
 """
 
 from __future__ import annotations
@@ -36,27 +37,28 @@ _MAGIC = b"stoker-shelf-1\0\0"
 #: Magic, bytes of the ring, where the next batch goes in it.
 _HEAD = struct.Struct("<16sQQ")
 _END_AT = 24
-#: Key, where the facts begin in the ring (the payload follows them), bytes of either, a check of facts and entry, the
-#: payload's digest.
+#: Key, where the facts begin in the ring (the payload follows them), bytes of either, a checksum of facts and entry,
+#: the payload's digest.
 _ENTRY = struct.Struct("<16sQQQQQ8x")
-#: Many more entries than there is room for batches, so that few lose theirs to another key.
+#: Table entries: many more than the ring has room for batches, so that few keys overwrite each other's entry.
 _ENTRIES = 2**17
 _RING_AT = _PAGE + _ENTRIES * _ENTRY.size
 
 _FLOCK = "hhqqi4x"  # struct flock of Linux on 64 bits: type, whence, start, length, pid
-#: The byte to lock for taking room in the ring, and the first of the bytes that stand for batches.
+#: The byte to lock while taking room in the ring, and the first of the bytes that stand for claims on batches.
 _ROOM_BYTE, _CLAIM_BYTES = 2**61, 2**60
 
-#: Taking room takes some microseconds, unless a process is stopped just then.
+#: Attempts to lock the ring's end, which others hold for microseconds. A holder that is stopped just then keeps the
+#: lock, so we give up soon and do not share the batch.
 _TRIES, _PAUSE_S = 5, 0.0002
 
-#: A batch that would push most others out is not kept.
+#: A batch larger than the ring divided by this is not kept: it would push most others out.
 _MOST_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Shelved:
-    """A batch that seems to be there: its facts, and where its payload is."""
+    """A batch whose entry was found: its facts, and the place and digest of its payload, which is not checked yet."""
 
     facts: bytes
     payload_at: int
@@ -65,7 +67,7 @@ class Shelved:
 
 
 def make_shelf(ring_bytes: int) -> int:
-    """A file for a shelf of this many bytes; its pages are allocated as they are written."""
+    """Return the memfd of a new shelf with a ring of this many bytes; pages are allocated as they are written."""
     handle = os.memfd_create("stoker-shelf", os.MFD_CLOEXEC)
     os.ftruncate(handle, _RING_AT + ring_bytes)
     os.pwrite(handle, _HEAD.pack(_MAGIC, ring_bytes, 0), 0)
@@ -73,24 +75,28 @@ def make_shelf(ring_bytes: int) -> int:
 
 
 class Shelf:
-    """One worker's opening of the file: it may hold one claim at a time. For one thread, except that any may `find`."""
+    """One worker's opening of the shelf, which may hold one claim at a time.
+
+    For one thread, except that any thread may `find`.
+    """
 
     def __init__(self, path: str) -> None:
-        """Raises OSError, saying why, if there is no shelf."""
+        """Open the shelf at this path; raise an OSError that says why if there is none."""
         self._handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         magic, self.ring_bytes, _ = _HEAD.unpack(os.pread(self._handle, _HEAD.size, 0).ljust(_HEAD.size, b"\0"))
         if magic != _MAGIC:
             os.close(self._handle)
             raise OSError(f"{path} is no shelf of built batches")
         self._claimed: int | None = None
-        #: Whether memory has run out, so that nothing more is kept.
+        #: Whether memory ran out; from then on nothing more is kept.
         self.is_full = False
         _close_in_children(self)
 
     def find(self, key: bytes) -> Shelved | None:
-        """The batch of this key, if it seems to be there."""
+        """Return the facts of the batch with this key and the place of its payload; None if there is no valid entry."""
         entry = os.pread(self._handle, _ENTRY.size, _entry_at(key))
         named, at, facts_bytes, payload_bytes, check, digest = _ENTRY.unpack(entry)
+        # The entry may be another key's, or torn: check its bounds before memory is taken for it.
         if named != key or at + facts_bytes + payload_bytes > self.ring_bytes:
             return None
         facts = os.pread(self._handle, facts_bytes, _RING_AT + at)
@@ -99,20 +105,23 @@ class Shelf:
         return Shelved(facts, _RING_AT + at + facts_bytes, payload_bytes, digest)
 
     def copy(self, kept: Shelved, payload: NDArray[np.uint8]) -> bool:
-        """Copy it; False if it was not whole, or has been overwritten: then `payload` may hold anything."""
+        """Copy a payload and return True; return False, with undefined bytes in `payload`, if it was overwritten."""
         if payload.nbytes != kept.payload_bytes:
             return False
+        # The digest is checked after copying, over the copy: the ring may wrap around while we copy.
         whole = os.preadv(self._handle, [payload.data], kept.payload_at) == payload.nbytes
         return whole and digest64(payload.data) == kept.digest
 
     def put(self, key: bytes, facts: bytes, payload: NDArray[np.uint8], digest: int) -> bool:
-        """Keep a batch with the digest of its payload, if that can be done; whether it is kept."""
+        """Keep a batch with the digest of its payload; return False if there is no room or no memory for it."""
         nbytes = len(facts) + payload.nbytes
         at = self._take_room(nbytes) if not self.is_full and nbytes <= self.ring_bytes // _MOST_SHARE else None
         if at is None:
             return False
         check = _check(key, facts, payload.nbytes, digest)
         try:
+            # Data first, then the entry: a writer that is killed in between leaves an entry that fails its checks, or
+            # the one before.
             whole = os.pwritev(self._handle, [facts, payload.data], _RING_AT + at) == nbytes
             if whole:
                 entry = _ENTRY.pack(key, at, len(facts), payload.nbytes, check, digest)
@@ -123,12 +132,14 @@ class Shelf:
         return whole
 
     def _take_room(self, nbytes: int) -> int | None:
-        """Where in the ring this many bytes may be written; None if others hold the lock for too long."""
+        """Return where in the ring this many bytes may be written; None if others hold the lock for too long."""
         for _ in range(_TRIES):
             if self._lock(_ROOM_BYTE):
                 try:
                     (at,) = struct.unpack("<Q", os.pread(self._handle, 8, _END_AT))
                     at = at if at + nbytes <= self.ring_bytes else 0
+                    # The end moves before anything is written there, so no two writers get the same room. A writer that
+                    # is killed next leaves a hole without an entry.
                     os.pwrite(self._handle, struct.pack("<Q", at + nbytes), _END_AT)
                     return int(at)
                 finally:
@@ -139,7 +150,11 @@ class Shelf:
     # --- claims ---
 
     def claim(self, key: bytes) -> bool:
-        """Claim the batch of this key for this worker, until `release`; False if another worker has claimed it."""
+        """Claim the batch of this key for this worker until `release`; return False if another worker has the claim.
+
+        Two keys may share a lock; then the second worker only builds its batch later.
+        """
+        # 56 bits of the key, so that all claims lie below `_ROOM_BYTE`.
         byte = _CLAIM_BYTES + int.from_bytes(key[:7], "little")
         if not self._lock(byte):
             return False
@@ -153,6 +168,7 @@ class Shelf:
             self._claimed = None
 
     def _lock(self, byte: int) -> bool:
+        """Take the lock on a byte; return False if another opening of the file has it."""
         try:
             fcntl.fcntl(self._handle, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, byte))
         except BlockingIOError:
@@ -163,7 +179,7 @@ class Shelf:
         fcntl.fcntl(self._handle, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, byte))
 
     def close(self) -> None:
-        """Give back what is open; only once."""
+        """Close the file, which ends a claim; closing again does nothing."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)
@@ -178,11 +194,12 @@ def _entry_at(key: bytes) -> int:
 
 
 def _check(key: bytes, facts: bytes, payload_bytes: int, digest: int) -> int:
+    """Return the checksum of an entry and its facts; the payload has a digest of its own."""
     return xxhash.xxh3_64_intdigest(b"".join((key, facts, struct.pack("<QQ", payload_bytes, digest))))
 
 
 def _close_in_children(shelf: Shelf) -> None:
-    """Close it in children: one that a transform leaves behind would keep the claims of a worker that was killed."""
+    """Close the shelf in forked children: one that outlives a killed worker would keep the worker's claims."""
     seen = weakref.ref(shelf)
 
     def close() -> None:

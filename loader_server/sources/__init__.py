@@ -1,7 +1,7 @@
-"""Sources: where samples live, and what the index is told of each of them.
+"""Sources: where samples live, and what the index is told about each of them.
 
-A module that defines a source, of this package or a user's own, imports all that it needs from here;
-`docs/sources.md` shows how to write one.
+A module that defines a source, of this package or a user's own, imports all that it needs from here; `docs/sources.md`
+shows how to write one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The samples of a batch as columns, as sources decode many at once: for each key, the values of all samples. Pure."""
+"""The samples of a batch as columns, for sources that decode many at once: for each key, all samples' values. Pure."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["Column", "Columns", "Ragged", "interleaved", "ragged"]
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """Lists of different lengths, one after the other."""
+    """Lists of different lengths, stored one after the other."""
 
     values: NDArray[Any]
     lengths: NDArray[np.int64]
 
 
-#: A list, of texts or of an array for each sample; an array with one value for each; or ragged lists.
+#: A list with a text or an array for each sample; an array with one value for each; or ragged lists.
 Column: TypeAlias = "list[Any] | NDArray[Any] | Ragged"
 Columns: TypeAlias = dict[str, Column]
 
@@ -36,7 +36,7 @@ def ragged(rows: Sequence[Sequence[Any]], dtype: np.dtype[Any]) -> Ragged:
 
 
 def interleaved(columns: Sequence[Column], places: Sequence[NDArray[np.int64]]) -> Column:
-    """Join several columns into one, with their values at these places; raise a TypeError if they are not alike."""
+    """Join columns into one, with each value at its place in `places`; raise a TypeError if they are not alike."""
     order = np.argsort(np.concatenate(places))
     if all(isinstance(column, list) for column in columns):
         values = list(chain.from_iterable(columns))  # type: ignore[arg-type] # they are lists
@@ -47,8 +47,11 @@ def interleaved(columns: Sequence[Column], places: Sequence[NDArray[np.int64]]) 
 
 
 def _reordered(columns: Sequence[Ragged], order: NDArray[np.int64]) -> Ragged:
+    """Return the lists of several ragged columns, taken in this order, as one."""
     lengths = np.concatenate([column.lengths for column in columns])
     starts = (np.cumsum(lengths) - lengths)[order]
     lengths = lengths[order]
+    # For each list in the new order, the old start minus the new start, repeated for each of its values; added to the
+    # new positions, that gives every value's old position without a loop.
     at = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
     return Ragged(np.concatenate([column.values for column in columns])[at], lengths)

@@ -1,8 +1,8 @@
-"""Whose fault is it when decoding or transforming a sample fails: the sample's, or the machine's?
+"""The question whose fault it is when decoding or transforming a sample fails: the sample's, or the machine's.
 
 Rules: pure. An exception is about the sample, whatever its class, unless memory or descriptors ran out, or input or
-output failed. Whether something ran out through one sample's own fault is for trials to find out. Decoders also raise
-OSError for content that they reject, but then without an error number of the system's.
+output failed. Whether they ran out through one sample's own fault is found out by trials. Decoders also raise OSError
+for content that they reject, but then without an error number of the system's.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _MOST_CHARACTERS = 1000
 
 
 def is_the_samples(error: BaseException) -> bool:
-    """Whether an exception says that the sample cannot be used, and not that the machine failed."""
+    """Return whether an exception means that the sample cannot be used, not that the machine failed."""
     if isinstance(error, OSError):
         return error.errno not in errno.errorcode or error.errno in _OF_CONTENT
     return not isinstance(error, MemoryError)
 
 
 def find_exhaustion(error: BaseException | None) -> BaseException | None:
-    """Return the error, or that of its causes, which says that memory or descriptors ran out; None if none does."""
+    """Return the error or the cause of it that says that memory or descriptors ran out; None if none does."""
     while error is not None:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _OF_EXHAUSTION):
             return error
@@ -39,16 +39,19 @@ def find_exhaustion(error: BaseException | None) -> BaseException | None:
 
 
 def told(error: BaseException) -> str:
-    """An exception in words, even if its own text cannot be made."""
+    """Return an exception as text, cut to 1000 characters, even if its own `__str__` raises."""
     try:
         words = str(error)
-    except BaseException as another:  # the exception's class may be a user's
+    except BaseException as another:  # a user's exception class may raise anything
         words = f"(its text raised {type(another).__name__})"
     return f"{type(error).__name__}: {words}"[:_MOST_CHARACTERS] if words else type(error).__name__
 
 
 def undecoded(error: BaseException, name: str) -> SampleError | ReadError:
-    """The error to raise if decoding a sample raised something other than our own errors."""
+    """Return the error to raise if decoding a sample raised something other than our own errors.
+
+    That is a SampleError if the sample is at fault, otherwise a ReadError.
+    """
     if is_the_samples(error):
         return SampleError(
             reason="undecodable",

@@ -1,4 +1,4 @@
-"""Decoding a sample whose bytes are complete: whatever goes wrong is an error of ours, which says whose fault it is."""
+"""Decoding a sample whose bytes are complete: any failure becomes an error of ours, which says whose fault it is."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ __all__ = ["decoded"]
 
 
 def decoded(source: Source, sample: int, raw: bytes) -> dict[str, Any]:
-    """The raw sample; raises SampleError if it cannot be used."""
+    """Return the raw sample; raise a SampleError if the sample cannot be used, or a ReadError if the machine failed.
+
+    A MemoryError passes through.
+    """
     try:
         return source.decode(sample, raw)
     except (StokerError, MemoryError):
         raise
-    except BaseException as error:  # a decoder may raise anything, and a panic in Rust is no Exception
+    except BaseException as error:  # a decoder may raise anything; a panic in Rust is a BaseException
         raise undecoded(error, source.name(sample)) from error

@@ -1,7 +1,6 @@
-"""How large a sample may be once it is decoded, `largest_sample` in [job], and what is said of one that is larger.
+"""The limit on a decoded sample's size, `largest_sample` in [job], and the error for larger ones.
 
-Rules: pure. A header may claim anything, so sizes are compared before memory is taken for them. 0 bytes stand for no
-limit.
+Rules: pure. A header may claim any size, so sizes are compared before memory is allocated. 0 bytes stand for no limit.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ from shared.settings.job import LARGEST_SAMPLE
 
 __all__ = ["LARGEST_SAMPLE", "OVER_LARGEST", "refuse_larger", "said_of_larger"]
 
-#: Why a sample or a row is left out.
+#: The reason code of a sample or row that is left out for its size.
 OVER_LARGEST = "over_largest_sample"
 
 
 def said_of_larger(nbytes: int, largest: int) -> tuple[str, str]:
-    """Return what was expected of a sample of this size, and what came."""
+    """Return the "expected" and "got" texts for a sample that is too large."""
     return f"at most {shown_bytes(largest)} decoded, as largest_sample in [job] says", shown_bytes(nbytes)
 
 
 def refuse_larger(nbytes: int, largest: int, where: str) -> None:
-    """Raise a SampleError if a sample would have more bytes than it may."""
+    """Raise a SampleError if a sample would be larger than `largest` bytes."""
     if not largest or nbytes <= largest:
         return
     expected, got = said_of_larger(nbytes, largest)

@@ -1,17 +1,17 @@
-"""A user's own map-style class as a source: `__len__` and `__getitem__`, as people have them for PyTorch.
+"""A user's own map-style class as a source: `__len__` and `__getitem__`, as written for PyTorch.
 
 `__getitem__` gives a dict of arrays, numbers and strings, or a tuple whose values the setting `keys` names. In
 addition, a class may have
 
 - `lengths()`, a mapping from keys to one whole number a sample: then no sample is looked at while indexing, and these
-  keys are the ones that are padded;
+  keys are the padded ones;
 - `fingerprint()`, a text that changes when the data does;
-- `identity(i)`, a text that sample i keeps for as long as it is what it is.
+- `identity(i)`, a text that stays the same for as long as sample i does.
 
-Rules: the class is made in each process from its name and its arguments, and never pickled; one thread at a time calls
-it, the one that decodes. Without `lengths()` every sample is looked at once: a key whose first axis varies is padded. A
-key that is missing, or of another dtype or shape than before, is an error that names the sample's number. What is
-neither an array nor a number, such as a string, is for the transforms alone.
+Rules: each process makes the class from its name and its arguments; it is never pickled. Only one thread at a time
+calls it, the one that decodes. Without `lengths()`, indexing looks at every sample once, and a key whose first axis
+varies is padded. A key that is missing, or has another dtype or shape than before, is an error that names the sample's
+number. Values that are neither arrays nor numbers, such as strings, go to the transforms only.
 """
 
 from __future__ import annotations
@@ -41,12 +41,15 @@ __all__ = ["ItemPiece", "MapStyleSettings", "MapStyleSource"]
 
 _Values: TypeAlias = dict[str, Any]
 
-#: Types of values that go to the transforms as they are, whatever numpy would make of them.
+#: Types of values that go to the transforms as they are, although numpy would make arrays of them.
 _NO_ARRAYS = (str, bytes, Mapping, type(None))
 
 
 def _keyword_arguments(value: object) -> dict[str, Any]:
-    """A table of plain values, sorted, so that their order in the job file does not matter."""
+    """Return a table of plain values with sorted keys, so that their order in the job file does not matter.
+
+    Raise a SettingsError if the value is not a table, or JSON cannot hold it.
+    """
     try:
         plain = json.loads(json.dumps(value, sort_keys=True, allow_nan=False))
     except (TypeError, ValueError):
@@ -74,7 +77,7 @@ class MapStyleSettings:
 
 @dataclass(frozen=True, slots=True)
 class ItemPiece:
-    """Samples of the class from `start` to before `stop`, with their lengths where the class knows these."""
+    """Samples `start` to before `stop` of the class, with their lengths if the class has `lengths()`."""
 
     start: int
     stop: int
@@ -88,9 +91,10 @@ class MapStyleSource(Source):
     piece_rows = 16
     settings: MapStyleSettings
 
-    #: Both are made when they are first needed: the class, and what its first sample holds.
+    #: The instance of the class and its first usable sample, both made on first use.
     _made: Any = None
     _first: _Values | None = None
+    #: The count and fingerprint that `open` compared last, so that opening piece after piece asks the class once.
     _checked: tuple[object, object] | None = None
 
     @property
@@ -101,7 +105,10 @@ class MapStyleSource(Source):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """The fields as the index has them; before there is one, the first axis of every array counts as padded."""
+        """Return the fields as the index has them; before there is one, the first axis of every array is padded.
+
+        Raise a DataError if the class has samples, but none can be used.
+        """
         if hasattr(self, "indexed"):
             return tuple(Field(**{**field, "shape": tuple(field["shape"])}) for field in self.indexed.about["fields"])
         first = self._first_sample()
@@ -112,11 +119,11 @@ class MapStyleSource(Source):
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """The class's fingerprint of its data, if it has one."""
+        """Return the sample count and the class's fingerprint of its data; "" if it has no fingerprint."""
         return f"{len(self._data)} {said}" if (said := self._fingerprint()) else ""
 
     def survey(self) -> Inventory:
-        """Ask the class how many there are, and how long, if it knows."""
+        """Ask the class for its number of samples, and for their lengths if it has `lengths()`."""
         items, lengths = len(self._data), self._known_lengths()
 
         def pieces(rows: int) -> Iterator[ItemPiece]:
@@ -154,7 +161,11 @@ class MapStyleSource(Source):
             ) from error
 
     def probe(self, piece: ItemPiece) -> Found:
-        """Look at these samples, unless the class knows their lengths."""
+        """Return the lengths of these samples: from the class if it has `lengths()`, or by making each sample.
+
+        Samples that fail become bad rows. Raise a DataError if a sample's keys, dtypes or shapes differ from the first
+        one's.
+        """
         items = range(piece.start, piece.stop)
         if self._tells_lengths:
             columns = {f"length_{key}": column for key, column in piece.lengths.items()}
@@ -167,6 +178,7 @@ class MapStyleSource(Source):
             if isinstance(sample, BadRow):
                 bad[item] = sample
                 continue
+            # An error, not a bad row: every sample has to have the fields of the first one.
             self._refuse_other_kinds(item, sample)
             good.append(item)
             for key, column in lengths.items():
@@ -188,14 +200,14 @@ class MapStyleSource(Source):
         return BadRow(self.settings.source, item, problem.reason, f"expected {problem.expected}, got {problem.got}")
 
     def _first_sample(self) -> _Values:
-        """The first sample that can be read, which all others have to match."""
+        """Return the first usable sample, which all others have to match; an empty dict if there is none."""
         if self._first is None:
             samples = (self._sample_or_bad(item) for item in range(len(self._data)))
             self._first = next((sample for sample in samples if not isinstance(sample, BadRow)), {})
         return self._first
 
     def _none_usable(self) -> DataError:
-        """Return the error of a class none of whose samples can be used: what is wrong with the first one."""
+        """Return the error for a class without usable samples, with what is wrong with the first one."""
         bad = self._sample_or_bad(0)
         return self._error(
             "a sample that can be used",
@@ -216,7 +228,7 @@ class MapStyleSource(Source):
                 )
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
-        """The fields: those keys are padded whose lengths the class tells, or else those whose lengths differ."""
+        """Return the fields: padded are the keys that the class has lengths of, or else those whose lengths differ."""
         first, padded = self._first_sample(), set()
         for name, lengths in numbers.items():
             if name.startswith("length_") and (self._tells_lengths or (lengths != lengths[0]).any()):
@@ -236,8 +248,10 @@ class MapStyleSource(Source):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, unless the data have changed."""
+        """Take the index; raise a DataError if the class's sample count or fingerprint has changed."""
         expected = (indexed.about["items"], indexed.about["data"])
+        # Once for each state of the data: a process that measures lengths opens piece after piece, and a fingerprint
+        # may take long.
         if self._checked != expected:
             got = (len(self._data), self._fingerprint())
             if got != expected:
@@ -251,27 +265,27 @@ class MapStyleSource(Source):
         self.indexed = indexed
         self._items = indexed.numbers["item"]
 
-    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # there is nothing to read
-        """Ask the class for the sample."""
+    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # a class has no bytes to read
+        """Return the sample that the class makes."""
         return self._sample(int(self._items[self.checked(sample)]))
 
     def name(self, sample: int) -> str:
-        """The class, and the sample's number in it."""
+        """Return the class's name and the sample's number in it, as one text."""
         return self._named(int(self._items[self.checked(sample)]))
 
     def place(self, sample: int) -> tuple[str, int]:
-        """The class, and the sample's number in it."""
+        """Return the class's name and the sample's number in it."""
         return self.settings.source, int(self._items[sample])
 
     def identity(self, sample: int) -> str:
-        """The class's identity of it, or else its number and the data's fingerprint."""
+        """Return the class's `identity` of the sample, or else its number and the index's fingerprint."""
         if not hasattr(self._data, "identity"):
             return super().identity(sample)
         return str(self._data.identity(int(self._items[sample])))
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The class's own."""
+        """Return the module that the job file names, and the one that defines the class."""
         target = import_named(self.settings.source, "a class", "source")
         return tuple(dict.fromkeys((self.settings.source.partition(":")[0], target.__module__)))
 
@@ -297,7 +311,7 @@ class MapStyleSource(Source):
         try:
             array = np.array(value)  # a copy, so that a transform's changes in place do not reach the class
             dtype = str(array.dtype)
-        except ValueError:  # of lists that are not equally long
+        except ValueError:  # numpy refuses lists of unequal lengths
             dtype = "values of unequal lengths"
         if dtype not in DTYPES:
             raise self._bad("dtype", f'"{key}" of a dtype of {", ".join(sorted(DTYPES))}', dtype, item)
@@ -343,12 +357,12 @@ def _has_length(value: object) -> bool:
 
 
 def _kinds(sample: _Values) -> dict[str, Field | None]:
-    """Arrays and numbers as fields, the first axis padded; None for all else."""
+    """Return arrays and numbers as fields with the first axis padded, and None for other values."""
     return {key: _kind(key, value) if isinstance(value, np.ndarray) else None for key, value in sample.items()}
 
 
 def _fields(sample: _Values, padded: AbstractSet[str]) -> list[Field]:
-    """Arrays and numbers as fields; the first axis of padded ones varies."""
+    """Return arrays and numbers as fields; the first axis varies only for the padded keys."""
     kinds = {key: kind for key, kind in _kinds(sample).items() if kind is not None}
     return [kind if key in padded else replace(kind, shape=np.shape(sample[key])) for key, kind in kinds.items()]
 

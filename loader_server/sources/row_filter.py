@@ -1,4 +1,4 @@
-"""Which samples take part: an expression over their lengths and columns, such as `text > 9 and speaker != "ann"`.
+"""The filter of a stream: an expression over lengths and columns, such as `text > 9 and speaker != "ann"`.
 
 Rules: pure; the text is parsed as an expression and evaluated here, so it can name columns, compare and calculate, and
 nothing else; it is never run as code. It is evaluated for many samples at once.
@@ -51,12 +51,12 @@ _REMEDY = (
 
 
 class _Misfit(Exception):  # a verdict that never leaves this module
-    """Something that the expression may not contain; the reader adds the place."""
+    """A part that a filter may not contain; the reader turns it into a SettingsError with the place."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """An expression that was read and accepted; `names` are the lengths and columns that it uses."""
+    """An expression that was parsed and accepted; `names` are the lengths and columns that it uses."""
 
     said: str
     where: str
@@ -64,7 +64,7 @@ class RowFilter:
 
     @staticmethod
     def read(said: str, where: str) -> RowFilter:
-        """Read an expression; a SettingsError if it is none, or uses more than names, values and comparisons."""
+        """Parse an expression; raise a SettingsError if it is none, or has anything that filters do not allow."""
         made = RowFilter(said, where, ())
         try:
             tree = _tree(said)
@@ -77,8 +77,12 @@ class RowFilter:
         return RowFilter(said, where, tuple(sorted(set(names) - _CONSTANTS.keys())))
 
     def passes(self, values: Mapping[str, _Value], samples: int) -> NDArray[np.bool_]:
-        """Which of `samples` samples it is true for, given an array for each of its names."""
+        """Return which of `samples` samples pass, given an array for each of the filter's names.
+
+        Raise a SettingsError if the types of the columns do not fit the expression.
+        """
         try:
+            # A division by zero gives inf or NaN, which then compares like any number: no reason for a warning.
             with np.errstate(divide="ignore", invalid="ignore"):
                 made = _worked_out(_tree(self.said), values)
         except _Misfit as misfit:
@@ -88,7 +92,7 @@ class RowFilter:
         return np.broadcast_to(np.asarray(made, bool), (samples,))
 
     def refuse_unknown(self, known: Mapping[str, _Value], where: str) -> None:
-        """Raise a SettingsError if a source lacks something that it uses."""
+        """Raise a SettingsError if a source lacks a column that the filter uses."""
         for name in self.names:
             if name not in known:
                 raise SettingsError(
@@ -178,6 +182,7 @@ def _pair(left: _Value, compare: ast.cmpop, right: _Value, node: ast.Compare) ->
     listed = isinstance(compare, ast.In | ast.NotIn)
     if isinstance(right, list) != listed or isinstance(left, list):
         raise _Misfit("a list without in, or in without a list,")
+    # numpy finds strings of an object array unequal to any number, without an error.
     if {_kind(left)} != {_kind(one) for one in (right if listed else [right])}:
         raise _Misfit(f"{ast.unparse(node)}, which compares strings with numbers,")
     if not listed:
@@ -218,7 +223,7 @@ def _true_or_false(value: _Value) -> _Value:
 
 
 def _numbers(strings: _Value) -> NDArray[np.float64]:
-    """The numbers in strings; a string that is no number makes comparisons false."""
+    """Return strings as numbers; one that is no number becomes NaN, which makes comparisons false."""
     return np.array([_float(one) for one in np.atleast_1d(strings)], np.float64)
 
 

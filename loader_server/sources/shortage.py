@@ -1,4 +1,4 @@
-"""Looking at one sample while an index is made, although memory or descriptors may run out over it.
+"""A second look at a sample if memory or descriptors run out over it while an index is made.
 
 Rules: it is looked at twice at most. If something ran out both times although as much was free as a sample may take, it
 is the sample's own fault, and a bad row; otherwise the machine is at fault, and the index is not made. While a job is
@@ -32,7 +32,7 @@ def look_twice(look: Callable[[], T], largest: int, where: Callable[[], str]) ->
     """
     try:
         return look()
-    except BaseException as error:  # whatever memory that ran out has led to
+    except BaseException as error:  # running out of memory may surface as any exception
         if find_exhaustion(error) is None:
             raise
     room = free_room()  # only now, because asking for it takes longer than most samples

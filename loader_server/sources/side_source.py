@@ -32,13 +32,13 @@ __all__ = ["SideSource", "SourceName", "side_source"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceName:
-    """The setting in a source's table besides the source's own."""
+    """The name of the source in its table, next to the source's own settings."""
 
     source: str = setting(text, "the kind of source")
 
 
 class SideSource:
-    """What a job file says about it; equal if the settings are."""
+    """A source as a job file configures it; two are equal if their settings and folders are."""
 
     def __init__(self, said: str, places: FilePlaces | None = None) -> None:
         self._said = said
@@ -54,13 +54,17 @@ class SideSource:
         return hash(repr(self))
 
     def at(self, places: FilePlaces) -> SideSource:
-        """The same, with a folder that its paths start from, and a place for remote files."""
+        """Return the same source with a folder that its paths start from, and a cache for remote files."""
         return SideSource(self._said, places)
 
     def digest(self, where: str) -> str:
-        """A digest of its content and of the versions that decode it; a DataError if it cannot be used."""
+        """Return a hash of its settings, its columns and the versions that decode it.
+
+        Raise a DataError if the source cannot be used.
+        """
         source = self.open(where)
         try:
+            # By content, like an index's fingerprint: a copy of the data on another machine gives the same digest.
             columns = {**source.indexed.numbers, **source.indexed.strings}
             facts = (f"{name} {_values(columns[name])}" for name in sorted(columns.keys() - source.local_columns))
             return fingerprint(self._said, repr(sorted(source.versions.items())), *facts)
@@ -68,7 +72,7 @@ class SideSource:
             source.close()
 
     def open(self, where: str) -> Source:
-        """The source, open for reading."""
+        """Return the source, open for reading; raise a DataError if it has a bad row or no good one."""
         assert self._places is not None, "settings that were read have a folder"
         source = _spec(json.loads(self._said), self._places, where).make()
         try:
@@ -83,7 +87,7 @@ class SideSource:
 
 
 def side_source(value: object) -> SideSource:
-    """A table with a source and its settings, as a stream has them."""
+    """Return the side source that a table configures; raise a SettingsError if the value is not such a table."""
     if not isinstance(value, dict) or not isinstance(value.get("source"), str):
         raise SettingsError(
             expected="a table with a source and its settings",
@@ -108,6 +112,7 @@ def _spec(table: Mapping[str, Any], places: FilePlaces, where: str) -> SourceSpe
 
 
 def _refuse_bad(bad: list[BadRow], good: int, where: str) -> None:
+    """Raise a DataError if there is a bad row, or no good one."""
     if good and not bad:
         return
     shown = "".join(f"; {row.where}, line {row.line}: {row.reason}: {row.detail}" for row in bad[:3])

@@ -1,12 +1,12 @@
-"""The door for formats: what a source of samples is, what it gives to the index, and what it gets back.
+"""The interface of a format: what a source of samples is, what it gives to the index, and what it gets back.
 
-A source is one class that owns everything about its format. It has two lives. While an index is made, `survey` says
-what there is, in pieces, and `probe` looks at one piece, in any process, and returns plain columns and bad rows. Later
-`open` gets the columns back, and samples go by number, from 0 to `samples - 1`.
+A source is one class that owns everything about its format. It has two lives. While an index is made, `survey` lists
+the data in pieces, and `probe` looks at one piece, in any process, and returns plain columns and bad rows. Later `open`
+gets the columns back, and samples are read by number, from 0 to `samples - 1`.
 
 Rules: making a source opens nothing; reading is input and output only and any thread may do it, decoding is CPU only
-and one thread does it, so that threads can read ahead. Instances are never pickled: another process gets settings, and
-makes its own. This module knows no format, and no format knows another.
+and one thread does it, so that threads can read ahead. Instances are never pickled: another process gets the settings
+and makes its own. This module knows no format, and no format knows another.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ __all__ = [
     "texts_read",
 ]
 
-#: Samples of a segment, unless the format suggests something else.
+#: Samples in a segment, unless the format overrides `segments`.
 SEGMENT_SAMPLES = 4096
-#: Texts that are looked at together.
+#: Texts in a block of `texts_of_column` and `texts_read`.
 _TEXTS = 4096
 _MOST_DETAIL = 500
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that is not indexed: its file and line, and why, in one word and in full.
+    """A row that is not indexed: its file and line, a one-word reason, and the detail.
 
-    The detail may quote the row, so it is cut where nobody reads on. The remedy is there if it says more than that the
-    row is to be mended.
+    The detail may quote the row, so it is cut to 500 characters. `remedy` is set only if it says more than "mend the
+    row".
     """
 
     where: str
@@ -76,11 +76,11 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """What there is before anything is looked at.
+    """What there is to index, before any row is probed.
 
-    `pieces` yields the rows in order, in pieces of at most the given number of rows, which can be pickled; `origin`
-    says what the index is made from, to tell later whether it has changed; `about` are further facts, which can be
-    written as JSON and are part of the index's fingerprint.
+    `pieces` yields the rows in order, in pieces of at most the given number of rows; a piece can be pickled. `origin`
+    describes the files that the index is made from, so that a later change is noticed. `about` holds further facts;
+    they are written as JSON and enter the index's fingerprint.
     """
 
     total: int
@@ -95,8 +95,8 @@ class Inventory:
 class Found:
     """What a piece holds: one entry for each good row in each column, and the bad rows.
 
-    `rows` has the number of each good row among all rows, and `bad` that of each bad one; numbers rise, and do not
-    depend on how rows are cut into pieces. Every piece has the same columns.
+    `rows` has the number of each good row among all rows, and the keys of `bad` are the numbers of the bad ones.
+    Numbers rise and do not depend on how rows are cut into pieces. Every piece has the same columns.
     """
 
     rows: Sequence[int]
@@ -107,7 +107,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexed:
-    """What the index knows about a source's samples: the columns that `probe` found, and what `survey` said.
+    """What the index knows about a source's samples: the columns of `probe`, and the facts of `survey`.
 
     `strings` are read like lists; `place` is the index's folder, for messages.
     """
@@ -123,7 +123,7 @@ class Indexed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfJob:
-    """What a source may have to know about its job: its stream, the seed, the job file, and the job's state folder."""
+    """What a source may need to know about its job: its stream, the seed, the job file, and the job's state folder."""
 
     stream: str = ""
     seed: int = 0
@@ -138,23 +138,23 @@ class OfJob:
 
     @property
     def largest_indexed(self) -> int:
-        """The most bytes that what an index lists may have once decoded; 0 where that is cut before it is decoded."""
+        """Return the decoded bytes allowed for an indexed recording; 0, no limit, if recordings are cut first."""
         return 0 if self.cuts else self.largest_sample
 
     @property
     def table(self) -> str:
-        """What messages call the stream's table."""
+        """Return the name of the stream's table, for messages."""
         return f"{self.path}, [streams.{self.stream}]"
 
     @property
     def graph(self) -> Path:
-        """The file of the graph that a trainer sent for the stream."""
+        """Return the path of the file that holds the graph sent by a trainer for this stream."""
         return (self.state or Path()) / "graphs" / f"{self.stream}.graph"
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A stretch of a long sample: the steps from `start` to before `stop` of the values that `keys` names."""
+    """A stretch of a long sample: steps `start` to before `stop` of the values named by `keys`."""
 
     sample: int
     start: int
@@ -163,35 +163,37 @@ class Chunk:
 
 
 class Source:
-    """Random access to samples by number. A format defines `Settings`, `fields`, `survey`, `probe` and `decode`; `read`
-    and `name` if there is something to read and to name; and any of the others that it can do better.
+    """Random access to samples by number.
+
+    A format defines `Settings`, `fields`, `survey`, `probe` and `decode`; `read` if samples are stored as bytes, and
+    `name` if samples have names; and it overrides any other method that it can do better.
     """
 
     #: Its settings: a frozen dataclass whose fields are declared with `shared.settings.values.setting`.
     Settings: ClassVar[type[Any]]
-    #: How many rows a process probes in one go: some tens of milliseconds of work.
+    #: Rows that a process probes at a time: some tens of milliseconds of work.
     piece_rows: ClassVar[int] = 256
-    #: The same if each row is read, decoded and put through transforms whose lengths are measured.
+    #: The same, if each row is also read, decoded and transformed to measure its length.
     measured_rows: ClassVar[int] = 16
     #: Whether samples can be read while indexing, as undeclared transforms require.
     measurable: ClassVar[bool] = True
-    #: Whether pieces are probed only in other processes, because probing leaves behind what must not be there at a
-    #: fork.
+    #: Whether pieces are probed only in other processes, because probing leaves things in a process that must not be
+    #: there when it forks.
     apart: ClassVar[bool] = False
     #: Columns that differ between copies of one data set, and so are not part of the fingerprint.
     local_columns: ClassVar[frozenset[str]] = frozenset()
-    #: Columns of digests of what files hold, which are compared while files are read; they are not part of the
-    #: fingerprint, which names what was found in them.
+    #: Columns of content digests, compared while files are read. They do not enter the fingerprint, which covers what
+    #: was found in the files.
     content_columns: ClassVar[frozenset[str]] = frozenset()
 
-    #: What `open` got.
+    #: What `open` was given.
     indexed: Indexed
 
     def __init__(self, settings: Any, base: Path) -> None:
         #: The settings from the job file; relative paths in them start from `base`.
         self.settings = settings
         self.base = base
-        #: About the job, if there is one.
+        #: Facts about the job; empty ones if there is none.
         self.of_job = OfJob()
         #: Opens its files.
         self.files = Files(base)
@@ -200,33 +202,35 @@ class Source:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """The numeric values of a raw sample; they may tell more (`per_second`) once the source is open."""
+        """Return the numeric values of a raw sample; once the source is open, they may tell more (`per_second`)."""
         raise NotImplementedError
 
     def stamp(self) -> str:
-        """A text that changes whenever the data do, at the cost of a look at each file (`self.files.stamp`).
+        """Return a text that changes whenever the data do, at the cost of a stat of each file (`self.files.stamp`).
 
         If it is the same as when an index was made, indexing again is skipped, and after a kill -9 only the rest is
-        probed. So it has to cover everything that `survey` and `probe` look at, including missing and new files; empty
-        if nobody can tell.
+        probed. So it has to cover everything that `survey` and `probe` look at, including missing and new files. Return
+        "" if changes cannot be noticed.
         """
         return ""
 
     def survey(self) -> Inventory:
-        """What there is; a DataError if the data set as a whole cannot be used."""
+        """Return the inventory of the data set; raise a DataError if the data set as a whole cannot be used."""
         raise NotImplementedError
 
     def probe(self, piece: Any) -> Found:
-        """Look at the rows of one piece, and at nothing else; an OSError if the disk fails."""
+        """Return what one piece holds, looking at nothing else; raise an OSError if the disk fails."""
         raise NotImplementedError
 
-    def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:  # for those who need it
-        """Further facts that only the columns of all samples tell; later they are in `indexed.about`."""
+    def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:  # subclasses use it
+        """Return further facts that need the columns of all samples; they are kept in `indexed.about`."""
         return {}
 
     def decoded_bytes(self, numbers: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> NDArray[np.int64] | None:
-        """Return how many bytes samples with these columns have once decoded, as far as columns tell; None if not at
-        all. Columns called `length_<key>` count, with the dtype and shape of their field, or a byte a step without one.
+        """Return the decoded size of each sample with these columns, or None if the columns do not tell.
+
+        Columns called `length_<key>` count, with the dtype and shape of the field of that key, or as a byte a step if
+        there is no such field.
         """
         lengths = {name.removeprefix("length_"): numbers[name] for name in numbers if name.startswith("length_")}
         if not lengths:
@@ -238,18 +242,20 @@ class Source:
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index's columns; a DataError if the data have changed since. A process that measures lengths opens
-        piece after piece in this way.
+        """Take the index's columns; raise a DataError if the data have changed since.
+
+        A process that measures lengths calls this for piece after piece.
         """
         self.indexed = indexed
 
     def look_for_changes(self, time_s: float) -> None:
-        """Look at local files before a job is served, as many as can be looked at in this time, and refuse those that
-        have changed since they were indexed: for sources whose `open` does not look at all files, or at sizes alone.
+        """Refuse local files that have changed since they were indexed, looking at as many as fit into `time_s`.
+
+        Called before a job is served. For sources whose `open` does not look at all files, or compares sizes alone.
         """
 
     def indexed_files(self) -> IndexedFiles:
-        """Return the files that samples are read from, as indexed: those of the origin, unless that only lists them."""
+        """Return the files that samples are read from, as indexed: the origin's, unless those only list the files."""
         files = [facts for facts in self.indexed.origin if "path" in facts and "bytes" in facts]
 
         def file_at(number: int) -> tuple[str, int]:
@@ -260,17 +266,20 @@ class Source:
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """Return the number of samples."""
         return self.indexed.samples
 
     def checked(self, sample: int) -> int:
-        """The number, if there is such a sample: a column would take -1 for its last entry."""
+        """Return the sample's number; raise an IndexError if it is out of range.
+
+        Without this check a column would take -1 for its last entry.
+        """
         if not 0 <= sample < self.samples:
             raise IndexError(f"expected a sample from 0 to {self.samples - 1}, got {sample}")
         return sample
 
     def all_checked(self, samples: Sequence[int]) -> NDArray[np.int64]:
-        """The same of several numbers."""
+        """Return several sample numbers as an array; raise an IndexError if any is out of range."""
         known = np.array(samples, np.int64)
         if len(known) and not 0 <= known.min() <= known.max() < self.samples:
             raise IndexError(f"expected samples from 0 to {self.samples - 1}, got {known.min()} to {known.max()}")
@@ -278,128 +287,139 @@ class Source:
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
-        """The lengths of all samples, by the key of a raw sample: the columns called `length_<key>`."""
+        """Return the lengths of all samples by the key of a raw sample: the columns called `length_<key>`."""
         columns = self.indexed.numbers
         return {name.removeprefix("length_"): columns[name] for name in columns if name.startswith("length_")}
 
-    def texts(self, key: str) -> Iterator[Sequence[str]] | None:  # for those who have some
-        """Return the texts of all samples under a key, block by block; None if they can only be had by decoding samples
-        that hold more than texts.
+    def texts(self, key: str) -> Iterator[Sequence[str]] | None:  # sources of texts override it
+        """Return an iterator over the texts of all samples under a key, block by block.
+
+        Return None if they can only be had by decoding samples that hold more than texts.
         """
         return None
 
     @property
     def uncut(self) -> Source:
-        """The source of whole recordings, if this one cuts them."""
+        """Return the source of whole recordings, if this one cuts them; otherwise this one."""
         return self
 
     @property
     def segments(self) -> NDArray[np.int64]:
-        """Where each segment begins, and the number of samples: samples that windows keep together, because they are
-        best read together.
+        """Return where each segment begins, followed by the number of samples.
+
+        Windows keep the samples of a segment together, because they are best read together.
         """
         return np.append(np.arange(0, self.samples, SEGMENT_SAMPLES, dtype=np.int64), self.samples)
 
     def begins(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """Which of the samples from `start` to before `stop` begin a recording: all, unless recordings are cut."""
+        """Return which samples from `start` to before `stop` begin a recording: all, unless recordings are cut."""
         return np.ones(stop - start, np.bool_)
 
     @property
     def columns(self) -> Mapping[str, Any]:
-        """Strings of all samples that a stream's filter may ask for, by names that people know; read like lists."""
+        """Return the string columns that a stream's filter may use, by the names that users know.
+
+        They are read like lists.
+        """
         return self.indexed.strings
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """The first sample of each part that a mixture may weigh: its files, if it has several."""
+        """Return the first sample of each part that a mixture may weigh: of each file, if there are several."""
         return (0,)
 
     def read(self, samples: Sequence[int]) -> Iterable[bytes]:
-        """The bytes of these samples, in this order, each read when it is asked for; several threads may call this at
-        once.
+        """Yield the bytes of these samples in this order, each read when it is asked for.
 
-        An OSError if the disk fails (the caller tries again), a ReadError if the bytes are not the indexed ones.
+        Several threads may call this at once. Raise an OSError if the disk fails (the caller tries again), or a
+        ReadError if the bytes are not the indexed ones.
         """
         return (b"" for _ in samples)
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """These will be read soon: a source of files that may be remote says which bytes they are (`files.expect`), or
-        which files are needed whole (`files.expect_local`).
+        """Announce samples that will be read soon, so that remote files are fetched ahead.
+
+        A source whose files may be remote names the byte ranges (`files.expect`) or the files that it needs whole
+        (`files.expect_local`). The default does nothing.
         """
 
     def looks_ahead(self) -> bool:
-        """Whether this process should say now what else will be read soon."""
+        """Return whether this process should call `expect` now."""
         return self.files.looks_ahead()
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """The raw sample; a SampleError if complete bytes cannot be decoded."""
+        """Return the raw sample; raise a SampleError if complete bytes cannot be decoded."""
         raise NotImplementedError
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:
-        """What `decode` gives of all these samples, as columns; None where that is no faster than one by one.
+        """Return what `decode` gives for all these samples as columns, or None if that is no faster than one by one.
 
-        Where one of them cannot be decoded, it may raise anything: then each is decoded on its own.
+        If any of them cannot be decoded, it may raise anything; the caller then decodes sample by sample.
         """
         return None
 
     def read_chunks(self, chunks: Sequence[Chunk]) -> Iterable[bytes]:
-        """The bytes that decoding each of these takes: whole samples, as `read` gives them, unless a format can read
-        less.
-        """
+        """Yield the bytes needed to decode each chunk: the whole sample's, unless the format can read less."""
         return self.read([chunk.sample for chunk in chunks])
 
     def decode_chunk(self, chunk: Chunk, raw: bytes) -> dict[str, Any]:
-        """The same as `decode` gives, with only the stretch of the chunk's keys."""
+        """Return the sample as `decode` does, with the values of the chunk's keys cut to its stretch."""
         made = self.decode(chunk.sample, raw)
         return made | {key: made[key][chunk.start : chunk.stop] for key in chunk.keys}
 
     @property
     def gathers(self) -> bool:
-        """Whether `gather` writes whole batches at once, without reading or decoding samples one by one."""
+        """Return whether `gather` writes whole batches at once, without reading or decoding samples one by one."""
         return False
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write those fields of these samples that `out` has, one a row, their lengths (`<key>_length`), and zeros
-        behind them: the bytes that decoding each would give. `out` has as many rows as there are samples.
+        """Write the fields in `out` for these samples, one row each, with lengths (`<key>_length`) and zero padding.
+
+        The bytes have to be those that decoding each sample would give. `out` has as many rows as there are samples.
         """
         raise NotImplementedError
 
-    #: Whether `gather` uses what `read` brought into memory, a sample together with its neighbours.
+    #: Whether `read` brings samples into memory, together with their neighbours, for `gather` to use.
     reads_ahead: bool = False
 
-    def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:  # for those who read ahead
-        """The samples among these to `read` before gathering: one for each piece of data that is not in memory."""
+    def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:  # sources with `reads_ahead` override it
+        """Return the samples to `read` before gathering: one for each piece of data that is not in memory."""
         return np.empty(0, np.int64)
 
     def name(self, sample: int) -> str:
-        """What people call the sample."""
+        """Return the name by which people know the sample."""
         where, line = self.place(sample)
         return f"{where}, line {line}"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """The file and line to look at for mending the sample."""
+        """Return the file and line to look at to mend the sample."""
         return str(self.indexed.place), sample
 
     def identity(self, sample: int) -> str:
-        """A text that stays the same as long as the sample does, whatever its number, and changes once the sample is
-        mended; for a file its path, size and time of change. People read it too, and it is compared as it is.
+        """Return a text that identifies a sample, whatever its number, and changes once the sample is mended.
+
+        For a file, use its path, size and time of change. People read the text too, and it is compared as it is.
         """
         return f"sample {sample} of {self.indexed.fingerprint}"
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules whose code shapes a sample's bytes; those outside this package count as user code, like
-        transforms.
+        """Return the modules whose code shapes a sample's bytes.
+
+        Those outside this package count as user code, like transforms.
         """
         return (type(self).__module__,)
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Versions of the libraries that shape a sample's bytes, by name: all workers of a job need the same."""
+        """Return the versions of the libraries that shape a sample's bytes, by name.
+
+        All workers of a job need the same ones.
+        """
         return {}
 
     def close(self) -> None:
-        """Give back what is open, if anything is."""
+        """Close the open files, if any."""
         self.files.close()
 
 
@@ -421,16 +441,16 @@ def texts_read(source: Source, key: str) -> Iterator[Sequence[str]]:
 
 
 class Gathers(Protocol):
-    """What writes whole batches at once."""
+    """An object that writes whole batches at once."""
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """As `Source.gather`."""
+        """Write a batch as `Source.gather` does."""
 
 
 def gather_rows(
     source: Gathers, samples: NDArray[np.int64], rows: NDArray[np.int64], out: Mapping[str, NDArray[Any]]
 ) -> None:
-    """Gather these samples into some of the rows."""
+    """Gather these samples into the given rows of `out`, through a temporary batch, because `gather` fills all rows."""
     own = {key: np.empty((len(rows), *array.shape[1:]), array.dtype) for key, array in out.items()}
     source.gather(samples, own)
     for key, array in own.items():

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["SyntheticSettings", "SyntheticSource"]
 
-#: Lengths are drawn from this many equally likely steps of the distribution.
+#: Lengths are drawn from 2 to this power equally likely quantiles of the distribution.
 _LENGTH_BITS = 12
 
-#: A sample is a piece of one endless text, which repeats after so many steps.
+#: A sample is a piece of one text and begins at one of its first 2 to this power steps.
 _TEXT_BITS = 14
 
 _LENGTH_KEY = key_of("synthetic length")
@@ -57,7 +57,7 @@ class SyntheticSettings:
 
 
 class SyntheticSource(Source):
-    """Samples that are pieces of an endless text; the only column is their length."""
+    """Samples cut from one long text; their only column is their length."""
 
     Settings = SyntheticSettings
     piece_rows = _PIECE
@@ -67,17 +67,17 @@ class SyntheticSource(Source):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """The one value of a sample."""
+        """Return the only field: tokens, or features."""
         if self.settings.kind == "tokens":
             return (Field(key="tokens", dtype="int32", shape=(None,)),)
         return (Field(key="features", dtype="float32", shape=(None, self.settings.bands)),)
 
     def stamp(self) -> str:
-        """A constant: the settings are all that there is."""
+        """Return a constant: there are no data besides the settings."""
         return "synthetic"
 
     def survey(self) -> Inventory:
-        """Ranges of numbers."""
+        """Return the number of samples, and ranges of numbers as pieces."""
         total = self.settings.samples
         return Inventory(
             total=total,
@@ -85,13 +85,13 @@ class SyntheticSource(Source):
         )
 
     def probe(self, piece: range) -> Found:
-        """The lengths of these samples."""
+        """Return the lengths of these samples."""
         samples = np.arange(piece.start, piece.stop)
         lengths = _length_steps(self.settings)[_top_bits(samples, _LENGTH_KEY, _LENGTH_BITS)]
         return Found(rows=piece, numbers={f"length_{self.fields[0].key}": lengths})
 
     def open(self, indexed: Indexed) -> None:
-        """Make the text that all samples are pieces of."""
+        """Take the index, and make the text that all samples are cut from."""
         super().open(indexed)
         self._key = self.fields[0].key
         self._lengths = self.lengths[self._key]
@@ -99,23 +99,25 @@ class SyntheticSource(Source):
         self._steps = np.arange(len(self._text), dtype=np.int64)
 
     def name(self, sample: int) -> str:
-        """The sample's number, its only name."""
+        """Return the sample's number, its only name."""
         return f"synthetic {self.checked(sample)}"
 
     def decode(self, sample: int, _raw: bytes) -> dict[str, Any]:
-        """The piece of the text that this sample is."""
+        """Return a copy of the sample's piece of the text."""
         start = int(_starts(np.array([self.checked(sample)]))[0])
         return {self._key: self._text[start : start + int(self._lengths[sample])].copy()}
 
     @property
     def gathers(self) -> bool:
-        """True: whole batches are written at once."""
+        """Return True."""
         return True
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write all rows of a batch at once, with lengths, and zeros behind them."""
+        """Write all rows of a batch at once, with lengths and zero padding."""
         values, lengths = out[self._key], self._lengths[samples]
         steps = self._steps[: values.shape[1]]
+        # The bucket may be longer than any sample, so a row may reach beyond the text: "clip" repeats its last step
+        # there, and the next line overwrites it with padding.
         np.take(self._text, _starts(samples)[:, None] + steps, axis=0, out=values, mode="clip")
         values[steps >= lengths[:, None]] = 0
         out[f"{self._key}_length"][:] = lengths
@@ -127,14 +129,14 @@ def _top_bits(samples: NDArray[np.int64], key: int, bits: int) -> NDArray[np.int
 
 
 def _length_steps(settings: SyntheticSettings) -> NDArray[np.int64]:
-    """The possible lengths, equally likely, in ascending order."""
+    """Return the possible lengths, equally likely, in ascending order."""
     lengths = [round(settings.median_length * math.exp(settings.spread * score)) for score in _scores()]
     return np.maximum(np.array(lengths, np.int64), 1)
 
 
 @functools.cache
 def _scores() -> tuple[float, ...]:
-    """As many standard scores as there are steps, equally likely."""
+    """Return equally likely quantiles of the standard normal distribution, one for each possible length."""
     count = 2**_LENGTH_BITS
     return tuple(NormalDist().inv_cdf((step + 0.5) / count) for step in range(count))
 
@@ -144,12 +146,13 @@ def _starts(samples: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _text(settings: SyntheticSettings, steps: int) -> NDArray[Any]:
-    """Tokens from 1, because 0 is padding; features from -1 to 1, in steps that float32 holds exactly."""
+    """Return the text: tokens from 1, because 0 is padding, or features from -1 to 1 that float32 holds exactly."""
     if settings.kind == "tokens":
         words = hashed(np.arange(steps), key_of("synthetic tokens"))
         most = np.uint64(settings.vocabulary - 1)
         tokens: NDArray[Any] = (words % most + np.uint64(1)).astype(np.int32)
         return tokens
+    # 16 bits, because a whole number of steps of 2**-15 from -1 to 1 is exact in float32.
     words = hashed(np.arange(steps * settings.bands), key_of("synthetic features")) >> np.uint64(48)
     values: NDArray[Any] = (words.astype(np.int64) - 2**15).astype(np.float32) / np.float32(2**15)
     return values.reshape(steps, settings.bands)

@@ -1,8 +1,8 @@
-"""Which sources there are, by their names in a job file, and how any process makes one.
+"""The sources by their names in a job file, and how any process makes one.
 
-Rules: names lead to dotted names, and a module is imported only for those who use it, so that a format may need a
-library that others do without; other packages add theirs as entry points of the group `stoker.sources`. A name with a
-colon is a user's own class: a `Source`, or a map-style data set.
+Rules: names lead to dotted names, and a module is imported only when it is used, so that a format may need a library
+that others do without; other packages add theirs as entry points of the group `stoker.sources`. A name with a colon is
+a user's own class: a `Source`, or a map-style data set.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SOURCES: dict[str, str] = {
 
 _ENTRY_POINTS = "stoker.sources"
 
-#: What every source that is named in a job file defines itself.
+#: The attributes that every source named in a job file has to define itself.
 _OF_EACH = ("Settings", "fields", "survey", "probe", "decode")
 
 #: How a job file names a class that is not ours, and what opens it.
@@ -57,8 +57,10 @@ _MAP_STYLE = "loader_server.sources.map_style:MapStyleSource"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSpec:
-    """All that a process has to know to make a source: its `name` in the job file, the `dotted` name that it leads to,
-    and, for messages, `where` it is named.
+    """All that a process needs to make a source.
+
+    `name` is the source's name in the job file, `dotted` the dotted name that it leads to, and `where` the place where
+    it is named, for messages.
     """
 
     name: str
@@ -66,17 +68,17 @@ class SourceSpec:
     settings: Any
     base: Path
     where: str = ""
-    #: Where remote files are kept, if that is set.
+    #: The cache of remote files, if one is set.
     cache: CacheSettings | None = None
     of_job: OfJob = field(default_factory=OfJob)
 
     @property
     def kind(self) -> type[Source]:
-        """The class."""
+        """Return the source's class, importing its module."""
         return _class_at(self.dotted)
 
     def make(self) -> Source:
-        """Make an instance; nothing is opened yet."""
+        """Return an instance; nothing is opened yet."""
         made = self.kind(self.settings, self.base)
         made.of_job = self.of_job
         made.files.state = self.of_job.state
@@ -86,7 +88,7 @@ class SourceSpec:
 
 
 def dotted_name(name: str, where: str) -> str:
-    """The dotted name of a source's class; a SettingsError for an unknown name."""
+    """Return the dotted name of a source's class; raise a SettingsError for an unknown name."""
     if name in SOURCES:  # first, because asking for entry points reads the metadata of every installed package
         return SOURCES[name]
     others = {point.name: point.value for point in importlib.metadata.entry_points(group=_ENTRY_POINTS)}
@@ -106,7 +108,7 @@ def dotted_name(name: str, where: str) -> str:
 
 
 def source_class(name: str, where: str) -> type[Source]:
-    """The class of a source by its name in the job file; a SettingsError if it lacks what every source has."""
+    """Return the class of a source by its name in the job file; raise a SettingsError if it lacks a method."""
     found = _class_at(dotted_name(name, where))
     missing = [name for name in _OF_EACH if getattr(found, name, None) is getattr(Source, name, None)]
     if missing:
@@ -116,6 +118,7 @@ def source_class(name: str, where: str) -> type[Source]:
             where=f'{where}, source = "{name}"',
             remedy="Write what is missing: docs/sources.md shows a whole source.",
         )
+    # `gathers` may be a property or a plain value, so it is compared without making an instance.
     if found.gathers not in (Source.gathers, False) and found.gather is Source.gather:
         raise SettingsError(
             expected="a source that writes whole batches where it says so (gathers)",
@@ -127,7 +130,7 @@ def source_class(name: str, where: str) -> type[Source]:
 
 
 def settings_of_sources() -> dict[str, type[Any]]:
-    """The settings of each source of this package, by its name in a job file."""
+    """Return the settings class of each source of this package, by its name in a job file."""
     return {name: _class_at(dotted).Settings for name, dotted in {**SOURCES, _OWN_CLASS: _MAP_STYLE}.items()}
 
 

@@ -1,4 +1,4 @@
-"""The door for sources whose batches are made whole, by number, in code of the user's own.
+"""The interface of sources whose batches are made whole, by number, in a user's own code.
 
 Such a source has no samples to batch: its element n is a batch. It comes from `producers` shards, each of which is made
 in order from its beginning: batch n is element n div S of shard n mod S, so what a batch holds does not depend on how
@@ -23,36 +23,38 @@ __all__ = ["WholeSource"]
 
 
 class WholeSource(Source):
-    """A source of whole batches; `fields` are the values of one, and those that vary are flat behind a padded axis."""
+    """A source of whole batches; `fields` are a batch's values, and values that vary are flat with a padded axis."""
 
     apart: ClassVar[bool] = True
     measurable: ClassVar[bool] = False
-    #: Whether a trainer sends what makes them, so that there may be nothing to open yet.
+    #: Whether a trainer sends the code that makes the batches, so that there may be nothing to open yet.
     sent: ClassVar[bool] = False
-    #: Where a job has several epochs, more elements of a shard than that are refused, and fewer leave places empty.
+    #: Elements of each shard. If a job has several epochs, a shard that yields more is refused, and one that yields
+    #: fewer leaves places empty.
     elements: int
-    #: One row, and as long as any value may be.
+    #: The shape that any batch fits into: one row, as long as the longest value may be.
     largest: BucketShape
 
     @property
     def producers(self) -> int:
-        """How many shards there are."""
+        """Return the number of shards."""
         raise NotImplementedError
 
     @property
     def base_fields(self) -> tuple[Field, ...]:
-        """What a sample of the data set below holds, which trainers have to know as well."""
+        """Return the fields of the data set below, which trainers have to know as well; none if there is none."""
         return ()
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Nobody asks: there are no samples."""
+        """Raise NotImplementedError: there are no samples to decode."""
         raise NotImplementedError
 
     def begin_making(self) -> None:
-        """Import what making takes: a worker calls this before it says that it is ready."""
+        """Import what making batches needs; a worker calls this before it reports that it is ready."""
 
     def make_batch(self, epoch: int, number: int, begin: Callable[[int], None]) -> Mapping[str, NDArray[Any]] | None:
-        """The values of a batch, by the keys of `fields`; None if its shard has ended. `begin` is called with the
-        number of each batch that is made on the way there. Any thread may call it.
+        """Return the values of a batch by the keys of `fields`, or None if its shard has ended.
+
+        `begin` is called with the number of each batch that is made on the way there. Any thread may call this.
         """
         raise NotImplementedError

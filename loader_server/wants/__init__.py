@@ -1,1 +1,1 @@
-"""What trainers have asked of a worker: who they are, which slots they lent it, and which want is built next."""
+"""The wants of a worker's trainers: who they are, which slots they lent it, and which want is built next."""

@@ -1,4 +1,4 @@
-"""The wants that a worker has accepted and not answered yet: which is built next, and what those of each trainer cost.
+"""The wants that a worker has accepted and not answered yet: which is built next, and what each trainer may have open.
 
 Rules: pure. Every accepted ticket ends exactly once. Open tickets, and the bytes of batches that go by TCP, are counted
 for each trainer, so one that asks for too much, or does not read, holds up only itself. Wants of a session that yields
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenWants"]
 
-#: The most open tickets of all trainers together: each costs a kilobyte.
+#: The limit on open tickets of all trainers together: each costs a kilobyte.
 _MOST_OPEN = 16 * 1024
 
 
 class WantedBuild(Protocol):
-    """A want in a worker's hands."""
+    """A want that a worker has accepted, as far as this module needs it."""
 
     trainer: int
     want: Want
@@ -41,7 +41,7 @@ B = TypeVar("B", bound=WantedBuild)
 
 
 class OpenWants(Generic[S, B]):
-    """The wants of all `sessions`; `reads(address)` says whether a connection reads what it is sent."""
+    """The wants of all `sessions`; `reads(address)` returns whether a connection reads what it is sent."""
 
     def __init__(
         self,
@@ -51,41 +51,41 @@ class OpenWants(Generic[S, B]):
         reads: Callable[[bytes], bool],
     ) -> None:
         self._sessions = sessions
-        #: Bytes of batches that go by TCP, and the most that a batch of each stream can have.
+        #: The budget of bytes of batches that go by TCP, and the largest batch of each stream.
         self._batches = batches
         self._largest = largest
         self._reads = reads
         self._queue: WantQueue[int, B] = WantQueue()
-        #: Those of sessions that yield.
+        #: The wants of sessions that yield.
         self._spare: WantQueue[int, B] = WantQueue()
-        #: The builds, by `id`, that were taken for others and are not finished.
+        #: The `id`s of builds for sessions that do not yield, taken and not finished.
         self._under_way: set[int] = set()
         self._open: Budget[int] = Budget(_MOST_OPEN)
 
     def __len__(self) -> int:
-        """How many wants nobody has begun to build."""
+        """Return how many wants are not begun yet."""
         return len(self._queue) + len(self._spare)
 
     @property
     def of_trainers(self) -> int:
-        """How many of these are not of sessions that yield: only they say that more workers would help."""
+        """Return how many of these are of sessions that do not yield: only they mean that more workers would help."""
         return len(self._queue)
 
     def waiting(self) -> int:
-        """How many of these delay a newcomer; wants that wait for their own trainer do not."""
+        """Return how many of these would delay a newcomer; wants that wait for their own trainer do not."""
         return self._queue.waiting(self._may_build)
 
     def _queue_of(self, session: S) -> WantQueue[int, B]:
         return self._spare if session.yields else self._queue
 
     def judge(self, session: S, ticket: Ticket) -> Verdict:
-        """Whether a ticket can be accepted, and if not, why."""
+        """Return whether a ticket can be accepted: BUSY also if there is no room, or the trainer does not read."""
         verdict = session.tickets.judge(ticket)
         has_room = self._open.has_room(session.incarnation) and self._reads(session.address)
         return Verdict.BUSY if verdict is Verdict.NEW and not has_room else verdict
 
     def put(self, session: S, build: B) -> None:
-        """Accept a want."""
+        """Accept a want; raise a KeyError if its ticket is stale or its trainer asks for too much."""
         ticket = build.want.ticket
         if not session.tickets.accept(ticket):
             raise KeyError(ticket)
@@ -95,10 +95,12 @@ class OpenWants(Generic[S, B]):
         self._queue_of(session).put(session.incarnation, build, urgent=urgent)
 
     def take(self) -> B | None:
-        """Take out what is to be built next."""
+        """Return the want to build next and take it out; None if none may be built now."""
         build = self._queue.take(self._may_build)
         if build is not None:
             self._under_way.add(id(build))
+        # The building thread takes many batches at a time: a trainer's next want would wait behind a verifier's
+        # batches.
         elif not self._under_way:
             build = self._spare.take(self._may_build)
         if build is not None and not build.want.in_slot:
@@ -106,13 +108,13 @@ class OpenWants(Generic[S, B]):
         return build
 
     def _may_build(self, trainer: int, build: B) -> bool:
-        """Whether its trainer reads, and there is room for what goes by TCP."""
+        """Return whether the want's trainer reads, and there is room for a batch that goes by TCP."""
         session = self._sessions.of(trainer)
         assert session is not None, "who is gone has no wants"
         return self._reads(session.address) and (build.want.in_slot or self._batches.has_room(trainer))
 
     def give_up(self) -> tuple[S, B] | None:
-        """End a want that nobody has begun; returns its trainer and the build."""
+        """End a want that is not begun yet; return its session and the build, or None if there is none."""
         build = self._queue.take() or self._spare.take()
         if build is None:
             return None
@@ -122,7 +124,7 @@ class OpenWants(Generic[S, B]):
         return session, build
 
     def finish(self, build: B) -> S | None:
-        """End a want that was taken, whatever became of it; returns its trainer, or None if that trainer is gone."""
+        """End a want that was taken, whatever became of it; return its session, or None if that has not this build."""
         self._under_way.discard(id(build))
         if not build.want.in_slot:
             self._batches.give_back(build.trainer, self._largest[build.want.stream])
@@ -133,18 +135,19 @@ class OpenWants(Generic[S, B]):
         return session
 
     def cancel(self, session: S, ticket: Ticket) -> bool:
-        """Cancel a want; whether it ended at once: if not, what becomes of its build is the answer."""
+        """Cancel a want; return whether it ended at once: if not, the result of its build will be the answer."""
         build = session.builds.get(ticket)
         if build is None:
             return False
         build.cancelled = True
+        # It is being built: the ticket stays open, because the building thread may still write into the slot.
         if not self._queue_of(session).remove(session.incarnation, build):
             return False
         self._end(session, build)
         return True
 
     def forget(self, session: S) -> list[B]:
-        """Forget a trainer that is gone: end and return what nobody has begun, and cancel the rest."""
+        """Forget a trainer that is gone: end and return its wants that are not begun, and cancel the others."""
         ended = self._queue_of(session).drop(session.incarnation)
         for build in ended:
             self._end(session, build)
@@ -154,6 +157,7 @@ class OpenWants(Generic[S, B]):
         return ended
 
     def _end(self, session: S, build: B) -> None:
+        """Close a want's ticket and forget its build."""
         session.tickets.answer(build.want.ticket)
         del session.builds[build.want.ticket]
         self._open.give_back(session.incarnation, 1)

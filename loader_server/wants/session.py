@@ -1,8 +1,8 @@
-"""A trainer as one worker knows it: its stream, its slots, its open tickets, and the connection that it speaks on.
+"""A trainer as one worker knows it: its stream, its slots, its open tickets, and its present connection.
 
 Rules: a session belongs to an incarnation of a trainer, not to a connection. A trainer that connects anew and says
 Hello again keeps its open tickets, its slots and the lock on them, and is answered where it said Hello last; messages
-on its earlier connection belong to nobody. A session ends once nothing of ours can write into its slots any more.
+on its earlier connection are ignored. A session ends once nothing of ours can write into its slots any more.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_SESSIONS", "Session"]
 
-#: The most trainers that a worker serves: each costs it memory, and a mapping of the trainer's slots.
+#: The limit on trainers of a worker: each costs it memory, and a mapping of the trainer's slots.
 MOST_SESSIONS = 4096
 
 
 class Session:
-    """One trainer; opened by its first `Hello`."""
+    """One trainer's session, opened by its first `Hello`."""
 
     def __init__(self, address: bytes, hello: Hello, take: Callable[[int], NDArray[np.uint8]]) -> None:
         self.incarnation = hello.incarnation
-        #: Whether others' wants go before its own: said once, because what a trainer is for does not change.
+        #: Whether other trainers' wants go before its own; it never changes, so only the first Hello counts.
         self.yields = hello.yields
         self.heard_s = 0.0
-        #: The key of the connection that it last spoke on; empty if there are no keys.
+        #: The public key of its last connection; empty if there are no keys.
         self.key = ""
         self.tickets = Tickets()
         #: Its open tickets.
@@ -47,8 +47,8 @@ class Session:
         self.greet(address, hello)
 
     def greet(self, address: bytes, hello: Hello) -> None:
-        """Take in a Hello."""
-        #: The connection that it speaks on.
+        """Move the session to the connection of a new Hello, and take over what the Hello says."""
+        #: Its present connection.
         self.address = address
         #: Whether it is gone; its session stays only until its last build has ended.
         self.gone = False
@@ -58,7 +58,10 @@ class Session:
         self._attach(hello)
 
     def _take_key(self, hello: Hello) -> None:
-        """Each Hello brings a key of its own, and the identity to send sealed payloads to."""
+        """Take the sealing key of a Hello, and the identity to send sealed payloads to.
+
+        Each Hello brings a new key, so payload numbers start again.
+        """
         seal = hello.seal
         self.sealer = Sealer(seal.key) if seal is not None and len(seal.key) == KEY_BYTES else None
         self.sealed_identity = seal.identity if seal is not None else b""
@@ -66,7 +69,10 @@ class Session:
         self.sealed_number = 0
 
     def _attach(self, hello: Hello) -> None:
-        """Open the slots, unless we have: that lock has to last for as long as anything of ours may write there."""
+        """Open the trainer's slots, unless they are open.
+
+        A session never opens them twice: the first lock has to last for as long as anything of ours may write there.
+        """
         if self.shared is not None:
             return
         self.why_not_shared = "the trainer does not offer its slots" if hello.shared is None else ""
@@ -75,16 +81,17 @@ class Session:
                 self.shared = OpenedSlots(hello.shared)
             except (OSError, ValueError) as error:
                 self.why_not_shared = f"shared memory cannot be had: {error}"
+        # Shared memory proves how many slots there are; otherwise only our limit bounds the numbers.
         self.tickets.slots = self.shared.offer.slots if self.shared is not None else MOST_SLOTS
 
     def buffer(self, want: Want) -> Callable[[int], NDArray[np.uint8]]:
-        """Where the batch of a want belongs: in its slot, or in a buffer to be sent."""
+        """Return the function that gives the memory for a want's batch: its slot, or a buffer to be sent."""
         shared = self.shared
         if want.in_slot and shared is not None:
             return lambda nbytes: shared.slot(want.ticket.slot, nbytes)
         return self._take
 
     def close(self) -> None:
-        """Let go of the trainer's slots."""
+        """Unmap the trainer's slots."""
         if self.shared is not None:
             self.shared.close()

@@ -1,6 +1,6 @@
-"""All trainers of one worker, by incarnation and by connection.
+"""The sessions of all trainers of one worker, by incarnation and by connection.
 
-Rules: pure; opening, greeting and closing a session is left to those who know sockets and memory. The session of a
+Rules: pure; opening, greeting and closing a session is left to modules that know sockets and memory. The session of a
 trainer that is gone stays until its last build has ended, because until then something of ours may write into its
 slots. Meanwhile it is still found by its connection, because a Pong without those tickets would say that their slots
 are free.
@@ -21,12 +21,12 @@ __all__ = ["Sessions", "TrainerSession"]
 
 
 class TrainerSession(Protocol):
-    """What this module needs of a trainer's session."""
+    """A trainer's session, as far as this module needs it."""
 
     incarnation: int
-    #: Whether others' wants go before its own.
+    #: Whether other trainers' wants go before its own.
     yields: bool
-    #: The connection that it speaks on.
+    #: Its present connection.
     address: bytes
     #: Whether it is gone; its session stays only until its last build has ended.
     gone: bool
@@ -35,17 +35,17 @@ class TrainerSession(Protocol):
     builds: dict[Ticket, Any]
 
     def greet(self, address: bytes, hello: Hello) -> None:
-        """It says Hello again."""
+        """Move the session to the connection of a new Hello."""
 
     def close(self) -> None:
-        """Let go of its slots."""
+        """Unmap the trainer's slots."""
 
 
 S = TypeVar("S", bound=TrainerSession)
 
 
 class Sessions(Generic[S]):
-    """`begin` makes a session from a first Hello."""
+    """All sessions of a worker; `begin` makes a session from a first Hello."""
 
     def __init__(self, begin: Callable[[bytes, Hello], S]) -> None:
         self._begin = begin
@@ -59,38 +59,40 @@ class Sessions(Generic[S]):
         return iter(list(self._by_trainer.values()))
 
     def at(self, address: bytes) -> S | None:
-        """The trainer that speaks on this connection."""
+        """Return the session that has this connection, or None."""
         return self._by_address.get(address)
 
     def of(self, trainer: int) -> S | None:
-        """The session of an incarnation."""
+        """Return the session of an incarnation, or None."""
         return self._by_trainer.get(trainer)
 
     def welcome(self, address: bytes, hello: Hello) -> S:
-        """The trainer that says Hello on this connection, known or new."""
+        """Return the session of a trainer that says Hello on this connection, known or new."""
         session = self._by_trainer.get(hello.incarnation)
         if session is None:
             session = self._by_trainer[hello.incarnation] = self._begin(address, hello)
         else:
+            # It reconnected: from now on messages of the earlier connection belong to no session.
             self._by_address.pop(session.address, None)
             session.greet(address, hello)
         self._by_address[address] = session
         return session
 
     def leave(self, session: S) -> None:
-        """A trainer is gone: let go of its memory once nothing of ours can write there."""
+        """Mark a trainer as gone; its memory is let go of once nothing of ours can write there."""
         session.gone = True
         self.tidy(session)
 
     def tidy(self, session: S) -> None:
-        """Forget a trainer if it is gone and its last build has ended."""
+        """Close and forget a session if its trainer is gone and its last build has ended."""
         if session.gone and not session.builds:
             session.close()
             del self._by_trainer[session.incarnation]
+            # Another trainer may have said Hello on this connection since.
             if self._by_address.get(session.address) is session:
                 del self._by_address[session.address]
 
     def close(self) -> None:
-        """Let go of all memory."""
+        """Close all sessions."""
         for session in self:
             session.close()

@@ -1,4 +1,4 @@
-"""Whose slot is it? The worker's half: which tickets of one trainer it may write for.
+"""The worker's half of who may write into a slot: the tickets of one trainer that this worker may write for.
 
 Rules: pure. A ticket is accepted only if its generation is above the last one of its slot, including refused ones. It
 is open until it is answered, and it is answered only once no thread of this worker can write into the slot any more. A
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_OPEN", "MOST_SLOTS", "Tickets", "Verdict"]
 
-#: How many tickets of one trainer may be open at a time.
+#: The limit on open tickets of one trainer.
 MOST_OPEN = 1024
 
-#: The most slots of a trainer that shares none, and so proves none; memory grows with the highest number seen.
+#: The limit on slot numbers of a trainer that shares no memory, and so does not prove how many it has. Our memory grows
+#: with the highest number seen.
 MOST_SLOTS = 16 * 1024
 
 
 class Verdict(enum.Enum):
-    """What a ticket is to this worker."""
+    """The judgement on a ticket."""
 
     NEW = "new"
     STALE = "stale"  #: this ticket, or a later one of its slot, was seen before
@@ -42,7 +43,7 @@ class Tickets:
         self._open: dict[int, Ticket] = {}
 
     def judge(self, ticket: Ticket) -> Verdict:
-        """Whether it can be accepted, and if not, why."""
+        """Return whether the ticket can be accepted, and if not, why."""
         if ticket.generation <= (self._last[ticket.slot] if ticket.slot < len(self._last) else 0):
             return Verdict.STALE
         if ticket.slot in self._open or ticket.slot >= self.slots or len(self._open) >= MOST_OPEN:
@@ -50,7 +51,7 @@ class Tickets:
         return Verdict.NEW
 
     def accept(self, ticket: Ticket) -> bool:
-        """Accept a ticket if it is new; whether it was."""
+        """Accept a ticket if it is new, and return whether it was."""
         if self.judge(ticket) is not Verdict.NEW:
             return False
         self._note(ticket)
@@ -63,21 +64,25 @@ class Tickets:
             self._note(ticket)
 
     def _note(self, ticket: Ticket) -> None:
+        # Grown on demand: most trainers have few slots, and one without shared memory may name any below the limit.
         self._last.extend([0] * (1 + ticket.slot - len(self._last)))
         self._last[ticket.slot] = ticket.generation
 
     def answer(self, ticket: Ticket) -> None:
-        """Close a ticket that is being answered: from now on nothing of ours may write into its slot."""
+        """Close a ticket that is being answered; raise a KeyError if it is not open.
+
+        From now on nothing of ours may write into its slot.
+        """
         if not self.is_open(ticket):
             raise KeyError(ticket)
         del self._open[ticket.slot]
 
     def is_open(self, ticket: Ticket) -> bool:
-        """Whether it still has to be answered."""
+        """Return whether the ticket still has to be answered."""
         return self._open.get(ticket.slot) == ticket
 
     def held(self) -> tuple[Ticket, ...]:
-        """All tickets that still have to be answered."""
+        """Return all tickets that still have to be answered."""
         return tuple(self._open.values())
 
     def __len__(self) -> int:

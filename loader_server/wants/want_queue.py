@@ -1,4 +1,4 @@
-"""Which want is built next: trainers take turns, and urgent wants go first.
+"""The order in which wants are built: trainers take turns, and urgent wants go first.
 
 Rules: pure. Of one trainer's wants the urgent ones go first; otherwise wants keep their order. A trainer with many
 wants delays another by one batch at most, or by two if it has urgent ones: after one of them jumped the turn, its next
@@ -47,19 +47,19 @@ class _TrainerWants(Generic[W]):
 
 
 def _any(_trainer: object, _want: object) -> bool:
-    """All may be built."""
+    """Allow every want."""
     return True
 
 
 class WantQueue(Generic[K, W]):
-    """Wants by trainer."""
+    """Wants by trainer, with the turns of trainers."""
 
     def __init__(self) -> None:
-        #: In the order of their turns.
+        #: Trainers in the order of their turns.
         self._by_trainer: OrderedDict[K, _TrainerWants[W]] = OrderedDict()
-        #: Trainers whose urgent want goes before everybody's turn, in the order in which these wants came.
+        #: Trainers whose urgent want goes before all turns, in the order in which these wants came.
         self._ahead: dict[K, None] = {}
-        #: Turns so far, and after how many of them a trainer may jump the turn again.
+        #: The turns so far, and by trainer the turn from which on it may go first again.
         self._turns = 0
         self._again: dict[K, int] = {}
 
@@ -67,20 +67,25 @@ class WantQueue(Generic[K, W]):
         return sum(map(len, self._by_trainer.values()))
 
     def waiting(self, may: Callable[[K, W], bool]) -> int:
-        """How many wants the trainers have whose next one may be built."""
+        """Return the number of wants of those trainers whose next want may be built."""
         return sum(len(wants) for trainer, wants in self._by_trainer.items() if may(trainer, wants.first()))
 
     def put(self, trainer: K, want: W, *, urgent: bool) -> None:
-        """Add a want behind its trainer's others, or (urgent) before those, and before everybody's turn."""
+        """Add a want behind its trainer's others, or before those and before all turns if it is urgent."""
         wants = self._by_trainer.setdefault(trainer, _TrainerWants())
         (wants.urgent if urgent else wants.later).append(want)
         if urgent and self._turns >= self._again.get(trainer, 0):
             self._ahead[trainer] = None
 
     def take(self, may: Callable[[K, W], bool] = _any) -> W | None:
-        """Take out the next want that may be built; its trainer's next turn comes after all others."""
+        """Return the next want that may be built, and take it out; None if there is none.
+
+        Its trainer's next turn comes after those of all others.
+        """
         for trainer in self._ahead:
             if may(trainer, self._by_trainer[trainer].first()):
+                # After jumping the turn, not again before each trainer that waits now has had a turn: urgent wants
+                # alone must not starve the others.
                 self._again[trainer] = self._turns + len(self._by_trainer)
                 del self._ahead[trainer]
                 return self._pop(trainer)
@@ -97,7 +102,7 @@ class WantQueue(Generic[K, W]):
         return want
 
     def remove(self, trainer: K, want: W) -> bool:
-        """Take a want out; False if it is no longer here."""
+        """Take a want out; return False if it is no longer here."""
         wants = self._by_trainer.get(trainer)
         if wants is None or not wants.remove(want):
             return False
@@ -112,7 +117,7 @@ class WantQueue(Generic[K, W]):
             del self._by_trainer[trainer]
 
     def drop(self, trainer: K) -> list[W]:
-        """Take out all wants of a trainer that is gone."""
+        """Take out and return all wants of a trainer that is gone."""
         self._again.pop(trainer, None)
         self._ahead.pop(trainer, None)
         wants = self._by_trainer.pop(trainer, None)

@@ -1,7 +1,7 @@
-"""Names with braces, as shells and WebDataset have them: `shard-{0000..0099}.tar`, `{train,more}.tar`.
+"""File names with braces, as shells and WebDataset expand them: `shard-{0000..0099}.tar`, `{train,more}.tar`.
 
 Rules: pure. Numbers keep their leading zeros; ranges may fall; several braces of a name are all combined, the last one
-fastest. Anything else stays as it is, and so do braces within braces.
+fastest. Anything else stays as it is, and so do nested braces.
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ __all__ = ["names_meant"]
 
 _BRACES = re.compile(r"\{([^{}]*(?:\.\.|,)[^{}]*)\}")
 _RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(\d{1,18}))?")
-#: More files than this must be a typing error.
+#: More names than this must be a typing error.
 _MOST_NAMES = 1_000_000
 
 
 def names_meant(name: str) -> list[str]:
-    """All names that a name with braces stands for; a name without braces stands for itself."""
+    """Return all names that a name with braces stands for; a name without braces stands for itself.
+
+    Raise a SettingsError if there are more than a million.
+    """
     pieces = _BRACES.split(name)
     choices = [[piece] if place % 2 == 0 else _choices(piece, name) for place, piece in enumerate(pieces)]
+    # Counted before the names are made: a few braces may stand for billions.
     total = 1
     for one in choices:
         total *= len(one)
@@ -36,6 +40,7 @@ def _choices(within: str, name: str) -> list[str]:
     if found is None:
         return within.split(",") if "," in within else [f"{{{within}}}"]
     first, last, step = int(found[1]), int(found[2]), max(int(found[3] or 1), 1)
+    # Before the range becomes a list, which could take all memory.
     if abs(last - first) // step >= _MOST_NAMES:
         raise _too_many(name, abs(last - first) // step + 1)
     numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)

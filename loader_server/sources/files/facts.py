@@ -1,4 +1,4 @@
-"""What is known about a file, local or remote, whoever reads it: what tells it from others, and that it has changed."""
+"""Facts about a file, local or remote, that all readers share: what identifies it, and the error if it changed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ OTHER_FILE_REMEDY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFacts:
-    """What tells a file from another one of the same name: its size, and for a local one its time of change in
-    nanoseconds, for a remote one a digest of what its store says of the version (ETag) and of the size.
+    """What tells a file from another one of the same name: its size and a version.
+
+    The version of a local file is its time of change (mtime) in nanoseconds; that of a remote one a hash of the size
+    and of what its store reports as the version (ETag).
     """
 
     bytes: int
@@ -33,7 +35,7 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
-    """Where a machine keeps something on its disk, how many bytes of it at most, and where uses of it are counted."""
+    """A cache's folder on this machine's disk, its size limit in bytes, and the counters of its uses."""
 
     folder: Path
     bytes: int
@@ -42,8 +44,10 @@ class CacheSettings:
 
 @dataclass(frozen=True, slots=True)
 class FilePlaces:
-    """Where the files that a job names are: the folder that paths start from, where remote files are kept, if that
-    is set, and where those are that were fetched, by the names that the job file gives them.
+    """Where the files that a job names are.
+
+    `base` is the folder that paths start from, `cache` that of remote files, if set, and `fetched` the places of
+    fetched files by their names in the job file.
     """
 
     base: Path = Path()
@@ -51,7 +55,7 @@ class FilePlaces:
     fetched: tuple[tuple[str, str], ...] = ()
 
     def find(self, name: str) -> Path:
-        """Return where a file is that a transform names."""
+        """Return the path of a file that a transform names."""
         return Path(dict(self.fetched).get(name) or self.base / name)
 
 
@@ -63,7 +67,7 @@ class LocalFile:
         self._give_back = give_back
 
     def close(self) -> None:
-        """Release it: it is no longer needed."""
+        """Release the file; closing again does nothing."""
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
             give_back()
@@ -79,7 +83,7 @@ class LocalFile:
 
 
 def changed(expected: str, got: str, where: str) -> ReadError:
-    """The error of a source that meets bytes other than those it indexed."""
+    """Return the error for bytes other than those that were indexed."""
     return ReadError(
         expected=expected,
         got=f"{got}: the file has changed since",

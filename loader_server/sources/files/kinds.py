@@ -1,4 +1,4 @@
-"""What a file is by its first bytes, whatever its name says.
+"""The kind of a file by its first bytes, whatever its name says.
 
 Rules: pure. Only the kinds that people take for text by mistake are known: any other beginning may be text.
 """
@@ -9,13 +9,14 @@ from shared.errors import DataError
 
 __all__ = ["HEAD_BYTES", "refuse_no_text"]
 
-#: How many bytes it takes to tell.
+#: Bytes needed to recognize any of the kinds.
 HEAD_BYTES = 6
 
 _UNPACK = "Unpack it once: lines are read from their places, which a compressed file does not have."
 _CONVERT = "Convert it once, with iconv for instance: iconv -f UTF-16 -t UTF-8."
 
-#: How files begin (a longer mark before a shorter one that it starts with), what they are, and what to do.
+#: Magic bytes, the kind, and the remedy. A longer mark comes before a shorter one that it starts with: UTF-32's mark
+#: begins with UTF-16's.
 _KINDS = (
     (b"\x1f\x8b", "one that is compressed by gzip", _UNPACK),
     (b"\x28\xb5\x2f\xfd", "one that is compressed by zstd", _UNPACK),
@@ -39,5 +40,5 @@ def refuse_no_text(head: bytes, where: str) -> None:
 
 
 def _alternates(head: bytes) -> bool:
-    """Whether just every second byte is zero, as of Latin letters in UTF-16."""
+    """Return whether exactly every second byte is zero, as in Latin letters in UTF-16."""
     return len(head) == HEAD_BYTES and any(head[::2]) != any(head[1::2])

@@ -1,4 +1,4 @@
-"""Files that list samples, such as manifests: what tells them from others, noted in the index and compared later.
+"""Files that list samples, such as manifests: what identifies them, noted in the index and compared later.
 
 Rules: the content of such a list is kept in the index, so a list with other content is refused, whatever its size and
 its times. A list that was only touched or copied is the same; one whose status this machine has seen is not read again.
@@ -25,7 +25,10 @@ _BLOCK_BYTES = 2**20
 
 
 def list_facts(path: str, files: Files, what: str) -> dict[str, Any]:
-    """What the index's origin says about a list, which messages call `what`; a DataError if it is not readable text."""
+    """Return the entry for a list in the index's origin; raise a DataError if it is not readable text.
+
+    `what` is the word for the list in messages.
+    """
     now = _facts(path, files, what)
     if not path.endswith(".gz"):
         files.refuse_no_text(path)
@@ -33,7 +36,7 @@ def list_facts(path: str, files: Files, what: str) -> dict[str, Any]:
 
 
 def refuse_other_list(facts: dict[str, Any], files: Files, what: str, index: Path) -> None:
-    """Refuse a list that is no longer what was indexed."""
+    """Raise a DataError if a list no longer has the indexed content."""
     path, now = facts["path"], _facts(facts["path"], files, what)
     if now.bytes == facts["bytes"] and _is_same(facts, now, files):
         return
@@ -46,7 +49,7 @@ def refuse_other_list(facts: dict[str, Any], files: Files, what: str, index: Pat
 
 
 def refuse_absent_list(path: str, files: Files, what: str) -> None:
-    """Raise a DataError if it cannot be read."""
+    """Raise a DataError if the list cannot be read."""
     _facts(path, files, what)
 
 
@@ -60,7 +63,7 @@ def _facts(path: str, files: Files, what: str) -> FileFacts:
 
 
 def _is_same(facts: dict[str, Any], now: FileFacts, files: Files) -> bool:
-    """Tell whether a list of the indexed size has the indexed content."""
+    """Return whether a list of the indexed size has the indexed content."""
     path = facts["path"]
     if is_url(path):
         is_known = now.version == facts["mtime_ns"]
@@ -70,9 +73,11 @@ def _is_same(facts: dict[str, Any], now: FileFacts, files: Files) -> bool:
 
 
 def _digest(path: str, files: Files) -> str:
-    """A digest of the whole list, remembered for its status."""
+    """Return a hash of the whole list, and remember it for the list's status."""
     state = xxhash.xxh3_128()
     with files.open(path) as file:
+        # The status is taken before the bytes are read: if somebody writes meanwhile, the file's next status differs
+        # from the remembered one, and the list is read again.
         status = None if is_url(path) else os.fstat(file.fileno())
         while block := file.read(_BLOCK_BYTES):
             state.update(block)
@@ -82,7 +87,7 @@ def _digest(path: str, files: Files) -> str:
 
 
 def absent_list(place: object, what: str, error: OSError) -> DataError:
-    """The error of a list that cannot be read."""
+    """Return the error for a list that cannot be read."""
     return _absent(str(place), what, error.strerror or type(error).__name__)
 
 

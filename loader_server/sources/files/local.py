@@ -1,4 +1,4 @@
-"""Files on this machine: which of them a path stands for, their bytes, and whether they have changed.
+"""Files on this machine: those that a path stands for, their bytes, and whether they have changed.
 
 Paths are relative to the job file's folder. Knows nothing about remote files, which have their own room.
 """
@@ -19,9 +19,9 @@ __all__ = ["LocalHandle", "bytes_at", "files_meant", "is_hidden", "local_stamp",
 
 
 def files_meant(base: Path, name: str, suffixes: tuple[str, ...]) -> list[str] | None:
-    """The files of a folder or a pattern, in any order; None if `name` is neither, and so the name of a file."""
+    """Return the files of a folder or a pattern, in any order; None if `name` is neither, so names a file."""
     path, ends = base / name, suffixes or ("",)
-    if os.path.isdir(path):  # pathlib's raises where a name is too long
+    if os.path.isdir(path):  # Path.is_dir raises if a name is too long
         return [os.path.join(name, found) for found in _below(path) if found.endswith(ends)]
     if not glob.has_magic(name) or os.path.exists(path):
         return None
@@ -30,8 +30,9 @@ def files_meant(base: Path, name: str, suffixes: tuple[str, ...]) -> list[str] |
 
 
 def _below(folder: Path) -> Iterable[str]:
-    """The files in a folder and its sub-folders, except hidden ones."""
+    """Yield the files in a folder and its sub-folders, relative to it, except hidden ones."""
     for place, folders, files in os.walk(folder):
+        # In place, which keeps os.walk from entering them.
         folders[:] = [name for name in folders if not is_hidden(name)]
         for name in files:
             if not is_hidden(name):
@@ -39,11 +40,11 @@ def _below(folder: Path) -> Iterable[str]:
 
 
 def named_twice(base: Path, names: Iterable[str]) -> tuple[str, str] | None:
-    """Return two names of one file, which may be links to it, if there are such; a file that is absent has one name."""
+    """Return two names of the same file, by links or not, or None; a file that is absent is known by its path."""
     known: dict[tuple[int, int] | str, str] = {}
     for name in names:
         try:
-            status = os.stat(base / name)  # pathlib's raises where a name is too long
+            status = os.stat(base / name)  # raises OSError too if a name is too long
         except (OSError, ValueError):
             key: tuple[int, int] | str = str(base / name)
         else:
@@ -55,19 +56,20 @@ def named_twice(base: Path, names: Iterable[str]) -> tuple[str, str] | None:
 
 
 def _is_one_file(path: Path, other: Path) -> bool:
-    """Tell whether names of one inode are of one file: some network file systems number different files alike, of which
-    none has a second link.
+    """Return whether two names of one inode number are of one file.
+
+    Some network file systems give different files the same inode number; those have no second link.
     """
     return path.resolve() == other.resolve() or path.stat().st_nlink > 1
 
 
 def is_hidden(path: str) -> bool:
-    """Whether a file, or a folder that it is in, is one that tools keep for themselves."""
+    """Return whether a file or one of its folders begins with a dot or an underscore, as tools name their own files."""
     return any(part.startswith((".", "_")) for part in path.split("/"))
 
 
 def local_stamp(base: str, path: str) -> str:
-    """Size and times of change, or the error in reading them."""
+    """Return size and times of change as text, or the class of the error in reading them."""
     try:
         status = os.stat(path if path.startswith("/") else os.path.join(base, path))
     except (OSError, ValueError) as error:
@@ -76,27 +78,32 @@ def local_stamp(base: str, path: str) -> str:
 
 
 def open_local(path: Path) -> BinaryIO:
-    """Open a file of a user's; an OSError if it is no file: a pipe would be waited for, and a device never ends."""
+    """Open a user's file for reading; raise an OSError for anything but a regular file.
+
+    A pipe would block until somebody writes, and a device may never end.
+    """
     return open(path, "rb", opener=_descriptor)
 
 
 def _descriptor(path: str | Path, flags: int = os.O_RDONLY) -> int:
+    # O_NONBLOCK: opening a pipe that nobody writes to would block before its type can be looked at.
     number = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(number).st_mode):
             raise OSError(errno.EINVAL, "a folder, pipe or device", str(path))
-    except BaseException:  # an interrupt too: nobody else closes it
+    except BaseException:  # also KeyboardInterrupt: nobody else closes the descriptor
         os.close(number)
         raise
     return number
 
 
 class LocalHandle:
-    """An open file, which its last user closes, even if it has been forgotten elsewhere meanwhile."""
+    """An open file that closes with its last reference, even if it has been dropped elsewhere meanwhile."""
 
     __slots__ = ("number",)
 
     def __init__(self, path: Path) -> None:
+        # Set first, because `__del__` also runs if opening raises.
         self.number = -1
         self.number = _descriptor(path)
 
@@ -106,7 +113,8 @@ class LocalHandle:
 
 
 def bytes_at(handle: int, offset: int, nbytes: int) -> bytes:
-    """`nbytes` bytes, or as many as there are; the system may return many of them in pieces."""
+    """Return `nbytes` bytes, or fewer at the end of the file; one read may return less than was asked for."""
+    # pread has no position, so threads may share a descriptor.
     raw = os.pread(handle, nbytes, offset)
     while len(raw) < nbytes and (more := os.pread(handle, nbytes - len(raw), offset + len(raw))):
         raw += more

@@ -1,4 +1,4 @@
-"""Looking at some of very many samples, within a time."""
+"""A time-limited look at some of very many samples."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 __all__ = ["look_at_some"]
 
-#: How many are looked at in a pass over all: these few tell of most changes, as whole data sets are written anew.
+#: Samples in the first pass over all: these few reveal most changes, because data sets are usually rewritten whole.
 _A_PASS = 1000
 
 
 def look_at_some(samples: int, look: Callable[[int], object], time_s: float) -> None:
-    """Call `look` with sample after sample, in passes of evenly spread ones, until all had their turn or time is up."""
+    """Call `look` with sample after sample, in passes of evenly spread ones, until all are done or time is up."""
     until_s = time.monotonic() + time_s
     step = max(samples // _A_PASS, 1)
     for first in range(step):

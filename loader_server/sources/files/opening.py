@@ -1,9 +1,8 @@
-"""The one place through which sources open files, so that each source reads local and remote ones alike.
+"""The one place through which sources open files, so that each source reads local and remote files alike.
 
 A file is known by its path as the job file has it, relative to `base`, or by its URL. Rules: nothing is opened before
-it is read; any thread may read; few files are open at a time. What can be wrong with a file as such (absent, refused,
-cut short, not the one that was indexed) is said here and in the room of remote files, in the same words for all
-sources. Knows no format.
+it is read; any thread may read; few files are open at a time. Errors about a file as such (absent, refused, cut short,
+not the indexed one) are worded here and in the room of remote files, the same for all sources. Knows no format.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ if TYPE_CHECKING:
 
 __all__ = ["FileFacts", "Files", "changed"]
 
-#: Local files that one source has open at a time.
+#: Local files that one source keeps open at a time.
 _MOST_OPEN = 64
-#: Names of files that are in memory at a time while all files are looked at.
+#: File names held in memory at a time while a stamp is computed.
 _STAMPED_AT_A_TIME = 1024
-#: Remote files that are looked at in parallel.
+#: Remote files that are asked about in parallel.
 _MOST_ASKED = 16
-#: Where remote files are kept by default.
+#: The default folder and size of the cache of remote files.
 _CACHE_FOLDER, _CACHE_BYTES = ".stoker/remote", 32 * 2**30
 
 
@@ -57,17 +56,17 @@ class Files:
 
     def __init__(self, base: Path, cache: CacheSettings | None = None) -> None:
         self._base = base
-        #: Where remote files are kept: may be set before any file is looked at.
+        #: The cache of remote files; it may be replaced before any file is looked at.
         self.cache = cache or CacheSettings(folder=base / _CACHE_FOLDER, bytes=_CACHE_BYTES)
-        #: The state folder of the job, where the machine remembers files that were looked at.
+        #: The job's state folder, which holds this machine's memory of files (`seen`).
         self.state: Path | None = None
         self._handles: dict[str, LocalHandle] = {}
         self._kept: list[LocalFile] = []
         #: Whether any of the files looked at so far is remote.
         self.are_remote = False
-        #: Names the data set that was opened.
+        #: A hash of the paths of the opened data set; the process that fetches ahead is chosen by it.
         self._data_set = ""
-        #: The version of each remote file that is read.
+        #: The version at which each remote file is read, fixed when it is first looked at.
         self._versions: dict[str, FileFacts] = {}
 
     @cached_property
@@ -76,15 +75,17 @@ class Files:
 
     @cached_property
     def seen(self) -> SeenFiles:
-        """Which content local files were seen to have on this machine."""
+        """Return this machine's memory of the contents of local files."""
         return seen_files(self.state)
 
     # --- which there are ---
 
     def found(self, paths: Iterable[str], *suffixes: str, once: bool = True) -> list[str]:
-        """The files that a list of paths stands for: a path as it is, all of a range (`{000..099}.tar`), all that match
-        a pattern (`shards/*.tar`, `**/*.tar`), all below a folder that end so (a remote folder's name ends in /);
-        patterns and folders in sorted order. DataError where there is none, or, unless `once` is False, where a file is
+        """Return the files that a list of paths stands for.
+
+        A path stands for itself, for a range (`{000..099}.tar`), for all files that match a pattern (`shards/*.tar`,
+        `**/*.tar`), or for all files below a folder that end in a suffix (a remote folder's name ends in /). Patterns
+        and folders give sorted names. Raise a DataError if there is no file, or, unless `once` is False, if a file is
         named twice.
         """
         names = list(paths)
@@ -98,7 +99,7 @@ class Files:
         return meant
 
     def refuse_twice(self, names: Iterable[str]) -> None:
-        """Refuse names of which two are of one file or folder, also by a link: its samples would count twice."""
+        """Raise a DataError if two names are of one file or folder, also by a link: its samples would count twice."""
         found = named_twice(self._base, names)
         if found is not None:
             raise DataError(
@@ -109,8 +110,8 @@ class Files:
             )
 
     def _named(self, name: str) -> list[str]:
-        """All names that braces stand for, unless there is a file of that very name."""
-        is_there = not is_url(name) and os.path.exists(self._base / name)  # pathlib's raises, see above
+        """Return the names that the braces stand for; the name itself if a file has this very name."""
+        is_there = not is_url(name) and os.path.exists(self._base / name)  # Path.exists raises if the name is too long
         return [name] if is_there else names_meant(name)
 
     def _meant(self, name: str, suffixes: tuple[str, ...]) -> list[str]:
@@ -139,11 +140,11 @@ class Files:
     # --- what they are ---
 
     def where(self, path: str) -> str:
-        """What messages call the file."""
+        """Return the name of the file for messages, without credentials."""
         return without_credentials(path) if is_url(path) else str(self._base / path)
 
     def facts(self, path: str) -> FileFacts:
-        """Size and version; a DataError if there is no such file."""
+        """Return size and version; raise a DataError if there is no such file."""
         if is_url(path):
             self.are_remote = True
             return self._remote.facts(path)
@@ -156,11 +157,11 @@ class Files:
         return FileFacts(bytes=status.st_size, version=status.st_mtime_ns)
 
     def note_remote(self, samples: int, path_of: Callable[[int], str]) -> None:
-        """Find out from its first file whether samples whose files nobody has looked at since indexing are remote."""
+        """Set `are_remote` from the first sample's file, for samples whose files were not looked at since indexing."""
         self.are_remote |= samples > 0 and is_url(path_of(0))
 
     def has(self, path: str) -> bool:
-        """Whether there is such a file; a ReadError if its store cannot be asked."""
+        """Return whether there is such a file; raise a ReadError if its store cannot be asked."""
         try:
             self.facts(path)
         except ReadError:
@@ -178,12 +179,12 @@ class Files:
         )
 
     def origin(self, paths: Iterable[str]) -> list[dict[str, Any]]:
-        """What an inventory says about its files (`Inventory(origin=…)`), for `refuse_changed`."""
+        """Return what an inventory records about its files (`Inventory(origin=…)`), for `refuse_changed`."""
         names = list(paths)
         return [{"path": path, **asdict(facts)} for path, facts in zip(names, self._facts_of(names), strict=True)]
 
     def _facts_of(self, paths: list[str]) -> Iterable[FileFacts]:
-        """The facts of these files; several remote ones are asked about at a time."""
+        """Return the facts of these files; several remote ones are asked about in parallel."""
         if not any(map(is_url, paths)):
             return map(self.facts, paths)
         with ThreadPoolExecutor(_MOST_ASKED) as pool:
@@ -192,13 +193,14 @@ class Files:
         return found
 
     def stamp(self, paths: Iterable[str]) -> str:
-        """What `Source.stamp` returns if the data are these files: a digest of their names, sizes and times of change.
+        """Return a hash of these files' names, sizes and times of change, for `Source.stamp`.
 
-        The inode's time of change counts as well, because `cp -p` and `rsync -t` set back only the other one; so a file
+        The inode's time of change (ctime) counts as well, because `cp -p` and `rsync -t` set back only mtime; so a file
         that was moved or got another owner counts as changed, which costs another look at it. A file that keeps its
         size and is written twice within one tick of the file system's clock, some milliseconds, goes unnoticed.
         """
         state, names, base = xxhash.xxh3_128(), iter(paths), str(self._base)
+        # Block by block: there may be millions of names, and the remote ones of a block are asked about in parallel.
         while block := list(islice(names, _STAMPED_AT_A_TIME)):
             urls = [path for path in block if is_url(path)]
             remote = dict(zip(urls, self._remote_stamps(urls), strict=True)) if urls else {}
@@ -219,9 +221,10 @@ class Files:
             return list(pool.map(stamp, urls))
 
     def refuse_changed(self, origin: Iterable[dict[str, Any]], index: Path) -> None:
-        """Refuse files that are gone or differ from those of the index's origin; a source calls it in `open`. Only
-        sizes of local files are compared, because a copy has other times; sources keep digests of what they read, or
-        of the files (`same_files`).
+        """Raise a DataError if a file of the index's origin is gone or differs; a source calls it in `open`.
+
+        Only sizes of local files are compared, because a copy has other times; sources keep digests of what they read,
+        or of the files (`same_files`).
         """
         known = list(origin)
         self._data_set = xxhash.xxh3_64_hexdigest("\n".join(one["path"] for one in known).encode())
@@ -242,10 +245,12 @@ class Files:
     # --- their bytes ---
 
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
-        """All `nbytes` bytes from this place on; a ReadError if the file ends before, or a remote one cannot be
-        fetched; an OSError if the disk fails or the file is gone.
+        """Return exactly `nbytes` bytes from `offset` on.
+
+        Raise a ReadError if the file ends before, or a remote file cannot be fetched; an OSError if the disk fails or
+        the file is gone.
         """
-        handle = self._handles.get(path)  # named, so that it stays open even if another thread forgets it now
+        handle = self._handles.get(path)  # our reference keeps it open if another thread clears `_handles` now
         if handle is None:
             if is_url(path):
                 return self._remote.read(path, self._version(path), offset, nbytes)
@@ -256,7 +261,12 @@ class Files:
         return raw
 
     def read_all(self, extents: Iterable[tuple[str, int, int]]) -> Iterator[bytes]:
-        """The same for many small pieces (path, from where, how many), each by the time it is asked for."""
+        """Yield the bytes of many small pieces (path, offset, size), each read when it is asked for.
+
+        Errors are those of `read`.
+        """
+        # An open local file is read right here, without the calls of `read`: that is most pieces. Anything else (a file
+        # not open, a remote one, a short read) goes through `read`, which reads on or words the error.
         handles = self._handles
         for path, offset, nbytes in extents:
             handle = handles.get(path)
@@ -264,8 +274,9 @@ class Files:
             yield raw if handle is not None and len(raw) == nbytes else self.read(path, offset, nbytes)
 
     def whole(self, path: str, facts: FileFacts) -> bytes:
-        """All bytes of a file that is one sample's, if it still has these facts: a ReadError if not, an OSError as in
-        `read`.
+        """Return all bytes of a file that holds one sample.
+
+        Raise a ReadError if the file no longer has these facts, and an OSError as `read` does.
         """
         if is_url(path):
             return self._remote.read(path, facts, 0, facts.bytes)
@@ -279,11 +290,14 @@ class Files:
         return raw
 
     def part(self, path: str, facts: FileFacts, offset: int, nbytes: int) -> bytes:
-        """Like `read`, for a remote file of one sample, or of few."""
+        """Return bytes of a remote file that holds one sample, or few, in the version of these facts."""
         return self._remote.read(path, facts, offset, nbytes)
 
     def open(self, path: str) -> BinaryIO:
-        """The file, opened for reading and seeking; to be closed by the caller."""
+        """Return the file, opened for reading and seeking; the caller closes it.
+
+        Raise a DataError if a local file cannot be opened.
+        """
         if is_url(path):
             return self._remote.open(path, self._version(path))
         try:
@@ -292,40 +306,42 @@ class Files:
             raise self._absent(path, error.strerror or type(error).__name__) from None
 
     def refuse_no_text(self, path: str) -> None:
-        """Raise a DataError if its first bytes say that a file is compressed, or otherwise not text in UTF-8."""
+        """Raise a DataError if the first bytes show that a file is compressed or otherwise not text in UTF-8."""
         with self.open(path) as file:
             try:
                 head = file.read(HEAD_BYTES)
-            except OSError as error:  # of a file that cannot be read like others, as some of the kernel's
+            except OSError as error:  # special files, such as some of the kernel's, open but cannot be read
                 raise self._absent(path, error.strerror or type(error).__name__) from None
         refuse_no_text(head, self.where(path))
 
     def path(self, path: str) -> Path | RemotePath:
-        """Return the file as a path, for callers of `open` with an encoding, `name` and `suffix`; a DataError if
-        something else is there.
+        """Return the file as a path, for callers that use `open` with an encoding, `name` and `suffix`.
+
+        Raise a DataError if something other than a file is there.
         """
         if is_url(path):
             return RemotePath(path, self.open)
-        if os.path.exists(self._base / path):  # pathlib's raises, see above
+        if os.path.exists(self._base / path):  # Path.exists raises if the name is too long
             self.facts(path)
         return self._base / path
 
     def local(self, path: str, facts: FileFacts | None = None) -> LocalFile:
-        """The whole file on this machine's disk, for a library that wants a path or a memory map; to be closed after
-        use.
+        """Return the whole file on this machine's disk, for a library that wants a path or a memory map.
+
+        The caller closes it after use; until then it is not evicted from the cache.
         """
         if is_url(path):
             return self._remote.local(path, facts or self._version(path))
         return LocalFile(self._base / path)
 
     def keep_local(self, path: str) -> Path:
-        """The same, but kept until these files are closed, for files that stay mapped."""
+        """Return the path of a local copy that is kept until these files are closed, for files that stay mapped."""
         self._kept.append(self.local(path))
         return self._kept[-1].path
 
     def beside(self, path: str, name: str) -> str:
-        """The path of a file that another file names relative to itself."""
-        return joined(os.path.dirname(path), name)  # many of them
+        """Return the path of a file that another file names relative to itself."""
+        return joined(os.path.dirname(path), name)  # faster than pathlib, for very many names
 
     def _open_local(self, path: str) -> LocalHandle:
         if len(self._handles) >= _MOST_OPEN:
@@ -334,7 +350,7 @@ class Files:
         return handle
 
     def _version(self, url: str) -> FileFacts:
-        """The version that the file had when it was first looked at."""
+        """Return the version that the file had when it was first looked at."""
         known = self._versions.get(url)
         if known is None:
             known = self._versions[url] = self.facts(url)
@@ -343,29 +359,30 @@ class Files:
     # --- what comes soon ---
 
     def looks_ahead(self) -> bool:
-        """Whether this process is the one that fetches ahead, and can take more."""
+        """Return whether this process is the one that fetches ahead for this data set, and can take more."""
         return self.are_remote and self._remote.looks_ahead(self._data_set)
 
     def expect(self, extents: Iterable[tuple[str, int, int]]) -> None:
-        """These bytes (path, offset, size) will be read soon: begin to fetch those that are remote."""
+        """Begin to fetch the remote ones of these extents (path, offset, size), which will be read soon."""
         remote = ((path, offset, nbytes) for path, offset, nbytes in extents if is_url(path))
         self._remote.expect((url, self._version(url), offset, nbytes) for url, offset, nbytes in remote)
 
     def expect_files(self, files: Iterable[tuple[str, FileFacts]]) -> None:
-        """These files, one for each sample, will be read soon."""
+        """Begin to fetch whole files, one for each sample, which will be read soon."""
         self.expect_parts((path, facts, 0, facts.bytes) for path, facts in files)
 
     def expect_parts(self, parts: Iterable[tuple[str, FileFacts, int, int]]) -> None:
-        """These bytes of files whose versions are known will be read by `part` soon."""
+        """Begin to fetch parts of files of known versions, which will be read by `part` soon."""
         self._remote.expect(part for part in parts if is_url(part[0]))
 
     def expect_local(self, paths: Iterable[str]) -> None:
-        """These files will be asked for by `local` soon: begin to fetch the remote ones."""
+        """Begin to fetch the remote ones of these files, which will be asked for by `local` soon."""
         self._remote.expect_whole((path, self._version(path)) for path in paths if is_url(path))
 
     def close(self) -> None:
-        """Close what is open once nobody reads it any more; it opens again when it is read."""
+        """Drop all open files; each closes once its last reader is done, and opens again when it is read."""
         self._handles.clear()
         self._kept.clear()
+        # Not by attribute access, which would make the cache's client only to close it.
         if "_remote" in self.__dict__:
             self._remote.close()

@@ -1,7 +1,7 @@
 """Reading samples although a disk or a mount fails for a moment.
 
-Rules: a read that fails is tried again after pauses, from the sample that failed; a file that is not the indexed one
-fails at once. How long a read may take is `read_ahead`'s business.
+Rules: a read that fails is retried after pauses, from the sample that failed; a file that is not the indexed one fails
+at once. How long a read may take is decided by `read_ahead`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ if TYPE_CHECKING:
 
 __all__ = ["read_patiently"]
 
-#: Pauses between attempts to read a file: hiccups of disks and network mounts last about that long.
+#: Back-off between attempts to read a file: hiccups of disks and network mounts last about that long.
 _READ_PAUSES_S = (0.05, 0.2, 0.8)
 
 
 def read_patiently(
     read: Callable[[Sequence[int]], Iterable[bytes]], samples: Sequence[int], begin: Callable[[int], object]
 ) -> list[bytes]:
-    """Read samples, saying which before each. If the disk fails, go on from that sample after a pause; a file that is
-    not the indexed one fails at once.
+    """Return the bytes of these samples; `begin` is called with each sample's number before it is read.
+
+    If the disk fails, go on from that sample after a pause, and raise a ReadError once a sample has failed four times
+    in a row. A ReadError of `read` (a file that is not the indexed one) passes through at once.
     """
     raw: list[bytes] = []
     failed_at, pauses_s = -1, iter(_READ_PAUSES_S)
@@ -32,6 +34,7 @@ def read_patiently(
         try:
             _read_on(read, samples, begin, raw)
         except OSError as error:
+            # Another sample than the last time failed, so there was progress: the pauses begin anew.
             if len(raw) != failed_at:
                 failed_at, pauses_s = len(raw), iter(_READ_PAUSES_S)
             pause_s = next(pauses_s, None)
@@ -52,7 +55,7 @@ def _read_on(
     begin: Callable[[int], object],
     raw: list[bytes],
 ) -> None:
-    """Append what is still to be read, by one call for all of it; each sample's bytes come when it is its turn."""
+    """Append the samples that are still to be read, by one call of `read`, which gives each sample's bytes in turn."""
     left = samples[len(raw) :]
     begin(left[0])
     answers = iter(read(left))

@@ -1,4 +1,4 @@
-"""Whether the files that samples are read from are on this machine, by a look at some of them.
+"""A quick check whether the files that samples are read from are on this machine.
 
 Rules: names and sizes alone, because a copy has other times, and what a file holds is compared when it is read. Remote
 files are not looked at. However many files there are, a look takes no longer than a moment.
@@ -26,7 +26,7 @@ _BEARABLE_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class IndexedFiles:
-    """The files of an index by number: `file_at` returns a file's path, empty if it is remote, and its bytes."""
+    """The files of an index by number: `file_at` returns a file's path ("" if it is remote) and its size."""
 
     count: int
     file_at: Callable[[int], tuple[str, int]]
@@ -34,7 +34,7 @@ class IndexedFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingFiles:
-    """What a look found missing: the first such file, why, and how many of those looked at."""
+    """The result of a look: the first missing file, the reason, and how many of those looked at are missing."""
 
     path: str
     reason: str
@@ -43,16 +43,16 @@ class MissingFiles:
 
     @property
     def share(self) -> float:
-        """The share that is missing of those looked at."""
+        """Return the missing fraction of the files looked at."""
         return self.missing / self.looked_at
 
     @property
     def is_bearable(self) -> bool:
-        """Whether most batches can be built all the same."""
+        """Return whether most batches can be built all the same."""
         return self.share <= _BEARABLE_SHARE
 
     def fields(self) -> dict[str, str | int]:
-        """Return these for a line of the log."""
+        """Return the facts for a line of the log."""
         return {"path": self.path, "reason": self.reason, "missing": self.missing, "looked_at": self.looked_at}
 
     def __str__(self) -> str:
@@ -61,7 +61,10 @@ class MissingFiles:
 
 
 def find_missing(files: IndexedFiles, time_s: float) -> MissingFiles | None:
-    """Return which of these files are missing or of another size, or None if none is."""
+    """Return a summary of files that are missing or of another size, or None if none was found.
+
+    At most `_MOST_LOOKED_AT` or so are looked at, evenly spread, for at most `time_s`.
+    """
     until_s = time.monotonic() + time_s
     first, reason, missing, looked_at = "", "", 0, 0
     for number in range(0, files.count, max(1, files.count // _MOST_LOOKED_AT)):
@@ -71,6 +74,7 @@ def find_missing(files: IndexedFiles, time_s: float) -> MissingFiles | None:
         missing += bool(found)
         if found and not first:
             first, reason = path, found
+        # A mount may answer slowly, and a look has to end in time; what was looked at so far tells enough.
         if time.monotonic() > until_s:
             break
     return MissingFiles(path=first, reason=reason, missing=missing, looked_at=looked_at) if missing else None
@@ -78,7 +82,7 @@ def find_missing(files: IndexedFiles, time_s: float) -> MissingFiles | None:
 
 def _reason(path: str, nbytes: int) -> str:
     try:
-        found = os.stat(path).st_size  # a fifth of the time of a Path's
+        found = os.stat(path).st_size  # takes a fifth of the time of Path.stat
     except FileNotFoundError:
         return "missing"
     except (OSError, ValueError) as error:

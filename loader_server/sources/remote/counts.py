@@ -1,4 +1,4 @@
-"""A process's counts of remote files: plain numbers, which become metrics only when someone asks.
+"""A process's counters of remote files: plain numbers, which become metrics only when someone asks.
 
 Rules: any thread may add; numbers only grow. A copy in another process counts for itself.
 """
@@ -11,17 +11,17 @@ __all__ = ["RemoteCounts"]
 
 
 class RemoteCounts:
-    """Sums over all remote files of a job in this process."""
+    """Counters over all remote files of a job in this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: Bytes that came from stores.
+        #: Bytes fetched from stores.
         self.fetched_bytes = 0
-        #: Blocks and whole files that were in the cache when they were needed.
+        #: Cache hits: blocks and whole files that were in the cache when they were needed.
         self.found = 0
-        #: Blocks and whole files that somebody had to wait for, whichever process fetched them.
+        #: Cache misses: blocks and whole files that a reader had to wait for, whichever process fetched them.
         self.waited = 0
-        #: Requests that failed and were made again.
+        #: Requests that failed and were retried.
         self.retries = 0
 
     def add(self, *, fetched_bytes: int = 0, found: int = 0, waited: int = 0, retries: int = 0) -> None:

@@ -1,6 +1,6 @@
 """What can be wrong with a remote file, in our words, and whether a retry may help.
 
-Rules: one layer of retries for all stores, here; what a store says is repeated without anything that may be a
+Rules: one layer of retries for all stores, here; a store's own message is repeated without anything that may be a
 credential. A file that is absent, refused or changed is not asked for again.
 """
 
@@ -23,10 +23,11 @@ __all__ = ["PAUSES_S", "Failures"]
 
 T = TypeVar("T")
 
-#: Pauses between attempts, each shortened or stretched by up to a half, so that many workers do not come back at once.
+#: Back-off between attempts. Each pause gets a random jitter of up to a half, so that many workers do not retry at
+#: once.
 PAUSES_S = (0.1, 0.4, 1.6, 6.4)
 
-#: Refusals that mean "later".
+#: HTTP statuses that ask to try again later.
 _LATER = (408, 425, 429)
 _REFUSED = (401, 403, 407)
 _GONE = (404, 410)
@@ -34,7 +35,7 @@ _OTHER_VERSION = 412
 
 
 class Failures:
-    """Carries out requests, and retries if that may help; `pause` sleeps, `draw` gives a number from 0 to 1."""
+    """The retry policy for requests to stores; `pause` sleeps, `draw` gives a number from 0 to 1."""
 
     def __init__(
         self,
@@ -49,14 +50,18 @@ class Failures:
     def attempt(
         self, url: str, ask: Callable[[], T], *, patient: bool = True, absent: type[DataError] = ReadError
     ) -> T:
-        """What `ask` returns; ReadError where it cannot be had, or what is said for a file that is not there."""
+        """Return what `ask` returns, after retries with back-off if `patient`.
+
+        Raise a ReadError if it fails for good, or `absent` if the file does not exist. Our own errors pass through at
+        once.
+        """
         pauses_s = PAUSES_S if patient else ()
         for pause_s in (*pauses_s, None):
             try:
                 return ask()
             except StokerError:
                 raise
-            except Exception as caught:  # each store's library has errors of its own, told apart here
+            except Exception as caught:  # each store's library raises errors of its own
                 error = _underneath(url, caught)
                 if pause_s is None or not _may_pass(error):
                     raise worded(url, error, len(pauses_s) + 1, absent) from error
@@ -66,7 +71,7 @@ class Failures:
 
 
 def worded(url: str, error: Exception, attempts: int, absent: type[DataError]) -> DataError:
-    """The error that people read."""
+    """Return the error that people read: `absent` for a missing file, otherwise a ReadError."""
     where = without_credentials(url)
     if _is_absent(error):
         return absent(
@@ -93,16 +98,17 @@ def worded(url: str, error: Exception, attempts: int, absent: type[DataError]) -
 
 
 def _underneath(url: str, error: Exception) -> Exception:
-    """The cause of an error: over HTTP, fsspec calls everything absent, whatever the server said."""
+    """Return the cause of an error over HTTP: fsspec calls everything absent there, whatever the server answered."""
     cause = error.__cause__
     hides = url.startswith("http") and isinstance(error, FileNotFoundError) and isinstance(cause, Exception)
     return cause if hides and isinstance(cause, Exception) else error
 
 
 def _may_pass(error: Exception) -> bool:
+    """Return whether a retry may help: not for absent, refused or changed files, nor for requests that are wrong."""
     if _is_absent(error) or _is_refused(error) or _is_other(error) or isinstance(error, ValueError | TypeError):
         return False
-    if isinstance(error, OSError) and error.errno == errno.EINVAL:  # what s3fs makes of a bad request
+    if isinstance(error, OSError) and error.errno == errno.EINVAL:  # s3fs raises this for a bad request
         return False
     status = getattr(error, "status", None)
     return not isinstance(status, int) or status >= 500 or status in _LATER
@@ -122,7 +128,7 @@ def _is_refused(error: Exception) -> bool:
 
 
 def _said(error: Exception) -> str:
-    """An error in one line."""
+    """Return an error's status and message in one line, cut to 300 characters, without credentials."""
     status, message = getattr(error, "status", None), getattr(error, "message", None)
     text = f"{status} {message}" if isinstance(status, int) else str(error) or type(error).__name__
     return without_credentials(" ".join(text.split()))[:300]

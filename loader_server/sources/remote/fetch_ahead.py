@@ -1,7 +1,7 @@
 """A few threads that fetch what will be read soon.
 
-Rules: what is asked for twice is fetched once; a failure is left to whoever needs the data, who gets the error; threads
-start with the first request and never keep a process from ending. Knows nothing about what it fetches.
+Rules: what is asked for twice is fetched once; a failure is left to the reader who needs the data, who gets the error;
+threads start with the first request and never keep a process from ending. Knows nothing about what it fetches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_THREADS = 8
 
 
 class FetchAhead(Generic[T]):
-    """Calls `fetch` with what is expected, in order, in at most this many threads; with none, not at all."""
+    """Threads that call `fetch` with expected keys, in order; with `threads` of 0 nothing is fetched."""
 
     def __init__(self, fetch: Callable[[T], object], threads: int) -> None:
         self._fetch = fetch
@@ -35,15 +35,16 @@ class FetchAhead(Generic[T]):
         self._queue: SimpleQueue[T | None] = SimpleQueue()
 
     def waiting(self) -> list[T]:
-        """How much is expected and not there yet."""
+        """Return the keys that are expected and not fetched yet."""
         with self._lock:
             return list(self._underway)
 
     def expect(self, wanted: Iterable[T]) -> None:
-        """Note that these will be needed soon."""
+        """Queue keys that will be needed soon, except those queued or being fetched; start threads if needed."""
         if not self._threads:
             return
         with self._lock:
+            # A key is under way from here until it is fetched or has failed, so no two threads fetch it.
             new = [one for one in dict.fromkeys(wanted) if one not in self._underway]
             self._underway.update(new)
             while self._started < min(self._threads, len(self._underway)):
@@ -54,13 +55,17 @@ class FetchAhead(Generic[T]):
 
     def _run(self) -> None:
         while (one := self._queue.get()) is not None:
+            # The reader that needs the data fetches it again, with retries, and gets the error.
             with contextlib.suppress(StokerError, OSError):
                 self._fetch(one)
             with self._lock:
                 self._underway.discard(one)
 
     def close(self) -> None:
-        """Finish what is being fetched, and fetch nothing more."""
+        """Drop what is queued and let each thread end after its current fetch, without waiting for it.
+
+        A later `expect` starts new threads.
+        """
         with self._lock:
             with contextlib.suppress(Empty):
                 while True:

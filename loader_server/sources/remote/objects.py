@@ -1,4 +1,4 @@
-"""Objects in stores, by URL: which there are, their size and version, and ranges of their bytes, through fsspec.
+"""Objects in stores, by URL: lists of them, their size and version, and ranges of their bytes, through fsspec.
 
 Rules: a range is of the version that was asked for, or an error: S3 is told the version with each request, other stores
 are asked again after each. Attempts are counted in one place, so those of fsspec and botocore are off. A store gets
@@ -32,31 +32,34 @@ _VERSION_KEYS = (
     "Last-Modified",
     "mtime",
 )
-#: Stores whose URLs begin with a bucket, or what they call one.
+#: Stores whose URLs begin with a bucket or container.
 _WITH_BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
-#: Objects that are remembered.
+#: Open objects that are remembered.
 _MOST_KNOWN = 4096
-#: Seconds to connect, and seconds without any byte.
+#: Timeouts: seconds to connect, and seconds without any byte.
 _CONNECT_S, _SILENCE_S = 10, 30
 
 
 @dataclass(frozen=True, slots=True)
 class _Object:
-    """An object of one version; `file` is fsspec's."""
+    """An object of one version; `file` is fsspec's file."""
 
     file: Any
     facts: FileFacts
 
 
 class Objects:
-    """Asks stores; any thread may."""
+    """Requests to stores, with retries; any thread may call."""
 
     def __init__(self, failures: Failures | None = None) -> None:
         self._failures = failures or Failures()
         self._known: dict[str, _Object] = {}
 
     def found(self, url: str) -> list[str]:
-        """The objects that a pattern or a folder stands for, sorted."""
+        """Return the sorted URLs of the objects that match a pattern or lie below a folder.
+
+        Raise a DataError if there are none because the bucket does not exist.
+        """
         store = _store(url)
         names = self._failures.attempt(url, lambda: _find(store, url))
         if not names:
@@ -64,7 +67,7 @@ class Objects:
         return sorted(store.unstrip_protocol(name) for name in names if not name.endswith("/"))
 
     def _refuse_missing_bucket(self, store: Any, url: str) -> None:
-        """Raise if there is no such bucket: fsspec finds nothing in it, as it does for an empty folder."""
+        """Raise a DataError if there is no such bucket: fsspec finds nothing in it, as it does for an empty folder."""
         scheme, _, path = url.partition("://")
         bucket = path.partition("/")[0]
         if scheme.lower() not in _WITH_BUCKETS or any(letter in bucket for letter in "*?["):
@@ -78,15 +81,18 @@ class Objects:
             )
 
     def facts(self, url: str) -> FileFacts:
-        """Size and version as they are now; a DataError if there is no such file."""
+        """Return the current size and version; raise a DataError if there is no such file."""
         store = _store(url)
         return _facts(url, self._failures.attempt(url, lambda: _ask(store, url), absent=DataError))
 
     def fetch(self, url: str, facts: FileFacts, start: int, stop: int, *, patient: bool = True) -> bytes:
-        """A range of this version; without patience there is one attempt."""
+        """Return a range of this version's bytes; make only one attempt if not `patient`.
+
+        Raise a ReadError if the object has another version now, or cannot be read.
+        """
 
         def ask() -> bytes:
-            # The hook that fsspec's own caches use: unlike seek and read it has no state, so threads may share it.
+            # The hook that fsspec's own caches use: unlike seek and read it keeps no position, so threads may share it.
             raw: bytes = self._open(url, facts).file._fetch_range(start, stop)  # noqa: SLF001
             if len(raw) != stop - start:
                 raise EOFError(f"{len(raw)} bytes of {stop - start}")
@@ -96,12 +102,13 @@ class Objects:
         return self._failures.attempt(url, ask, patient=patient)
 
     def comes_in_ranges(self, url: str, facts: FileFacts) -> bool:
-        """Whether parts can be had; plain servers may send all of it whatever they are asked for."""
+        """Return whether the store serves ranges; plain HTTP servers may send the whole file whatever is asked for."""
         if not url.startswith("http"):
             return True
 
         def ask() -> bool:
             try:
+                # The last byte: a server without ranges sends the file from its beginning, which fsspec then refuses.
                 return bool(self._open(url, facts).file._fetch_range(facts.bytes - 1, facts.bytes))  # noqa: SLF001
             except ValueError:
                 return False
@@ -109,7 +116,10 @@ class Objects:
         return self._failures.attempt(url, ask)
 
     def bring(self, url: str, facts: FileFacts, into: BinaryIO) -> None:
-        """Fetch all of this version, from a store that gives no ranges."""
+        """Write all of this version into a file, for stores that serve no ranges.
+
+        Raise a ReadError if the object has another version now, or cannot be read.
+        """
         store = _store(url)
 
         def ask() -> None:
@@ -122,8 +132,10 @@ class Objects:
         self._failures.attempt(url, ask)
 
     def _open(self, url: str, facts: FileFacts) -> _Object:
+        """Return the open object; raise a ReadError if it has another version than `facts`."""
         one = self._known.get(url)
         if one is None or one.facts != facts:
+            # Forget all: an object that is needed again is asked for again.
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             one = self._known[url] = _open_object(url)
@@ -131,13 +143,13 @@ class Objects:
         return one
 
     def _refuse_other(self, url: str, facts: FileFacts) -> None:
-        """Check that what was fetched is this version, unless the store was told which one we want."""
+        """Raise a ReadError if the object is no longer this version, unless each request already names the version."""
         if not getattr(self._open(url, facts).file, "read_kw", {}).get("IfMatch"):
             _refuse(url, facts, _facts(url, _ask(_store(url), url)))
 
 
 def _find(store: Any, url: str) -> list[str]:
-    """Return the names below a folder, or of a pattern; none where some stores find nothing and others raise."""
+    """Return the names below a folder, or that match a pattern; none if a store with buckets says "not found"."""
     try:
         return list(store.find(url) if url.endswith("/") else store.glob(url))
     except FileNotFoundError:
@@ -147,8 +159,8 @@ def _find(store: Any, url: str) -> list[str]:
 
 
 def _has_bucket(store: Any, bucket: str) -> bool:
-    """Return whether there is a bucket of this name; one whose list we may not see is there."""
-    ask_s3 = getattr(store, "call_s3", None)  # its `exists` takes a store that does not answer for one without it
+    """Return whether there is a bucket of this name; one that we may not list counts as there."""
+    ask_s3 = getattr(store, "call_s3", None)  # s3fs's `exists` returns False if the store does not answer
     try:
         ask_s3("head_bucket", Bucket=bucket) if ask_s3 is not None else store.info(bucket)
     except FileNotFoundError:
@@ -175,7 +187,7 @@ def _facts(url: str, said: dict[str, Any]) -> FileFacts:
             else "Serve it by another server.",
         )
     tag = next((str(said[key]) for key in _VERSION_KEYS if said.get(key)), "")
-    # One bit less, so that it fits into a column of an index.
+    # Without the last bit, so that it fits into a column of signed 64-bit numbers.
     return FileFacts(bytes=int(size), version=xxhash.xxh3_64_intdigest(f"{tag} {size}".encode()) >> 1)
 
 
@@ -184,18 +196,23 @@ def _open_object(url: str) -> _Object:
     if not url.startswith("http"):
         file = store.open(url, "rb", cache_type="none")
         return _Object(file, _facts(url, file.details))
-    facts = _facts(url, _ask(store, url))  # which its file would ask for, and not keep
+    facts = _facts(url, _ask(store, url))  # the HTTP file would ask for its size itself, and not keep it
     return _Object(store.open(url, "rb", cache_type="none", size=facts.bytes), facts)
 
 
 def _ask(store: Any, url: str) -> dict[str, Any]:
+    """Return what the store says about an object now, not what fsspec has cached."""
     store.invalidate_cache()
     said: dict[str, Any] = store.info(url)
     return said
 
 
 def _store(url: str) -> Any:
-    """The fsspec file system for this kind of URL, one for each process."""
+    """Return the fsspec file system for this kind of URL; fsspec keeps one for each process.
+
+    Raise a SettingsError if its library is not installed, and a DataError if the URL is unusable or fsspec does not
+    know the scheme.
+    """
     refuse_unusable(url)
     protocol, where = url.partition("://")[0].lower(), without_credentials(url)
     fsspec = library("fsspec", extra="remote", use="which reads remote files", where=where)
@@ -207,6 +224,7 @@ def _store(url: str) -> Any:
         remedy = how_to_get("remote", "which has S3 and HTTP, or install what fsspec needs for this store")
         expected = f"what reads {protocol}:// to be installed"
         raise kind(expected=expected, got=str(error), where=where, remedy=remedy) from None
+    # s3fs would retry by itself: attempts would multiply with ours.
     if hasattr(store, "retries"):
         store.retries = 1
     return store
@@ -217,7 +235,7 @@ def _options(protocol: str) -> dict[str, Any]:
         config = {"retries": {"total_max_attempts": 1}, "connect_timeout": _CONNECT_S, "read_timeout": _SILENCE_S}
         return {"config_kwargs": config}
     if protocol in ("http", "https"):
-        import aiohttp  # for those who have remote files
+        import aiohttp  # an optional dependency, needed only for remote files
 
         return {"timeout": aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=_SILENCE_S)}
     return {}

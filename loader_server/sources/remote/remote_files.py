@@ -1,9 +1,9 @@
 """The remote files of one source, read through the cache.
 
-A file is fetched in blocks, or whole if its store gives no ranges or a library wants a path; each block is an entry of
+A file is fetched in blocks, or whole if its store serves no ranges or a library wants a path; each block is an entry of
 the cache, whose key is made of URL, version, size and place. Rules: what is in the cache is read without asking the
 store; each byte is fetched once by all processes of a machine, as long as the cache has room for it; what is expected
-soon is fetched by a few threads, without retries, because whoever needs it will try again.
+soon is fetched by a few threads, without retries, because the reader that needs it will try again.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ __all__ = ["BLOCK_BYTES", "RemoteFiles"]
 
 #: The bytes of a block: enough to outweigh the cost of a request, few enough for several to be in memory at once.
 BLOCK_BYTES = 8 * 2**20
-#: Entries that are kept open.
+#: Cache entries that are kept open.
 _MOST_OPEN = 256
-#: An entry that stays open counts as used again after so many seconds.
+#: How often reading an open entry renews its time of use, by which the cache evicts.
 _USED_AGAIN_S = 60.0
-#: How often an entry may be evicted while somebody reads it.
+#: How often a reader fetches an entry anew that is evicted before it is read; then the cache is too small.
 _MOST_EVICTIONS = 20
-#: Blocks that are remembered.
+#: Blocks that are remembered as fetched.
 _MOST_SEEN = 65_536
 #: With this many blocks waiting to be fetched, nobody looks ahead for more.
 _MOST_WAITING = 32
-#: How soon a process asks again whether it should look ahead for all.
+#: How often a process tries to become the one that fetches ahead.
 _LEAD_AGAIN_S = 2.0
 #: How many blocks sequential readers fetch ahead, and how many bytes they read at a time.
 _BLOCKS_AHEAD = 2
@@ -54,7 +54,7 @@ _READER_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Part of one version of a file, or all of it, to be used by its path."""
+    """A block of one version of a file, or the whole file, to be used by its path."""
 
     url: str
     facts: FileFacts
@@ -69,7 +69,7 @@ class _Block:
 
 
 class _OpenPart:
-    """An entry of the cache that is open, closed by the last thread that uses it."""
+    """A cache entry that is open; it closes with the last thread that uses it."""
 
     __slots__ = ("handle", "start", "used_s")
 
@@ -79,7 +79,7 @@ class _OpenPart:
         self.used_s = time.monotonic()
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Bytes by their place in the file; fewer if the entry was evicted."""
+        """Return bytes by their place in the file; fewer if the entry was evicted."""
         now_s = time.monotonic()
         if now_s > self.used_s + _USED_AGAIN_S:
             self.used_s = now_s
@@ -91,33 +91,37 @@ class _OpenPart:
 
 
 class RemoteFiles:
-    """Files by URL; any thread may read."""
+    """Files by URL, read through the cache; any thread may read."""
 
     def __init__(self, cache: CacheSettings, objects: Objects | None = None) -> None:
         self._counts = cache.counts
         self._objects = objects or Objects(Failures(counts=cache.counts))
         self._cache = DiskCache(cache.folder, cache.bytes)
         self._parts: dict[_Block, _OpenPart] = {}
-        #: Whether a server gives only whole files; one thread at a time asks it.
+        #: Whether a server serves only whole files, by its name; `_asking` lets one thread at a time find out.
         self._whole: dict[str, bool] = {}
         self._asking = threading.Lock()
-        #: Blocks that were in the cache when they were expected.
+        #: Blocks that were fetched ahead or found in the cache then, in use as a set.
         self._seen: dict[_Block, None] = {}
-        #: An open file, if this process looks ahead for all.
+        #: The lock's descriptor, if this process is the one that fetches ahead for the machine.
         self._lead: int | None = None
         self._ask_again_s = 0.0
+        # Fetching ahead may take a quarter of the cache, so there are no more threads than blocks in that.
         self._ahead = FetchAhead(self._fetch_ahead, cache.bytes // BLOCK_BYTES // 4)
 
     def found(self, url: str) -> list[str]:
-        """The files that a pattern or a folder stands for."""
+        """Return the URLs of the files that a pattern or a folder stands for."""
         return self._objects.found(url)
 
     def facts(self, url: str) -> FileFacts:
-        """Size and version as they are now."""
+        """Return the current size and version."""
         return self._objects.facts(url)
 
     def read(self, url: str, facts: FileFacts, offset: int, nbytes: int) -> bytes:
-        """All `nbytes` bytes of this version from this place on."""
+        """Return exactly `nbytes` bytes of this version from `offset` on.
+
+        Raise a ReadError if the file is shorter, has changed or cannot be fetched, or if the cache is too small.
+        """
         if offset + nbytes > facts.bytes:
             raise changed(f"{nbytes} bytes from byte {offset} on", f"{max(facts.bytes - offset, 0)} bytes", url)
         if offset // BLOCK_BYTES == (offset + nbytes - 1) // BLOCK_BYTES:
@@ -129,6 +133,8 @@ class RemoteFiles:
         return b"".join(self._read(block, first, last - first) for block, first, last in parts)
 
     def _read(self, block: _Block, offset: int, nbytes: int) -> bytes:
+        # Other processes may evict the entry between opening and reading it: then the read comes back short, and the
+        # block is fetched again.
         for _ in range(_MOST_EVICTIONS):
             part = self._parts.get(block) or self._open(block)
             raw = part.read(offset, nbytes)
@@ -144,6 +150,7 @@ class RemoteFiles:
         whole = _whole_of(block)
         waited = 0
         while True:
+            # The whole file may be there already, for a library that wanted its path.
             for one in (block, whole):
                 handle = self._cache.find(one.key)
                 if handle is not None:
@@ -154,13 +161,14 @@ class RemoteFiles:
             waited = 1
 
     def _bring(self, block: _Block, *, patient: bool = True) -> None:
-        """Fetch the block into the cache, or the whole file if it does not come in ranges."""
+        """Fetch the block into the cache, or the whole file if its store serves no ranges."""
         if self._comes_whole(block):
             block = _whole_of(block)
         nbytes = block.stop - block.start
         self._cache.make(block.key, nbytes, lambda handle: self._fill(block, handle, patient=patient), wait=patient)
 
     def _comes_whole(self, block: _Block) -> bool:
+        """Return whether the file has to be fetched whole; one that fits into a block always comes as that block."""
         if block.facts.bytes <= BLOCK_BYTES:
             return False
         server = block.url.partition("://")[2].partition("/")[0]
@@ -188,7 +196,7 @@ class RemoteFiles:
         return io.BufferedReader(_RemoteReader(self, url, facts), _READER_BYTES)
 
     def local(self, url: str, facts: FileFacts) -> LocalFile:
-        """The whole file, which stays in the cache until it is closed."""
+        """Return the whole file as a cache entry, which is not evicted until the caller closes it."""
         whole = _Block(url, facts, 0, facts.bytes, whole=True)
         waited = 0
         while True:
@@ -203,7 +211,10 @@ class RemoteFiles:
     # --- what comes soon ---
 
     def looks_ahead(self, data_set: str) -> bool:
-        """Whether more of this should be expected: one process of a machine does so for all that use the cache."""
+        """Return whether this process should expect more: it fetches ahead for the machine, and little is waiting.
+
+        One process of a machine does so for all that use the cache with this data set.
+        """
         waiting = self._ahead.waiting()
         little = sum(block.stop - block.start for block in waiting) <= self._cache.most_bytes // 4
         return little and len(waiting) < _MOST_WAITING and self._leads(data_set)
@@ -216,12 +227,12 @@ class RemoteFiles:
         return self._lead is not None
 
     def expect(self, extents: Iterable[tuple[str, FileFacts, int, int]]) -> None:
-        """These bytes (URL, version, offset, size) will be read soon."""
+        """Begin to fetch the blocks of these extents (URL, version, offset, size), which will be read soon."""
         blocks = dict.fromkeys(block for extent in extents for block in _blocks_of(*extent))
         self._ahead.expect(block for block in blocks if block not in self._seen)
 
     def expect_whole(self, files: Iterable[tuple[str, FileFacts]]) -> None:
-        """These files will soon be needed on the disk."""
+        """Begin to fetch files that will soon be needed on the disk."""
         wholes = (_Block(url, facts, 0, facts.bytes, whole=True) for url, facts in files)
         self._ahead.expect(block for block in wholes if block not in self._seen)
 
@@ -233,7 +244,7 @@ class RemoteFiles:
         self._seen[block] = None
 
     def close(self) -> None:
-        """Close what is open, once nobody reads it any more."""
+        """Stop fetching ahead, and drop open entries; each closes once its last reader is done."""
         self._ahead.close()
         self._parts.clear()
         lead, self._lead = self._lead, None
@@ -242,7 +253,7 @@ class RemoteFiles:
 
 
 class _RemoteReader(io.RawIOBase):
-    """Reads one file from its current position."""
+    """A raw stream that reads one file from its current position."""
 
     def __init__(self, files: RemoteFiles, url: str, facts: FileFacts) -> None:
         super().__init__()
@@ -252,25 +263,25 @@ class _RemoteReader(io.RawIOBase):
         self._position = 0
 
     def readable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the position."""
+        """Set the position, not below 0, and return it."""
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._facts.bytes}[whence]
         self._position = max(start + offset, 0)
         return self._position
 
     def tell(self) -> int:
-        """The position."""
+        """Return the position."""
         return self._position
 
     def readinto(self, into: Buffer) -> int:
-        """Read the next bytes; at the start of a block, begin to fetch the following ones."""
+        """Read the next bytes into a buffer; in each new block, begin to fetch the following ones."""
         view = memoryview(into).cast("B")
         nbytes = max(min(len(view), self._facts.bytes - self._position), 0)
         if nbytes and self._position % BLOCK_BYTES < nbytes:
@@ -296,7 +307,7 @@ def _whole_of(block: _Block) -> _Block:
 
 
 def _write(handle: int, place: int, raw: bytes) -> None:
-    """Write all of it, which the system may take in pieces."""
+    """Write all bytes at this place; one call of the system may write fewer."""
     view = memoryview(raw)
     while view:
         written = os.pwrite(handle, view, place)

@@ -16,7 +16,7 @@ __all__ = ["RemotePath"]
 
 
 class RemotePath:
-    """A file by its URL; `open_url` opens URLs."""
+    """A remote file by its URL; `open_url` opens URLs."""
 
     def __init__(self, url: str, open_url: Callable[[str], BinaryIO]) -> None:
         self._url = url
@@ -29,9 +29,9 @@ class RemotePath:
 
     @property
     def parent(self) -> RemotePath:
-        """The folder that it is in."""
+        """Return the folder that contains it."""
         return RemotePath(posixpath.dirname(self._url), self._open_url)
 
     def open(self, encoding: str, errors: str = "strict", newline: str | None = None) -> io.TextIOWrapper:
-        """Open it for reading as text."""
+        """Open the file for reading as text."""
         return io.TextIOWrapper(self._open_url(self._url), encoding, errors, newline)

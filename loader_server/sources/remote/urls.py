@@ -1,7 +1,7 @@
-"""What counts as a URL, and what it must not contain.
+"""URLs: what counts as one, and what it must not contain.
 
-Rules: pure; a URL with credentials is refused before it can reach an index, a log or a message. One that no store could
-ever have is told from one whose store does not answer: it is wrong where it stands, and no reason to stop.
+Rules: pure; a URL with credentials is refused before it can reach an index, a log or a message. A URL that no store
+could ever serve is told from one whose store does not answer: only the first is a mistake in the list that names it.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from shared.errors import DataError
 __all__ = ["is_url", "joined", "refuse_unusable", "without_credentials"]
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-#: Parameters by which stores sign URLs, and names that people give to secrets.
+#: Query parameters by which stores sign URLs, and names that people give to secrets.
 _SECRET = re.compile(
     r"sig|signature|token|key|secret|password|credential|auth|awsaccesskeyid|x-(amz|goog)-.*", re.IGNORECASE
 )
-#: Ways of fsspec to name what no other machine has, or what is not a file at all.
+#: Schemes of fsspec for files of this machine, or for no file at all.
 _OF_THIS_MACHINE = frozenset(("file", "local", "data"))
 _WITH_A_HOST = frozenset(("http", "https"))
 _QUERY = re.compile(r"\?[^\s'\"<>]*")
 _USER = re.compile(r"://[^\s/@]*@")
-#: What access keys look like, in case a store repeats one.
+#: The form of access key ids, in case a store's message repeats one.
 _KEY_ID = re.compile(r"\b(AKIA|ASIA|GOOG)[A-Z0-9]{12,}\b")
 
 
 def is_url(path: str) -> bool:
-    """Whether it names a remote file."""
+    """Return whether a path names a remote file."""
     return "://" in path and _URL.match(path) is not None
 
 
 def joined(folder: str, name: str) -> str:
-    """The path of a file that is named relative to a folder, both local or both remote."""
+    """Return the path of a file that is named relative to a folder, both local or both remote."""
     if name.startswith("/") or is_url(name):
         return name
     # The same as posixpath.join, which takes four times as long; there may be a hundred thousand names.
@@ -41,8 +41,9 @@ def joined(folder: str, name: str) -> str:
 
 
 def refuse_unusable(url: str) -> None:
-    """Raise a DataError if a URL can name no remote file: it has credentials or is signed, names a file of this
-    machine, has no host, or cannot be understood.
+    """Raise a DataError if a URL can name no remote file.
+
+    That is so if it has credentials or a signature, names a file of this machine, has no host, or cannot be parsed.
     """
     try:
         parts = urlsplit(url)
@@ -65,5 +66,5 @@ def _unusable(expected: str, got: str, url: str, remedy: str) -> DataError:
 
 
 def without_credentials(text: str) -> str:
-    """A text for people, without anything in it that may be a credential."""
+    """Return a text for people, with everything masked that may be a credential."""
     return _KEY_ID.sub("…", _USER.sub("://…@", _QUERY.sub("?…", text)))
