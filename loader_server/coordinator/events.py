@@ -187,8 +187,8 @@ class ResultsKept:
     rows: int
     #: Means; None stands for one that is not a number.
     values: tuple[tuple[str, float | None], ...]
-    #: The reports in it, by incarnation and serial; in queue mode only the last one, as the others have a `ResultsPart`
-    #: each.
+    #: The reports in it, by incarnation and serial; in queue mode only the latest, while each trainer has a
+    #: `ResultsPart`.
     told: tuple[tuple[int, int], ...]
     #: Why the run ended; empty while it goes on.
     ended: str = ""

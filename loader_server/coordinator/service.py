@@ -103,8 +103,8 @@ _SOON_MS = 20
 def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None, *, advertise: str = "") -> Coordinator:
     """Return the coordinator of a job file, with journal and endpoint file in the job's state folder.
 
-    Raises DataError if the state folder is closed to this user, the journal is held by another process or damaged, or
-    the data cannot be opened.
+    Raises SettingsError if the state folder cannot be written to, or DataError if another process holds the journal, or
+    if the journal or the job's data cannot be opened.
     """
     job.refuse_closed(job.state)
     journal = Journal(job.state / "journal.sqlite")
