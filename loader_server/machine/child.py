@@ -159,7 +159,7 @@ class Child:
             self.process.send_signal(number)
 
     def reap(self) -> bool:
-        """Wait until it has ended as it was told to; whether it had to be killed."""
+        """Wait for a child that was told to end, and kill it when its time is up; return whether that was needed."""
         if self.process is None:
             return False
         in_time = self.process.wait_gone(max(0.0, self.kill_s - time.monotonic()))

@@ -359,7 +359,8 @@ class Supervisor:
     def _restart(self, job: ServedJob, child: Child, now_s: float) -> None:
         """Start a process if it is due and the nursery is ready."""
         if child.process is None and now_s >= child.again_s and self._keeper.is_ready:
-            # Only a first start has a deadline: a restart may rightly take long, for example on a busy machine.
+            # A process that hangs at its first start has to end, so that its job fails (see `_look_at_child`) instead
+            # of starting for ever.
             must_serve = child is not job.indexer and job.stage is not Stage.SERVED and not child.restarts
             self._start_child(job, child, _READY_TIMEOUT_S if must_serve else math.inf)
 

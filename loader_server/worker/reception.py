@@ -1,8 +1,8 @@
-"""What trainers ask of a worker, and what they are answered.
+"""The requests of trainers to a worker, and the answers.
 
 Rules: used in the poll loop only. Every accepted ticket is answered exactly once (pushed, unbuilt or cancelled), and
 only when nothing here can write into its slot any more. Open tickets, unread answers and bytes of batches are counted
-for each trainer: one that asks for too much, or does not read, holds up only itself.
+for each trainer: a trainer that asks for too much, or does not read, holds up only itself.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["Reception", "ReceptionParts", "WorkerCounts"]
 
 @dataclass(slots=True)
 class WorkerCounts:
-    """What has happened so far."""
+    """Counters of what has happened since the worker started."""
 
     built: int = 0
     masked: int = 0
@@ -56,7 +56,7 @@ class WorkerCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceptionParts:
-    """What a reception works with."""
+    """The parts of a worker that its reception uses."""
 
     name: str
     incarnation: int
@@ -71,36 +71,36 @@ class ReceptionParts:
     guard: Guard
     log: Log
     wake: Callable[[], None]
-    #: The streams that will be served and are not open yet.
+    #: Returns the streams that will be served but are not open yet.
     awaited: Callable[[], Container[str]]
-    #: Whether as much memory and as many descriptors are free as one sample may take.
+    #: Returns whether as much memory and as many descriptors are free as one sample may take.
     has_room: Callable[[], bool]
 
 
 class Reception:
-    """Takes in what trainers say, hands builds to the building thread, and answers."""
+    """Receives the messages of trainers, hands builds to the building thread, and answers."""
 
     def __init__(self, parts: ReceptionParts) -> None:
         self._parts = parts
         self._sender = parts.sender
         self._thread = parts.thread
         self.counts = WorkerCounts()
-        #: Whether this process has run out of descriptors or memory, or has lost its nursery.
+        #: Whether this process is out of descriptors or memory, or has lost its nursery.
         self.exhausted = False
         self._sessions: Sessions[Session] = Sessions(lambda address, hello: Session(address, hello, parts.buffers.take))
-        #: The most bytes that a batch of each stream can have.
+        #: The largest size of a batch, by stream.
         self._largest = {name: _largest_bytes(stream) for name, stream in parts.streams.items()}
         self._wants: OpenWants[Session, Build] = OpenWants(
             self._sessions, parts.batches, self._largest, parts.sender.reads
         )
         self._patience: Patience[bytes] = Patience()
-        #: How many messages were dropped unread, because their senders had said enough in vain.
+        #: Messages that were dropped unread, because their senders had sent too many that were of no use.
         self.unheard = 0
         self._count = {name: builder.batches for name, builder in parts.builders.items()}
         self._epochs = EpochCounts(self._count, parts.log, parts.wake)
 
     def serve(self, stream: Stream) -> None:
-        """Serve a stream that has been opened meanwhile, with its builder."""
+        """Serve a stream that was opened later, whose builder is known by now."""
         self._largest[stream.name] = _largest_bytes(stream)
         self._count[stream.name] = self._parts.builders[stream.name].batches
 
@@ -108,20 +108,20 @@ class Reception:
 
     @property
     def waiting(self) -> int:
-        """How many wants nobody has begun to build."""
+        """Return how many wants nobody has begun to build."""
         return len(self._wants)
 
     @property
     def waiting_of_trainers(self) -> int:
-        """How many of these are not a verifier's."""
+        """Return how many of these wants are of trainers rather than verifiers."""
         return self._wants.of_trainers
 
     def _to_build(self) -> int:
-        """How many builds delay a newcomer; wants that wait for their own trainer do not."""
+        """Return how many builds come before a new one; wants that wait for their own trainer do not count."""
         return self._wants.waiting() + self._thread.load
 
     def feed_builder(self) -> None:
-        """Hand the building thread what may be built."""
+        """Hand wants to the building thread while it has room."""
         while self._thread.has_room:
             build = self._wants.take()
             if build is None:
@@ -129,24 +129,24 @@ class Reception:
             self._thread.submit(build)
 
     def refuse_all(self) -> None:
-        """Refuse whatever nobody has begun, because we are leaving."""
+        """Refuse all wants that nobody has begun to build, because we are leaving."""
         while (given_up := self._wants.give_up()) is not None:
             session, build = given_up
             self._sender.answer(session.address, refusals.draining(build.want.ticket))
 
     def forget(self, is_gone: Callable[[Session], bool]) -> None:
-        """Forget trainers that are gone."""
+        """Forget the trainers that are gone."""
         for session in self._sessions:
             if is_gone(session):
                 self._forget(session)
 
     def _forget(self, session: Session) -> None:
-        """Cancel its builds, and let go of its memory once nothing of ours can write there."""
+        """Cancel a trainer's builds; release its memory once nothing here can write there."""
         self._parts.guard.expect_no_longer(session.sealed_identity)
         self._wants.forget(session)
 
     def close(self, *, let_go: bool) -> None:
-        """End; `let_go` of the trainers' slots if no thread can write there any more."""
+        """Shut down; with `let_go`, release the trainers' slots, as no thread can write there any more."""
         self._epochs.close()
         if let_go:
             self._sessions.close()
@@ -154,7 +154,7 @@ class Reception:
     # --- what trainers say ---
 
     def receive(self, identity: bytes, key: str, frame: memoryview | bytes, now_s: float) -> bool:
-        """Take in one message; return whether it brought a batch nearer."""
+        """Handle one message; return whether it was useful, that is, brought a batch nearer."""
         if not self._patience.hears(identity, now_s):
             self.unheard += 1
             return False
@@ -164,7 +164,7 @@ class Reception:
         return is_useful
 
     def _take_in(self, identity: bytes, key: str, frame: memoryview | bytes, now_s: float) -> bool:
-        """Take in one message; whether it brought a batch nearer."""
+        """Decode, check and dispatch one message; return whether it brought a batch nearer."""
         try:
             message = decode(frame)
         except VersionError as error:
@@ -220,7 +220,7 @@ class Reception:
         )
 
     def _take_want(self, identity: bytes, session: Session | None, want: m.Want) -> bool:
-        """Accept or refuse a want; whether it was accepted."""
+        """Accept or refuse a want; return whether it was accepted."""
         known = session is not None and not session.gone and want.trainer == session.incarnation
         if session is None or not known or want.worker != self._parts.incarnation:
             return self._refuse(identity, refusals.another_trainer(want.ticket))
@@ -269,7 +269,7 @@ class Reception:
             self._tell_batches(session, question, batches)
 
     def answer_questions(self) -> None:
-        """Send the counts that were found meanwhile."""
+        """Send the counts of batches that were found since the last call."""
         for trainer, question, batches in self._epochs.take_answers():
             session = self._sessions.of(trainer)
             if session is not None:
@@ -299,7 +299,7 @@ class Reception:
     # --- what became of their wants ---
 
     def answer(self, outcome: Outcome) -> None:
-        """Tell a trainer what became of its want."""
+        """Answer a want with the outcome of its build."""
         build = outcome.build
         session = self._wants.finish(build)
         if session is None:
@@ -353,9 +353,10 @@ class Reception:
         return refusals.failed(build.want, error)
 
     def _take_exhaustion(self, build: Build, error: ExhaustedError) -> None:
-        """Go on if it may be the sample's own fault, which trials will show; else a fresh process takes our place.
+        """Decide whether a sample or this process is to blame for running out; if this process, end.
 
-        Where the samples had passed trials it is this process that has less left than a fresh one.
+        At a first attempt with enough room left it may be the sample's own fault, which trials will show. If the
+        samples have passed trials, or too little is left, a fresh process has to take our place.
         """
         if build.want.attempt == 0 and self._parts.has_room():
             self._parts.log.warning("memory or descriptors ran out over one batch", error=str(error))
