@@ -96,7 +96,7 @@ class EpochCounts:
         self._known[question] = batches
 
     def close(self) -> None:
-        """End the thread after the current count."""
+        """End the thread once it has answered the questions in the queue."""
         self._asked.put(None)
 
     def _run(self) -> None:

@@ -101,7 +101,7 @@ class Membership:
         return True
 
     def gives_up(self, now_s: float) -> bool:
-        """Return whether the time for a first answer is over; the first call starts the clock."""
+        """Return whether no coordinator has answered within the time for that; the first call starts the clock."""
         if self._first_try_s is None:
             self._first_try_s = now_s
         was_answered = self.was_registered or self.is_refused

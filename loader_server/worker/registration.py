@@ -146,7 +146,7 @@ class Registration:
     def note_data(self, failing: m.Failing | None, *, may_register: bool, now_s: float) -> None:
         """Record which data are missing here, for the coordinator; without any data the worker does not register.
 
-        When less is missing than before, it registers again, because that withdraws the earlier report.
+        When that changes it registers again, because registering withdraws the earlier report.
         """
         if self._failing is not None and failing != self._failing:
             self.membership.move(now_s)

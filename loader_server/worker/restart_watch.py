@@ -97,7 +97,7 @@ class RestartWatch:
             self._logged = why
 
     def calm(self) -> None:
-        """Reset pauses and logging, as the coordinator accepts the worker: the next refusal is a new one."""
+        """Reset pauses and logging; called while there is no refusal that a restart could end."""
         self._pause_s, self._due_s, self._logged = _FIRST_PAUSE_S, 0.0, ""
 
 
