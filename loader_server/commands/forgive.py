@@ -129,7 +129,7 @@ class _RunningCoordinator:
 
 class _OpenJournal:
     def __init__(self, journal: Journal | None) -> None:
-        """`journal` is None if the job has never run."""
+        """Read the convictions; `journal` is None if the job has never run."""
         self._journal = journal
         self._convictions = Convictions()
         for fact in journal.read_facts() if journal is not None else ():

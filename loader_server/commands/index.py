@@ -57,7 +57,7 @@ def index_missing(job: JobFile) -> None:
 
 
 def _refuse_dropping(job: JobFile, recipe: StreamRecipe) -> None:
-    """Raise DataError if letters were counted as dropped, and the job file does not allow that any more.
+    """Raise DataError if the counts that are kept show more dropped letters than the job file allows now.
 
     Counts do not apply if a user's own transform comes first: it may change the texts.
     """
@@ -100,7 +100,7 @@ def index_streams(
     request = partial(IndexRequest, strict=strict, processes=processes, max_bad=job.settings.max_bad)
     reports = dict[str, IndexReport]()
     readable = dict(job.recipes.readable())
-    # Those that are made whole may read others, and those that lack a package come to nothing.
+    # Streams that make whole batches may read others, so they come after those; streams that lack a package come last.
     for name in sorted(names, key=lambda name: (name not in readable, name in readable and readable[name].whole)):
         try:
             reports |= _index_stream(job, name, request, force=force)

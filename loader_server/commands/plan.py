@@ -75,7 +75,7 @@ def show(job: JobFile, asked: PlanQuestion) -> None:
         Console().print(*tables, sep="\n")
         for line in lines:
             print(line)
-    if asked.plot is not None:  # last, because it takes a library that is not always there
+    if asked.plot is not None:  # last, because matplotlib may be missing
         plan_report.plot(stream.plan, asked.plot)
 
 

@@ -126,7 +126,7 @@ class GraphFailed:
     reason: str
 
 
-# --- facts: what survives ---
+# --- facts, which survive a crash ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,14 +256,14 @@ Fact = GroupFixed | Advanced | RankTaken | CulpritFound | Forgot | ResultsFact |
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Write this to the journal before any message that follows is sent."""
+    """Order to write this to the journal before any message that follows is sent."""
 
     fact: Fact
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send this to a peer."""
+    """Order to send this to a peer."""
 
     peer: bytes
     message: m.Message
@@ -271,7 +271,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Write this to the log."""
+    """Order to write this to the log."""
 
     event: str
     fields: Mapping[str, Any]
@@ -279,7 +279,7 @@ class Warn:
 
 @dataclass(frozen=True, slots=True)
 class RunGraph:
-    """Write this graph to disk, run its first epoch, and report the result."""
+    """Order to write this graph to disk, run its first epoch, and report the result."""
 
     stream: str
     content: bytes

@@ -135,7 +135,7 @@ class Journal:
             database.execute(
                 "CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, body TEXT NOT NULL, digest TEXT NOT NULL)"
             )
-            with contextlib.suppress(sqlite3.OperationalError):  # for want of room: the log goes on
+            with contextlib.suppress(sqlite3.OperationalError):  # no room on the disk: the log simply goes on
                 # A log that starts empty has a known end, from which `journal_files` follows it.
                 database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except _DAMAGE as error:
@@ -180,13 +180,13 @@ class Journal:
             self._database.execute("BEGIN IMMEDIATE")
             for fact in facts:
                 self._write(fact)
-            self.refuse_lost()  # at the last moment: what is written into files that are gone is written
+            self.refuse_lost()  # as late as possible, because writes into files that are gone succeed
             self._database.execute("COMMIT")
         except (sqlite3.Error, JournalLostError) as error:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             self._files.note_given_up()
-            self.refuse_lost()  # SQLite cannot read what was cut, and does not say why
+            self.refuse_lost()  # SQLite fails to read a file that was cut, without saying why
             raise (error if isinstance(error, JournalLostError) else self._no_room(error)) from error
         self._files.note(wrote=self._database.total_changes > changes)
         self.refuse_lost()

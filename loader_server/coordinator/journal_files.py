@@ -79,6 +79,9 @@ class _LogEnd:
             self._salts, self._at, self._frame = salts, _LOG_HEADER, b""
         elif not self._at:
             return True
+        # SQLite's layout: the log's header has the page size at byte 8 and its salts at 16. A frame's header has the
+        # size of the database at byte 4, zero unless the frame ends a transaction, and the salts at 8. A frame with
+        # other salts is left from before the log was restarted, so the log ends in front of it.
         frame, page = b"", int.from_bytes(os.pread(self._descriptor, 4, 8), "big")
         nbytes = _FRAME_HEADER + min(page, _LARGEST_PAGE)
         while len(next_one := os.pread(self._descriptor, nbytes, self._at)) == nbytes and next_one[8:16] == salts:

@@ -109,9 +109,11 @@ def _cut(report: dict[str, Any], most: int) -> dict[str, Any]:
     cut |= {"workers": [], "culprits": [], "failing": []}
     lists = [(name, report, cut) for name in ("workers", "culprits", "failing")]
     lists += [(key, stream, cut["streams"][name]) for name, stream in report["streams"].items() for key in emptied]
+    # Reserve room for the counts of entries that are left out, with a number as long as any of them.
     cut["cut"] = {key: 2**53 for key, whole, _ in lists if whole[key]}
     room = most - len(json.dumps(cut))
     cut["cut"] = {}
+    # The shortest first, so that the room that a short list does not need goes to the longer ones.
     lists.sort(key=lambda one: len(json.dumps(one[1][one[0]])))
     for place, (key, whole, into) in enumerate(lists):
         into[key], used = _beginning(whole[key], room // (len(lists) - place))
@@ -123,7 +125,7 @@ def _cut(report: dict[str, Any], most: int) -> dict[str, Any]:
 
 
 def _beginning(entries: list[dict[str, Any]], most: int) -> tuple[list[dict[str, Any]], int]:
-    """As many entries as fit, and how many characters they take."""
+    """Return as many entries as fit, and how many characters they take."""
     used = 0
     for place, entry in enumerate(entries):
         length = len(json.dumps(entry)) + 2

@@ -159,6 +159,8 @@ class Coordinator:
         self._endpoint_writer: EndpointWriter | None = None
         self._of_graphs: SimpleQueue[GraphRuns | GraphFailed] = SimpleQueue()
         self._journal = journal
+        # Versions begin at random, so that a restarted coordinator never gives a list the version of another list that
+        # peers know.
         self._state = CoordinatorState(settings, streams, first_version=secrets.randbits(62) + 1)
         for fact in journal.read_facts():
             self._state.recover(fact)
@@ -241,6 +243,8 @@ class Coordinator:
                 instructions += self._take_in(now_s) + self._take_in_graphs(now_s) + self._take_in_end(now_s)
                 if now_s >= due_s:
                     due_s = now_s + self._tick_s
+                    # Facts that wait are tried again. While that fails no lease may expire: the fact of it could not be
+                    # kept either.
                     if not self.writer.write(()):
                         instructions += self._state.handle(Excused(), now_s)
                     instructions += self._state.handle(JournalLooked(self.writer.lost, self.writer.waiting), now_s)
@@ -278,6 +282,8 @@ class Coordinator:
         )
 
     def _pause_ms(self) -> int:
+        # Pieces of the bundle are sent a few a turn, after everything else. While hosts wait for them the next turn
+        # begins at once, unless libzmq still holds earlier pieces.
         pause_ms = _LOOK_MS if self._stopping else int(1000 * self._tick_s)
         if self._giving and self._bundle is not None and self._bundle.is_ready and not self._pieces.is_behind():
             return 0
@@ -456,7 +462,7 @@ class Coordinator:
             return encode(message)
         except (ValueError, OverflowError, TypeError) as error:
             self._log.error("message cannot be sent", kind=message.kind, error=str(error))
-            self.unsendable += 1  # after the log line, which those who read the count look for
+            self.unsendable += 1  # last, because whoever sees the count looks for the log line
             return b""
 
     def _send_frame(self, peer: bytes, frame: bytes) -> None:

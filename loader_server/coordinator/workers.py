@@ -112,6 +112,8 @@ class Workers:
         if known is not None and known.address == address:
             known.peer, known.heard_s, known.metrics = peer, now_s, scrape_address(register.metrics, host)
             return False
+        # Its own former entry goes, because it may have moved, and so does the former worker at its endpoint, where
+        # only one can listen.
         for before in (register.incarnation, self._at.get(register.endpoint, register.incarnation)):
             self._drop(before)
         self._workers[register.incarnation] = RegisteredWorker(

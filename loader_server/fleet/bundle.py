@@ -136,7 +136,7 @@ class Bundle:
         self.manifest = dataclasses.replace(self.manifest, files=(*files[:first], *graph, *files[first:]))
 
     def _open(self, name: str, path: Path) -> BundleFile:
-        if name in self._descriptors:  # of a try that failed
+        if name in self._descriptors:  # left by a try that failed
             os.close(self._descriptors.pop(name))
         descriptor = self._descriptors[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         whole, pieces, nbytes = hashlib.sha256(), bytearray(), 0

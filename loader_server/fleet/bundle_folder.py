@@ -94,6 +94,7 @@ class BundleFolder:
     @contextlib.contextmanager
     def _opened(self, file: BundleFile) -> Iterator[int]:
         path = self._draft / file.name
+        # O_NOFOLLOW guards only the last part of a path, so the folders above are checked one by one.
         for folder in reversed(path.relative_to(self._draft).parents[:-1]):
             if (self._draft / folder).is_symlink():
                 raise _in_the_way(self._draft / folder)
@@ -121,6 +122,7 @@ class BundleFolder:
         """
         for file in self._files:
             self._check(file)
+        # Every file is synced by now, so a bundle that has its name is whole, even after a power cut.
         self._draft.replace(self.path)
 
     def note_use(self) -> None:

@@ -148,7 +148,7 @@ def _whole_bundle(settings: JoinSettings) -> Iterator[tuple[Manifest, BundleFold
     refuse_closed(settings.state.resolve(), where="--state")
     with _FetchConnection(settings) as connection, contextlib.ExitStack() as held:
         fetching = Fetching()
-        _learn_manifest(connection, fetching)  # before the lock, so that nobody waits for who waits for a coordinator
+        _learn_manifest(connection, fetching)  # before the lock, not to hold it while waiting
         held.enter_context(locked(settings.bundles))
         manifest, bundle = _fetched(connection, fetching, settings)
         bundle.note_use()

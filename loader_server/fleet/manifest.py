@@ -160,7 +160,7 @@ class Manifest:
             return BundlePlace(None, offset, min(BUNDLE_PIECE_BYTES, own - offset))
         if offset >= self.offsets[-1]:
             return None
-        number = bisect_right(self.offsets, offset) - 1  # of empty files and the next one, the last that begins there
+        number = bisect_right(self.offsets, offset) - 1  # empty files begin where the next one does: take the last
         file, start = self.files[number], offset - self.offsets[number]
         return BundlePlace(file, start, min(BUNDLE_PIECE_BYTES, file.nbytes - start))
 
@@ -175,7 +175,7 @@ class Manifest:
         """Return the manifest in these bytes; raise DataError if they are none, or an unsafe one."""
         try:
             manifest = _read(msgpack.unpackb(content))
-        except Exception as error:  # bytes that are none raise many kinds of errors
+        except Exception as error:  # malformed bytes raise many kinds of errors
             raise DataError(
                 expected="the manifest of a bundle",
                 got=str(error) or type(error).__name__,

@@ -149,6 +149,8 @@ class Asker:
         raise no_room(told.decode(), f"process {self.pid}")
 
     def _hear(self) -> tuple[bytes, list[int]]:
+        # Set before waiting: if that is given up or interrupted, the answer is still to come, and must not be taken for
+        # the answer to the next request.
         self.is_late = True
         self._wait_for_answer()
         told, fds, _flags, _sender = socket.recv_fds(self._socket, MOST_BYTES, 1)

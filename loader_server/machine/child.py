@@ -86,6 +86,7 @@ class Child:
             os.close(reading)
             raise
         finally:
+            # With our copy open the pipe would not end with the child.
             os.close(writing)
         self._pipe, self._begun, self.served, self.is_ending = reading, b"", False, False
         self.error = {}

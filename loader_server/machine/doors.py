@@ -133,6 +133,8 @@ class Doors:
 
 def _hold_listener(port: int) -> posix.socket:
     """Return a duplicate of the socket on which libzmq listens at this port."""
+    # libzmq does not hand out its listening socket, so it is found by its port. A duplicate is the same socket to the
+    # kernel, so a filter that is set on it holds.
     for fd, at in descriptors_by_port():
         if at == port:
             return posix.socket(fileno=os.dup(fd))
@@ -145,5 +147,5 @@ def _count_descriptors() -> tuple[int, int]:
     most = most if most != resource.RLIM_INFINITY else 2**20
     try:
         return len(os.listdir("/proc/self/fd")), most  # noqa: PTH208
-    except OSError:  # not even one is left to look with
+    except OSError:  # no descriptor is left to list them with
         return most, most

@@ -144,7 +144,7 @@ class _Forker:
             asker.sendmsg([said], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))], socket.MSG_DONTWAIT)
         except ConnectionError:  # it has ended
             pass
-        except BlockingIOError:  # it asks without end, and reads no answers
+        except BlockingIOError:  # it keeps asking, and reads no answers
             self._forget(asker)
             asker.shutdown(socket.SHUT_RDWR)
 

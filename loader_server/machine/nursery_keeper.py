@@ -170,7 +170,7 @@ class NurseryKeeper:
         """Take in a successor's readiness or a late answer; kill a successor that takes too long to start."""
         if not self.nursery.has_answered():
             if self._is_starting and now_s >= self._due_s:
-                self.nursery.kill()  # its end is a death like others
+                self.nursery.kill()  # the next turn takes its end for a death
                 self._due_s = math.inf
         elif self._is_starting and self.nursery.hear_ready():
             self._is_starting, self._due_s = False, math.inf

@@ -172,7 +172,7 @@ class JoinedJob(ServedJob):
         """
         child = super().worker(number, f"{host}-{self.folder.joined.tag}" if self.folder.joined is not None else host)
         port = self._worker_listen.rpartition(":")[2]
-        if port not in ("*", "0"):  # a firewall may let these ports through alone, so there is no spare one
+        if port not in ("*", "0"):  # a firewall may let only these ports through, so there is no spare one
             ports = 1 if self.folder.keys is None else 2  # the next one is for sealed batches
             child.listen, child.spare_listen = at_port(self._worker_listen, int(port) + ports * number), ""
         else:

@@ -155,7 +155,7 @@ class Supervisor:
             try:
                 self._take_in(folder, listen)
             except MachineError:
-                if not self._stopping:  # which breaks off what is asked of the nursery
+                if not self._stopping:  # stopping interrupts requests to the nursery
                     raise
         while not self._stopping and any(job.stage is not Stage.SERVED for job in self.jobs.values()):
             self._turn()
@@ -392,7 +392,7 @@ class Supervisor:
                 self._look_at_child(place.of, place.child, now_s)
         if self._may_move() and now_s >= self._shares.due_s():
             self._assign(self._shares.look(self._held(), now_s))
-        self._look_after_places(now_s)  # what has ended there lets jobs advance
+        self._look_after_places(now_s)  # workers that have ended let jobs advance
         for job in list(self.jobs.values()):
             self._advance(job)
         self._look_after_places(now_s)

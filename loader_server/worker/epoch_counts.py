@@ -56,7 +56,7 @@ class EpochCounts:
         self._askers: dict[EpochQuestion, set[int]] = {}
         self._asked: SimpleQueue[EpochQuestion | None] = SimpleQueue()
         self._found: deque[tuple[EpochQuestion, int | None]] = deque()
-        # A daemon: nobody waits at the end of the process for a plan.
+        # A daemon thread, because the end of the process must not wait for a plan.
         threading.Thread(target=self._run, name="stoker-count", daemon=True).start()
 
     def ask(self, trainer: int, question: EpochQuestion) -> int | None:
@@ -104,7 +104,7 @@ class EpochCounts:
             batches = None
             try:
                 batches = self._count[question.stream](question.epoch, question.group)
-            except Exception as error:  # whoever asked asks again, so only a stream's first is logged
+            except Exception as error:  # the trainer asks again, so only a stream's first is logged
                 self.failed[question.stream] += 1
                 if self.failed[question.stream] == 1:
                     self._log.error("batches of an epoch cannot be counted", stream=question.stream, error=repr(error))

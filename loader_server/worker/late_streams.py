@@ -135,7 +135,7 @@ class LateStreams:
         try:
             write_graph(self._job.graph_path(name), fetched.graph, self._job.index_folder(name), fetched.index)
         except (StokerError, OSError) as error:
-            closed = why_closed(self._job.graph_path(name))  # said once, and tried again: somebody may open the folder
+            closed = why_closed(self._job.graph_path(name))  # logged once, tried again: somebody may open the folder
             if not closed or name not in self._unkept:
                 Log("worker").warning("graph cannot be kept", stream=name, error=closed or str(error))
             self._unkept.add(name)

@@ -104,7 +104,7 @@ class Reception:
         self._largest[stream.name] = _largest_bytes(stream)
         self._count[stream.name] = self._parts.builders[stream.name].batches
 
-    # --- what there is to do ---
+    # --- work to do ---
 
     @property
     def waiting(self) -> int:
@@ -151,7 +151,7 @@ class Reception:
         if let_go:
             self._sessions.close()
 
-    # --- what trainers say ---
+    # --- messages of trainers ---
 
     def receive(self, identity: bytes, key: str, frame: memoryview | bytes, now_s: float) -> bool:
         """Handle one message; return whether it was useful, that is, brought a batch nearer."""
@@ -190,7 +190,7 @@ class Reception:
     def _greet(self, identity: bytes, former: Session | None, hello: m.Hello) -> None:
         known = self._sessions.of(hello.incarnation)
         if hello.stream in self._parts.awaited():
-            return  # it will say so again, and by then the stream may be open
+            return  # it says hello again, and by then the stream may be open
         others = len(self._sessions) - (known is not None)
         job, streams = self._parts.settings.name, self._parts.streams
         refusal = refusals.objection_to_hello(hello, job, streams, others, MOST_SESSIONS)
@@ -232,6 +232,8 @@ class Reception:
         digest = stream.digest if stream is not None else None
         refusal = refusals.objection_to_want(want, session, verdict, digest, self._parts.name)
         if refusal is not None:
+            # Refused generations count as well: a ticket is accepted only if its generation is above the slot's last
+            # one.
             session.tickets.refuse(want.ticket)
             return self._refuse(identity, refusal)
         build = Build(
@@ -296,7 +298,7 @@ class Reception:
         m.NameQuery: _answer_name_query,
     }
 
-    # --- what became of their wants ---
+    # --- outcomes of wants ---
 
     def answer(self, outcome: Outcome) -> None:
         """Answer a want with the outcome of its build."""

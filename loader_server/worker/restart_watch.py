@@ -112,7 +112,7 @@ class _DiskLook:
         #: The fingerprint (empty if there is none), and the error of a failed check.
         self.found = ""
         self.error: Exception | None = None
-        # A daemon: a look that hangs in a file system ends with the process.
+        # A daemon thread: a check that hangs in a file system must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="restart watch", daemon=True)
         self._thread.start()
 

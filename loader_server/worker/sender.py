@@ -211,7 +211,7 @@ class Sender:
         if self._buffers.encodes:
             self._buffers.give_back(outcome.payload)
             buffer = None
-        self._flush_to(session.address)  # answers keep their order
+        self._flush_to(session.address)  # so that answers keep their order
         head = [session.address, encode(header)]
         if not self._send_behind(self.router, head, outcome.sent, session.incarnation, buffer):
             log.debug("trainer is gone", number=header.number)
@@ -243,7 +243,7 @@ class Sender:
         self._send_tracked(socket, sent, settle, sent.nbytes, buffer)
         return True
 
-    # --- what libzmq has not sent yet ---
+    # --- frames that libzmq has not sent yet ---
 
     def _send_tracked(
         self,

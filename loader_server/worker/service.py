@@ -238,7 +238,7 @@ class Worker:
                     poller.register(polled, zmq.POLLIN)
                 ready = {sock for sock, _ in poller.poll(self._pause_ms(time.monotonic()))}
                 self._turn(ready)
-            self._registration.leave()  # which no turn has said if there was nothing to finish
+            self._registration.leave()  # no turn has sent this if there was nothing to finish
             if self._refusal is not None:
                 raise self._registration.error_of(self._refusal)
         finally:
@@ -314,7 +314,7 @@ class Worker:
             self._reception.refuse_all()
         self._reception.feed_builder()
         self._talk_to_coordinator(now_s, spoken_to=self._registration.socket in ready)
-        if not self._sender.flush():  # nobody waits for its messages
+        if not self._sender.flush():  # a trainer that is gone waits for nothing
             self.log.debug("trainer is gone")
 
     def _take_in(self, ready: set[object], now_s: float) -> None:
@@ -411,7 +411,7 @@ class Worker:
 
     def _close(self) -> None:
         ended = self._thread.close(timeout_s=1.0)
-        self._reception.close(let_go=ended)  # if not, the process's end does: a thread may still write into slots
+        self._reception.close(let_go=ended)  # else a thread may still write there: the end frees them
         self._registration.close()
         self.doors.close()
         self._sender.close()
@@ -427,7 +427,7 @@ class Worker:
         for stream in self._streams.values():
             stream.close()
 
-    # --- what was built ---
+    # --- outcomes of builds ---
 
     def _answer(self, outcome: Outcome) -> None:
         stream = outcome.build.want.stream

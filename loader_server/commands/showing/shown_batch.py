@@ -185,7 +185,7 @@ class _InsideSample:
         """Decode and transform the sample, and record what it becomes."""
         source, number = self._stream.source, self._key[2]
         (raw,) = read_patiently(source.read, [number], bool)
-        with contextlib.suppress(Exception):  # building the batch has already told why the sample is masked
+        with contextlib.suppress(Exception):  # the build has recorded why the sample is masked
             sample = source.decode(number, raw)
             self.texts = {key: value for key, value in sample.items() if isinstance(value, str)}
             self.sound = _sound_in(sample, "as the source has it")

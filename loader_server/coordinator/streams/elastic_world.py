@@ -91,7 +91,7 @@ class ElasticWorld:
         self._disagreed = False
         self._out: list[Instruction] = []
 
-    # --- what is asked ---
+    # --- queries ---
 
     def member_of(self, incarnation: int) -> WorldMember | None:
         """Return the member with this incarnation; None if there is none."""
@@ -268,6 +268,8 @@ class ElasticWorld:
 
     def tick(self, room: int, now_s: float) -> list[Instruction]:
         """Drop silent members and joiners, and begin the next world if it is due."""
+        # After a restart nobody has been heard yet, so a member's time of silence begins with the first tick
+        # (`setdefault`).
         gone_s = now_s - GONE_AFTER * self._timeout_s
         for one in self.members:
             if self._heard_s.setdefault(one.incarnation, now_s) < gone_s:
@@ -334,6 +336,8 @@ class ElasticWorld:
     def _name(self, chosen: list[_Joiner], now_s: float) -> None:
         members = tuple(one.as_member() for one in chosen)
         flat = tuple((one.member, one.incarnation, one.name, one.replicas) for one in members)
+        # The fact comes before the answers: a member must never have a place that a restarted coordinator does not
+        # know.
         self.recover(WorldNamed(self._stream, self.version + 1, *self.limits, flat))
         self._out.append(Keep(WorldNamed(self._stream, self.version, *self.limits, flat)))
         self._heard_s = {one.incarnation: now_s for one in members}

@@ -106,6 +106,7 @@ class Queues:
             rules = self._streams[stream].view.leases
             assert rules is not None
             if work == "train-end":
+                # Never taken back for time, and never given up: the trainers that ask would be told that it is done.
                 rules = replace(rules, floor_s=float("inf"), tries=_ENDLESS)
             settings = LeaseSettings(stream=stream, work=work, rules=rules, gone_s=GONE_AFTER * self._timeout_s)
             kind = EvaluationTable if is_evaluation(work) else LeaseTable
@@ -117,7 +118,7 @@ class Queues:
             return 1
         return self._streams[stream].view.batches(plan_epoch(work, epoch), self._group)
 
-    # --- what survives ---
+    # --- recovery ---
 
     def recover(self, fact: LeaseFact | BookAdvanced) -> None:
         """Apply a fact from the journal; facts of streams that are no longer queues are dropped."""

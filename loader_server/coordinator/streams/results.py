@@ -142,6 +142,8 @@ class StreamResults:
         parts = self._parts(key)
         if world is None:
             return self._add_in_queue(key, mine, parts)
+        # A rank that reports again has trained again (after a restart, say), so its earlier part is void, whoever
+        # reported it.
         for other in [one for one, part in parts.items() if part.overlaps(mine)]:
             del parts[other]
         parts[said.incarnation] = mine
@@ -154,6 +156,7 @@ class StreamResults:
         """Return whether this report is already part of the aggregate."""
         if (said.incarnation, said.serial) in kept.told:
             return True
+        # In queue mode each trainer's last serial is only in its own part, not in the aggregate.
         before = self._open.get(_key_of(said, None), {}).get(said.incarnation)
         is_same = (said.epoch, said.step, said.aside, said.part) == (kept.epoch, kept.step, kept.aside, kept.part)
         is_same = is_same and (not said.aside or said.evaluation == kept.evaluation)

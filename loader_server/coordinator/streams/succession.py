@@ -60,6 +60,8 @@ class Succession:
         It gives up all other ranks that it held. It keeps the tenure that it shows or, if it holds all of these ranks
         already, has; otherwise it gets the next one.
         """
+        # A repeated attach must not raise the tenure: the trainer may have heard the first answer, and would then be
+        # superseded by itself.
         has_all = all(self.holder(rank) == incarnation for rank in ranks)
         tenure = shown or (self.last_tenure(ranks) if has_all else self._next_tenure)
         for rank in sorted({*ranks, *self._ranks.get(incarnation, ())}):

@@ -59,7 +59,7 @@ class CountingThread:
             future, count = self._asked.get()
             try:
                 future.set_result(count())
-            except BaseException as error:  # whoever asks for the count will meet the error again
+            except BaseException as error:  # `batches` logs it, and counts again
                 future.set_exception(error)
 
 

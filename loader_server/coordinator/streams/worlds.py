@@ -68,7 +68,7 @@ class Worlds:
             out = [Keep(GroupFixed(stream, trainers.group)), *out]
         return out
 
-    # --- those who are attached ---
+    # --- attached trainers ---
 
     def check(self, attach: m.Attach, now_s: float) -> m.NotAttached | None:
         """Return a refusal if the rank is not the trainer's to have: in the elastic world, or beside one."""
