@@ -123,6 +123,8 @@ class JournalFiles:
             file.size = max(file.size, os.fstat(file.descriptor).st_size)
         if self._log_end is None and self._log.exists():
             self._log_end = _LogEnd(self._log)
+        # The old last frame is checked before going on to the next ones: a log that was cut in the moment of the write
+        # is as long as before, with other bytes or a hole where that frame was.
         elif self._log_end and wrote and not (self._log_end.is_whole() and self._log_end.follow()):
             self._note_cut()
 

@@ -43,6 +43,7 @@ class JournalLock:
         self._where = journal.with_suffix(".endpoint")
         journal.parent.mkdir(parents=True, exist_ok=True)
         try:
+            # The folder first: a lock on a file in it would be lost to anybody who deletes that file.
             self._descriptor = _lock(os.open(journal.parent, os.O_RDONLY | os.O_DIRECTORY))
             if self._descriptor is None:
                 self._descriptor = _lock(open_own(journal.with_suffix(".lock"), os.O_RDWR | os.O_CREAT))

@@ -107,6 +107,7 @@ class Workers:
             register.worker, register.incarnation, register.endpoint, register.boot_id, register.uid
         )
         known = self._workers.get(register.incarnation)
+        # A registration withdraws what the worker reported before.
         self._failing.pop(register.worker, None)
         self._refused.pop(register.worker, None)
         if known is not None and known.address == address:

@@ -191,6 +191,7 @@ class BundleKeeper:
     @property
     def is_ready(self) -> bool:
         """Return whether pieces can be sent; asking starts the work."""
+        # Taken before the work begins, so that the first to ask always hears no, however fast the thread is.
         is_ready = self._bundle is not None
         self._begin()
         return is_ready

@@ -79,6 +79,7 @@ class BundleFolder:
         if self._draft.is_symlink():
             raise _in_the_way(self._draft)
         self._draft.mkdir(mode=0o700, exist_ok=True)
+        # Makes the draft one of the newest bundles, which `remove_old_bundles` keeps.
         os.utime(self._draft)
         return {file.name: self._checked_pieces(file) for file in self._files}
 

@@ -97,6 +97,7 @@ def _read_tag(descriptor: int) -> str:
     known = os.pread(descriptor, 64, 0).decode("ascii", "replace")
     if _TAG.fullmatch(known):
         return known
+    # Drawn once a folder, since hosts may have equal names and one host may join a job twice.
     tag = secrets.token_hex(3)
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, tag.encode(), 0)

@@ -67,6 +67,8 @@ class JoinedFolder:
 
     def write(self, job_file: Path) -> None:
         """Write it beside a fetched job file."""
+        # A file beside the job file, because every command and child opens the job by that path alone, and need not
+        # know of joining.
         with replacing(job_file.with_name(_NAME)) as file:
             file.write(json.dumps(asdict(self), indent=1, sort_keys=True).encode())
 

@@ -171,6 +171,7 @@ def _settle(folder: Path, tag: str, settings: JoinSettings, manifest: Manifest, 
         again=(*settings.options(), "--into", str(folder)),
         named={said: str(bundle.path / name) for said, name in manifest.named.items()},
     )
+    # The settings before the job file: a job file without them would pass for this host's own.
     joined.write(folder / JOB_FILE)
     with replacing(folder / JOB_FILE) as file:
         file.write((bundle.path / JOB_FILE).read_bytes())

@@ -28,6 +28,7 @@ def free_room() -> Room:
     try:
         return Room(memory=_free_memory(), descriptors=_free_descriptors())
     except (OSError, MemoryError):
+        # Opening these files takes memory and a descriptor itself, so failing to is an answer.
         return Room(memory=0, descriptors=0)
 
 

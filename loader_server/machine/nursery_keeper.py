@@ -83,6 +83,7 @@ def execute_nursery() -> OwnedNursery:
                 [sys.executable, "-c", _PROGRAM, str(_SOCKET_FD), str(os.getpid()), *sys.path],
                 os.environ,
                 file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), _SOCKET_FD)],
+                # Blocked from its first instant, as a forked nursery's are (see `nursery`).
                 setsigmask=FOR_THE_OWNER,
             )
             return OwnedNursery(ours, pid)

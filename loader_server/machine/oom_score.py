@@ -39,6 +39,7 @@ def offer_to_oom_killer(more: int, path: Path = _SCORE) -> str:
     try:
         inherited = int(path.read_text("ascii"))
         raised = min(_MOST, inherited + more)
+        # The score is never lowered, which would need a privilege.
         if raised > inherited:
             path.write_text(str(raised), "ascii")
     except (OSError, ValueError) as error:

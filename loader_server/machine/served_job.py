@@ -104,6 +104,8 @@ class ServedJob:
         if child is not self.coordinator:
             return
         if "endpoint" in said:
+            # A restarted coordinator knows of no trainers at first, so "none attached" means that all have left only
+            # after they have had time to be heard.
             self._known_s = now_s + GONE_AFTER * self.folder.settings.heartbeat_timeout_s
             if self.end_s < math.inf:
                 self.coordinator.signal(DRAIN_SIGNAL)
@@ -183,8 +185,8 @@ class JoinedJob(ServedJob):
 def _usual_listen(folder: JobFolder, *, insecure: bool) -> str:
     """Return where workers of a joined job listen by default: on loopback if the job is sure to stay on this host.
 
-    A coordinator that is named by a file may come back on another host, so it counts as local only without keys and
-    `insecure`: then coordinators on other hosts are not joined.
+    A coordinator that is named by a file may come back on another host, so its job counts as local only if there are
+    neither keys nor `insecure`: without both, a coordinator on another host is not joined.
     """
     by_file = bool(file_of(folder.settings.listen))
     is_here = not (insecure or folder.keys) if by_file else is_loopback(folder.settings.listen)

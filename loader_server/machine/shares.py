@@ -87,6 +87,7 @@ class Shares:
 
     def _need(self, job: str, held: int) -> int:
         said = self._said.get(job)
+        # A job that crashes reports nothing for a while, and must not get more workers for that.
         if not said:
             return held
         if said[-1].waits:

@@ -132,11 +132,13 @@ class Supervisor:
         common = ["--parent", str(self._keeper.nursery.pid), "--log-level", self.settings.log_level]
         if role == "index":
             return [role, str(folder.path), "--missing", *common]
+        # The supervisor indexes nothing itself: it never imports what a job file names.
         insecure = ["--insecure"] if self.settings.insecure else []
         if role == "fetch":
             again = folder.joined.again if folder.joined is not None else ()
             return [role, folder.settings.listen, *again, *common, *insecure]
         shares = role == "worker" and folder.settings.share
+        # The shelf is a memfd of ours, so it ends with us, and jobs share batches without sharing a process.
         shelf = ["--shelf", f"/proc/{os.getpid()}/fd/{self._shelf}"] if shares else []
         asks = ["--nursery-fd", str(ASKING_FD)] if role == "worker" else []
         more = self.settings.arguments
@@ -279,6 +281,7 @@ class Supervisor:
         if job.stage is Stage.ENDING:
             return
         job.stage = Stage.ENDING
+        # Trainers hear of the end from the coordinator before their workers go, so that they can tell it from a loss.
         job.coordinator.signal(END_SIGNAL)
         job.shut()
         for place in self.places:

@@ -71,6 +71,7 @@ class Membership:
             self.was_registered, self.is_refused = True, False
         elif isinstance(message, m.Refused) and message.code in _WAITED_FOR:
             self.registered, self.is_refused = False, True
+            # Asked again before long: in a rolling restart the coordinator or this worker is replaced sooner or later.
             self.due_s = now_s + _REFUSED_PAUSE_S
         elif isinstance(message, m.Refused) and message.code == "unknown":
             self.registered, self.due_s = False, now_s

@@ -197,6 +197,7 @@ class Reception:
         if refusal is not None:
             self._sender.say(identity, refusal)
             return
+        # A connection speaks for one trainer: the former one on it is gone.
         if former is not None and former is not known:
             self._forget(former)
         if known is not None:

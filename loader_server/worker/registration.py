@@ -83,6 +83,7 @@ class Registration:
     def _connect(self) -> zmq.Socket[bytes]:
         address = self._followed.address
         dealer = connect_dealer(self._context, address, self._keys, secrets.token_bytes(16))
+        # A name that was resolved belongs to the former address.
         if address != self._connected:
             self._connected, self._looked_up = address, None
         return dealer
@@ -132,6 +133,8 @@ class Registration:
     def _say_what_is_due(self, now_s: float, load: Callable[[], m.Beat]) -> None:
         message = load() if self.membership.registered else self._register
         sent = True
+        # The coordinator has not answered `BuilderParts` since the last turn that was due, so the refusal is reported
+        # without the parts.
         if self._unexplained is not None:
             self._note_refusal(self.refusal or self._unexplained, now_s)
         if self._may_register or self.membership.registered:

@@ -202,6 +202,7 @@ class Sender:
             return
         if not header.digest:  # left out because it was to be sealed
             header = dataclasses.replace(header, digest=digest64(outcome.payload.data))
+        # A small batch is copied and travels with the answers of this turn, so its buffer is free at once.
         if outcome.sent.nbytes < MARK_BYTES:
             self._queue(session.address, encode(header))
             self._queue(session.address, bytes(outcome.sent))

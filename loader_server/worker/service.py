@@ -227,6 +227,8 @@ class Worker:
             poller.register(socket, zmq.POLLIN)
         poller.register(self._waker.fileno(), zmq.POLLIN)
         polled = None
+        # A worker without its data would refuse every want while it looks healthy, so it registers only after the first
+        # check.
         self._registration.note_data(None, may_register=False, now_s=time.monotonic())
         self._data.start()
         try:
@@ -297,6 +299,7 @@ class Worker:
         now_s = self._turned_s = time.monotonic()
         if self._waker.fileno() in ready:
             self._waker.clear()
+        # Allowed keys have changed: trainers are checked against them now.
         if self.guard.look(now_s):
             self._look_s = now_s
         self.doors.turn(now_s)

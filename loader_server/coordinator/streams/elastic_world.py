@@ -241,7 +241,7 @@ class ElasticWorld:
         return None
 
     def leave(self, incarnation: int, room: int, now_s: float) -> list[Instruction]:
-        """Handle a trainer that detached or gave up waiting; a member's departure ends its world."""
+        """Handle a trainer that detached or gave up waiting; a member that leaves ends a world that trains."""
         self._joiners = {who: one for who, one in self._joiners.items() if one.join.incarnation != incarnation}
         mine = self.member_of(incarnation)
         if mine is not None:

@@ -212,10 +212,12 @@ class Queues:
         if self._book.is_another(said.book):
             return self._turn_away(said)
         if said.work == "train-end":
+            # The work at the end is leased only once no batch of the epochs before is unsettled.
             is_over = self._table(said.stream, "train").unsettled() >= said.before
             said = replace(said, before=1, wanted=min(said.wanted, int(is_over)))
         if said.states is not None and not (said.work == "evaluate" and self._streams[said.stream].view.evaluation):
             return None
+        # The report itself still counts: what is leased may be finished.
         if not self._leases_more:
             said = replace(said, wanted=0)
         table = self._table(said.stream, said.work) if said.states is None else self._evaluations.enter(said)
@@ -225,6 +227,9 @@ class Queues:
         """Start a new lease book if this trainer proves that the journal lost leases; call all trainers to report."""
         if not self._book.is_behind(said.book):
             return
+        # The trainer was told of changes that this journal lacks, so an older copy was put in its place, or it was cut:
+        # what it holds may be leased twice. With another identity of the book each trainer that has leases notices, and
+        # ends with its last checkpoint named.
         self._warnings.append(Warn(_WENT_BACK, {"stream": said.stream, "trainer": said.incarnation}))
         self._book.renew()
         for table in self.tables.values():

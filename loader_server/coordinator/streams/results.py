@@ -176,6 +176,7 @@ class StreamResults:
 
     def _changed_parts(self, key: _Key, mine: _Told, parts: dict[int, _Told]) -> list[ResultsFact]:
         """Return the facts that make the journal hold these parts: for the same aggregate, only the new part."""
+        # A report writes one row, and not one for each trainer.
         if key == self._kept_key:
             self._kept_parts.add(mine.said.incarnation)
             return [_part_of(mine.said)]

@@ -102,6 +102,7 @@ class Verifiers:
         asked = attach.cursor or Cursor(0, 0, 1, stream.view.digest)
         if asked.number:
             return asked
+        # In queue mode a batch is a group of its own; an evaluation stream has no fixed group.
         usual = 1 if stream.view.leases is not None else 0 if stream.view.evaluation else stream.group
         return Cursor(asked.epoch, 0, self._group or usual or asked.group, asked.plan_digest)
 
