@@ -45,7 +45,8 @@ _SHOWN = 20
 def index_missing(job: JobFile) -> None:
     """Make the missing indexes, and check the others' data for changes.
 
-    Streams whose data set a trainer has to send first are skipped. Raises DataError if indexed data have changed.
+    Streams whose data set a trainer has to send first are skipped. Raises DataError if indexed data have changed, or
+    drop more letters than the job file allows now.
     """
     there = [name for name in job.recipes if job.is_indexed(name)]
     missing = [name for name in job.recipes if name not in there and not job.is_awaited(name)]

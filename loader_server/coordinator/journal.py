@@ -149,7 +149,7 @@ class Journal:
         self._lock.say_where(endpoint)
 
     def read_facts(self) -> Iterator[Fact]:
-        """Yield all facts; skip damaged rows with a warning.
+        """Yield all facts; skip damaged rows, and convictions by number of earlier releases, with a warning.
 
         Raises DataError if the table, or a row about leases, is damaged.
         """

@@ -97,7 +97,7 @@ def worker_report(worker: RegisteredWorker, now_s: float) -> dict[str, Any]:
 
 
 def text_of(report: dict[str, Any], most: int = MOST_CHARACTERS) -> str:
-    """Return the report as JSON of at most `most` characters; `cut` counts the list entries that were left out."""
+    """Return the report as JSON; if it is longer than `most`, its lists are cut, and `cut` counts what is missing."""
     text = json.dumps(report | {"cut": {}})
     return text if len(text) <= most else json.dumps(_cut(report, most))
 

@@ -265,7 +265,8 @@ class Coordinator:
     def probes(self, build_timeout_s: float) -> Probes:
         """Return the answers to health probes.
 
-        The coordinator counts as dead after longer than any of the job's builds may take.
+        The main loop counts as dead once it has stood still for longer than `_DEAD_S` and than a build of the job may
+        take.
         """
         return Probes(
             lambda now_s: dead(self._turned_s, max(_DEAD_S, build_timeout_s + LOOP_S), now_s),

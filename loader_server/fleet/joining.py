@@ -124,9 +124,10 @@ def join(settings: JoinSettings) -> HostFolder:
 
 
 def fetch(settings: JoinSettings, into: Path | None = None) -> None:
-    """Fetch what is missing; with `into`, bring this process's host folder up to date as well.
+    """Fetch what is missing; if `into` is a host's folder, bring it up to date as well.
 
-    Raises as `join` does, and DataError if another job is served there now.
+    To be called by the process that has that folder, or on its behalf. Raises as `join` does, and DataError if another
+    job is served there now.
     """
     with _whole_bundle(settings) as (manifest, bundle):
         if into is None:

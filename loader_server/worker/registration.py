@@ -240,7 +240,7 @@ class Registration:
             self._send(one)
 
     def leave(self) -> None:
-        """Announce that we are leaving, so that no new wants come; repeat until it is sent once."""
+        """Announce that we are leaving, so that no new wants come; do nothing once that was sent."""
         if not self.membership.left:
             leave = m.Leave(worker=self._register.worker, incarnation=self._register.incarnation)
             self.membership.left = self._send(leave)

@@ -300,7 +300,7 @@ def _summed(states: list[bytes]) -> bytes:
 
 
 def _mean(of: list[tuple[int, float | None]]) -> float | None:
-    """Return the mean, weighted by rows; None if a part with rows has no number, or the sum is not finite."""
+    """Return the mean, weighted by rows; None without rows, if a part with rows has no number, or on overflow."""
     total, rows = 0.0, 0
     for weight, value in of:
         if weight and value is None:
