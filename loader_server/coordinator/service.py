@@ -84,8 +84,7 @@ __all__ = ["Coordinator", "open_coordinator"]
 #: A turn that took this many tick intervals was a stall; every peer sends its next heartbeat within as many.
 _STALL_TICKS = 4
 
-#: How long trainers have to hear of the job's end (it is repeated with each heartbeat), and how often we check
-#: meanwhile.
+#: How long trainers have to hear of the job's end (repeated with each heartbeat), and how often we check meanwhile.
 _LAST_WORDS_S = 1.0
 _LOOK_MS = 50
 #: The main loop counts as dead after this long; no single turn takes that much, not even on a slow disk.
@@ -103,8 +102,7 @@ _SOON_MS = 20
 def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None, *, advertise: str = "") -> Coordinator:
     """Return the coordinator of a job file, with journal and endpoint file in the job's state folder.
 
-    Raises SettingsError if the state folder cannot be written to, or DataError if another process holds the journal, or
-    if the journal or the job's data cannot be opened.
+    Raises SettingsError or DataError if state folder, journal or data cannot be opened, HeldError if others hold it.
     """
     job.refuse_closed(job.state)
     journal = Journal(job.state / "journal.sqlite")
@@ -133,10 +131,7 @@ def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None, *, ad
 
 
 class Coordinator:
-    """The coordinator's main loop and sockets.
-
-    To be made in the process's main thread; `run` returns after `stop`, with the journal closed.
-    """
+    """The coordinator's main loop, made in the main thread; `run` returns after `stop`, with the journal closed."""
 
     def __init__(
         self,
@@ -159,8 +154,7 @@ class Coordinator:
         self._endpoint_writer: EndpointWriter | None = None
         self._of_graphs: SimpleQueue[GraphRuns | GraphFailed] = SimpleQueue()
         self._journal = journal
-        # Versions begin at random, so that a restarted coordinator never gives a list the version of another list that
-        # peers know.
+        # Random, so that after a restart no list has the version of another list that peers know.
         self._state = CoordinatorState(settings, streams, first_version=secrets.randbits(62) + 1)
         for fact in journal.read_facts():
             self._state.recover(fact)
@@ -184,8 +178,7 @@ class Coordinator:
         journal.say_where(self.endpoint)
         self._patience: Patience[bytes] = Patience()
         self._answers = UnreadAnswers(self._router)
-        #: Pieces of the bundle have an account of their own, so that hosts that fetch slowly do not delay other
-        #: answers.
+        #: Pieces of the bundle have an account of their own: hosts that fetch slowly delay no other answers.
         self._pieces = UnreadAnswers(self._router)
         self._pieces.marks_all = True
         self._aftermath = Aftermath()
@@ -243,8 +236,8 @@ class Coordinator:
                 instructions += self._take_in(now_s) + self._take_in_graphs(now_s) + self._take_in_end(now_s)
                 if now_s >= due_s:
                     due_s = now_s + self._tick_s
-                    # Facts that wait are tried again. While that fails no lease may expire: the fact of it could not be
-                    # kept either.
+                    # Waiting facts are tried again. While that fails no lease may expire, as that fact would be lost
+                    # too.
                     if not self.writer.write(()):
                         instructions += self._state.handle(Excused(), now_s)
                     instructions += self._state.handle(JournalLooked(self.writer.lost, self.writer.waiting), now_s)
@@ -263,11 +256,7 @@ class Coordinator:
             self._close()
 
     def probes(self, build_timeout_s: float) -> Probes:
-        """Return the answers to health probes.
-
-        The main loop counts as dead once it has stood still for longer than `_DEAD_S` and than a build of the job may
-        take.
-        """
+        """Return the answers to health probes; the loop counts as dead after standing still longer than a build may."""
         return Probes(
             lambda now_s: dead(self._turned_s, max(_DEAD_S, build_timeout_s + LOOP_S), now_s),
             lambda now_s: unready_coordinator(
@@ -283,8 +272,8 @@ class Coordinator:
         )
 
     def _pause_ms(self) -> int:
-        # Pieces of the bundle are sent a few a turn, after everything else. While hosts wait for them the next turn
-        # begins at once, unless libzmq still holds earlier pieces.
+        # A few pieces are sent each turn: while hosts wait for more the next turn begins at once, unless libzmq is
+        # behind.
         pause_ms = _LOOK_MS if self._stopping else int(1000 * self._tick_s)
         if self._giving and self._bundle is not None and self._bundle.is_ready and not self._pieces.is_behind():
             return 0
@@ -302,11 +291,7 @@ class Coordinator:
         self._waker.wake()
 
     def _has_last_words(self) -> bool:
-        """Return whether peers that have to hear of the end are still there.
-
-        What a peer has not read when we close its connection is lost, so the loop goes on for a moment, at most
-        `_LAST_WORDS_S`.
-        """
+        """Return whether peers have yet to hear of the end: what is unread when we close their connections is lost."""
         ends = self._state.ending.report() if time.monotonic() < self._last_words_s else None
         return ends is not None and (ends["trainers"] > 0 or len(self._state.verifiers) > 0)
 
@@ -358,8 +343,7 @@ class Coordinator:
                 self._bear(identity)
             return []
         instructions = self._decide(identity, message, now_s) if refusal is None else refusal
-        # A graph is uploaded in as many messages as it has pieces, each asked for, so progress of an upload is not held
-        # against its sender.
+        # Each piece of a graph is asked for, so the progress of an upload is not held against its sender.
         if refusal is not None or not (isinstance(message, GraphPiece) and instructions):
             self._bear(identity)
         return instructions
@@ -424,8 +408,7 @@ class Coordinator:
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         facts = [one.fact for one in instructions if isinstance(one, Keep)]
-        # A promise may rest on an earlier fact that could not be written, so it needs a successful write even if it
-        # brings no fact of its own; no other message waits for the disk.
+        # A promise may rest on an earlier fact that could not be written; no other message waits for the disk.
         promises = any(isinstance(one, Send) and _is_promise(one.message) for one in instructions)
         is_kept = self.writer.write(facts) if facts or promises else True
         for one in instructions:

@@ -1,11 +1,11 @@
 """The parent of one machine's loader side: coordinators of its jobs, and workers that the jobs share.
 
-A job that is served elsewhere has no coordinator here. Rules: a worker serves one job, in one of as many places as the
-machine has workers; `shares` says how many places each job has, and a place changes jobs by the end of one process and
-the start of another. Processes that end are restarted (see `child`). The exception is one that failed before its job
-was ever served: that points to a mistake in the set-up, and ends the job, or everything if the job was there from the
-beginning. Children are forked from the nursery that `nursery_keeper` keeps alive, and end with this process, even if it
-is killed. The loop wakes when a child ends or reports, a command asks something, a signal comes, or something is due.
+Rules: a worker serves one job, in one of as many places as the machine has workers; `shares` says how many places each
+job has, and a place changes jobs by the end of one process and the start of another. Processes that end are restarted
+(see `child`), except one that failed before its job was ever served: that points to a mistake in the set-up, and ends
+the job, or everything if the job was there from the beginning. Children are forked from the nursery that
+`nursery_keeper` keeps alive, and end with this process. The loop wakes when a child ends or reports, a command asks, a
+signal comes, or something is due.
 """
 
 from __future__ import annotations
@@ -82,10 +82,7 @@ class WorkerPlace:
 
 
 class Supervisor:
-    """The supervisor of a machine's jobs.
-
-    `start` returns when the first jobs are served; `run` keeps them running until `stop`, or until the last job ends.
-    """
+    """The supervisor of jobs: `start` returns when the first ones are served; `run` keeps them so until `stop`."""
 
     def __init__(self, settings: SupervisorSettings, nursery: Nursery) -> None:
         self.settings = settings
@@ -132,13 +129,11 @@ class Supervisor:
         common = ["--parent", str(self._keeper.nursery.pid), "--log-level", self.settings.log_level]
         if role == "index":
             return [role, str(folder.path), "--missing", *common]
-        # The supervisor indexes nothing itself: it never imports what a job file names.
         insecure = ["--insecure"] if self.settings.insecure else []
         if role == "fetch":
             again = folder.joined.again if folder.joined is not None else ()
             return [role, folder.settings.listen, *again, *common, *insecure]
         shares = role == "worker" and folder.settings.share
-        # The shelf is a memfd of ours, so it ends with us, and jobs share batches without sharing a process.
         shelf = ["--shelf", f"/proc/{os.getpid()}/fd/{self._shelf}"] if shares else []
         asks = ["--nursery-fd", str(ASKING_FD)] if role == "worker" else []
         more = self.settings.arguments
@@ -147,11 +142,7 @@ class Supervisor:
     # --- life ---
 
     def start(self, folders: Sequence[JobFolder], listen: str = "") -> None:
-        """Start these jobs and return when they are served, or when `stop` was called.
-
-        Raises StartError if a process of a job fails before the job is served; SettingsError or MachineError if a job
-        cannot be taken on.
-        """
+        """Start these jobs and return when all are served, or after `stop`; raise StartError if one cannot be."""
         self._starting = True
         for folder in folders:
             try:
@@ -205,10 +196,7 @@ class Supervisor:
     # --- jobs ---
 
     def _take_in(self, folder: JobFolder, listen: str = "") -> ServedJob:
-        """Add a job and start its indexing; a job that is served elsewhere needs only workers.
-
-        Raises SettingsError if it conflicts with another job, or MachineError if it cannot be started.
-        """
+        """Add a job and start its indexing; raise SettingsError on a conflict, MachineError if it cannot be started."""
         job = make_job(folder, listen, self._command, insecure=self.settings.insecure)
         job.refuse_listening(insecure=self.settings.insecure)
         refuse_conflicts(self.jobs.values(), folder, job.endpoint, max(self.settings.workers, len(self.jobs) + 1))
@@ -258,10 +246,7 @@ class Supervisor:
             return None
 
     def _may_join(self) -> bool:
-        """Return whether a job whose coordinator serves may get workers now.
-
-        The first jobs get theirs together, so that no worker has to change jobs right away.
-        """
+        """Return whether a job may get workers now; the first jobs get theirs together, so none has to move."""
         return not self._starting or all(job.coordinator.served for job in self.jobs.values())
 
     def _admit(self, jobs: Sequence[ServedJob]) -> None:
@@ -281,7 +266,7 @@ class Supervisor:
         if job.stage is Stage.ENDING:
             return
         job.stage = Stage.ENDING
-        # Trainers hear of the end from the coordinator before their workers go, so that they can tell it from a loss.
+        # The coordinator first: it tells trainers before their workers go, so they do not take that for a loss.
         job.coordinator.signal(END_SIGNAL)
         job.shut()
         for place in self.places:
@@ -362,8 +347,7 @@ class Supervisor:
     def _restart(self, job: ServedJob, child: Child, now_s: float) -> None:
         """Start a process if it is due and the nursery is ready."""
         if child.process is None and now_s >= child.again_s and self._keeper.is_ready:
-            # A process that hangs at its first start has to end, so that its job fails (see `_look_at_child`) instead
-            # of starting for ever.
+            # A process that hangs at its first start has to end, so that its job fails.
             must_serve = child is not job.indexer and job.stage is not Stage.SERVED and not child.restarts
             self._start_child(job, child, _READY_TIMEOUT_S if must_serve else math.inf)
 
@@ -463,8 +447,7 @@ class Supervisor:
         for descriptor in chain(self._keeper.descriptors(), *(child.descriptors() for child in children)):
             poller.register(descriptor, select.POLLIN)
         ends_s = [job.end_s for job in self.jobs.values() if job.stage is not Stage.ENDING]
-        # Children that are to be started have to wait for a nursery, so their due times must not wake the loop before
-        # there is one.
+        # Children can be started only with a nursery, so their due times must not wake the loop before.
         awaited = [child for child in children if child.process is not None or self._keeper.is_ready]
         due_s = min([self._keeper.due_s(), *(child.due_s() for child in awaited), *ends_s])
         if self._may_move():
