@@ -1,1 +1,1 @@
-"""What the commands do, one module a command; `cli` reads their arguments."""
+"""The commands, one module each; `cli` reads their arguments."""

@@ -1,4 +1,4 @@
-"""One question to a running coordinator, and its answer: for commands."""
+"""One question to a running coordinator, and its answer, for commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ask_coordinator"]
 
-#: Pause before looking again at a file that does not say where the coordinator is.
+#: Pause between looks at an endpoint file that names no address yet.
 _LOOK_S = 0.1
 
 _Answer = TypeVar("_Answer", bound="Message")
@@ -34,7 +34,10 @@ _Answer = TypeVar("_Answer", bound="Message")
 def ask_coordinator(
     endpoint: str, question: Message, answer: type[_Answer], *, keys: str | Path | None, timeout_s: float
 ) -> _Answer:
-    """The coordinator's answer, of the kind that is expected; raises RefusedError if it refuses."""
+    """Send a question to the coordinator, and return its answer.
+
+    Raises RefusedError if it refuses, or LostError if no answer of the expected kind comes in time.
+    """
     own = ClientKeys.read_any(keys, to="coordinator") if keys else None
     until_s = time.monotonic() + timeout_s
     followed = FollowedEndpoint(endpoint, encrypted=own is not None)
@@ -63,7 +66,7 @@ def ask_coordinator(
 
 
 def _wait_for_address(followed: FollowedEndpoint, until_s: float) -> None:
-    """Wait until the file that names the coordinator says its address, if one does."""
+    """Wait until the endpoint file, if there is one, names an address."""
     while not followed.address and time.monotonic() < until_s:
         time.sleep(_LOOK_S)  # a file of another host's does not wake us
         followed.look()

@@ -1,6 +1,6 @@
-"""What `index` and `plan` say of how transforms treat a source's data.
+"""Notes of `index` and `plan` on how transforms treat a source's data.
 
-Of letters that are dropped or folded, and of recordings whose rate is below what features are made for.
+They cover letters that are dropped or folded, and recordings whose rate is below what features are made for.
 
 Rules: facts are plain numbers and strings, ready for JSON; the lines for people are made from them.
 """
@@ -27,17 +27,16 @@ __all__ = ["facts_of", "lines_of", "low_rates_of", "notes_of"]
 
 Facts = dict[str, Any]
 
-#: More samples than this are counted by `index` alone: it takes some seconds.
+#: Limit of samples whose letters are counted on the spot; counting more takes some seconds, so only `index` does it.
 _COUNTED_AT_ONCE = 1_000_000
 _INDEX_COUNTS = "the index was made without these counts; loader-server index makes them, if samples need no decoding"
 
 
 def notes_of(chain: Chain, opened: OpenedSource) -> Facts:
-    """Return the notes on an indexed source, and count letters that were not counted while indexing, if that is quick.
+    """Return the notes on an indexed source; count letters that indexing did not count, if that is quick.
 
     Raises:
         DataError: The chain drops more letters than anybody may want.
-
     """
     quick = opened.index.samples <= _COUNTED_AT_ONCE
     columns = opened.index.folder / opened.index.meta.folder
@@ -50,13 +49,13 @@ def notes_of(chain: Chain, opened: OpenedSource) -> Facts:
 
 
 def low_rates_of(chain: Chain, opened: OpenedSource) -> tuple[LowRate, ...]:
-    """Return which recordings of a source have a lower rate than a transform makes of it."""
+    """Return the groups of recordings whose rate is below what a transform resamples them to."""
     rates = opened.source.uncut.lengths.get("audio_rate")
     return () if rates is None else tuple(low_rates(chain, np.asarray(rates)))
 
 
 def facts_of(letters: LettersReport | None, rates: tuple[LowRate, ...]) -> Facts:
-    """Return what becomes of letters, if a transform drops any, and which recordings have a low rate, if any have."""
+    """Return facts on letters, if a transform drops any, and on recordings with a low rate, if there are any."""
     facts: Facts = {"low_rates": [asdict(rate) for rate in rates]} if rates else {}
     if letters is None:
         return facts

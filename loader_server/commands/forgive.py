@@ -1,7 +1,6 @@
 """`loader-server forgive`: list the samples that were convicted of killing decoders, or let them be used again.
 
-Rules: only the holder of the journal's lock changes it: a coordinator that runs, which is then asked to, or else this
-command.
+Rules: only the holder of the journal's lock changes it: the running coordinator, on our request, or else this command.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgiveOptions:
-    """What to do; without identities and without `every`, only list."""
+    """Options of the command; without identities and without `every` it only lists."""
 
     identities: Sequence[str]
     every: bool
-    #: Only those of this stream; empty: of any.
+    #: Only samples of this stream; empty for any.
     stream: str
     as_json: bool
 
@@ -44,13 +43,13 @@ class _Holder(Protocol):
     """The holder of the journal, who may change the convictions."""
 
     def report(self) -> dict[str, Any]:
-        """The convictions (`culprits`), and how many more there are (`cut`)."""
+        """Return the convictions (`culprits`), and how many more there are (`cut`)."""
 
     def forgive(self, forgive: Forgive) -> int:
-        """Forget those that match; returns how many they were."""
+        """Forget the matching convictions; return how many."""
 
     def close(self) -> None:
-        """Let go of the journal or the connection."""
+        """Let go of the journal, if it is open here."""
 
 
 def run(job: JobFile, options: ForgiveOptions) -> None:
@@ -130,7 +129,7 @@ class _RunningCoordinator:
 
 class _OpenJournal:
     def __init__(self, journal: Journal | None) -> None:
-        """`journal` is None if the job has never run."""
+        """Read the convictions; `journal` is None if the job has never run."""
         self._journal = journal
         self._convictions = Convictions()
         for fact in journal.read_facts() if journal is not None else ():

@@ -1,4 +1,4 @@
-"""Makes the indexes that a job needs, with a progress bar, and prints the result."""
+"""The indexes that a job needs: made with a progress bar, and reported."""
 
 from __future__ import annotations
 
@@ -33,18 +33,20 @@ if TYPE_CHECKING:
 
 __all__ = ["index_missing", "index_streams", "show"]
 
-#: How long to look at files of all data of a job that are indexed: at all of 100 000 on a local disk.
+#: Time to look for changed files in all indexed data of a job: enough for all of 100 000 on a local disk.
 _LOOK_S = 1.0
 
 _CHARACTERS = "characters"
 
-#: Bad rows that are printed; a file beside the index has all of them.
+#: Limit of bad rows that are printed; a file beside the index has all of them.
 _SHOWN = 20
 
 
 def index_missing(job: JobFile) -> None:
-    """Make the indexes that are missing, except for streams whose data set a trainer has to send first; refuse data
-    that have changed since the others were made.
+    """Make the missing indexes, and check the others' data for changes.
+
+    Streams whose data set a trainer has to send first are skipped. Raises DataError if indexed data have changed, or
+    drop more letters than the job file allows now.
     """
     there = [name for name in job.recipes if job.is_indexed(name)]
     missing = [name for name in job.recipes if name not in there and not job.is_awaited(name)]
@@ -56,9 +58,9 @@ def index_missing(job: JobFile) -> None:
 
 
 def _refuse_dropping(job: JobFile, recipe: StreamRecipe) -> None:
-    """Refuse data whose letters were counted and found to be dropped, if the job file no longer asks for that.
+    """Raise DataError if the counts that are kept show more dropped letters than the job file allows now.
 
-    Counts do not hold where a user's own transform comes first: it may change the texts.
+    Counts do not apply if a user's own transform comes first: it may change the texts.
     """
     names = recipe.settings.transforms
     if _CHARACTERS not in names or any(":" in name for name in names[: names.index(_CHARACTERS)]):
@@ -72,7 +74,7 @@ def _refuse_dropping(job: JobFile, recipe: StreamRecipe) -> None:
 
 
 def _look_for_changes(sources: Sequence[tuple[SourceSpec, Path]]) -> None:
-    """Look at files of these sources now, before training; only those are opened that look at any."""
+    """Check files of these sources for changes, before training; open only sources that have such a check."""
     looking = [one for one in sources if one[0].kind.look_for_changes is not Source.look_for_changes]
     left_s = _LOOK_S
     for number, (spec, folder) in enumerate(looking):
@@ -82,7 +84,7 @@ def _look_for_changes(sources: Sequence[tuple[SourceSpec, Path]]) -> None:
 
 
 def _look_at(spec: SourceSpec, folder: Path, time_s: float) -> float:
-    """Look at one source's files; how long it took, without opening it."""
+    """Check one source's files; return how long that took, without the time to open it."""
     with contextlib.closing(open_source(spec, folder).source) as source:
         began_s = time.monotonic()
         source.look_for_changes(time_s)
@@ -92,11 +94,14 @@ def _look_at(spec: SourceSpec, folder: Path, time_s: float) -> float:
 def index_streams(
     job: JobFile, names: Sequence[str], *, strict: bool = False, processes: int = 0, force: bool = False
 ) -> dict[str, IndexReport]:
-    """Make the indexes of these streams; without `force` only those that would differ from the present ones."""
+    """Make the indexes of these streams, unless they are up to date; with `force`, make all of them.
+
+    If one fails, the finished ones are reported on standard error before the error is raised.
+    """
     request = partial(IndexRequest, strict=strict, processes=processes, max_bad=job.settings.max_bad)
     reports = dict[str, IndexReport]()
     readable = dict(job.recipes.readable())
-    # Those that are made whole may read others, and those that lack a package come to nothing.
+    # Streams that make whole batches may read others, so they come after those; streams that lack a package come last.
     for name in sorted(names, key=lambda name: (name not in readable, name in readable and readable[name].whole)):
         try:
             reports |= _index_stream(job, name, request, force=force)
@@ -108,7 +113,7 @@ def index_streams(
 
 
 def _say_what_is_done(failed: str, reports: Mapping[str, IndexReport], names: Sequence[str]) -> None:
-    """Say what has an index in spite of the error that follows: it needs no doing again."""
+    """Print which indexes are complete in spite of the error that follows: they need not be made again."""
     show(reports, as_json=False, out=sys.stderr)
     left = [name for name in names if name != failed and not any(_is_of(title, name) for title in reports)]
     rest = f"; not looked at: {', '.join(left)}" if left else ""
@@ -123,7 +128,7 @@ def _is_of(title: str, stream: str) -> bool:
 def _index_stream(
     job: JobFile, name: str, request: Callable[..., IndexRequest], *, force: bool
 ) -> dict[str, IndexReport]:
-    """Make the indexes of all sources of one stream, each by a request of its own."""
+    """Make the indexes of all sources of one stream, each by a request of its own; return their reports."""
     reports = {}
     recipe = job.recipes[name]
     for spec, folder in sources_of(job, recipe):
@@ -141,7 +146,7 @@ def _index_stream(
 
 
 def _chain(recipe: StreamRecipe, source: Source) -> Chain:
-    """Its transforms. A `length` that nothing has is refused now, because indexing may take hours."""
+    """Return the stream's transforms; raise now if no key has its `length`, because indexing may take hours."""
     chain = recipe.chain(source.fields)
     settled = not (recipe.whole or chain.measured or len(recipe.sources) > 1)
     if settled and all(field.key != recipe.settings.length for field in chain.fields):
@@ -150,11 +155,10 @@ def _chain(recipe: StreamRecipe, source: Source) -> Chain:
 
 
 def _try_keys(job: JobFile, recipe: StreamRecipe) -> list[tuple[LowRate, ...]]:
-    """Refuse now any key that would stop the job when it starts, or mask every sample of one source of a mixture.
+    """Raise now for a key that would stop the job at its start, or mask every sample of a source of a mixture.
 
     Returns:
-        Of each source, which recordings have a lower rate than the transforms make of it.
-
+        For each source, the recordings whose rate is below what the transforms make of it.
     """
     if recipe.whole:
         return [() for _ in recipe.sources]
@@ -173,7 +177,7 @@ def show(
     as_json: bool,
     out: TextIO | None = None,
 ) -> None:
-    """Print the reports."""
+    """Print the reports, as lines or as JSON."""
     if as_json:
         plain = {name: _plain(report) for name, report in reports.items()}
         for one in statistics:

@@ -14,14 +14,14 @@ __all__ = ["add", "end"]
 
 
 def add(path: Path, *, to: Path) -> None:
-    """Ask for a job to be served where another one is."""
+    """Have a job served by the process that serves the job at `to`; print where."""
     JobFolder(path)  # its own errors are best reported here
     told = ask_machine(JobFolder(to).state, do="add", job=str(path.resolve()))
     print(f"Job {told['job']} is served at {told['endpoint']}, for now by {told['workers']} of the workers.")
 
 
 def end(path: Path, *, drain_s: float) -> None:
-    """Have a job end, once its trainers have left or after so many seconds; Ctrl-C waits for them no longer."""
+    """Have a job end once its trainers have left, or after so many seconds; with Ctrl-C, at once."""
     state = JobFolder(path).state
     try:
         told = ask_machine(state, do="end", drain=drain_s)

@@ -1,4 +1,4 @@
-"""`loader-server plan`: what a job's settings amount to, before anything is trained.
+"""`loader-server plan`: the effect of a job's settings, before anything is trained.
 
 It only reads job file, index and plan. What it prints is made in `plan_report`.
 """
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 __all__ = ["PlanQuestion", "found", "open_stream", "places_table", "show"]
 
-#: How many names are searched for one that is close to an unknown name.
+#: Limit of names that are compared with an unknown one for a suggestion.
 _COMPARED = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanQuestion:
-    """What to print of a plan."""
+    """The options of the command."""
 
     stream: str
     group: int
@@ -48,7 +48,7 @@ class PlanQuestion:
 
 
 def show(job: JobFile, asked: PlanQuestion) -> None:
-    """Print the plan of one stream; with `find`, where a sample is; with `other`, what differs in another job file."""
+    """Print the plan of one stream; with `find`, where a sample is; with `other`, the difference to another job."""
     stream = open_stream(job, asked.stream)
     answer: dict[str, Any]
     tables: tuple[Table, ...]
@@ -75,12 +75,15 @@ def show(job: JobFile, asked: PlanQuestion) -> None:
         Console().print(*tables, sep="\n")
         for line in lines:
             print(line)
-    if asked.plot is not None:  # last, because it takes a library that is not always there
+    if asked.plot is not None:  # last, because matplotlib may be missing
         plan_report.plot(stream.plan, asked.plot)
 
 
 def open_stream(job: JobFile, name: str) -> Stream:
-    """Open the stream, with a progress bar if its plan takes long."""
+    """Open the stream, with a progress bar if its plan takes long.
+
+    Raises SettingsError if the job has no such stream, or if its source makes whole batches.
+    """
     if name not in job.recipes:
         raise SettingsError(
             expected="one of the streams " + ", ".join(job.recipes),
@@ -100,20 +103,23 @@ def open_stream(job: JobFile, name: str) -> Stream:
 
 
 def _facts(stream: Stream, asked: PlanQuestion) -> dict[str, Any]:
-    """What the plan amounts to, with the digest by which cursors and `status` name it."""
+    """Return the facts of the plan and notes on its data, with the digest that cursors and `status` show."""
     notes = {title: found for title, opened in _titled(stream) if (found := notes_of(stream.chain, opened))}
     facts = {"digest": stream.digest} | plan_report.facts(stream.plan, asked.group, asked.epoch)
     return facts | ({"notes": notes} if notes else {})
 
 
 def _titled(stream: Stream) -> Iterator[tuple[str, OpenedSource]]:
-    """Yield each source with the title that `index` gives it, which two job files have in common."""
+    """Yield each source with the title that `index` gives it, by which two job files can be compared."""
     for opened in stream.sources:
         yield stream.name if len(stream.sources) == 1 else f"{stream.name}, {opened.index.folder.name}", opened
 
 
 def found(stream: Stream, name: str, group: int, epoch: int) -> dict[str, Any]:
-    """The places of the sample of this name in an epoch."""
+    """Return the places in an epoch of the sample with this name.
+
+    Raises SettingsError if there is no such sample; the nearest name is suggested.
+    """
     source = stream.source
     sample = next((one for one in range(source.samples) if source.name(one) == name), None)
     if sample is None:
@@ -129,7 +135,7 @@ def found(stream: Stream, name: str, group: int, epoch: int) -> dict[str, Any]:
 
 
 def places_table(answer: dict[str, Any]) -> Table:
-    """The places that were found, for people."""
+    """Return a table of the places that were found."""
     table = Table("batch", "row", "group", "bucket", "shape", "with samples")
     table.title = f"{answer['name']} (sample {answer['sample']}) in epoch {answer['epoch']}"
     for seat in answer["seats"]:

@@ -1,4 +1,4 @@
-"""What a plan amounts to, for people and machines: the `plan` command's facts, tables, plot, `--find` and `--diff`.
+"""Reports on a plan, for people and machines: the `plan` command's facts, tables, plot, `--find` and `--diff`.
 
 Rules: facts are plain numbers, strings, lists and dicts, ready for JSON, and every table is made from them; shares are
 fractions of all padded cells of a pass over the data, in steps of the bucketed key. This module must not know job files
@@ -36,7 +36,7 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Blocks:
-    """Blocks of batches of one bucket and shape: how many samples and batches each has, and their shape."""
+    """Blocks of batches with one bucket and shape: the samples and batches of each, and their shape."""
 
     samples: Integers
     batches: Integers
@@ -45,8 +45,9 @@ class _Blocks:
     buckets: Integers
 
     def padding(self, total: int, unspilled: int) -> dict[str, float]:
-        """What the cells without a sample are spent on; `unspilled`: cells that samples would take in their own
-        buckets.
+        """Return the shares of cells without a sample, by cause.
+
+        `total` is the samples' length; `unspilled` is the cells that they would take if each were in its own bucket.
         """
         batch = self.rows * self.lengths
         cells = int((self.batches * batch).sum())
@@ -62,7 +63,10 @@ class _Blocks:
 
 
 def facts(plan: Plan, group: int, epoch: int = 0) -> Facts:
-    """Everything that a plan amounts to in one epoch, for groups of `group`."""
+    """Return all facts about a plan in one epoch, for groups of `group`.
+
+    Raises SettingsError if batches cannot come in such groups.
+    """
     if objection := plan.objection(group):
         raise objection
     recipe = plan.stage(epoch).recipe
@@ -92,7 +96,7 @@ def facts(plan: Plan, group: int, epoch: int = 0) -> Facts:
 
 
 def _stage(plan: Plan, stage: PlanStage, group: int) -> Facts:
-    """What the first epoch of a stage amounts to; a stage begins with a pass over the data."""
+    """Return the facts of a curriculum stage, from its first epoch that begins a pass over the data."""
     parts = plan.recipe.settings.epoch_parts
     epoch = -(-stage.first_epoch // parts) * parts
     recipe = plan.stage(epoch).recipe
@@ -106,7 +110,7 @@ def _stage(plan: Plan, stage: PlanStage, group: int) -> Facts:
 
 
 def tables(of: Facts) -> tuple[Table, ...]:
-    """The facts, with the stream's `digest`, for people: tables of buckets, of a curriculum's stages, and of totals."""
+    """Return tables of buckets, of a curriculum's stages and of totals, from facts that include a `digest`."""
     keys = list(of["buckets"][0]["lengths"])
     buckets = Table("bucket", *keys, "rows", "samples", "batches", title=f"Plan {of['digest'][:8]}: buckets")
     for number, bucket in enumerate(of["buckets"]):
@@ -146,7 +150,7 @@ def _totals(of: Facts) -> dict[str, str]:
 
 
 def _fetched(of: Facts) -> dict[str, str]:
-    """What hosts fetch that join by endpoint; nothing if that cannot be told."""
+    """Return the row on what joining hosts fetch; nothing if that is not known."""
     bundle = of.get("bundle")
     if bundle is None:
         return {}
@@ -154,7 +158,7 @@ def _fetched(of: Facts) -> dict[str, str]:
 
 
 def find(plan: Plan, sample: int, group: int, epoch: int = 0) -> Facts:
-    """In which batches of an epoch a sample is, and which samples it shares them with."""
+    """Return the batches of an epoch that a sample is in, and the samples that it shares them with."""
     opened = plan.epoch(epoch, group)
     seats = []
     for seat in opened.find(sample):
@@ -166,14 +170,14 @@ def find(plan: Plan, sample: int, group: int, epoch: int = 0) -> Facts:
 
 
 def diff(old: Facts, new: Facts) -> dict[str, tuple[object, object]]:
-    """Every fact that differs between two plans, by its path; None where one plan lacks it."""
+    """Return every fact that differs between two plans, by its path; None for one that a plan lacks."""
     left, right = _flat(old), _flat(new)
     paths = list(dict.fromkeys([*left, *right]))
     return {path: (left.get(path), right.get(path)) for path in paths if left.get(path) != right.get(path)}
 
 
 def diff_table(changed: Mapping[str, tuple[object, object]]) -> Table:
-    """What differs, for people."""
+    """Return a table of the differences."""
     table = Table("", "this", "other", title="Differences" if changed else "No difference")
     for path, (old, new) in changed.items():
         table.add_row(path, _shown(old), _shown(new))
@@ -205,7 +209,7 @@ def plot(plan: Plan, path: Path) -> None:
 
 
 def _blocks_of_counts(plan: Plan, group: int, epoch: int) -> _Blocks:
-    """One block for each bucket of each window: no sample is looked at."""
+    """Return one block for each bucket of each window, from counts alone, without a look at samples."""
     recipe = plan.stage(epoch).recipe
     counts, rows = plan.window_counts(epoch), recipe.rows
     subs = recipe.limits.subs
@@ -221,7 +225,7 @@ def _blocks_of_counts(plan: Plan, group: int, epoch: int) -> _Blocks:
 
 
 def _blocks_of_windows(opened: EpochPlan) -> _Blocks:
-    """One block for each group, for plans whose shapes follow the samples."""
+    """Return one block for each group, for plans whose shapes follow the samples."""
     limits = opened.recipe.limits
     planned = list(opened.windows())
     return _Blocks(
@@ -244,7 +248,7 @@ def _buckets(plan: Plan, blocks: _Blocks) -> list[Facts]:
 
 
 def _above_budget(recipe: Recipe, blocks: _Blocks) -> Facts:
-    """Batches that exceed the budget because even one row is too long for it, and what to do about them."""
+    """Return the batches that exceed the budget because even one row is too long for it, with advice."""
     limits, tally = recipe.limits, recipe.tally
     used = np.where(blocks.batches > 0, limits.used(blocks.lengths), 0)
     found = {
@@ -257,7 +261,7 @@ def _above_budget(recipe: Recipe, blocks: _Blocks) -> Facts:
 
 
 def _advice(recipe: Recipe, found: Facts, most: int) -> str:
-    """What to do about batches above the budget, the largest of which needs a budget of `most`."""
+    """Return advice on batches above the budget, the largest of which needs a budget of `most`."""
     budget, raised = f"the budget of {recipe.settings.budget}", f'budget = "{most} steps"'
     if not found["samples"]:
         return f"The longest shape is above {budget}: shorten it, or write {raised}."
@@ -270,7 +274,7 @@ def _advice(recipe: Recipe, found: Facts, most: int) -> str:
 
 
 def _flat(of: object, path: str = "") -> dict[str, object]:
-    """Leaves by their path."""
+    """Return the leaves of nested facts, by path."""
     if not isinstance(of, dict | list):
         return {path: of}
     inner = of if isinstance(of, dict) else dict(enumerate(of))

@@ -1,4 +1,4 @@
-"""How commands show the progress of long work.
+"""The progress of long work, as commands show it.
 
 Rules: the library that draws the bar is imported only if the bar is seen, because importing takes longer than starting
 a job.
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = ["progress_bar", "said_if_slow"]
 
-#: What takes longer than people wait without wondering. A second is what looking at files may take by itself.
+#: Work that takes longer is announced. A look at files may rightly take a second.
 _SLOW_S = 2.0
 
 
 @contextmanager
 def said_if_slow(what: str, after_s: float = _SLOW_S) -> Iterator[None]:
-    """Say what is being done, if it takes longer than this: a disk that is gone may block it for ever."""
+    """Print a line if the work takes longer than this: a disk that is gone may block it for ever."""
 
     def say() -> None:
         print(
@@ -41,7 +41,7 @@ def said_if_slow(what: str, after_s: float = _SLOW_S) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error if that is a terminal, otherwise nothing."""
+    """Yield a function that draws done and total as a bar on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _done, _total: None
         return

@@ -1,4 +1,4 @@
-"""What a job's coordinator remembers, read without changing anything, for commands that show what the job sees.
+"""The facts that a job's coordinator remembers, read without changing anything, for commands that show them.
 
 Rules: the journal is read if nobody holds it; otherwise the running coordinator is asked. A job that never ran
 remembers nothing.
@@ -34,7 +34,11 @@ class Remembered:
 
 
 def recall(job: JobFile) -> Remembered:
-    """What is remembered of a job."""
+    """Return the facts that are remembered of a job.
+
+    Raises HeldError if another process holds the journal whose endpoint is unknown, or LostError if that does not
+    answer.
+    """
     path = job.state / "journal.sqlite"
     if not path.exists():
         return Remembered()

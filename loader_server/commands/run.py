@@ -1,4 +1,4 @@
-"""What `loader-server run` serves: jobs of this machine's own, by their files, or jobs to join, by their endpoints."""
+"""The jobs that `loader-server run` serves: its own, by their files, or jobs to join, by their endpoints."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ __all__ = ["announce", "announce_joined", "fetch_jobs", "jobs_of"]
 
 
 def jobs_of(options: argparse.Namespace, held: ExitStack) -> list[JobFolder]:
-    """Return the jobs that the arguments name; those to join are fetched first, unless they are here.
+    """Return the jobs that the arguments name, after fetching what is missing of those to join.
 
-    Their folders on this host are this process's alone until `held` ends.
+    Their folders on this host are reserved for this process until `held` ends. Raises SettingsError for options that do
+    not go together.
     """
     _refuse_port(options.advertise)
     if any("://" in word for word in options.job):
@@ -60,13 +61,13 @@ def _own_jobs(options: argparse.Namespace) -> list[JobFolder]:
 
 
 def fetch_jobs(options: argparse.Namespace) -> None:
-    """Fetch what the jobs at these endpoints need, unless it is here."""
+    """Fetch what is missing here of the jobs at these endpoints."""
     for settings in _joining(options):
         fetch(settings, options.into)
 
 
 def _joining(options: argparse.Namespace) -> list[JoinSettings]:
-    """Return how each job is joined; all endpoints are checked before anything is fetched."""
+    """Return the settings to join each job; all endpoints are checked before anything is fetched."""
     joining = [_join_settings(endpoint, options) for endpoint in options.job]
     for settings in joining:
         settings.follow()
@@ -100,10 +101,10 @@ def _join_settings(endpoint: str, options: argparse.Namespace) -> JoinSettings:
 
 
 def announce_joined(name: str, endpoint: str, workers: int) -> None:
-    """Say that a job was joined."""
+    """Print that a job was joined."""
     print(f"Job {name} at {endpoint} has {workers} workers of this host. Ctrl-C ends them.", flush=True)
 
 
 def announce(name: str, endpoint: str, workers: int) -> None:
-    """Say that a job is served."""
+    """Print that a job is served."""
     print(f"Job {name} is served at {endpoint} by {workers} workers. Ctrl-C ends it.", flush=True)

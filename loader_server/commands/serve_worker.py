@@ -1,7 +1,7 @@
-"""The command `loader-server worker`: serves batches until it is told to end.
+"""The command `loader-server worker`: serve batches until told to end.
 
-A worker that cannot begin to serve tells the coordinator why. Only one that was started by itself then waits for its
-index or files: a worker of `loader-server run` ends and is started again, so that a job that cannot begin is refused at
+A worker that cannot begin to serve tells the coordinator why. Only one that was started by hand then waits for its
+index or files: a worker of `loader-server run` ends and is restarted, so that a job that cannot begin is refused at
 once.
 """
 
@@ -54,20 +54,22 @@ __all__ = ["open_once_there", "serve_worker"]
 
 _T = TypeVar("_T")
 
-#: Samples take megabytes; returning their pages to the kernel each time costs more than decoding them.
+#: Freed memory that is kept: samples take megabytes, and returning their pages to the kernel each time costs more than
+#: decoding them.
 _KEPT_BYTES = 256 * 2**20
 
-#: Pauses between attempts to open what is not there yet.
+#: Pauses between attempts to open data that are not there yet.
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 4.0
 
-#: How long the coordinator is waited for with why this worker ends, and how long that may take to leave.
+#: How long to wait for a connection on which to tell the coordinator why this worker ends, and for that message to
+#: leave.
 _CONNECT_MS = 1000
 _LEAVE_MS = 500
 
 
 def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -> int:
-    """Serve batches until told to end, and return the exit code; `on_stop` says what a signal to end does."""
+    """Serve batches until told to end, and return the exit code; `on_stop` sets what a signal to end does."""
     if options.parent:
         end_with_parent(options.parent)
     allow_many_files()
@@ -103,7 +105,7 @@ def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -
 
 @contextlib.contextmanager
 def _hint_at_accept_code(job_file: Path) -> Iterator[None]:
-    """Say how a host that joined by endpoint comes by a module that it lacks."""
+    """Add to the error of a missing module how a host that joined by endpoint can get it."""
     try:
         yield
     except MissingModuleError as error:
@@ -120,7 +122,7 @@ def _hint_at_accept_code(job_file: Path) -> Iterator[None]:
 
 
 def _open_targets(job: JobFile, name: str) -> Path | None:
-    """Return where to write the metrics' address, or None if the state folder is closed; nothing else needs it."""
+    """Return the folder for the metrics' address; None, with a warning, if the state folder is closed."""
     closed = why_closed(job.state)
     if not closed:
         return job.targets_folder
@@ -154,7 +156,10 @@ def _open(
     *,
     waits: bool,
 ) -> Worker | None:
-    """Return a worker once its data are there, or None if it is told to end before; without `waits` they must be."""
+    """Return a worker once its data are there, or None if it is told to end before.
+
+    With `waits` it waits for data that are missing; otherwise they are an error, which the coordinator is told.
+    """
 
     def make() -> Worker:
         with _hint_at_accept_code(settings.job_path):
@@ -176,7 +181,7 @@ def _open(
 def open_once_there(
     open_it: Callable[[], _T], error: DataError, tell: Callable[[DataError], None], stop: threading.Event, worker: str
 ) -> _T | None:
-    """Try again and again to open what this error says cannot be opened yet; return None if stopped before it can be.
+    """Retry until what failed with this error can be opened; return None if stopped before.
 
     `tell` is called with the error of each attempt; the log has each error once.
     """
@@ -196,7 +201,7 @@ def open_once_there(
 
 
 def _say_why(coordinator: str, keys: ClientKeys | None, worker: str, error: StokerError) -> None:
-    """Tell the coordinator why this worker cannot serve; it may get lost, and nobody answers."""
+    """Send the coordinator the reason why this worker cannot serve; the message may be lost, and has no answer."""
     words = {name: clipped(text) for name, text in error.words().items()}
     address = FollowedEndpoint(coordinator, encrypted=keys is not None).address
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -1,7 +1,7 @@
-"""Makes the statistics that `normalise` uses, over all samples of a stream as the transforms before it make them.
+"""The statistics that `normalise` uses, made over all samples of a stream as the transforms before it leave them.
 
 Rules: the samples are divided into pieces and merged in order, so the numbers are the same with any number of
-processes; a piece leaves only its moments behind, so memory does not grow with the data. A file is written whole or not
+processes; of a piece only its moments are kept, so memory does not grow with the data. A file is written whole or not
 at all. Samples that cannot be used are left out and counted. Random numbers are those of epoch 0.
 """
 
@@ -42,13 +42,13 @@ __all__ = ["StatisticsReport", "make_statistics"]
 
 _NAME = "normalise"
 _PIECE_SAMPLES = 64
-#: Fewer pieces than this are gathered faster by one process than others start.
+#: Below this many pieces, one process is done before others have started.
 _PIECES_THAT_PAY = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsReport:
-    """The result; `bad` are the samples left out, by reason."""
+    """The result; `bad` counts the samples that were left out, by reason."""
 
     path: Path
     stream: str
@@ -67,7 +67,10 @@ class _Gathered:
 
 
 def make_statistics(job: JobFile, names: Sequence[str], *, processes: int = 0) -> list[StatisticsReport]:
-    """Make the file of each `normalise` of these streams; of several streams that name one file, the first counts."""
+    """Write the statistics of each `normalise` of these streams; return a report for each file.
+
+    If several streams name one file, only the job's first one makes it.
+    """
     first: dict[str, str] = {}
     for name, recipe in job.recipes.readable():
         asked = _settings_of(recipe)
@@ -106,7 +109,10 @@ def _make(job: JobFile, name: str, path: Path, processes: int) -> StatisticsRepo
 
 
 def _make_columns(job: JobFile, recipe: StreamRecipe, processes: int) -> None:
-    """The index to read samples by; lengths are measured later, if they have to be."""
+    """Make the index by which samples are read, if it is missing or outdated.
+
+    Lengths are measured later, if they have to be.
+    """
     for spec, folder in sources_of(job, recipe):
         with progress_bar(f"index {recipe.name}") as progress:
             request = IndexRequest(folder=folder, spec=spec, source=spec.make(), processes=processes, progress=progress)
@@ -116,7 +122,7 @@ def _make_columns(job: JobFile, recipe: StreamRecipe, processes: int) -> None:
 
 
 class _Total:
-    """The moments of all pieces together."""
+    """The merged moments of all pieces."""
 
     def __init__(self) -> None:
         self.samples = 0
@@ -139,7 +145,7 @@ def _merged(before: Moments | None, now: Moments | None) -> Moments | None:
 
 
 class _Gatherer:
-    """The samples of one stream, up to `normalise`."""
+    """Reader of one stream's samples, up to `normalise`."""
 
     def __init__(self, job: JobFile, name: str) -> None:
         self.job = job
@@ -151,16 +157,16 @@ class _Gatherer:
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """Return how many samples there are."""
         return self._joined.samples
 
     @cached_property
     def chain(self) -> Chain:
-        """The transforms before it."""
+        """Return the transforms before `normalise`."""
         return self.recipe.chain(self._joined.source.fields, before=_NAME)
 
     def gather(self, piece: range) -> _Gathered:
-        """The moments of these samples."""
+        """Return the moments of these samples; those that cannot be used are counted."""
         moments, bad = None, Counter[str]()
         for sample, raw in zip(piece, read_patiently(self._joined.source.read, piece, bool), strict=True):
             try:

@@ -1,4 +1,4 @@
-"""`loader-server status`: how a running job is doing, as a live table, a table, or JSON."""
+"""`loader-server status`: the state of a running job, as a live table, a table, or JSON."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ __all__ = ["ask", "ask_all", "show"]
 
 _REFRESH_S = 0.5
 
-#: How many trainers of a stream the table names.
+#: Limit of names in a cell or line.
 _MOST_NAMED = 8
 
 
 def show(of: str, *, keys: str, timeout_s: float, as_json: bool, once: bool) -> None:
-    """Print the status of the job at an endpoint, or of all jobs served beside a job file's; in a terminal, live."""
+    """Print the status of the job at an endpoint, or of all jobs served beside a job file's.
+
+    In a terminal it is live, unless `once` or `as_json` is set.
+    """
 
     def look() -> dict[str, Any]:
         if "://" in of:
@@ -50,7 +53,7 @@ def show(of: str, *, keys: str, timeout_s: float, as_json: bool, once: bool) -> 
 
 
 def ask_all(path: Path, *, timeout_s: float = 30.0) -> dict[str, Any]:
-    """The jobs of the machine that serves this one, each with its coordinator's report if it answers."""
+    """Return the jobs of the machine that serves this one, each with its report, or None if it does not answer."""
     jobs: list[dict[str, Any]] = ask_machine(JobFolder(path).state, timeout_s=timeout_s, do="jobs")["jobs"]
     return {"jobs": [job | {"report": _report_of(job, timeout_s)} for job in jobs]}
 
@@ -64,14 +67,17 @@ def _report_of(job: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
 
 
 def ask(endpoint: str, *, keys: str | Path | None = None, timeout_s: float = 30.0) -> dict[str, Any]:
-    """The coordinator's report."""
+    """Return the coordinator's report.
+
+    Raises LostError if it does not answer in time, or RefusedError if it refuses.
+    """
     answer = ask_coordinator(endpoint, StatusQuery(), Status, keys=keys, timeout_s=timeout_s)
     report: dict[str, Any] = json.loads(answer.report)
     return report
 
 
 def tables(report: dict[str, Any]) -> Group:
-    """A report of one job or of several, for people."""
+    """Return the tables and lines of a report on one job or on several."""
     if "jobs" in report:
         told = [tables(job["report"]) for job in report["jobs"] if job["report"] is not None]
         return Group(_jobs(report["jobs"]), *told)
@@ -117,7 +123,7 @@ def _streams(report: dict[str, Any]) -> Table:
 
 
 def _queues(report: dict[str, Any]) -> Iterator[Table]:
-    """The lease tables, if a stream is in queue mode."""
+    """Yield the table of leases, if a stream is in queue mode."""
     rows = [(name, work, one) for name, stream in report["streams"].items() for work, one in _leases(stream)]
     if rows:
         table = Table(
@@ -130,7 +136,7 @@ def _queues(report: dict[str, Any]) -> Iterator[Table]:
 
 
 def _worlds(report: dict[str, Any]) -> Iterator[Table]:
-    """The elastic worlds, if a stream has one."""
+    """Yield the table of elastic worlds, if a stream has one."""
     rows = [(name, stream["elastic"]) for name, stream in report["streams"].items() if stream["elastic"]]
     if rows:
         table = Table("elastic", "world", "is", "trainers", "of", "waiting", "changes", "last change")
@@ -142,7 +148,7 @@ def _worlds(report: dict[str, Any]) -> Iterator[Table]:
 
 
 def _verifiers(report: dict[str, Any]) -> Iterator[Table]:
-    """Who verifies a stream, if anybody does: these are no trainers."""
+    """Yield the table of verifiers (readers that are not trainers), if there are any."""
     rows = [(name, verifier) for name, stream in report["streams"].items() for verifier in stream["verifiers"]]
     if rows:
         table = Table("verified", "by", "epoch", "read", "of", "silent s")
@@ -153,7 +159,7 @@ def _verifiers(report: dict[str, Any]) -> Iterator[Table]:
 
 
 def _results(report: dict[str, Any]) -> Iterator[Table]:
-    """Loss and metrics over all ranks, if any were told."""
+    """Yield the table of losses and metrics over all ranks, if any were reported."""
     rows = [row for name, stream in report["streams"].items() for row in _results_of(name, stream)]
     if rows:
         table = Table("results", "after epochs", "step", "samples", "over all ranks")
@@ -164,7 +170,10 @@ def _results(report: dict[str, Any]) -> Iterator[Table]:
 
 
 def _results_of(name: str, stream: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The latest results of a stream; those of each evaluation if several are known, so that models are told apart."""
+    """Return a stream's latest results, or those of each evaluation if several are known.
+
+    Evaluations are shown apart because they may be of different models.
+    """
     if len(stream["evaluations"]) > 1:
         return [(f"{name}, {one['evaluation']}", one) for one in stream["evaluations"]]
     return [(name, stream["results"])] if stream["results"] else []
@@ -179,7 +188,7 @@ def _leases(stream: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _read(stream: dict[str, Any]) -> str:
-    """The batch to be read next, with its epoch if that is not the one being trained on."""
+    """Return the next batch to be read, with its epoch if that is not the one being trained on."""
     if stream["read_number"] is None:
         return "-"
     other_epoch = stream["read_epoch"] != stream["epoch"]
@@ -212,7 +221,7 @@ def _workers(report: dict[str, Any]) -> Table:
 
 
 def _remote(report: dict[str, Any]) -> Iterator[Table]:
-    """What workers read from remote files, if any: from stores, and from the cache on their disk."""
+    """Yield the table of remote reads (from stores, and from the disk cache), if there are any."""
     rows = [one for one in report["workers"] if one["remote_bytes"] or one["remote_found"]]
     if rows:
         table = Table("remote files of", "fetched", "blocks found", "waited for")
@@ -223,12 +232,12 @@ def _remote(report: dict[str, Any]) -> Iterator[Table]:
 
 
 def _share_kept(worker: dict[str, Any]) -> str:
-    """How many of its samples the feature cache had."""
+    """Return the share of a worker's samples that were feature cache hits."""
     return f"{worker['kept'] / (worker['kept'] + worker['decoded']):.0%}" if worker["kept"] else "-"
 
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:
-    """What the tables do not say: what was left out, and what the bottleneck is."""
+    """Yield lines on what is not in the tables: what was cut, what fails, and what the bottleneck is."""
     for what, count in report["cut"].items():
         yield f"and {count} more {what}: the report is cut to what a message carries"
     yield from _about_journal(report["journal"])
@@ -280,7 +289,7 @@ def _dead_letter(letter: dict[str, Any]) -> str:
 
 
 def _failures(stream: str, work: str, table: dict[str, Any]) -> Iterator[str]:
-    """Return why batches failed, the commonest reasons first."""
+    """Yield a line on why batches failed, the commonest reasons first."""
     reasons = list(table["reasons"].items())
     if reasons:
         named = [f"{reason} ({count})" for reason, count in reasons[:_MOST_NAMED]]

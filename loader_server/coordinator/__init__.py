@@ -1,1 +1,1 @@
-"""The coordinator: who is alive and how far a job is; never touches batch bytes."""
+"""The coordinator of a job: liveness, attachment and progress; never touches batch bytes."""

@@ -1,7 +1,8 @@
-"""Who comes and goes, for the log: a line for each worker and trainer, unless it does so again and again.
+"""Log lines for workers and trainers that come and go, limited to one line a member and period.
 
-Rules: pure; derived from two reports, one after the other, so whoever is away for less than the time between them was
-never away. Who came or went a moment ago is not named again for a while; the next line then says how often it did.
+Rules: pure; derived from the difference between two consecutive reports, so an absence shorter than the time between
+them goes unnoticed. A member that has just been logged is not logged again for a while; its next line then says how
+often it changed.
 """
 
 from __future__ import annotations
@@ -14,28 +15,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Comings"]
 
-#: How long after a line about a worker or trainer there is another one about it.
+#: Minimum time between two lines about the same worker or trainer.
 _PAUSE_S = 30.0
 
-#: Lines of one look; the rest are counted in one.
+#: Limit of lines for one report; the rest are summed up in one more line.
 _MOST_LINES = 20
 
-#: A worker or trainer: what it is, and by which fields people know it.
+#: A worker or trainer: its kind, and the fields by which people know it.
 _Member: TypeAlias = tuple[tuple[str, Any], ...]
 _Line: TypeAlias = tuple[str, dict[str, Any]]
 
 
 class Comings:
-    """All that were there at the last look."""
+    """Members that were present in the last report, and when each was last logged."""
 
     def __init__(self) -> None:
         self._there: set[_Member] = set()
         self._told_s: dict[_Member, float] = {}
-        #: Changes since a member's last line that had none of their own.
+        #: Changes of a member that were not logged because its last line was too recent.
         self._untold: Counter[_Member] = Counter()
 
     def look(self, report: Mapping[str, Any], now_s: float) -> list[_Line]:
-        """Return the events and fields of lines about what has changed since the last look."""
+        """Return the log lines, as event and fields, for what has changed since the last report."""
         there = set(_members(report))
         changed = sorted(there ^ self._there, key=str)
         self._there = there
@@ -52,7 +53,7 @@ class Comings:
         yield self._line(member)
 
     def _take_due(self, now_s: float) -> Iterator[_Line]:
-        """Let those be named again whose pause is over; those that changed in it are named now."""
+        """Allow new lines about members whose pause is over; yield one for each that changed during its pause."""
         for member in [member for member, told_s in self._told_s.items() if now_s - told_s >= _PAUSE_S]:
             del self._told_s[member]
             changes = self._untold.pop(member, 0)

@@ -1,9 +1,9 @@
-"""The samples that are known to kill decoders.
+"""The samples that are known to kill decoders (convictions).
 
-Rules: pure. A sample is known by the identity that its source gives it, compared as an opaque string. Their number is
-bounded: long before that bound the data itself is at fault, and more convictions would only mask that. All workers get
-the same list under one version, and say in their heartbeats which one they have, so that one that was lost on its way
-is sent again.
+Rules: pure. A sample is known by the identity that its source gives it, compared as an opaque string. The number of
+convictions is bounded: long before the bound the data itself is at fault, and more convictions would only mask that.
+All workers get the same list under one version and report that version in their heartbeats, so a list that was lost on
+its way is sent again.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Convictions"]
 
-#: The most of all streams together; a message could name four times as many.
+#: Limit over all streams; a message could carry four times as many.
 _MOST = 2**13
 
 
 class Convictions:
-    """How decoders ended with each culprit in hand, by stream and identity."""
+    """The convicted samples, by stream and identity, with the way their decoders ended."""
 
     def __init__(self, first_version: int = 1) -> None:
         self._ends: dict[tuple[str, str], str] = {}
-        #: Never the same for two lists, even if different runs of the coordinator made them.
+        #: Unique to each list, even across runs of the coordinator.
         self._version = first_version
         self._message: m.Culprits | None = None
-        #: Whether it was said that there is no room for more.
+        #: Whether the warning that there is no more room was logged.
         self._is_full_said = False
 
     def __contains__(self, key: tuple[str, str]) -> bool:
@@ -39,11 +39,14 @@ class Convictions:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for more."""
+        """Return whether there is no room for more convictions."""
         return len(self._ends) >= _MOST
 
     def convict(self, found: m.Culprit) -> list[Instruction]:
-        """Note a new conviction, and return what it comes to: nothing if it is known, or if there is no room."""
+        """Record a conviction and return the fact to keep and a warning; nothing if it is known already.
+
+        If the list is full, only warn, once.
+        """
         what = {"stream": found.stream, "identity": found.identity, "ends": found.ends, "worker": found.worker}
         if (found.stream, found.identity) in self:
             return []
@@ -55,7 +58,7 @@ class Convictions:
         return [kept, Warn("sample kills decoders: it is masked from now on", what)]
 
     def forgive(self, forgive: m.Forgive) -> list[Instruction]:
-        """Forget what a request covers, and return a fact to be kept for each."""
+        """Forget the convictions that a request covers; return a fact to keep for each."""
         forgotten = self.matching(forgive)
         for stream, identity in forgotten:
             self.forget(stream, identity)
@@ -63,12 +66,12 @@ class Convictions:
         return [Keep(Forgot(stream, identity)) for stream, identity in forgotten]
 
     def add(self, stream: str, identity: str, ends: str) -> None:
-        """Note a conviction."""
+        """Add a conviction."""
         self._ends[stream, identity] = ends
         self._count_change()
 
     def forget(self, stream: str, identity: str) -> None:
-        """Forget one."""
+        """Remove a conviction; do nothing if it is unknown."""
         self._ends.pop((stream, identity), None)
         self._count_change()
 
@@ -76,7 +79,7 @@ class Convictions:
         self._version, self._message = self._version + 1, None
 
     def matching(self, forgive: m.Forgive) -> list[tuple[str, str]]:
-        """The convictions that a request to forgive covers; an empty string matches any."""
+        """Return the convictions that a request to forgive covers; an empty string matches any."""
         return [
             (stream, identity)
             for stream, identity in sorted(self._ends)
@@ -84,7 +87,7 @@ class Convictions:
         ]
 
     def report(self) -> list[dict[str, str]]:
-        """All convictions, for people and scripts."""
+        """Return all convictions, for people and scripts."""
         return [
             {"stream": stream, "identity": identity, "ends": ends}
             for (stream, identity), ends in sorted(self._ends.items())
@@ -92,7 +95,7 @@ class Convictions:
 
     @property
     def message(self) -> m.Culprits:
-        """The list that workers are sent."""
+        """Return the list that is sent to workers."""
         if self._message is None:
             keys = sorted({culprit_key(*found) for found in self._ends})
             self._message = m.Culprits(version=self._version, keys=tuple(keys))

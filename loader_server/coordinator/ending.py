@@ -1,9 +1,9 @@
-"""The end of a job by order: which trainers are told, and what is still under way.
+"""The end of a job by order: which trainers hear of it, and what is still under way.
 
-Rules: pure. Trainers are told at once, and with each heartbeat for as long as they stay, because a message may be lost.
-A trainer that attaches is let in and told as well, because one that comes back has leases to report. In queue mode
-nothing more is leased. Ranks in lockstep say how far each has come and stand still meanwhile, and the furthest round is
-the last for all. When nobody is attached any more, nothing is left to wait for.
+Rules: pure. The end is announced at once and repeated in the answer to each heartbeat, because a message may be lost. A
+trainer that attaches later is admitted and hears of the end too: one that comes back may still have leases to report.
+In queue mode nothing more is leased. In lockstep each rank pauses and reports its round; the furthest round becomes the
+last one for all ranks. Once no trainer is attached, there is nothing left to wait for.
 """
 
 from __future__ import annotations
@@ -25,22 +25,27 @@ __all__ = ["Ending"]
 
 
 class Ending:
-    """Whether the job was ended."""
+    """State of a job's ordered end: whether it was ordered, and each stream's last round."""
 
     def __init__(self, streams: Mapping[str, StreamTrainers], queues: Queues, *, timeout_s: float) -> None:
         self._streams = streams
         self._queues = queues
-        #: How long ranks that are not attached are waited for, which may have to come back first; and until when.
+        #: How long to wait for ranks that are not attached (they may be restarting), and the deadline that follows from
+        #: it.
         self._patience_s = GONE_AFTER * timeout_s
         self._until_s = 0.0
-        #: Whether trainers finish what they have leased; None: the job goes on.
+        #: Whether trainers finish what they have leased; None while the job goes on.
         self._drains: bool | None = None
-        #: By stream: where each rank that stands still has come to, by incarnation; and the last round, once agreed.
+        #: By stream: the round at which each paused trainer stands, by incarnation; and the last round, once it is
+        #: agreed.
         self._places: dict[str, dict[int, RoundPlace]] = {}
         self._last: dict[str, RoundPlace] = {}
 
     def order(self, now_s: float, *, drains: bool) -> Iterator[Send]:
-        """End it, or end it faster."""
+        """Announce the end of the job to all trainers and stop leasing.
+
+        A later call may change `drains`, but does not move the deadline for absent ranks.
+        """
         if self._drains is None:
             self._until_s = now_s + self._patience_s
         self._drains = drains
@@ -53,22 +58,25 @@ class Ending:
         return (Send(trainer.peer, message) for trainer in self._streams[stream].trainers.values())
 
     def greet(self, peer: bytes, stream: str) -> Iterator[Send]:
-        """The message for a trainer that has just attached."""
+        """Yield the announcement for a trainer that has just attached; nothing while the job goes on."""
         if self._drains is not None:
             yield Send(peer, self.news(stream))
 
     def news(self, stream: str) -> m.JobEnds | m.Noted:
-        """The answer to a heartbeat."""
+        """Return the answer to a heartbeat: the announcement of the end, or `Noted` while the job goes on."""
         return m.Noted() if self._drains is None else m.JobEnds(drains=self._drains, last=self._last.get(stream))
 
     def stand(self, said: m.StandsStill, now_s: float) -> Iterator[Send]:
-        """A rank stands still; all are told the last round, if it was the last to do so."""
+        """Record the round of a paused rank; announce the last round to all if this report completes it."""
         if self._drains is not None:
             self._places.setdefault(said.stream, {})[said.incarnation] = RoundPlace(said.epoch, said.number)
             yield from self._agree(said.stream, now_s)
 
     def agree(self, now_s: float) -> Iterator[Send]:
-        """The same where somebody is not attached any more, or was waited for long enough."""
+        """Fix the last round of each stream that need not wait any longer.
+
+        Called when a trainer has left or time has passed, because either may complete the set of ranks.
+        """
         for stream in self._places:
             yield from self._agree(stream, now_s)
 
@@ -76,13 +84,15 @@ class Ending:
         places, attached = self._places[stream], self._streams[stream].trainers
         if stream in self._last or not attached or not places.keys() >= attached.keys():
             return
+        # A rank that is restarting may be ahead of all attached ones, so the last round is fixed only when every rank
+        # of the world has reported, or when the wait for absent ranks is over.
         ranks = sum(len(one.ranks) for one in attached.values())
         if ranks >= max(one.attach.world for one in attached.values()) or now_s >= self._until_s:
             self._last[stream] = max((places[one] for one in attached), key=lambda at: (at.epoch, at.number))
             yield from self._tell(stream)
 
     def report(self) -> dict[str, Any] | None:
-        """What is still under way; None: the job goes on."""
+        """Return how many trainers and leases remain; None while the job goes on."""
         if self._drains is None:
             return None
         trainers = sum(len(stream.trainers) for stream in self._streams.values())

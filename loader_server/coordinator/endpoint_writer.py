@@ -1,8 +1,8 @@
-"""Keeps the file `<state>/endpoint` true: it says where others reach this coordinator, for as long as it serves.
+"""Maintenance of the file `<state>/endpoint`, which says where others reach this coordinator while it serves.
 
-Rules: only the process that holds the journal's lock has one. The address is worked out anew with each `write`, because
-it may come late or change; the file is written again only if it does not say that address. A full disk holds up
-nothing: it is tried again.
+Rules: only the process that holds the journal's lock has a writer. Each `write` works out the address anew, because it
+may appear late or change, and writes the file only if its content differs. A full disk holds up nothing: the next call
+tries again.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ __all__ = ["EndpointWriter"]
 
 
 class EndpointWriter:
-    """Writes one file; `close` removes it, so that nobody asks at a port that another process may have next."""
+    """Writer of one endpoint file.
+
+    `close` removes the file, so that nobody connects to a port that another process may have by then.
+    """
 
     def __init__(self, file: Path, bound: str, advertise: str, log: Log) -> None:
         self._file = file
         self._told = advertised(bound, advertise)
         self._log = log
-        #: What the file says, and why it could not be written the last time.
+        #: The address in the file, and the last write's error (empty if it succeeded); an error is logged once.
         self._written = self._problem = ""
 
     def write(self) -> None:
-        """Write where we are reached, if the file does not say so."""
+        """Write the reachable endpoint to the file unless it is there already; keep the old file if none is found."""
         endpoint = find_reachable_endpoint(self._told, self._told)
         if endpoint is None or (endpoint == self._written and self._file.exists()):
             return

@@ -1,4 +1,4 @@
-"""What the coordinator's state is told, what it orders and what it wants kept: its interface to service and journal.
+"""The events, facts and instructions of the coordinator's state: its interface to service and journal.
 
 Rules: pure; events and facts say what happened, instructions are orders; nothing here decides.
 """
@@ -49,27 +49,27 @@ __all__ = [
 
 
 class StreamView(Protocol):
-    """What the coordinator has to know about a stream; its answers never block."""
+    """The coordinator's view of a stream; its answers never block."""
 
     digest: str
     evaluation: bool
-    #: Whether rows carry state, so that each rank has to have the same rows from batch to batch.
+    #: Whether rows carry state, so each rank has to get the same rows from batch to batch.
     carries: bool
     fields: tuple[WireField, ...]
     shapes: tuple[WireShape, ...]
     producers: int
     base_fields: tuple[WireField, ...]
-    #: In queue mode, how batches are leased; None: trainers go in lockstep.
+    #: How batches are leased in queue mode; None in lockstep.
     leases: LeaseRules | None
 
     def batches(self, epoch: int, group: int) -> int | None:
-        """How many batches an epoch has; None while they are still being counted: ask again soon."""
+        """Return how many batches an epoch has; None while they are being counted (ask again soon)."""
 
     def most_batches(self, group: int) -> int:
-        """The most batches that any epoch has."""
+        """Return the largest number of batches of any epoch."""
 
     def objection(self, group: int) -> SettingsError | None:
-        """Why batches cannot come in groups of `group`; None if they can."""
+        """Return why the stream cannot be read in groups of this size; None if it can."""
 
 
 # --- events ---
@@ -92,12 +92,12 @@ class Ticked:
 
 @dataclass(frozen=True, slots=True)
 class Excused:
-    """We stalled, or could promise nothing: whoever could not be heard or answered is not to blame."""
+    """We stalled, or could not write the journal: peers that were not heard or answered meanwhile are not to blame."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalLooked:
-    """How the journal stands: what has become of its files (empty: nothing), and how many facts it lacks."""
+    """State of the journal: the problem with its files (empty if none), and how many facts are not written yet."""
 
     lost: str
     waiting: int
@@ -105,14 +105,14 @@ class JournalLooked:
 
 @dataclass(frozen=True, slots=True)
 class EndOrdered:
-    """The job is to end: once trainers have finished what they have leased if it `drains`, else now."""
+    """The job is to end: after trainers have finished their leases if it `drains`, else now."""
 
     drains: bool
 
 
 @dataclass(frozen=True, slots=True)
 class GraphRuns:
-    """The first epoch of a graph that a trainer sent was run: its stream is there."""
+    """The first epoch of a sent graph was run: its stream can be attached to."""
 
     stream: str
     view: StreamView
@@ -120,18 +120,18 @@ class GraphRuns:
 
 @dataclass(frozen=True, slots=True)
 class GraphFailed:
-    """A graph could not be kept or run."""
+    """A graph could not be kept, or its first epoch could not be run."""
 
     stream: str
     reason: str
 
 
-# --- facts: what survives ---
+# --- facts, which survive a crash ---
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFixed:
-    """A stream's group."""
+    """A stream's group, fixed when its training first started."""
 
     stream: str
     group: int
@@ -139,7 +139,7 @@ class GroupFixed:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """How far a stream has been trained on."""
+    """The position that a stream's slowest rank has trained to."""
 
     stream: str
     epoch: int
@@ -148,8 +148,9 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class RankTaken:
-    """The incarnations that have held a rank, in the order in which they came: the last one holds it now, with this
-    tenure.
+    """The incarnations that have held a rank, oldest first.
+
+    The last one holds it now, with this tenure.
     """
 
     stream: str
@@ -160,17 +161,17 @@ class RankTaken:
 
 @dataclass(frozen=True, slots=True)
 class CulpritFound:
-    """A sample that kills its decoder."""
+    """A sample that kills its decoder (a conviction)."""
 
     stream: str
     identity: str
-    #: How the children that had it in hand ended.
+    #: How the child processes that decoded it ended.
     ends: str
 
 
 @dataclass(frozen=True, slots=True)
 class Forgot:
-    """The sample is used again: undoes `CulpritFound`."""
+    """A conviction was forgiven: undoes `CulpritFound`."""
 
     stream: str
     identity: str
@@ -178,34 +179,35 @@ class Forgot:
 
 @dataclass(frozen=True, slots=True)
 class ResultsKept:
-    """What a stream's last epoch, or last evaluation, came to over all ranks."""
+    """The aggregate of a stream's last epoch or evaluation over all ranks."""
 
     stream: str
     epoch: int
     step: int
     rows: int
-    #: Means; None: not a number.
+    #: Means; None stands for one that is not a number.
     values: tuple[tuple[str, float | None], ...]
-    #: Who reported a part of it, by incarnation and serial; in queue mode only those of whom there is no `ResultsPart`.
+    #: The reports in it, by incarnation and serial; in queue mode only the latest, while each trainer has a
+    #: `ResultsPart`.
     told: tuple[tuple[int, int], ...]
     #: Why the run ended; empty while it goes on.
     ended: str = ""
-    #: These are no results, but what ranks agreed on.
+    #: Whether these are values that ranks agreed on, rather than results.
     aside: bool = False
-    #: In queue mode, as earlier releases kept it: each trainer's own part, as incarnation, serial, rows and means.
+    #: Each trainer's own part in queue mode, as earlier releases kept it: incarnation, serial, rows and means.
     parts: tuple[tuple[int, int, int, tuple[tuple[str, float | None], ...]], ...] = ()
-    #: Training went back to a checkpoint since.
+    #: Whether training has gone back to a checkpoint since.
     is_left: bool = False
-    #: The evaluation that they are of, or the run whose ranks agreed; empty: of none.
+    #: The evaluation, or the run whose ranks agreed; empty if it has no name.
     evaluation: str = ""
-    #: The sums of a piece of all ranks' metric states, in base64, and which piece it is.
+    #: The number of a piece of the summed metric states, and the piece itself in base64.
     part: int = 0
     states: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ResultsPart:
-    """In queue mode: what one trainer told of the last epoch with results, which grow with each report."""
+    """One trainer's part of the last epoch with results, in queue mode, where the aggregate grows with each report."""
 
     stream: str
     incarnation: int
@@ -218,7 +220,7 @@ class ResultsPart:
 
 @dataclass(frozen=True, slots=True)
 class ResultsPartLeft:
-    """There are results of another epoch, or training went back: undoes `ResultsPart`."""
+    """A part no longer counts, as another epoch has results or training went back: undoes `ResultsPart`."""
 
     stream: str
     incarnation: int
@@ -226,7 +228,7 @@ class ResultsPartLeft:
 
 @dataclass(frozen=True, slots=True)
 class ResultsLeft:
-    """An older evaluation, or what ranks of a run agreed on, is forgotten: undoes `ResultsKept`."""
+    """An old evaluation, or an agreement of a run's ranks, is forgotten: undoes `ResultsKept`."""
 
     stream: str
     evaluation: str
@@ -235,13 +237,13 @@ class ResultsLeft:
 
 @dataclass(frozen=True, slots=True)
 class WorldNamed:
-    """An elastic world of a stream began, in place of the one before."""
+    """An elastic world of a stream began, replacing the one before."""
 
     stream: str
     version: int
     least: int
     most: int
-    #: Member, incarnation, name and replicas of each, in the order of ranks.
+    #: Member, incarnation, name and replicas of each, in rank order.
     members: tuple[tuple[int, int, str, int], ...]
 
 
@@ -254,14 +256,14 @@ Fact = GroupFixed | Advanced | RankTaken | CulpritFound | Forgot | ResultsFact |
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Write this to the journal before any message that follows is sent."""
+    """Order to write this to the journal before any message that follows is sent."""
 
     fact: Fact
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send this to a peer."""
+    """Order to send this to a peer."""
 
     peer: bytes
     message: m.Message
@@ -269,7 +271,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Write this to the log."""
+    """Order to write this to the log."""
 
     event: str
     fields: Mapping[str, Any]
@@ -277,7 +279,7 @@ class Warn:
 
 @dataclass(frozen=True, slots=True)
 class RunGraph:
-    """Keep this graph on disk, tell its sender so, run its first epoch, and report the result."""
+    """Order to write this graph to disk, run its first epoch, and report the result."""
 
     stream: str
     content: bytes

@@ -1,20 +1,20 @@
 """The coordinator's memory on disk: facts that survive a crash, the newest of each kind.
 
-Rules: SQLite with a write-ahead log, synchronised before anything is said that depends on it; one process at a time
-holds the lock (`journal_lock`); each row carries a digest, and a row that does not match its own is dropped with a
-warning, because the fact can be found again; so is one that only another release understands. Who has which batch in
-queue mode nobody could find again: a damaged row of that is refused, with the way out.
+Rules: SQLite with a write-ahead log, synced before any message that depends on it; one process at a time holds the lock
+(`journal_lock`). Each row carries a checksum. A row that does not match its own is dropped with a warning, because the
+fact can be found again; so is a row that only another release understands. Leases could not be found again by anybody,
+so a damaged row about leases is refused, with the way out.
 
-Before and after each write the files are looked at (`journal_files`). If they were deleted, moved, replaced or cut, the
-write has failed, whatever SQLite says of it, and all is as with a full disk.
+The files are checked before and after each write (`journal_files`). If they were deleted, moved, replaced or cut, the
+write has failed, whatever SQLite says of it, and the coordinator goes on as with a full disk.
 
-When the disk is full, nothing is damaged: a write happens completely or not at all. `JournalWriter` keeps what could
-not be written, the newest fact of each key, and tries again. Meanwhile no lease is promised and none is taken back (see
-service). No promise to trainers in lockstep rests on the journal, so nothing is withheld from them: cursors are in
-their checkpoints, a group travels with the cursor, and a sample that kills decoders would be found again. If the
-coordinator is also restarted in that time, a stream that had just started takes its group from the next attach, and a
-trainer that was superseded in between may come back until its successor does. Only someone who asks to forget a
-conviction is told that this is not permanent yet.
+A full disk damages nothing: a write happens completely or not at all. `JournalWriter` keeps what could not be written,
+the newest fact of each key, and tries again. Meanwhile no lease is promised and none is taken back (see service). No
+promise to trainers in lockstep rests on the journal, so nothing is withheld from them: cursors are in their
+checkpoints, a group travels with the cursor, and a sample that kills decoders would be found again. If the coordinator
+is also restarted in that time, a stream that had just started takes its group from the next attach, and a trainer that
+was superseded in between may come back until its successor does. Only someone who asks to forget a conviction is told
+that this is not permanent yet.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HeldError", "Journal", "JournalLostError", "JournalWriter", "WriteError"]
 
-#: What nobody could find out again: who has which batch, and which are done.
+#: Facts about leases (who has which batch, and which are done), which nobody could find out again.
 _OF_LEASES = (EpochOpened, NumberOut, TableRewound, StatesSummed, BookAdvanced)
 
 _KINDS: dict[str, type[Fact]] = {
@@ -76,12 +76,12 @@ _KINDS: dict[str, type[Fact]] = {
 #: Each of these removes the fact that it undoes.
 _UNDOING = (Forgot, EpochClosed, NumberDone, ResultsLeft, ResultsPartLeft, TableForgotten, StatesForgotten)
 
-#: SQLite's description of a damaged table quotes from it, and the quotation may not be UTF-8.
+#: SQLite's message about a damaged table quotes from it, and the quotation may not be UTF-8.
 _DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
 
 
 class HeldError(DataError):
-    """Another process holds the journal; `endpoint` is where it serves, empty if it has not said so yet."""
+    """Another process holds the journal; `endpoint` is where it serves, empty if it is not known yet."""
 
     endpoint = ""
 
@@ -91,11 +91,11 @@ class WriteError(DataError):
 
 
 class JournalLostError(WriteError):
-    """The journal's files are gone or cut: what it holds would not be found again."""
+    """The journal's files are gone or cut, so its content would not survive a restart."""
 
 
 class Journal:
-    """One file; `write` returns when the facts are on disk."""
+    """The journal's files, locked and open; `write` returns when the facts are on disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -122,19 +122,21 @@ class Journal:
         database: sqlite3.Connection | None = None
         try:
             database = sqlite3.connect(self._path, isolation_level=None)
-            # A flipped bit may leave invalid UTF-8: it is for the row's digest to notice.
+            # A flipped bit may leave invalid UTF-8: the row's checksum has to notice it, not the decoder.
             database.text_factory = lambda raw: raw.decode(errors="replace")
-            # Only we use it, so it needs no shared-memory file: a full disk then prevents writing, not opening.
+            # Nobody else uses the database, so it needs no shared-memory file: a full disk then prevents writing, not
+            # opening.
             database.execute("PRAGMA locking_mode = EXCLUSIVE")
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")
-            # Taking the log into the database synchronises twice more, while everybody waits: once in 32 MB, not in 4.
+            # A checkpoint syncs twice more while everybody waits, so there is one every 32 MB instead of SQLite's
+            # default of 4.
             database.execute("PRAGMA wal_autocheckpoint = 8000")
             database.execute(
                 "CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, body TEXT NOT NULL, digest TEXT NOT NULL)"
             )
-            with contextlib.suppress(sqlite3.OperationalError):  # for want of room: the log goes on
-                # A log that is begun anew has a known end.
+            with contextlib.suppress(sqlite3.OperationalError):  # no room on the disk: the log simply goes on
+                # A log that starts empty has a known end, from which `journal_files` follows it.
                 database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except _DAMAGE as error:
             if database is not None:
@@ -147,7 +149,10 @@ class Journal:
         self._lock.say_where(endpoint)
 
     def read_facts(self) -> Iterator[Fact]:
-        """All facts; damaged rows are left out, with a warning."""
+        """Yield all facts; skip damaged rows, and convictions by number of earlier releases, with a warning.
+
+        Raises DataError if the table, or a row about leases, is damaged.
+        """
         try:
             rows = self._database.execute("SELECT key, body, digest FROM facts ORDER BY rowid").fetchall()
         except _DAMAGE as error:
@@ -166,25 +171,28 @@ class Journal:
                 self._log.warning("damaged fact is dropped", path=str(self._path), key=key)
 
     def write(self, facts: Iterable[Fact]) -> None:
-        """Keep facts, all or none; each replaces the older one of its key, or removes it."""
+        """Write all facts in one transaction, or none; each replaces the older one of its key, or deletes it.
+
+        Raises WriteError if the disk does not take them, or JournalLostError if the files are no longer ours.
+        """
         changes = self._database.total_changes
         try:
             self._database.execute("BEGIN IMMEDIATE")
             for fact in facts:
                 self._write(fact)
-            self.refuse_lost()  # at the last moment: what is written into files that are gone is written
+            self.refuse_lost()  # as late as possible, because writes into files that are gone succeed
             self._database.execute("COMMIT")
         except (sqlite3.Error, JournalLostError) as error:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             self._files.note_given_up()
-            self.refuse_lost()  # SQLite cannot read what was cut, and does not say why
+            self.refuse_lost()  # SQLite fails to read a file that was cut, without saying why
             raise (error if isinstance(error, JournalLostError) else self._no_room(error)) from error
         self._files.note(wrote=self._database.total_changes > changes)
         self.refuse_lost()
 
     def refuse_lost(self) -> None:
-        """Raise if the journal's files were unlinked, moved, replaced or cut: what is in them would not survive."""
+        """Raise JournalLostError if the files were unlinked, moved, replaced or cut: their content would be lost."""
         problem = self._files.problem()
         if problem:
             raise self._lost(problem)
@@ -243,31 +251,31 @@ class Journal:
         )
 
     def close(self) -> None:
-        """Close file and lock."""
+        """Close the database and release the lock."""
         self._files.close()
         self._database.close()
         self._lock.close()
 
 
 class JournalWriter:
-    """Facts to be kept that are not on disk yet, the newest of each key: tried again until they are written."""
+    """Buffer of facts that are not on disk yet, the newest of each key; every `write` tries them again."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._log = Log("journal")
         self._waiting: dict[str, Fact] = {}
-        #: How many writes failed.
+        #: Number of failed writes.
         self.errors = 0
-        #: What has become of the journal's files; empty if they are there, and whole.
+        #: The problem with the journal's files; empty if they are in place and whole.
         self.lost = ""
 
     @property
     def waiting(self) -> int:
-        """How many facts would not survive a crash now."""
+        """Return how many facts would not survive a crash now."""
         return len(self._waiting)
 
     def write(self, facts: Iterable[Fact]) -> bool:
-        """Write these, and whatever still waits; whether all are on disk, and the journal is where it was."""
+        """Write these facts and all that still wait; return whether all are on disk, in files that are in place."""
         had_waited = self.waiting
         self._waiting.update({_key(fact): fact for fact in facts})
         error = self._try()
@@ -288,7 +296,7 @@ class JournalWriter:
         return None
 
     def _log_change(self, error: WriteError | None, had_waited: int) -> None:
-        """Log once that the journal cannot be written or is lost, and once that all is well again."""
+        """Log once when the journal becomes unwritable or lost, and once when it can be written again."""
         was_lost, self.lost = self.lost, error.got if isinstance(error, JournalLostError) else ""
         if self.lost and not was_lost:
             self._log.error("journal is lost: nothing is leased until its files are back", error=str(error))
@@ -299,7 +307,10 @@ class JournalWriter:
 
 
 def _is_for_want_of_room(error: Exception) -> bool:
-    """Whether the disk failed and not the database; Python 3.10 passes on nothing but SQLite's messages."""
+    """Return whether the disk is at fault, not the database.
+
+    Told by SQLite's message, because Python 3.10 passes on nothing else.
+    """
     return any(words in str(error) for words in ("is full", "disk I/O error", "unable to open", "readonly"))
 
 
@@ -337,7 +348,7 @@ def _body(fact: Fact) -> str:
 
 
 def _fact(body: str) -> Fact | None:
-    """The fact; None if another release wrote it, with a kind or fields that are not known here."""
+    """Return the fact; None if another release wrote it, with a kind or fields that are unknown here."""
     try:
         kind, fields = json.loads(body)
         values: dict[str, Any] = {name: _plain(of) for name, of in fields.items()}
@@ -347,12 +358,12 @@ def _fact(body: str) -> Fact | None:
 
 
 def _plain(value: object) -> object:
-    """JSON has lists only, and facts hold tuples."""
+    """Turn the lists of JSON back into the tuples that facts hold."""
     return tuple(map(_plain, value)) if isinstance(value, list) else value
 
 
 def _names_a_number(body: str) -> bool:
-    """Whether it is a conviction as earlier releases wrote them, by the sample's number."""
+    """Return whether it is a conviction by the sample's number, as earlier releases wrote it."""
     try:
         kind, fields = json.loads(body)
         return bool(kind == CulpritFound.__name__ and "sample" in fields)

@@ -1,13 +1,13 @@
-"""Whether the journal's files are still the ones that we write to: not unlinked, moved away, replaced or cut.
+"""Checks that the journal's files are still the ones that we write to: not unlinked, moved, replaced or cut.
 
-Whoever deletes or replaces a file that is open leaves its writer with a file that has no name, and every write to it
-succeeds: nothing but looking tells. SQLite does not look. In its log (`-wal`) it goes on behind the last frame that it
-knows of, so a log that was cut gets a hole there, and all behind the hole is lost when the journal is opened again. As
-long as a journal is open, neither of its files ever becomes shorter by SQLite's own doing: its log is begun anew in
-place, and the database is never vacuumed. A log that is cut while SQLite writes is soon as long as before, so its last
-frame has to be the one that was there (`_LogEnd`).
+If an open file is deleted or replaced, its writer goes on with a file that has no name, and every write succeeds: only
+a look at the path tells. SQLite does not look. It appends to its log (`-wal`) behind the last frame it knows of, so a
+log that was cut gets a hole there, and everything behind the hole is lost when the journal is opened again. While a
+journal is open, SQLite never makes either file shorter: its log is restarted in place, and the database is never
+vacuumed. A log that is cut while SQLite writes soon has its old length again, so the length alone does not tell; its
+last frame has to be the one that was there (`_LogEnd`).
 
-There is no file of shared memory (`-shm`), because nobody else may use the journal.
+There is no shared-memory file (`-shm`), because nobody else may use the journal.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ __all__ = ["JournalFiles"]
 
 _SUFFIXES = ("", "-wal")
 
-#: A log is a header and frames, and a frame is a header and a page. Header and frames hold the salts of their log: it
-#: is begun anew in place with other ones.
+#: Layout of the log: a header, then frames of a header and a page. The log's header and each frame hold its salts,
+#: which change when the log is restarted in place.
 _LOG_HEADER, _FRAME_HEADER, _LARGEST_PAGE = 32, 24, 65536
 
 
 @dataclass(slots=True)
 class _WatchedFile:
-    """A file as we have it open, by a descriptor that gives access to nothing but its status.
+    """A file, held by a descriptor that gives access only to its status (O_PATH).
 
-    Closing such a descriptor drops none of the locks that SQLite holds on the file, as closing any other would.
+    Closing an ordinary descriptor would drop the POSIX locks that SQLite holds on the file; closing this one does not.
     """
 
     path: Path
@@ -40,7 +40,7 @@ class _WatchedFile:
     size: int
 
     def problem(self) -> str:
-        """Return what has become of it; empty if it is still there, and whole."""
+        """Return what has happened to the file; empty if it is in its place and whole."""
         held = os.fstat(self.descriptor)
         try:
             named = self.path.stat()
@@ -56,9 +56,9 @@ class _WatchedFile:
 
 
 class _LogEnd:
-    """The last frame of SQLite's log: where it is, and what is in it.
+    """The last frame of SQLite's log: its position and content.
 
-    The log is opened to be read, unlike the database: SQLite holds no lock on it that closing it could drop.
+    Unlike the database, the log can be opened for reading: SQLite holds no lock on it that closing it could drop.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,16 +66,22 @@ class _LogEnd:
         self.lose()
 
     def lose(self) -> None:
-        """Forget where it ends until it is begun anew: a write that was given up may have left frames."""
+        """Forget where the log ends until it is restarted: an abandoned write may have left frames behind it."""
         self._salts, self._at, self._frame = self._salts_now(), 0, b""
 
     def follow(self) -> bool:
-        """Go on to the last frame, after a write; return whether it is a newer one that ends a transaction."""
+        """Advance to the last frame after a write; return whether a newer frame ends a transaction.
+
+        While the end is unknown (see `lose`) nothing is checked and the answer is true.
+        """
         salts = self._salts_now()
         if salts != self._salts:
             self._salts, self._at, self._frame = salts, _LOG_HEADER, b""
         elif not self._at:
             return True
+        # SQLite's layout: the log's header has the page size at byte 8 and its salts at 16. A frame's header has the
+        # size of the database at byte 4, zero unless the frame ends a transaction, and the salts at 8. A frame with
+        # other salts is left from before the log was restarted, so the log ends in front of it.
         frame, page = b"", int.from_bytes(os.pread(self._descriptor, 4, 8), "big")
         nbytes = _FRAME_HEADER + min(page, _LARGEST_PAGE)
         while len(next_one := os.pread(self._descriptor, nbytes, self._at)) == nbytes and next_one[8:16] == salts:
@@ -84,7 +90,7 @@ class _LogEnd:
         return any(frame[4:8])
 
     def is_whole(self) -> bool:
-        """Return whether the last frame is still there, or the log was begun anew."""
+        """Return whether the last frame is unchanged, or the log was restarted in place."""
         salts = self._salts_now()
         if salts != self._salts:
             return any(salts)
@@ -104,11 +110,12 @@ class JournalFiles:
         self._paths = [journal.with_name(journal.name + suffix) for suffix in _SUFFIXES]
         self._files: dict[Path, _WatchedFile] = {}
         self._log_end: _LogEnd | None = None
-        #: A file that was cut may be filled up again, but not with what was in it.
+        #: The first cut that was seen. It is remembered because a file may be filled up to its old length, but not with
+        #: its old content.
         self._cut = ""
 
     def note(self, *, wrote: bool = False) -> None:
-        """Note the files that are there by now, and where they end: SQLite has just been at them, and maybe wrote."""
+        """Record which files exist and where they end, right after SQLite opened them or (`wrote`) wrote to them."""
         for path in self._paths:
             if path not in self._files and path.exists():
                 self._files[path] = _WatchedFile(path, os.open(path, os.O_PATH | os.O_CLOEXEC), 0)
@@ -116,16 +123,18 @@ class JournalFiles:
             file.size = max(file.size, os.fstat(file.descriptor).st_size)
         if self._log_end is None and self._log.exists():
             self._log_end = _LogEnd(self._log)
+        # The old last frame is checked before going on to the next ones: a log that was cut in the moment of the write
+        # is as long as before, with other bytes or a hole where that frame was.
         elif self._log_end and wrote and not (self._log_end.is_whole() and self._log_end.follow()):
             self._note_cut()
 
     def note_given_up(self) -> None:
-        """Note that SQLite gave up a write."""
+        """Record that SQLite abandoned a write."""
         if self._log_end:
             self._log_end.lose()
 
     def problem(self) -> str:
-        """Return what has become of the files; empty if they are as SQLite left them."""
+        """Return what has happened to the files; empty if they are as SQLite left them."""
         if not self._cut:
             problem = next(filter(None, (file.problem() for file in self._files.values())), "")
             if problem and "shortened" not in problem:
@@ -143,7 +152,7 @@ class JournalFiles:
         return self._paths[-1]
 
     def close(self) -> None:
-        """Watch them no longer."""
+        """Stop watching the files."""
         for file in self._files.values():
             os.close(file.descriptor)
         self._files.clear()

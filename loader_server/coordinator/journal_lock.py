@@ -1,7 +1,7 @@
-"""The lock that only one process holds on a job's journal, and where that process serves.
+"""The lock that only one process holds on a job's journal, and the address at which that process serves.
 
-The lock is on the state folder itself, so it survives whatever happens to the files in it: a second coordinator cannot
-begin beside the first because somebody tidied up. File systems that cannot lock a folder, as NFS, have a lock file.
+The lock is on the state folder itself, so it survives whatever happens to the files in it: nobody who tidies up can let
+a second coordinator start beside the first. Where a folder cannot be locked (NFS), a lock file takes its place.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = ["JournalLock", "LockedError"]
 
-#: What file systems say that cannot lock a folder.
+#: Errors of file systems that cannot lock a folder.
 _NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EISDIR, errno.EACCES)
 
 _LONGEST_ENDPOINT = 4096
 
 
 class LockedError(Exception):
-    """Another process has the lock; `endpoint` is where it serves, empty if that is not known."""
+    """Another process holds the lock; `endpoint` is where it serves, empty if that is not known."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -34,12 +34,16 @@ class LockedError(Exception):
 
 
 class JournalLock:
-    """Held from the time that it is made until `close`; raises LockedError, or OSError if there can be none."""
+    """The lock, held from construction until `close`.
+
+    Raises LockedError if another process holds it, or OSError if the file system has no locks.
+    """
 
     def __init__(self, journal: Path) -> None:
         self._where = journal.with_suffix(".endpoint")
         journal.parent.mkdir(parents=True, exist_ok=True)
         try:
+            # The folder first: a lock on a file in it would be lost to anybody who deletes that file.
             self._descriptor = _lock(os.open(journal.parent, os.O_RDONLY | os.O_DIRECTORY))
             if self._descriptor is None:
                 self._descriptor = _lock(open_own(journal.with_suffix(".lock"), os.O_RDWR | os.O_CREAT))
@@ -50,8 +54,8 @@ class JournalLock:
         self._forget_endpoint()
 
     def say_where(self, endpoint: str) -> None:
-        """Write down where this process serves."""
-        # On a full disk others have to find out in another way.
+        """Write down where this process serves; ignore a disk that cannot be written."""
+        # A full disk must not stop the coordinator: others then have to find its address in another way.
         with contextlib.suppress(OSError), replacing(self._where) as file:
             file.write(endpoint.encode())
 
@@ -67,14 +71,18 @@ class JournalLock:
             self._where.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Remove the address and release the lock."""
         self._forget_endpoint()
         assert self._descriptor is not None
         os.close(self._descriptor)
 
 
 def _lock(descriptor: int) -> int | None:
-    """Lock an open file, and return its descriptor; close it and return None if such a file cannot be locked there."""
+    """Lock an open file and return its descriptor.
+
+    Return None, with the file closed, if the file system cannot lock it. Raise BlockingIOError if another process holds
+    the lock.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

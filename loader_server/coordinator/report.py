@@ -1,7 +1,7 @@
-"""How things stand, for people and scripts: the report that `loader-server status` shows.
+"""The report that `loader-server status` shows, for people and scripts.
 
-Rules: pure. A report that is too long for a message is cut, and says how much was left out. Who holds up a job is
-derived from what trainers report, because only they know whether they wait.
+Rules: pure. A report that is too long for a message is cut, and says how many entries were left out. What limits a job
+is derived from what trainers report, because only they know whether they wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_CHARACTERS", "limit_of", "stream_report", "text_of", "worker_report"]
 
-#: The most that a `Status` carries.
+#: Length limit of the text that a `Status` message carries.
 MOST_CHARACTERS = 2**19
 
 #: Trainers that wait for less than this are practically never without data.
@@ -23,14 +23,17 @@ _NOTICEABLE_PERMILLE = 50
 
 
 def limit_of(waited_permille: float | None) -> str | None:
-    """The bottleneck of the job: loaders or trainers; None if nobody reads."""
+    """Return the bottleneck of the job, "loaders" or "trainers"; None if nobody reads."""
     if waited_permille is None:
         return None
     return "loaders" if waited_permille >= _NOTICEABLE_PERMILLE else "trainers"
 
 
 def stream_report(stream: StreamTrainers, group: int, now_s: float) -> dict[str, Any]:
-    """One stream and its trainers; `read` is the slowest rank's, `waited` that of the rank that waited longest."""
+    """Return the report of one stream and its trainers.
+
+    `read` is the position of the slowest rank, `waited` the share of the rank that waited longest.
+    """
     epoch, number = stream.trained
     trainers = sorted(stream.trainers.values(), key=lambda trainer: (trainer.attach.rank, trainer.attach.incarnation))
     read = min((trainer.read for trainer in trainers), default=(None, None))
@@ -73,7 +76,7 @@ def _whole(number: float | None) -> int | None:
 
 
 def worker_report(worker: RegisteredWorker, now_s: float) -> dict[str, Any]:
-    """One worker, by its last heartbeat."""
+    """Return the report of one worker, as of its last heartbeat; its counts are 0 before the first one."""
     beat = worker.beat
     return {
         "name": worker.address.worker,
@@ -94,21 +97,23 @@ def worker_report(worker: RegisteredWorker, now_s: float) -> dict[str, Any]:
 
 
 def text_of(report: dict[str, Any], most: int = MOST_CHARACTERS) -> str:
-    """The report as JSON; if it would be too long, `cut` says how many entries of its lists were left out."""
+    """Return the report as JSON; if it is longer than `most`, its lists are cut, and `cut` counts what is missing."""
     text = json.dumps(report | {"cut": {}})
     return text if len(text) <= most else json.dumps(_cut(report, most))
 
 
 def _cut(report: dict[str, Any], most: int) -> dict[str, Any]:
-    """Cut its lists: short ones stay complete, and long ones share the room that is left."""
+    """Shorten the report's lists to fit: short ones stay complete, and long ones share the room that is left."""
     emptied: dict[str, Any] = {"trainers": [], "verifiers": []}
     cut = report | {"streams": {name: stream | emptied for name, stream in report["streams"].items()}}
     cut |= {"workers": [], "culprits": [], "failing": []}
     lists = [(name, report, cut) for name in ("workers", "culprits", "failing")]
     lists += [(key, stream, cut["streams"][name]) for name, stream in report["streams"].items() for key in emptied]
+    # Reserve room for the counts of entries that are left out, with a number as long as any of them.
     cut["cut"] = {key: 2**53 for key, whole, _ in lists if whole[key]}
     room = most - len(json.dumps(cut))
     cut["cut"] = {}
+    # The shortest first, so that the room that a short list does not need goes to the longer ones.
     lists.sort(key=lambda one: len(json.dumps(one[1][one[0]])))
     for place, (key, whole, into) in enumerate(lists):
         into[key], used = _beginning(whole[key], room // (len(lists) - place))
@@ -120,7 +125,7 @@ def _cut(report: dict[str, Any], most: int) -> dict[str, Any]:
 
 
 def _beginning(entries: list[dict[str, Any]], most: int) -> tuple[list[dict[str, Any]], int]:
-    """As many entries as fit, and how many characters they take."""
+    """Return as many entries as fit, and how many characters they take."""
     used = 0
     for place, entry in enumerate(entries):
         length = len(json.dumps(entry)) + 2

@@ -1,12 +1,11 @@
 """The coordinator's process: a ROUTER around `state`, with `journal` in between.
 
-Rules: each turn takes in what came, writes the facts in one transaction, and only then sends. A peer that cannot be
-reached is not dropped here: judging silence is up to the state. A journal that cannot be written holds up only what
-would have to be kept (see journal), and a message that cannot be sent holds up nothing: both are counted. Until it can
-be written again no lease and no place is promised, and no lease expires. The same holds of one whose files are gone. No
-peer has more than its share: one that says much is not heard for a moment, one that reads nothing is told nothing, and
-one that sends faster than we take in is stopped (see `shared.fairness`). The status is told at most once a turn,
-because a report takes long.
+Rules: each turn reads what came, writes the facts in one transaction, and only then sends. A peer that cannot be
+reached is not dropped here: `state` judges silence. A journal that cannot be written, or whose files are gone, holds up
+only what depends on it: no lease and no place is promised, and no lease expires, until it can be written again. A
+message that cannot be sent holds up nothing. Both are counted. No peer gets more than its share: a peer that sends too
+many messages is not heard for a moment, one that does not read gets no more answers, and one that sends faster than we
+can read is braked (see `shared.fairness`). The status is built at most once a turn, because a report takes long.
 """
 
 from __future__ import annotations
@@ -82,26 +81,29 @@ if TYPE_CHECKING:
 __all__ = ["Coordinator", "open_coordinator"]
 
 
-#: A turn that took this many times the usual pause was a stall; everybody's next heartbeat comes within as many.
+#: A turn that took this many tick intervals was a stall; every peer sends its next heartbeat within as many.
 _STALL_TICKS = 4
 
-#: How long trainers have to hear that their job was ended, each heartbeat anew, and how often we look meanwhile.
+#: How long trainers have to hear of the job's end (repeated with each heartbeat), and how often we check meanwhile.
 _LAST_WORDS_S = 1.0
 _LOOK_MS = 50
-#: Nothing that the coordinator does takes so long, not even on a slow disk.
+#: The main loop counts as dead after this long; no single turn takes that much, not even on a slow disk.
 _DEAD_S = 60.0
-#: How long what was said last may take to leave.
+#: How long libzmq may take to send the last messages on close.
 _LINGER_MS = 200
-#: The most messages that are looked at in a turn; more are left over, and the brakes are told.
+#: Limit of messages that are read in one turn; if there are more, the brakes are told.
 _MOST_MESSAGES = 1024
-#: Workers that differ, of which the log says so once.
+#: Limit of differing workers that are remembered so that each is logged once.
 _MOST_DIFFERING = 256
-#: How soon to look again whether libzmq has got rid of answers, or whether a flood has ended.
+#: Poll interval while answers are unread or a flood is being braked.
 _SOON_MS = 20
 
 
 def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None, *, advertise: str = "") -> Coordinator:
-    """The coordinator of a job file, with the journal and the endpoint file in its state folder."""
+    """Return the coordinator of a job file, with journal and endpoint file in the job's state folder.
+
+    Raises SettingsError or DataError if state folder, journal or data cannot be opened, HeldError if others hold it.
+    """
     job.refuse_closed(job.state)
     journal = Journal(job.state / "journal.sqlite")
     try:
@@ -129,7 +131,7 @@ def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None, *, ad
 
 
 class Coordinator:
-    """Made in the process's main thread; `run` returns after `stop`, with the journal closed."""
+    """The coordinator's main loop, made in the main thread; `run` returns after `stop`, with the journal closed."""
 
     def __init__(
         self,
@@ -140,10 +142,10 @@ class Coordinator:
         keys: ServerKeys | None,
     ) -> None:
         self._log = Log("coordinator", job=settings.job)
-        #: The streams that trainers are attached to, by name; replaced as a whole, for other threads to read.
+        #: Streams that trainers can attach to, by name; replaced as a whole, so that other threads can read it.
         self.streams = streams
         self._builder_parts = settings.builder_parts
-        #: What the log says of workers that differ, by name: they ask again and again.
+        #: The differences last logged of each worker, by name: refused workers ask again and again.
         self._differing: dict[str, str] = {}
         self._comings = Comings()
         self._graphs: GraphKeeper | None = None
@@ -152,6 +154,7 @@ class Coordinator:
         self._endpoint_writer: EndpointWriter | None = None
         self._of_graphs: SimpleQueue[GraphRuns | GraphFailed] = SimpleQueue()
         self._journal = journal
+        # Random, so that after a restart no list has the version of another list that peers know.
         self._state = CoordinatorState(settings, streams, first_version=secrets.randbits(62) + 1)
         for fact in journal.read_facts():
             self._state.recover(fact)
@@ -160,11 +163,11 @@ class Coordinator:
         self._tick_s = settings.heartbeat_timeout_s / 4
         self._waker = Waker()
         self._stopping = False
-        #: Whether trainers finish what they have, if the job is to end and they were not told yet.
+        #: An end that was ordered and not announced yet: whether trainers finish what they have; None if there is none.
         self._drains: bool | None = None
-        #: When the main loop turned last.
+        #: Time of the main loop's last turn.
         self._turned_s = time.monotonic()
-        #: Until when trainers may still hear that the job was ended.
+        #: Until when to stay so that trainers hear of the job's end.
         self._last_words_s = -math.inf
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.guard = Guard(self._context, keys, TO_COORDINATOR)
@@ -175,35 +178,35 @@ class Coordinator:
         journal.say_where(self.endpoint)
         self._patience: Patience[bytes] = Patience()
         self._answers = UnreadAnswers(self._router)
-        #: Pieces of the bundle are counted apart, so that hosts which fetch slowly keep nobody else's answers back.
+        #: Pieces of the bundle have an account of their own: hosts that fetch slowly delay no other answers.
         self._pieces = UnreadAnswers(self._router)
         self._pieces.marks_all = True
         self._aftermath = Aftermath()
         self.garbage = 0
-        #: How many messages were dropped unread, because their senders had said enough, and how many answers were left
-        #: out, because nobody reads them.
+        #: Messages dropped unread because their senders exceeded their share, and answers dropped because nobody reads
+        #: them.
         self.unheard = self.left_out = 0
-        #: How many messages could not be encoded.
+        #: Messages that could not be encoded.
         self.unsendable = 0
-        #: How things stood at the last tick; replaced as a whole, for other threads to read.
+        #: The report of the last tick; replaced as a whole, so that other threads can read it.
         self.report: Mapping[str, Any] = self._state.report(time.monotonic())
 
     @property
     def counts(self) -> Counts:
-        """What has happened so far."""
+        """Return the counters of what has happened so far."""
         return self._state.counts
 
     def write_endpoint_to(self, file: Path, advertise: str = "") -> None:
-        """Keep in this file where others reach us, at the host `advertise` if one is given; to be called once."""
+        """Keep our address in this file, at the host `advertise` if one is given; call it once."""
         self._endpoint_writer = EndpointWriter(file, self.endpoint, advertise, self._log)
         self._endpoint_writer.write()
 
     def keep_graphs(self, make: Callable[[Callable[[GraphRuns | GraphFailed], None]], GraphKeeper]) -> None:
-        """Let this keeper keep and run graphs, and report back here; to be called once."""
+        """Install the keeper that stores and runs graphs and reports back here; call it once."""
         self._graphs = make(self._hear_of_graph)
 
     def give_bundle(self, make: Callable[[Callable[[], None]], BundleKeeper]) -> None:
-        """Let this keeper say what hosts that join need; to be called once."""
+        """Install the keeper of the bundle that joining hosts fetch; call it once."""
         self._bundle = make(self._waker.wake)
 
     def _hear_of_graph(self, event: GraphRuns | GraphFailed) -> None:
@@ -211,7 +214,7 @@ class Coordinator:
         self._waker.wake()
 
     def run(self, tell: Callable[[Mapping[str, Any]], None] = lambda _report: None) -> None:
-        """Serve until stopped; `tell` is given each report."""
+        """Serve until stopped; call `tell` with the report at each tick."""
         poller = zmq.Poller()
         for socket in (self._router, *self.doors.monitors()):
             poller.register(socket, zmq.POLLIN)
@@ -225,14 +228,16 @@ class Coordinator:
                 self._waker.clear()
                 now_s, instructions = time.monotonic(), list[Instruction]()
                 if now_s - turned_s > _STALL_TICKS * self._tick_s:
-                    # We stalled (a stopped machine, a slow disk): nobody expires for that until all have had time to be
-                    # heard again.
+                    # We stalled (a stopped machine, a slow disk), so their heartbeats lie unread in our socket: nobody
+                    # expires until everyone has had time to be heard again.
                     due_s = now_s + _STALL_TICKS * self._tick_s
                     instructions += self._state.handle(Excused(), now_s)
                 turned_s = self._turned_s = now_s
                 instructions += self._take_in(now_s) + self._take_in_graphs(now_s) + self._take_in_end(now_s)
                 if now_s >= due_s:
                     due_s = now_s + self._tick_s
+                    # Waiting facts are tried again. While that fails no lease may expire, as that fact would be lost
+                    # too.
                     if not self.writer.write(()):
                         instructions += self._state.handle(Excused(), now_s)
                     instructions += self._state.handle(JournalLooked(self.writer.lost, self.writer.waiting), now_s)
@@ -251,7 +256,7 @@ class Coordinator:
             self._close()
 
     def probes(self, build_timeout_s: float) -> Probes:
-        """Return what this coordinator answers to probes; it is dead after longer than anything of the job may take."""
+        """Return the answers to health probes; the loop counts as dead after standing still longer than a build may."""
         return Probes(
             lambda now_s: dead(self._turned_s, max(_DEAD_S, build_timeout_s + LOOP_S), now_s),
             lambda now_s: unready_coordinator(
@@ -267,6 +272,8 @@ class Coordinator:
         )
 
     def _pause_ms(self) -> int:
+        # A few pieces are sent each turn: while hosts wait for more the next turn begins at once, unless libzmq is
+        # behind.
         pause_ms = _LOOK_MS if self._stopping else int(1000 * self._tick_s)
         if self._giving and self._bundle is not None and self._bundle.is_ready and not self._pieces.is_behind():
             return 0
@@ -274,7 +281,7 @@ class Coordinator:
         return min(pause_ms, _SOON_MS) if is_soon else pause_ms
 
     def end_job(self, *, drains: bool) -> None:
-        """Tell trainers that the job ends; may be called from a signal handler."""
+        """Order the end of the job, announced in the next turn; may be called from a signal handler."""
         self._drains = drains
         self._waker.wake()
 
@@ -284,7 +291,7 @@ class Coordinator:
         self._waker.wake()
 
     def _has_last_words(self) -> bool:
-        """Whether anybody who was told of the end is there: what is unread when a connection ends is lost."""
+        """Return whether peers have yet to hear of the end: what is unread when we close their connections is lost."""
         ends = self._state.ending.report() if time.monotonic() < self._last_words_s else None
         return ends is not None and (ends["trainers"] > 0 or len(self._state.verifiers) > 0)
 
@@ -313,7 +320,7 @@ class Coordinator:
     def _hear(
         self, identity: zmq.Frame, frames: list[zmq.Frame], asked: dict[bytes, None], now_s: float
     ) -> list[Instruction]:
-        """Take in a message; who asks for the status is noted in `asked`."""
+        """Handle one message; note in `asked` a peer that wants the status."""
         peer = identity.bytes
         try:
             message = decode(frames[0].buffer if frames else b"")
@@ -336,18 +343,18 @@ class Coordinator:
                 self._bear(identity)
             return []
         instructions = self._decide(identity, message, now_s) if refusal is None else refusal
-        # Of a graph each piece is asked for on its own, so there are as many messages as it takes.
+        # Each piece of a graph is asked for, so the progress of an upload is not held against its sender.
         if refusal is not None or not (isinstance(message, GraphPiece) and instructions):
             self._bear(identity)
         return instructions
 
     def _bear(self, identity: zmq.Frame) -> None:
-        """Note a message that brought nothing nearer."""
+        """Count a message that made no progress against its sender."""
         self._patience.bear(identity.bytes)
         self.doors.brakes.note_useless(identity)
 
     def _answer_status(self, asked: Iterable[bytes], now_s: float) -> list[Instruction]:
-        """Answer all who asked in this turn alike."""
+        """Build one report and answer everyone who asked in this turn with it."""
         peers = list(asked)
         told = self._state.handle(Received(peers[0], StatusQuery()), now_s) if peers else []
         return [Send(peer, one.message) for one in told if isinstance(one, Send) for peer in peers]
@@ -374,7 +381,7 @@ class Coordinator:
         return instructions
 
     def _objection(self, identity: zmq.Frame, message: Message) -> list[Instruction] | None:
-        """Return what becomes of a message that is not for us, or not from its sender; None if it is."""
+        """Return the answer to a message that is not for us, or not allowed to its sender; None if it is fine."""
         if type(message) not in TO_COORDINATOR:
             self.garbage += 1
             return []
@@ -401,7 +408,7 @@ class Coordinator:
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         facts = [one.fact for one in instructions if isinstance(one, Keep)]
-        # A promise may rest on an earlier fact that could not be written; nothing else waits for the disk.
+        # A promise may rest on an earlier fact that could not be written; no other message waits for the disk.
         promises = any(isinstance(one, Send) and _is_promise(one.message) for one in instructions)
         is_kept = self.writer.write(facts) if facts or promises else True
         for one in instructions:
@@ -425,7 +432,7 @@ class Coordinator:
                 self._send_frame(order.peer, frame)
 
     def _give_pieces(self) -> None:
-        """Give the hosts that fetch the bundle what is due to them, after everything else of this turn."""
+        """Send due pieces of the bundle to the hosts that fetch it, after everything else of this turn."""
         if not self._giving or self._bundle is None or not self._bundle.is_ready:
             return
         for peer, wanted in self._giving.take_due(self._pieces.held, self._pieces.total):
@@ -434,12 +441,12 @@ class Coordinator:
                 self._log.debug("a host that fetched is gone")
 
     def _encode(self, message: Message) -> bytes:
-        """The frame; empty if the message cannot be encoded, which is a defect, but of this one answer only."""
+        """Return the frame; empty if the message cannot be encoded, a defect that costs only this answer."""
         try:
             return encode(message)
         except (ValueError, OverflowError, TypeError) as error:
             self._log.error("message cannot be sent", kind=message.kind, error=str(error))
-            self.unsendable += 1  # after the log line, which those who read the count look for
+            self.unsendable += 1  # last, because whoever sees the count looks for the log line
             return b""
 
     def _send_frame(self, peer: bytes, frame: bytes) -> None:
@@ -463,7 +470,7 @@ class Coordinator:
 
 
 def _is_promise(message: Message) -> bool:
-    """Whether it promises what must not be forgotten: who has which batch or which place, and what is done."""
+    """Return whether it promises what must survive a crash: leases, places in a world, attachment to a queue."""
     return isinstance(message, (Leases, Placed)) or (isinstance(message, Attached) and bool(message.work))
 
 
@@ -479,6 +486,6 @@ def _refuse_incomplete(leases: list[str]) -> None:
 
 
 def _latest(orders: list[Send]) -> list[Send]:
-    """Keep only the last of several lists of workers for one peer: when a fleet starts, workers come by the dozen."""
+    """Drop all but the last list of workers for each peer: when a fleet starts, workers register by the dozen."""
     last = {order.peer: order for order in orders if isinstance(order.message, Members)}
     return [order for order in orders if not isinstance(order.message, Members) or last[order.peer] is order]

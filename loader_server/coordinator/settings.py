@@ -1,4 +1,4 @@
-"""What the coordinator's state has to know of its job, and what it counts.
+"""Settings that the coordinator's state needs of its job, and its counters.
 
 Rules: pure; nothing here decides.
 """
@@ -18,25 +18,25 @@ __all__ = ["CoordinatorSettings", "Counts"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings:
-    """What the state has to know about the job."""
+    """Facts about the job that the state needs."""
 
     job: str
     #: The builder fingerprint that every worker has to have.
     builder: str
-    #: What that is made of, by name.
+    #: The parts of that fingerprint, by name.
     builder_parts: tuple[tuple[str, str], ...] = ()
     #: The group of all streams; 0: the world's size when a stream first starts.
     group: int
     heartbeat_timeout_s: float
     #: How many rows with a sample may be masked before a feed ends with an error.
     max_bad: BadLimit
-    #: The streams that take a graph from a trainer, with the digest of the one that is kept, or an empty string.
+    #: Streams that accept a graph from a trainer, with the digest of the kept graph, or an empty string.
     graphs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Counts:
-    """What has happened so far."""
+    """Counters of what has happened since the coordinator started."""
 
     attaches: int = 0
     refusals: int = 0
@@ -45,5 +45,5 @@ class Counts:
     stale: int = 0
 
     def report(self) -> dict[str, int]:
-        """Those that a status shows."""
+        """Return the counters that a status shows."""
         return {"attaches": self.attaches, "refusals": self.refusals, "stale": self.stale}

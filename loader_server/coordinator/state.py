@@ -1,18 +1,18 @@
-"""What the coordinator knows and decides, without a socket, a disk or a clock.
+"""The coordinator's knowledge and decisions, without a socket, a disk or a clock.
 
 One door: `handle(event, now_s) -> instructions`. Pure. Rules:
 - What has to survive a crash leaves as `Keep(fact)`, ahead of the messages that promise it; recovery feeds the facts
   back.
-- A newer incarnation of a rank takes it over; the older one is told so and stops, even if the coordinator was restarted
-  in between (see succession).
-- Ranks of one world hold equal cursors. One with another cursor waits a while, because the others may just be
-  restarting, and is then refused, naming both. Evaluation streams promise nothing of the kind: anyone may read them,
-  all at the same time.
+- A newer incarnation of a rank takes it over; the older one hears of it and stops, even if the coordinator was
+  restarted in between (see succession).
+- Ranks of one world hold equal cursors. A rank with another cursor waits a while, because the others may just be
+  restarting, and is then refused, naming both. Evaluation streams have no such rule: anyone may read them at the same
+  time.
 - The group is the world's size when a stream first starts, unless the job file sets it, and is kept from then on.
 - A connection speaks for one trainer of a stream: when another attaches on it, the former one has left. It speaks for a
-  worker if it has registered that worker: incarnations are told to all trainers, so they prove nothing.
-- An answer names its request. A repeated request is answered again and changes nothing; one that is older than what was
-  answered since is dropped.
+  worker if that worker registered on it: incarnations are sent to all trainers, so knowing one proves nothing.
+- An answer names its request. A repeated request is answered again and changes nothing; a request older than the last
+  one answered is dropped.
 - An answer that may grow (the status, the list of workers, the culprits) is cut to what a message takes.
 """
 
@@ -70,12 +70,13 @@ if TYPE_CHECKING:
 
 __all__ = ["CoordinatorState"]
 
-#: A worker that fails is started again within some seconds, and says so again.
+#: Reports of failing workers are forgotten after this long; a worker that still fails is restarted and reports again
+#: within seconds.
 _FAILING_S = 60.0
 
 
 class CoordinatorState:
-    """The state behind the door."""
+    """The coordinator's state, changed only through `handle` and, at the start, `recover`."""
 
     def __init__(
         self, settings: CoordinatorSettings, streams: Mapping[str, StreamView], *, first_version: int = 1
@@ -101,7 +102,7 @@ class CoordinatorState:
         self.counts = Counts()
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
-        """Take in an event; returns what is to be done now, in order."""
+        """Process an event; return what is to be done now, in order."""
         self._queues.take_up(now_s)
         self._rules.begin(self._streams, now_s)
         if isinstance(event, Ticked):
@@ -129,11 +130,11 @@ class CoordinatorState:
         return out
 
     def incomplete(self) -> list[str]:
-        """Once all facts are recovered: the epochs of which leases are missing."""
+        """Return the epochs whose leases are not completely known; to be called once all facts are recovered."""
         return list(self._queues.incomplete())
 
     def recover(self, fact: Fact) -> None:
-        """Take in a fact from the journal, at the start."""
+        """Apply a fact from the journal; facts of streams that the job no longer has are dropped."""
         if isinstance(fact, CulpritFound):
             self._convictions.add(fact.stream, fact.identity, fact.ends)
         elif isinstance(fact, Forgot):
@@ -226,7 +227,7 @@ class CoordinatorState:
             self._add(peer, attach, *answer, now_s)
 
     def _attach_again(self, peer: bytes, attach: m.Attach, trainer: AttachedTrainer, now_s: float) -> None:
-        """Answer again: the answer was lost, or is on its way; a request older than the last is no longer open."""
+        """Answer a repeated request again, as the answer may be lost; drop one older than the last."""
         if attach.serial < trainer.attach.serial:
             self.counts.stale += 1
             return
@@ -282,7 +283,7 @@ class CoordinatorState:
         return [*self.ending.greet(peer, stream), *failing]
 
     def _take_over(self, stream: StreamTrainers, attach: m.Attach) -> None:
-        """Tell whoever else has one of its ranks to stop; that one may not come back."""
+        """Tell the present holders of its ranks to stop, and record the new holder, so that they cannot come back."""
         ranks = range(attach.rank, attach.rank + attach.replicas)
         for rank in ranks:
             other = stream.holder(rank)
@@ -360,7 +361,7 @@ class CoordinatorState:
             self._out += self.ending.stand(said, now_s)
 
     def _hear(self, peer: bytes, said: m.Outcomes | m.Results | m.StandsStill, now_s: float) -> AttachedTrainer | None:
-        """The trainer that said it, if it is attached; otherwise it is told that it is not."""
+        """Return the attached sender and note that it lives; otherwise answer that it is unknown and return None."""
         stream = self._streams.get(said.stream)
         trainer = stream.trainers.get(said.incarnation) if stream is not None else None
         if stream is None or trainer is None or (isinstance(said, m.Outcomes) and stream.view.leases is None):
@@ -369,7 +370,7 @@ class CoordinatorState:
         trainer.peer, trainer.heard_s = peer, now_s
         return trainer
 
-    # --- data sets that they send ---
+    # --- data sets that trainers send ---
 
     def _take_graph(self, peer: bytes, said: m.GraphOffer | m.GraphPiece, now_s: float) -> None:
         self._out += self._graphs.take(peer, said, now_s)
@@ -381,7 +382,7 @@ class CoordinatorState:
         if refusal is not None:
             self._refuse(peer, refusal)
             if refusal.code == "builder" and self._workers.note_refused(register):
-                # The fingerprint proves that a worker belongs here, so a worker with another one is not told it.
+                # Our fingerprint is what lets a worker in, so a worker that shows another one is not told ours.
                 self._warn("worker builds other bytes", worker=register.worker, endpoint=register.endpoint)
             return
         is_news = self._workers.register(peer, register, now_s, host)
@@ -450,7 +451,7 @@ class CoordinatorState:
     def _warn(self, event: str, **fields: object) -> None:
         self._out.append(Warn(event, fields))
 
-    # --- time, and questions ---
+    # --- time and status ---
 
     def _tick(self, now_s: float) -> None:
         since_s = now_s - GONE_AFTER * self._timeout_s
@@ -470,7 +471,7 @@ class CoordinatorState:
         self._out.append(Send(peer, m.Status(report=text_of(self.report(now_s)))))
 
     def report(self, now_s: float) -> dict[str, Any]:
-        """How things stand, in full."""
+        """Return the full status report."""
         return {
             "job": self._settings.job,
             "streams": {

@@ -1,9 +1,10 @@
-"""The workers of a job: who they are, where they listen, when they were last heard.
+"""The workers of a job: who they are, where they listen, and when they were last heard.
 
-Rules: pure. A worker is identified by its incarnation; its name is for people, and two may share one. At one endpoint
-there is one worker, the latest that registered there. All trainers get the same list under one version; if it is too
-long for a message, they get a part of it that changes little while others come and go. Anybody may say that a worker
-cannot begin to serve, since it is not registered then: so few of these are known, and each is told once in a while.
+Rules: pure. A worker is identified by its incarnation; its name is for people, and two workers may share one. An
+endpoint has one worker, the latest that registered there. All trainers get the same list under one version; if it is
+too long for a message, they get a subset that changes little while others come and go. Anybody may report that a worker
+cannot begin to serve, since such a worker is not registered; the number of these reports and their rate are therefore
+limited.
 """
 
 from __future__ import annotations
@@ -18,30 +19,31 @@ from shared.wire.parts import WorkerAddress
 
 __all__ = ["RegisteredWorker", "Workers"]
 
-#: The most that `Members` and `Attached` name; the other bytes are for the fields and shapes in `Attached`.
+#: Limits of the list in `Members` and `Attached`; the message's other bytes are for the fields and shapes in
+#: `Attached`.
 _MOST_WORKERS = 4096
 _MOST_BYTES = 3 * 2**18
 
-#: How many workers are known that could not begin to serve, and how long after one was told of it may be told again.
+#: Limit of failing workers that are remembered, and the least time between two announcements of the same one.
 _MOST_FAILING = 256
 _FAILING_PAUSE_S = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
 class RegisteredWorker:
-    """A worker that registered."""
+    """A registered worker, with its last heartbeat."""
 
     peer: bytes
     address: WorkerAddress
     heard_s: float
-    #: Where its metrics can be read from elsewhere; empty if nowhere.
+    #: Address of its metrics as seen from other hosts; empty if there is none.
     metrics: str = ""
     beat: m.Beat | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FailingWorker:
-    """Why a worker cannot serve, when it said so last, and whether it serves all the same, if only in part."""
+    """The last report that a worker cannot serve, and whether the worker still serves part of the streams."""
 
     why: m.Failing
     told_s: float
@@ -49,19 +51,19 @@ class FailingWorker:
 
 
 class Workers:
-    """All workers that are there now."""
+    """The workers that are registered now, and those that failed or were refused."""
 
     def __init__(self, first_version: int) -> None:
         self._workers: dict[int, RegisteredWorker] = {}
-        #: Which incarnation listens at an endpoint.
+        #: The incarnation that listens at each endpoint.
         self._at: dict[str, int] = {}
         self._nbytes = 0
-        #: Never the same for two lists, even if different runs of the coordinator made them.
+        #: Unique to each list, even across runs of the coordinator.
         self._version = first_version
         self._members: m.Members | None = None
-        #: Workers that could not begin to serve, or not all, by name.
+        #: Workers that could not begin to serve, or only in part, by name.
         self._failing: dict[str, FailingWorker] = {}
-        #: The builder fingerprints of workers that would build other bytes, by name.
+        #: Fingerprints of workers that were refused because they would build other bytes, by name.
         self._refused: dict[str, str] = {}
 
     def __len__(self) -> int:
@@ -69,22 +71,22 @@ class Workers:
 
     @property
     def members(self) -> m.Members:
-        """The list as trainers get it."""
+        """Return the list of workers as trainers get it."""
         if self._members is None:
             self._members = m.Members(version=self._version, workers=tuple(self._listed()))
         return self._members
 
     @property
     def left_out(self) -> int:
-        """How many workers the list does not name."""
+        """Return how many workers the list does not name."""
         return len(self._workers) - len(self.members.workers)
 
     def get(self, incarnation: int) -> RegisteredWorker | None:
-        """The worker of this incarnation, if it is there."""
+        """Return the worker of this incarnation; None if it is not registered."""
         return self._workers.get(incarnation)
 
     def sorted(self) -> list[RegisteredWorker]:
-        """All, by name."""
+        """Return all workers, by name."""
         return sorted(self._workers.values(), key=lambda one: (one.address.worker, one.address.incarnation))
 
     def speaks(self, peer: bytes) -> bool:
@@ -92,23 +94,27 @@ class Workers:
         return any(worker.peer == peer for worker in self._workers.values())
 
     def peers(self) -> list[bytes]:
-        """The connections of all of them."""
+        """Return the connections of all workers."""
         return [worker.peer for worker in self.sorted()]
 
     def register(self, peer: bytes, register: m.Register, now_s: float, host: str = "") -> bool:
-        """Add it, in place of whichever was at its endpoint before; whether the list has changed.
+        """Add a worker, replacing any at its endpoint; return whether the list has changed.
 
-        `host` is where its connection comes from, if that is known.
+        A worker that registers again at the same address only refreshes its entry. `host` is where its connection comes
+        from, if that is known.
         """
         address = WorkerAddress(
             register.worker, register.incarnation, register.endpoint, register.boot_id, register.uid
         )
         known = self._workers.get(register.incarnation)
+        # A registration withdraws what the worker reported before.
         self._failing.pop(register.worker, None)
         self._refused.pop(register.worker, None)
         if known is not None and known.address == address:
             known.peer, known.heard_s, known.metrics = peer, now_s, scrape_address(register.metrics, host)
             return False
+        # Its own former entry goes, because it may have moved, and so does the former worker at its endpoint, where
+        # only one can listen.
         for before in (register.incarnation, self._at.get(register.endpoint, register.incarnation)):
             self._drop(before)
         self._workers[register.incarnation] = RegisteredWorker(
@@ -120,14 +126,14 @@ class Workers:
         return True
 
     def remove(self, incarnation: int) -> bool:
-        """Remove a worker that left; whether it was there."""
+        """Remove a worker that left; return whether it was registered."""
         if not self._drop(incarnation):
             return False
         self._count_change()
         return True
 
     def note_refused(self, register: m.Register) -> bool:
-        """Note that a worker would build other bytes; return whether that is news, as it will ask again and again."""
+        """Record that a worker would build other bytes; return whether to log it, as the worker keeps asking."""
         if self._refused.get(register.worker) == register.builder:
             return False
         if len(self._refused) >= _MOST_FAILING:
@@ -137,25 +143,26 @@ class Workers:
 
     @property
     def failing(self) -> list[m.Failing]:
-        """Those that could not begin to serve and have not come since, the latest last."""
+        """Return the reports of workers that could not begin to serve and have not registered since, latest last."""
         return [failing.why for failing in self._failing.values()]
 
     def failing_report(self) -> list[dict[str, Any]]:
-        """Return them as people are shown them."""
+        """Return the failing workers, for people and scripts."""
         return [
             {name: getattr(failing.why, name) for name in failing.why.checks} | {"in_part": failing.in_part}
             for failing in self._failing.values()
         ]
 
     def noted_failing(self, worker: str) -> m.Failing | None:
-        """Return what this worker said last of why it cannot serve."""
+        """Return this worker's last report of why it cannot serve; None if there is none."""
         return self._failing[worker].why if worker in self._failing else None
 
     def note_failing(self, peer: bytes, failing: m.Failing, now_s: float) -> bool:
-        """Note that a worker could not begin to serve; return whether trainers are to be told now.
+        """Record that a worker could not begin to serve; return whether to announce it to trainers now.
 
-        One that has registered on this connection serves all the same. Another of its name may be a dead one, of which
-        nobody knows yet.
+        The report is dropped if too many workers fail, or if the same one was announced a moment ago. If its connection
+        has registered a worker, that worker serves in part. Going by the connection, not the name, keeps a dead worker
+        of the same name, which nobody has missed yet, from passing for the sender.
         """
         known = self._failing.get(failing.worker)
         if len(self._failing) >= _MOST_FAILING if known is None else now_s - known.told_s < _FAILING_PAUSE_S:
@@ -165,11 +172,11 @@ class Workers:
         return True
 
     def forget_failing(self, since_s: float) -> None:
-        """Forget those that said so before then: they are no longer started."""
+        """Forget reports older than this time: nobody restarts those workers any more."""
         self._failing = {name: failing for name, failing in self._failing.items() if failing.told_s >= since_s}
 
     def remove_silent(self, since_s: float) -> int:
-        """Remove those that were last heard before then; how many they were."""
+        """Remove workers that were last heard before this time; return how many."""
         silent = [one for one, worker in self._workers.items() if worker.heard_s < since_s]
         for incarnation in silent:
             self._drop(incarnation)
@@ -200,5 +207,5 @@ class Workers:
 
 
 def _size(address: WorkerAddress) -> int:
-    """The most bytes that it takes in a message: three strings and two integers with their prefixes, and the list's."""
+    """Return an upper bound of the address's bytes in a message: three strings, two integers and all prefixes."""
     return 28 + sum(len(text.encode()) for text in (address.worker, address.endpoint, address.boot_id))

@@ -1,6 +1,6 @@
-"""The bundle of a job, made where its coordinator runs: which files belong to it, and any piece of them.
+"""The bundle of a job on its coordinator's host: the files that belong to it, and their pieces.
 
-Rules: a file stays open from the moment it is summed until the coordinator ends, so an index that is made anew
+Rules: a file stays open from the moment that it is hashed until the coordinator ends, so an index that is remade
 meanwhile changes nothing. Pieces are read by offset and not from memory maps: a file that somebody truncates under a
 map would kill the coordinator, and a piece from the page cache costs the same.
 """
@@ -38,9 +38,9 @@ _SUFFIX = re.compile(r"\.[A-Za-z0-9_]{1,16}")
 def bundle_files(job: JobFile) -> Iterator[tuple[str, Path]]:
     """Yield the files of a job's bundle by their names there: job file, code, named files, then indexes.
 
-    Of an index its cached plans are part. Graphs that trainers send come later. The smallest come first, so that a host
-    with an index of its own gets the rest of a bundle that is too large. Code belongs to it only with keys: nobody else
-    may fetch it.
+    Cached plans are part of an index. Graphs that trainers send come later. The smallest files come first, so that a
+    host with an index of its own gets the rest of a bundle that is too large. Code is included only if there are keys:
+    without them anybody could fetch it.
     """
     yield JOB_FILE, job.path
     if job.keys is not None:
@@ -56,7 +56,7 @@ def bundle_files(job: JobFile) -> Iterator[tuple[str, Path]]:
 
 
 def bundle_nbytes(job: JobFile) -> int | None:
-    """Return how much a joining host fetches; None if it cannot be told yet, such as without the indexes."""
+    """Return how much a joining host fetches; None if it is not known yet, such as before indexing."""
     try:
         return sum(path.stat().st_size for _, path in bundle_files(job))
     except (StokerError, OSError):
@@ -64,14 +64,14 @@ def bundle_nbytes(job: JobFile) -> int | None:
 
 
 def _code(job: JobFile) -> Iterator[tuple[str, Path]]:
-    """Yield the modules of the user's own that lie in the job's folder."""
+    """Yield the user's own modules in the job's folder."""
     for place, file in own_files(job.modules(), job.base).items():
         if is_safe_name(name := f"{CODE}/{place}"):
             yield name, file
 
 
 def _named(job: JobFile) -> dict[str, str]:
-    """Return the files that transforms name, as the job file writes them, by their names in the bundle."""
+    """Return the paths of files that transforms name, as in the job file, by their names in the bundle."""
     found: dict[str, None] = {}
     for _, recipe in job.recipes.readable():
         found.update(dict.fromkeys(named_files(recipe.settings.transforms, recipe.tables, recipe.where)))
@@ -81,12 +81,12 @@ def _named(job: JobFile) -> dict[str, str]:
 
 
 def _fetched_streams(job: JobFile) -> Iterator[str]:
-    """Yield the streams whose index is fetched: all but those whose graph a trainer sends."""
+    """Yield the streams whose index is part of the bundle: all but those whose graph a trainer sends."""
     yield from (name for name, _ in job.recipes.readable() if name not in job.accepting)
 
 
 def _graph(job: JobFile, name: str) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a stream whose graph a trainer has sent."""
+    """Yield the files of a stream's graph that a trainer has sent."""
     yield f"{GRAPHS}/{name}/graph", job.graph_path(name)
     folder = job.index_folder(name)
     for file in _index_files(folder):
@@ -108,7 +108,7 @@ def _name_of(job: JobFile, file: Path) -> str:
 
 
 class Bundle:
-    """A job's files, summed and open."""
+    """A job's files, hashed and open, with their manifest."""
 
     def __init__(self, job: JobFile) -> None:
         self._job = job
@@ -129,14 +129,14 @@ class Bundle:
         )
 
     def add_graph(self, name: str) -> None:
-        """Take in a graph that runs now; all other files stay as they were summed."""
+        """Add a graph that runs now; all other files stay as they were hashed."""
         files = self.manifest.files
         graph = [self._open(name, path) for name, path in _graph(self._job, name)]
         first = next((at for at, file in enumerate(files) if file.name.startswith(f"{INDEX}/")), len(files))
         self.manifest = dataclasses.replace(self.manifest, files=(*files[:first], *graph, *files[first:]))
 
     def _open(self, name: str, path: Path) -> BundleFile:
-        if name in self._descriptors:  # of a try that failed
+        if name in self._descriptors:  # left by a try that failed
             os.close(self._descriptors.pop(name))
         descriptor = self._descriptors[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         whole, pieces, nbytes = hashlib.sha256(), bytearray(), 0
@@ -147,11 +147,14 @@ class Bundle:
         return BundleFile(name, nbytes, whole.digest(), bytes(pieces))
 
     def piece(self, offset: int) -> bytes | None:
-        """Return the piece that begins at an offset; None if nothing is given from there."""
+        """Return the piece that begins at an offset; None if there is none to send."""
         return self.piece_of(self.manifest, offset)
 
     def piece_of(self, manifest: Manifest, offset: int) -> bytes | None:
-        """Return the piece that begins at an offset of the bundle with this manifest."""
+        """Return the piece that begins at an offset of the bundle with this manifest; None if there is none to send.
+
+        That is so beyond the end, beyond the job's size limit, and in a file that has become shorter.
+        """
         place = manifest.place_of(offset)
         if place is None:
             return None
@@ -170,9 +173,10 @@ class Bundle:
 
 
 class BundleKeeper:
-    """A coordinator's bundle; it is summed when a host asks first, by a thread, which calls `wake` when it is done.
+    """A coordinator's bundle, hashed by a thread when the first host asks.
 
-    So are graphs that come later. Until they are summed the bundle is given as it was.
+    The thread calls `wake` when it is done. Graphs that come later are hashed in the same way; until then the bundle is
+    served as it was.
     """
 
     def __init__(self, job: JobFile, wake: Callable[[], None], graphs: Iterable[str] = ()) -> None:
@@ -180,38 +184,42 @@ class BundleKeeper:
         self._wake = wake
         self._thread: threading.Thread | None = None
         self._bundle: Bundle | None = None
-        #: Streams whose graphs run and are not summed yet.
+        #: Streams whose graphs run but are not hashed yet.
         self._graphs = deque(graphs)
         self._log = Log("coordinator")
 
     @property
     def is_ready(self) -> bool:
-        """Whether pieces can be given; asking begins the work."""
+        """Return whether pieces can be sent; asking starts the work."""
+        # Taken before the work begins, so that the first to ask always hears no, however fast the thread is.
         is_ready = self._bundle is not None
         self._begin()
         return is_ready
 
     def add_graph(self, name: str) -> None:
-        """Take in the graph of this stream, which runs from now on."""
+        """Add the graph of this stream, which runs from now on."""
         self._graphs.append(name)
         if self._bundle is not None:
             self._begin()
 
     def _begin(self) -> None:
-        """Let a thread do what is to be done, unless it does so already."""
+        """Start a thread if there is work to do and none does it."""
         is_done = self._bundle is not None and not self._graphs
         if not is_done and (self._thread is None or not self._thread.is_alive()):
             self._thread = threading.Thread(target=self._make, name="bundle", daemon=True)
             self._thread.start()
 
     def is_end(self, wanted: m.BundleWanted) -> bool:
-        """Whether a host has all of this bundle, and waits for another one, which is made if that is due."""
+        """Return whether a host has all of this bundle and waits for the next, which is made if that is due."""
         self._begin()
         manifest = self._bundle.manifest if self._bundle is not None else None
         return manifest is not None and (wanted.digest, wanted.offset) == (manifest.digest, manifest.end)
 
     def answer(self, wanted: m.BundleWanted) -> m.BundlePiece | None:
-        """Return the piece that a host asks for; None if it is not given."""
+        """Return the piece that a host asks for; None if there is none to send.
+
+        A host that has another bundle's digest gets the beginning of this one.
+        """
         if self._bundle is None:
             return None
         manifest = self._bundle.manifest
@@ -237,7 +245,7 @@ class BundleKeeper:
         self._wake()
 
     def close(self) -> None:
-        """Close the files, if nobody reads them."""
+        """Close the files, unless the thread still reads them."""
         if self._bundle is not None and not (self._thread is not None and self._thread.is_alive()):
             self._bundle.close()
             self._bundle = None

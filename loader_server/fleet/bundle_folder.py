@@ -1,9 +1,9 @@
-"""Where a joining host keeps bundles: a folder for each, whole or not there, fetched by one process at a time.
+"""A joining host's copy of a bundle: a folder for each, whole or not there, fetched by one process at a time.
 
-Rules: a bundle is written into a draft of its own, where a later process goes on after a cut, and renamed when each
-file has the SHA-256 of the manifest. Its name is the digest of what is kept of the manifest, so a change of files that
-this host does not take changes nothing here. Nothing is written through a link. Of two processes with one state folder,
-on one host or on two that share it, one fetches, and the other waits for its lock.
+Rules: a bundle is written into a draft, where a later process resumes after a cut, and renamed when each file has the
+SHA-256 of the manifest. Its name is the digest of the manifest without skipped files, so a change of files that this
+host does not take changes nothing here. Nothing is written through a link. Of two processes with one state folder, on
+one host or on two that share it, one fetches, and the other waits for its lock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LOOK_S = 0.2
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a state folder's bundles; wait for whoever holds it, however long it fetches."""
+    """Hold the lock of a state folder's bundles; wait for its holder, however long that one fetches."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = open_own(folder / "lock", os.O_RDWR | os.O_CREAT)
     try:
@@ -60,7 +60,7 @@ def _wait_for_lock(descriptor: int, folder: Path) -> None:
 
 
 class BundleFolder:
-    """One bundle below the folder of bundles, without the files that are `skipped`; used under the folder's lock."""
+    """One bundle below the folder of bundles, without the `skipped` files; used under the folder's lock."""
 
     def __init__(self, bundles: Path, manifest: Manifest, skipped: frozenset[str] = frozenset()) -> None:
         kept = manifest.without(skipped)
@@ -71,19 +71,20 @@ class BundleFolder:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is there."""
+        """Return whether the bundle is complete."""
         return self.path.is_dir()
 
     def begin(self) -> dict[str, int]:
-        """Make the draft, or take up the one that is there; return each file's first piece that is lacking."""
+        """Create the draft or resume it; return the number of each file's first missing piece."""
         if self._draft.is_symlink():
             raise _in_the_way(self._draft)
         self._draft.mkdir(mode=0o700, exist_ok=True)
+        # Makes the draft one of the newest bundles, which `remove_old_bundles` keeps.
         os.utime(self._draft)
         return {file.name: self._checked_pieces(file) for file in self._files}
 
     def _checked_pieces(self, file: BundleFile) -> int:
-        """Return how many pieces of a file are here and right; what follows them is cut off."""
+        """Return how many pieces of a file are here and correct; truncate the file after them."""
         with self._opened(file) as descriptor:
             number = 0
             while number < file.count and file.has_piece(number, _read(descriptor, file, number)):
@@ -94,6 +95,7 @@ class BundleFolder:
     @contextlib.contextmanager
     def _opened(self, file: BundleFile) -> Iterator[int]:
         path = self._draft / file.name
+        # O_NOFOLLOW guards only the last part of a path, so the folders above are checked one by one.
         for folder in reversed(path.relative_to(self._draft).parents[:-1]):
             if (self._draft / folder).is_symlink():
                 raise _in_the_way(self._draft / folder)
@@ -110,18 +112,22 @@ class BundleFolder:
             os.close(descriptor)
 
     def write(self, piece: FilePiece) -> None:
-        """Write a piece that was checked."""
+        """Write a piece whose checksum was checked."""
         with self._opened(piece.file) as descriptor:
             os.pwrite(descriptor, piece.content, piece.start)
 
     def finish(self) -> None:
-        """Check each file as a whole, sync it, and give the bundle its name."""
+        """Check and sync each file, and rename the draft to the bundle.
+
+        Raises DataError if a file differs from the manifest; the draft is removed then.
+        """
         for file in self._files:
             self._check(file)
+        # Every file is synced by now, so a bundle that has its name is whole, even after a power cut.
         self._draft.replace(self.path)
 
     def note_use(self) -> None:
-        """Make it the newest, which is removed last."""
+        """Make it the newest bundle, which is removed last."""
         os.utime(self.path)
 
     def _check(self, file: BundleFile) -> None:

@@ -1,8 +1,9 @@
-"""What a joining host asks for next, and whether what came is what it asked for.
+"""The download of a bundle: the next request, and checks of what comes.
 
-Rules: pure; the manifest first, then file after file, one piece at a time. Nothing is accepted whose SHA-256 is not in
-the manifest, and no manifest that is not what the digest names. If the coordinator has another bundle now, fetching
-begins anew with that one. Pieces that are wrong again and again are an error: a file there was changed in place.
+Rules: pure; the manifest first, then file after file, one piece at a time. No content is accepted unless its SHA-256 is
+in the manifest, and no manifest unless the bundle's digest is its SHA-256. If the coordinator has another bundle now,
+the download starts again with that one. Pieces that are wrong again and again are an error: a file there was changed in
+place.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Fetching", "FilePiece"]
 
-#: So many wrong pieces of one bundle are not a mishap any more.
+#: This many wrong pieces of one bundle are no accident.
 _MOST_WRONG = 3
 
 
 @dataclass(frozen=True, slots=True)
 class FilePiece:
-    """Bytes that were checked, and where they belong."""
+    """Checked bytes, and the file and piece number that they belong to."""
 
     file: BundleFile
     number: int
@@ -35,26 +36,26 @@ class FilePiece:
 
     @property
     def start(self) -> int:
-        """Where they begin in the file."""
+        """Return the offset in the file at which they begin."""
         return self.number * BUNDLE_PIECE_BYTES
 
 
 class Fetching:
-    """One bundle on its way: ask for `wanted()`, hand what comes to `take`, and say what is there already by `need`."""
+    """The download of one bundle: send `wanted()`, hand what comes to `take`, and name the missing pieces by `need`."""
 
     def __init__(self) -> None:
-        #: What the bundle consists of, once its manifest is here.
+        #: The bundle's manifest, once it is here.
         self.manifest: Manifest | None = None
         self._digest = ""
         self._begun = b""
         self._manifest_nbytes = 0
         self._left: deque[tuple[BundleFile, int]] = deque()
         self._wrong = 0
-        #: How many bytes are still to come, of files.
+        #: Bytes of files that are still to come.
         self.left_nbytes = 0
 
     def wanted(self) -> m.BundleWanted | None:
-        """Return what to ask for; None if all is here, or if `need` was not called yet."""
+        """Return the next request; None if everything is here, or if `need` was not called yet."""
         if self.manifest is None:
             return m.BundleWanted(digest=self._digest, offset=len(self._begun))
         if not self._left:
@@ -63,19 +64,22 @@ class Fetching:
         return m.BundleWanted(digest=self._digest, offset=self._offset(file) + number * BUNDLE_PIECE_BYTES)
 
     def wanted_after(self) -> m.BundleWanted:
-        """Return the request that is answered once there is another bundle; the manifest of this one has come."""
+        """Return the request that is answered once there is another bundle; needs this one's manifest."""
         assert self.manifest is not None
         return m.BundleWanted(digest=self._digest, offset=self.manifest.end)
 
     def need(self, pieces: Mapping[str, int]) -> None:
-        """Fetch these files, each from this piece on; to be called when the manifest has come."""
+        """Fetch these files, each from this piece on; to be called once the manifest is here."""
         assert self.manifest is not None
         needed = [(file, pieces[file.name]) for file in self.manifest.files if file.name in pieces]
         self._left = deque((file, number) for file, first in needed for number in range(first, file.count))
         self.left_nbytes = sum(file.piece_nbytes(number) for file, number in self._left)
 
     def take(self, piece: m.BundlePiece) -> FilePiece | None:
-        """Take in what came; return the bytes of a file if that is what it brings."""
+        """Take in an answer; return the checked bytes of a file if it brings the ones that are due.
+
+        Raises DataError after too many pieces with a wrong checksum.
+        """
         if piece.digest != self._digest or (self.manifest is None and piece.manifest_nbytes != self._manifest_nbytes):
             self._begin_anew(piece)
         if self.manifest is None:

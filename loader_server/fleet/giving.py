@@ -1,8 +1,8 @@
-"""Who is given a piece of the bundle next, so that fetching hosts never keep a coordinator from its work.
+"""The order in which joining hosts get pieces of the bundle, so that they never keep a coordinator from its work.
 
-Rules: pure. One request a host: a later one takes the earlier one's place. Hosts are served in the order in which they
-asked. Pieces that libzmq has not got rid of yet are bounded, for each host and for all together; `unread` says how many
-bytes of them there are. Nothing is given but what `take_due` returns, which the coordinator asks last in its turn.
+Rules: pure. A host has one request; a later one replaces it. Hosts are served in the order of their requests. Pieces
+that libzmq has not sent yet are bounded, for each host and for all together; `unread` returns how many bytes of them a
+host has. Nothing is sent but what `take_due` returns, which the coordinator calls last in its turn.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_UNREAD_BYTES", "Giving"]
 
-#: Bytes of pieces that may wait for hosts to read them.
+#: Limit of bytes of pieces that wait for hosts to read them.
 MOST_UNREAD_BYTES = 16 * 2**20
 
-#: A host asks for the next piece once it has read the last one, of which libzmq may tell us a moment later.
+#: Limit for one host: it asks for the next piece once it has read the last one, which libzmq may report a moment later.
 _MOST_OF_A_HOST = 2 * BUNDLE_PIECE_BYTES
 
-#: Pieces a turn: encoding one takes some 0.2 ms, so control messages wait for two milliseconds at most.
+#: Limit of pieces in a turn: encoding one takes some 0.2 ms, so control messages wait for two milliseconds at most.
 _PIECES_A_TURN = 8
 
-#: Hosts that may wait; others ask again.
+#: Limit of hosts that wait; others ask again.
 _MOST_HOSTS = 4096
 
 
 class Giving:
-    """The requests that wait for their turn."""
+    """Queue of requests for pieces of the bundle."""
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, m.BundleWanted] = {}
@@ -41,7 +41,7 @@ class Giving:
         return bool(self._waiting)
 
     def ask(self, peer: bytes, wanted: m.BundleWanted) -> bool:
-        """Note a request; return whether it brings anything nearer, which a repeated one does not."""
+        """Add or replace a host's request; return whether that is progress, which a repeated request is not."""
         is_new = peer not in self._waiting
         if is_new and len(self._waiting) >= _MOST_HOSTS:
             return False
@@ -49,7 +49,7 @@ class Giving:
         return is_new
 
     def take_due(self, unread: Callable[[bytes], int], total: int) -> list[tuple[bytes, m.BundleWanted]]:
-        """Take the requests to be answered now, oldest first; `total` is what all hosts have not read."""
+        """Remove and return the requests to be answered now, oldest first; `total` is what all hosts have not read."""
         due: list[tuple[bytes, m.BundleWanted]] = []
         for peer in list(self._waiting):
             if len(due) == _PIECES_A_TURN or total + BUNDLE_PIECE_BYTES > MOST_UNREAD_BYTES:

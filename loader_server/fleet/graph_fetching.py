@@ -1,4 +1,4 @@
-"""What a worker asks for next that lacks graphs which trainers sent, and which of them have come.
+"""Fetching of graphs that trainers sent, for a worker that lacks them.
 
 Rules: pure. Of the coordinator's bundle only the files of these streams are fetched, one piece at a time and into
 memory, as a graph is bounded. While the bundle lacks them, the next one is waited for.
@@ -20,7 +20,7 @@ __all__ = ["FetchedGraph", "GraphFetching"]
 
 
 class FetchedGraph:
-    """A graph, and the files of its index by their names there."""
+    """A graph and the files of its index, by their names there."""
 
     def __init__(self, stream: str, files: Mapping[str, bytes | bytearray]) -> None:
         self.stream = stream
@@ -30,25 +30,25 @@ class FetchedGraph:
 
 
 class GraphFetching:
-    """The graphs of streams on their way: ask for `wanted()`, hand what comes to `take`."""
+    """The download of graphs: send `wanted()` to the coordinator, and hand what comes to `take`."""
 
     def __init__(self) -> None:
         self._fetching = Fetching()
-        #: What has come of the files that are fetched now, and of which streams they are.
+        #: The content so far of the files that are being fetched, and the streams that they belong to.
         self._files: dict[str, bytearray] = {}
         self._streams: list[str] = []
 
     @property
     def waits(self) -> bool:
-        """Whether there is nothing to fetch in this bundle, so that the next one is waited for."""
+        """Return whether this bundle has nothing to fetch, so that the next one is waited for."""
         return self._fetching.manifest is not None and self._fetching.wanted() is None
 
     def wanted(self) -> m.BundleWanted:
-        """Return what to ask for next."""
+        """Return the next request."""
         return self._fetching.wanted() or self._fetching.wanted_after()
 
     def need(self, streams: Collection[str]) -> None:
-        """Fetch the graphs of these streams if the bundle has them, unless others are on their way."""
+        """Fetch the graphs of these streams that the bundle has; do nothing while others are being fetched."""
         manifest = self._fetching.manifest
         if manifest is None or not self.waits:
             return
@@ -59,7 +59,7 @@ class GraphFetching:
         self._fetching.need(dict.fromkeys(self._files, 0))
 
     def take(self, piece: m.BundlePiece) -> list[FetchedGraph]:
-        """Take in what came; return the graphs that were wanted, once all of them are here."""
+        """Take in a piece; return the graphs that were wanted once all of them are complete, otherwise nothing."""
         before = self._fetching.manifest
         part = self._fetching.take(piece)
         if self._fetching.manifest is not before:

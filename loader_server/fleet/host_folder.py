@@ -1,8 +1,8 @@
 """The folder of one `run ENDPOINT` below a state folder: `hosts/<host>/<job>`, or `hosts/<host>~2/<job>` and so on.
 
-Rules: one process writes there, which holds the lock of the file `in-use` as long as it lives; the file's content tells
-this host's workers from those of any other, whatever hosts are called. Folders are chosen under the lock of the
-bundles, so nobody else looks at the locks meanwhile.
+Rules: only one process writes there; it holds the lock of the file `in-use` as long as it lives. The file's content
+distinguishes this host's workers from those of any other, whatever hosts are called. Folders are chosen under the lock
+of the bundles, so nobody else checks the locks meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TAG = re.compile(r"[0-9a-f]{6}")
 
 
 class HostFolder:
-    """A folder of this process alone until `close`."""
+    """A folder that this process has for itself until `close`."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -42,12 +42,12 @@ class HostFolder:
 
     @property
     def job_file(self) -> Path:
-        """The job file that was fetched."""
+        """Return the path of the fetched job file."""
         return self.path / JOB_FILE
 
     @staticmethod
     def take(hosts: Path, job: str) -> HostFolder:
-        """Return the first folder of this host that no living process has."""
+        """Lock and return the first folder of this host that no living process has."""
         for number in itertools.count(1):
             host = os.uname().nodename if number == 1 else f"{os.uname().nodename}~{number}"
             folder = hosts / host / job
@@ -65,7 +65,7 @@ class HostFolder:
         raise AssertionError
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Release the folder for another process."""
         os.close(self._descriptor)
 
     def __enter__(self) -> Self:
@@ -76,7 +76,10 @@ class HostFolder:
 
 
 def lock(descriptor: int, folder: Path) -> None:
-    """Lock an open file; BlockingIOError if another process has it, MachineError if the file system has no locks."""
+    """Lock an open file.
+
+    Raises BlockingIOError if another process has it, MachineError if the file system has no locks.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -94,6 +97,7 @@ def _read_tag(descriptor: int) -> str:
     known = os.pread(descriptor, 64, 0).decode("ascii", "replace")
     if _TAG.fullmatch(known):
         return known
+    # Drawn once a folder, since hosts may have equal names and one host may join a job twice.
     tag = secrets.token_hex(3)
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, tag.encode(), 0)
@@ -101,7 +105,7 @@ def _read_tag(descriptor: int) -> str:
 
 
 def bundles_in_use(hosts: Path) -> set[str] | None:
-    """Return the names of the bundles of all folders that a process has; None if one of them cannot be read."""
+    """Return the names of the bundles of all folders in use; None if one of them cannot be read."""
     found: set[str] = set()
     for path in hosts.glob(f"*/*/{_IN_USE}"):
         if not _is_held(path):

@@ -1,8 +1,8 @@
-"""A host joins a job: it fetches the bundle from the coordinator, unless it is here, and makes a job folder of it.
+"""Joining a job by its endpoint: a host fetches the coordinator's bundle, unless it is here, and makes a job folder.
 
-Rules: one piece is asked for at a time, and asked for again if nothing comes. Nobody is waited for without end: a
-coordinator that says nothing for a minute is an error; so is a file that names none for so long. A coordinator that is
-named by a file is followed to where it is next. What was fetched before a cut is kept, and used by the next try.
+Rules: one piece is asked for at a time, and asked for again if nothing comes. No wait is endless: a coordinator that is
+silent for a minute is an error, and so is an endpoint file that names none for that long. If the endpoint is a file,
+the coordinator is followed to its next address. What was fetched before a cut is kept, and used by the next try.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ __all__ = ["JoinSettings", "fetch", "join"]
 
 #: How long to wait for an answer before asking again: at first, and once answers have come.
 _FIRST_S, _AGAIN_S = 1.0, 5.0
-#: How often to look whether the connection is up.
+#: Interval of checks whether the connection is up.
 _LOOK_S = 0.05
-#: How often to see whether the file that names the coordinator says another address.
+#: Interval of checks whether the endpoint file names another address.
 _FOLLOW_S = 0.25
-#: A coordinator that says nothing for so long is not there; how long to wait for it in silence.
+#: A coordinator that is silent for this long counts as lost; and when to log that we wait for it.
 _LOST_S = 60.0
 _SAYS_SO_AFTER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinSettings:
-    """What a host says of itself when it joins; `data` stands for the job's folder, `index` for its state folder."""
+    """Settings of a host that joins; `data` stands for the job's folder, `index` for its state folder."""
 
     #: The coordinator's endpoint, or its file (`file:///…`).
     endpoint: str
@@ -67,49 +67,51 @@ class JoinSettings:
     keys: Path | None = None
     data: Path | None = None
     index: Path | None = None
-    #: Whether a job may be joined without keys that is not served on this host.
+    #: Whether a job on another host may be joined without keys.
     insecure: bool = False
-    #: Whether to fetch modules of the user's own, and import them.
+    #: Whether to fetch the user's own modules, and import them.
     accepts_code: bool = False
 
     @property
     def bundles(self) -> Path:
-        """Where bundles are kept."""
+        """Return the folder of bundles."""
         return self.state.resolve() / "bundles"
 
     @property
     def hosts(self) -> Path:
-        """Where hosts have folders of their own."""
+        """Return the folder with the hosts' own folders."""
         return self.state.resolve() / "hosts"
 
     def options(self) -> tuple[str, ...]:
-        """Return the options of a command that say the same."""
+        """Return the command-line options with the same meaning."""
         folders = {"--state": self.state, "--keys": self.keys, "--data": self.data, "--index": self.index}
         given = ((name, str(folder.resolve())) for name, folder in folders.items() if folder is not None)
         return (*(word for option in given for word in option), *(["--accept-code"] if self.accepts_code else []))
 
     def follow(self) -> FollowedEndpoint:
-        """Return where the coordinator is; raise a SettingsError if it is known already that it may not be joined."""
+        """Return the coordinator's address, followed if it is in a file.
+
+        Raises SettingsError if the endpoint is malformed, or if it is known already that it may not be joined.
+        """
         check_coordinator(self.endpoint, where="loader-server run")
         followed = FollowedEndpoint(self.endpoint, encrypted=self.keys is not None)
         self.refuse_open(followed.address)
         return followed
 
     def refuse_open(self, address: str) -> None:
-        """Raise a SettingsError if the coordinator is beyond this host, and there are no keys."""
+        """Raise SettingsError if the coordinator is on another host, and there are no keys."""
         if address:
             encrypted = self.keys is not None
             check_endpoint(address, where=f"joining {self.endpoint}", encrypted=encrypted, insecure=self.insecure)
 
 
 def join(settings: JoinSettings) -> HostFolder:
-    """Fetch what is lacking, and return a folder with the job as this host serves it, which nobody else has.
+    """Fetch what is missing, and return a folder with the job as this host serves it, for this process alone.
 
     Raises:
         LostError: No coordinator answers there.
         RefusedError: This host's key lacks the role `worker`.
         DataError: The bundle is too large, damaged, or does not fit this host's own index.
-
     """
     with _whole_bundle(settings) as (manifest, bundle):
         host = HostFolder.take(settings.hosts, manifest.job)
@@ -122,7 +124,11 @@ def join(settings: JoinSettings) -> HostFolder:
 
 
 def fetch(settings: JoinSettings, into: Path | None = None) -> None:
-    """Fetch what is lacking; for the process that has a host's folder, bring that up to date. Raises as `join` does."""
+    """Fetch what is missing; if `into` is a host's folder, bring it up to date as well.
+
+    To be called by the process that has that folder, or on its behalf. Raises as `join` does, and DataError if another
+    job is served there now.
+    """
     with _whole_bundle(settings) as (manifest, bundle):
         if into is None:
             return
@@ -139,11 +145,11 @@ def fetch(settings: JoinSettings, into: Path | None = None) -> None:
 
 @contextlib.contextmanager
 def _whole_bundle(settings: JoinSettings) -> Iterator[tuple[Manifest, BundleFolder]]:
-    """Hold the lock of the bundles, with the coordinator's bundle among them; remove old ones at the end."""
+    """Hold the lock of the bundles with the coordinator's bundle complete; remove old bundles at the end."""
     refuse_closed(settings.state.resolve(), where="--state")
     with _FetchConnection(settings) as connection, contextlib.ExitStack() as held:
         fetching = Fetching()
-        _learn_manifest(connection, fetching)  # before the lock, so that nobody waits for who waits for a coordinator
+        _learn_manifest(connection, fetching)  # before the lock, not to hold it while waiting
         held.enter_context(locked(settings.bundles))
         manifest, bundle = _fetched(connection, fetching, settings)
         bundle.note_use()
@@ -152,7 +158,7 @@ def _whole_bundle(settings: JoinSettings) -> Iterator[tuple[Manifest, BundleFold
 
 
 def _settle(folder: Path, tag: str, settings: JoinSettings, manifest: Manifest, bundle: BundleFolder) -> None:
-    """Write the job file of a host's folder, and what this host says in place of it."""
+    """Write the job file of a host's folder, and beside it this host's own settings."""
     index = settings.index.resolve() if settings.index is not None else bundle.path / INDEX
     joined = JoinedFolder(
         endpoint=settings.endpoint,
@@ -166,6 +172,7 @@ def _settle(folder: Path, tag: str, settings: JoinSettings, manifest: Manifest, 
         again=(*settings.options(), "--into", str(folder)),
         named={said: str(bundle.path / name) for said, name in manifest.named.items()},
     )
+    # The settings before the job file: a job file without them would pass for this host's own.
     joined.write(folder / JOB_FILE)
     with replacing(folder / JOB_FILE) as file:
         file.write((bundle.path / JOB_FILE).read_bytes())
@@ -178,7 +185,7 @@ def _learn_manifest(connection: _FetchConnection, fetching: Fetching) -> Manifes
 
 
 def _fetched(connection: _FetchConnection, fetching: Fetching, settings: JoinSettings) -> tuple[Manifest, BundleFolder]:
-    """Return the manifest, and the bundle's folder, which is whole."""
+    """Return the manifest and the folder of the complete bundle."""
     while True:
         manifest = _learn_manifest(connection, fetching)
         skipped = _own_index(manifest, settings.index) | _not_taken(manifest, settings)
@@ -190,7 +197,7 @@ def _fetched(connection: _FetchConnection, fetching: Fetching, settings: JoinSet
 
 
 def _fetch_files(connection: _FetchConnection, fetching: Fetching, folder: BundleFolder) -> bool:
-    """Fetch all files that are lacking; return False if the coordinator has another bundle now."""
+    """Fetch all files that are missing; return False if the coordinator has another bundle now."""
     manifest = fetching.manifest
     fetching.need(folder.begin())
     log = Log("join", endpoint=connection.endpoint)
@@ -208,13 +215,16 @@ def _fetch_files(connection: _FetchConnection, fetching: Fetching, folder: Bundl
 
 
 def _not_taken(manifest: Manifest, settings: JoinSettings) -> frozenset[str]:
-    """Return the files that belong to graphs, which workers fetch themselves, and code that nobody said to accept."""
+    """Return the files to skip: graphs, which workers fetch themselves, and code unless it is accepted."""
     code = frozenset[str]() if settings.accepts_code else manifest.names_below(CODE)
     return manifest.names_below(GRAPHS) | code
 
 
 def _own_index(manifest: Manifest, index: Path | None) -> frozenset[str]:
-    """Return the files that need not be fetched, because this host has an index of its own that is equal."""
+    """Return the index files if this host has an equal index of its own, nothing if it has none.
+
+    Raises DataError if its own index differs.
+    """
     if index is None:
         return frozenset()
     for name, fingerprint in manifest.indexes.items():
@@ -257,7 +267,7 @@ def _no_endpoint(got: str) -> SettingsError:
 
 
 class _FetchConnection:
-    """The way to the coordinator: one request, one answer."""
+    """The connection to the coordinator: one request, one answer."""
 
     def __init__(self, settings: JoinSettings) -> None:
         self.endpoint = settings.endpoint
@@ -265,9 +275,9 @@ class _FetchConnection:
         self._log = Log("join", endpoint=settings.endpoint)
         self._followed = settings.follow()
         self._keys = ClientKeys.read(settings.keys, "worker", to="coordinator") if settings.keys is not None else None
-        #: The address that we are connected to; empty as long as none is known.
+        #: The address that we are connected to; empty while none is known.
         self._connected = ""
-        #: When the coordinator was heard last, or else asked first.
+        #: When the coordinator was last heard or, before that, first asked.
         self._heard_s = time.monotonic()
         self._has_answered = self._has_said_so = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -288,7 +298,10 @@ class _FetchConnection:
         return dealer
 
     def ask(self, fetching: Fetching) -> FilePiece | None:
-        """Ask for what is wanted next; return the bytes of a file if they came, and None if something else did."""
+        """Send the next request until it is answered; return the bytes of a file, or None for anything else.
+
+        Raises LostError if the coordinator is silent for too long, or the error with which it refuses.
+        """
         wanted = fetching.wanted()
         assert wanted is not None
         self._heard_s, due_s = time.monotonic(), 0.0
@@ -308,7 +321,7 @@ class _FetchConnection:
                         return fetching.take(piece)
 
     def _follow(self, now_s: float) -> bool:
-        """Connect to where the coordinator is now, if its file says another address; return whether it does."""
+        """Connect to the coordinator's new address if its file names another one; return whether it does."""
         quiet_s = now_s - self._heard_s if self._connected else math.inf
         if not self._followed.has_moved(self._connected, quiet_s, now_s):
             return False
@@ -317,7 +330,7 @@ class _FetchConnection:
         return True
 
     def _say_so(self, now_s: float) -> None:
-        """Say once, long before patience ends, what is waited for."""
+        """Log once, long before giving up, that we wait for the coordinator."""
         if now_s - self._heard_s > _SAYS_SO_AFTER_S and not self._has_said_so:
             self._has_said_so = True
             reason = self._followed.problem or "no answer"

@@ -1,7 +1,7 @@
 """The manifest of a bundle: which files a joining host needs, and the checksum of every piece of them.
 
 Rules: pure. A bundle's digest is the SHA-256 of its manifest, so equal digests mean equal bytes. A manifest that came
-from elsewhere is checked completely before anything is done with it: names lead nowhere but below one folder.
+from elsewhere is checked completely before it is used: no name leads out of the bundle's folder.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = ["CODE", "GRAPHS", "INDEX", "JOB_FILE", "BundleFile", "BundlePlace", "
 _FORMAT = 1
 _DIGEST_BYTES = 32
 
-#: What the job file is called in a bundle, and the folders of the indexes, of the user's own modules and of graphs that
-#: trainers sent.
+#: Names in a bundle: of the job file, and of the folders of indexes, the user's own modules, and graphs that trainers
+#: sent.
 JOB_FILE = "job.toml"
 INDEX = "index"
 CODE = "code"
@@ -46,20 +46,20 @@ def sha256(content: bytes | memoryview) -> bytes:
 
 
 def is_safe_name(name: str) -> bool:
-    """Return whether a file of this name lies below the bundle's folder, whatever else is there."""
+    """Return whether a file of this name is sure to lie below the bundle's folder."""
     parts = name.split("/")
     return len(parts) <= _MOST_PARTS and all(map(_is_safe_part, parts))
 
 
 def _is_safe_part(part: str) -> bool:
-    """Return whether it names something in a folder that is not hidden; columns have whatever names users gave."""
+    """Return whether it is a visible name within a folder; columns have whatever names users gave."""
     is_named = bool(part) and not part.startswith(".") and part.isprintable() and "\\" not in part
     return is_named and len(part.encode("utf-8", "replace")) <= _LONGEST_PART
 
 
 @dataclass(frozen=True, slots=True)
 class BundleFile:
-    """A file: its name in the bundle, its size, its SHA-256, and those of its pieces, one after the other."""
+    """A file: its name in the bundle, size, SHA-256, and the SHA-256 of each of its pieces, concatenated."""
 
     name: str
     nbytes: int
@@ -68,22 +68,22 @@ class BundleFile:
 
     @property
     def count(self) -> int:
-        """How many pieces it has."""
+        """Return how many pieces it has."""
         return -(-self.nbytes // BUNDLE_PIECE_BYTES)
 
     def piece_nbytes(self, number: int) -> int:
-        """Return how long a piece is."""
+        """Return the size of a piece."""
         return min(BUNDLE_PIECE_BYTES, self.nbytes - number * BUNDLE_PIECE_BYTES)
 
     def has_piece(self, number: int, content: bytes | memoryview) -> bool:
-        """Return whether these are the bytes of a piece."""
+        """Return whether these bytes have the checksum of a piece."""
         start = number * _DIGEST_BYTES
         return sha256(content) == self.pieces[start : start + _DIGEST_BYTES]
 
 
 @dataclass(frozen=True, slots=True)
 class BundlePlace:
-    """Where an offset lies: in which file, or the manifest (None), where there, and how many bytes one piece has."""
+    """The place of an offset: the file (None: the manifest), the offset there, and the size of a piece from there."""
 
     file: BundleFile | None
     start: int
@@ -92,7 +92,7 @@ class BundlePlace:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a bundle consists of; see the protocol for each field."""
+    """The content of a bundle; see the protocol for each field."""
 
     job: str
     folder: str
@@ -103,7 +103,7 @@ class Manifest:
 
     @cached_property
     def encoded(self) -> bytes:
-        """The manifest as it crosses."""
+        """Return the manifest as it is sent."""
         packed: bytes = msgpack.packb(
             {
                 "format": _FORMAT,
@@ -119,7 +119,7 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """The bundle's name."""
+        """Return the bundle's digest, which is its name."""
         return sha256(self.encoded).hex()
 
     def names_below(self, folder: str) -> frozenset[str]:
@@ -132,17 +132,17 @@ class Manifest:
 
     @property
     def nbytes(self) -> int:
-        """The size of all files."""
+        """Return the size of all files."""
         return self.offsets[-1] - len(self.encoded)
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Where each file begins, from the manifest's first byte on; and where the last one ends."""
+        """Return where each file begins, counted from the manifest's first byte, and where the last one ends."""
         return tuple(accumulate((file.nbytes for file in self.files), initial=len(self.encoded)))
 
     @property
     def end(self) -> int:
-        """The offset after the last byte."""
+        """Return the offset after the last byte."""
         return self.offsets[-1]
 
     def offset_of(self, file: BundleFile) -> int:
@@ -154,28 +154,28 @@ class Manifest:
         return {file.name: offset for file, offset in zip(self.files, self.offsets, strict=False)}
 
     def place_of(self, offset: int) -> BundlePlace | None:
-        """Return what lies at an offset; None beyond the end."""
+        """Return the place of an offset; None beyond the end."""
         own = len(self.encoded)
         if offset < own:
             return BundlePlace(None, offset, min(BUNDLE_PIECE_BYTES, own - offset))
         if offset >= self.offsets[-1]:
             return None
-        number = bisect_right(self.offsets, offset) - 1  # of empty files and the next one, the last that begins there
+        number = bisect_right(self.offsets, offset) - 1  # empty files begin where the next one does: take the last
         file, start = self.files[number], offset - self.offsets[number]
         return BundlePlace(file, start, min(BUNDLE_PIECE_BYTES, file.nbytes - start))
 
     @cached_property
     def refused(self) -> frozenset[str]:
-        """The files that the coordinator does not give, because the bundle is larger than the job allows."""
+        """Return the files that the coordinator does not send, because they lie beyond the job's size limit."""
         ends = zip(self.files, self.offsets[1:], strict=True)
         return frozenset(file.name for file, end in ends if end - len(self.encoded) > self.limit)
 
     @staticmethod
     def decode(content: bytes) -> Manifest:
-        """Read a manifest; a DataError for anything that is none."""
+        """Return the manifest in these bytes; raise DataError if they are none, or an unsafe one."""
         try:
             manifest = _read(msgpack.unpackb(content))
-        except Exception as error:  # bytes that are none raise many kinds of errors
+        except Exception as error:  # malformed bytes raise many kinds of errors
             raise DataError(
                 expected="the manifest of a bundle",
                 got=str(error) or type(error).__name__,
@@ -233,7 +233,7 @@ def _file(entry: Any) -> BundleFile:
 
 
 def refuse_clashes(names: Iterable[str]) -> None:
-    """Raise ValueError if two files have one name, or if one stands where another needs a folder."""
+    """Raise ValueError if two files have one name, or if a file stands where another needs a folder."""
     seen: set[str] = set()
     known = list(names)
     folders = {folder for name in known for folder in _folders_above(name)}

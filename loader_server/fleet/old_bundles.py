@@ -1,8 +1,8 @@
-"""Removes the bundles that a state folder does not need any more, after a fetch and under the lock of the bundles.
+"""Removal of bundles that a state folder does not need any more, after a fetch and under the lock of the bundles.
 
-Rules: the bundles of living processes stay, and so do the newest few others, whole or begun, for who joins again. A
-bundle loses its name before its first file, so what a kill leaves behind is never taken for one; the next fetch removes
-it. What cannot be removed is said, and hinders nobody.
+Rules: bundles of living processes stay, and so do the newest few others, whole or begun, for hosts that join again. A
+bundle is renamed before its first file is removed, so what a kill leaves behind is never taken for a bundle; the next
+fetch removes it. What cannot be removed is logged, and hinders nobody.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KEPT", "remove_old_bundles"]
 
-#: So many bundles stay that no living process has.
+#: Number of unused bundles that stay.
 KEPT = 3
 
 _BUNDLE = re.compile(r"[0-9a-f]{32}(\.draft)?")
@@ -29,7 +29,7 @@ _REMOVED = ".removed"
 
 
 def remove_old_bundles(bundles: Path, hosts: Path) -> None:
-    """Remove what is neither in use nor among the newest."""
+    """Remove bundles that are neither in use nor among the newest; log what cannot be removed."""
     try:
         for path in _removable(bundles, bundles_in_use(hosts)):
             _remove(path)
@@ -50,6 +50,7 @@ def _remove(path: Path) -> None:
 def _removable(bundles: Path, in_use: set[str] | None) -> Iterable[Path]:
     folders = [path for path in bundles.iterdir() if path.is_dir() and not path.is_symlink()]
     yield from (path for path in folders if path.name.endswith(_REMOVED))
+    # If a folder in use cannot be read, any bundle may be the one that it uses.
     if in_use is None:
         return
     unused = [path for path in folders if _BUNDLE.fullmatch(path.name) and path.name not in in_use]

@@ -1,1 +1,1 @@
-"""One machine's processes: their parent, how they start and end, and who comes in at their ports."""
+"""The processes of one machine: their parent, their start and end, and the connections to their ports."""

@@ -1,7 +1,7 @@
-"""A nursery as those see it who have children forked by it: how they ask, and what they know of the children.
+"""A nursery from the outside: how to ask it for children, and the children's handles.
 
 Rules: one request at a time, and its answer is waited for, but not for ever. An answer that comes too late is about a
-child that nobody wants any more, which is ended. What a nursery does stands in `nursery`.
+child that nobody wants any more, which is killed. The nursery's own side is in `nursery`.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_BYTES", "READY", "Asker", "Nursling", "OwnedNursery", "no_room"]
 
-#: The longest request or answer.
+#: Limit of a request or answer.
 MOST_BYTES = 2**16
 
-#: What a nursery says that was started as a program, once it can fork.
+#: First message of a nursery that was started as a program, once it can fork.
 READY = b"ready"
 
-#: A fork takes milliseconds; this is for a machine that is busy.
+#: Timeout of an answer: a fork takes milliseconds, more on a busy machine.
 _PATIENCE_S = 30.0
 
-#: How long a nursery may take to end once its owner has hung up; one that is stopped never would.
+#: How long a nursery may take to end once its owner has hung up; a stopped one never would.
 _END_S = 1.0
 
 
 def no_room(got: OSError | str, where: str = "this machine") -> MachineError:
-    """The system has no room for one more process of ours."""
+    """Return the error that the system has no room for another process of ours."""
     return MachineError(
         expected="a process to be forked",
         got=str(got),
@@ -46,24 +46,24 @@ def no_room(got: OSError | str, where: str = "this machine") -> MachineError:
 
 
 class Nursling:
-    """A child of the nursery, as its owner sees it; select it like a file to learn of its end.
+    """Handle of a child of the nursery; select it like a file to learn of its end.
 
-    The nursery tells how its children end. Once it has died nobody would tell, nor end a child that does not heed the
-    kernel's signal, so the owner kills the children that are left and waits until they are gone: only then are their
-    ports and locks free.
+    The nursery reports how its children end. Once it has died, nobody would report that, nor end a child that does not
+    heed the kernel's signal. So the owner kills the children that are left and waits until they are gone: only then are
+    their ports and locks free.
     """
 
     def __init__(self, pid: int, pidfd: int, end: int) -> None:
         self.pid = pid
-        #: Whether the nursery died before it told how this child ended.
+        #: Whether the nursery died before it reported how this child ended.
         self.is_orphan = False
-        #: Readable once it has ended, whoever tells so.
+        #: Readable once it has ended, even if the nursery is dead.
         self._pidfd = pidfd
         #: A pipe on which its exit code comes at the end.
         self._end = end
 
     def fileno(self) -> int:
-        """Readable once it has ended."""
+        """Return a descriptor that is readable once it has ended."""
         return self._pidfd if self.is_orphan else self._end
 
     def send_signal(self, number: int) -> None:
@@ -72,11 +72,14 @@ class Nursling:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def kill(self) -> None:
-        """End it by force."""
+        """Kill it."""
         self.send_signal(signal.SIGKILL)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Its exit code, negative for a signal; None if it has not ended in time. Once returned, it is forgotten."""
+        """Return its exit code, negative for a signal; None if it has not ended in time.
+
+        The handle must not be used after it has returned a code. If the nursery died, the child is killed.
+        """
         if not self.is_orphan:
             if not _is_readable(self._end, timeout_s):
                 return None
@@ -89,7 +92,7 @@ class Nursling:
         return -signal.SIGKILL if self.wait_gone(timeout_s) else None
 
     def wait_gone(self, timeout_s: float | None) -> bool:
-        """Return whether it has ended in time, even if the nursery does not tell how. Once it has, it is forgotten."""
+        """Return whether it has ended in time, even if the nursery does not report how; not to be used again then."""
         if not _is_readable(self._pidfd, timeout_s):
             return False
         self._forget()
@@ -101,27 +104,31 @@ class Nursling:
 
 
 def _is_readable(fd: int, timeout_s: float | None) -> bool:
-    """Wait until a descriptor is readable, for so long at most; whether it is."""
+    """Wait until a descriptor is readable, at most for this long; return whether it is."""
     poller = select.poll()  # `select` knows no descriptors above 1023
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(None if timeout_s is None else 1000 * timeout_s))
 
 
 class Asker:
-    """Has a nursery fork children; used in one thread."""
+    """Client of a nursery, which forks children on request; used in one thread."""
 
     def __init__(self, opened: socket.socket, pid: int) -> None:
         self._socket = opened
         opened.settimeout(_PATIENCE_S)
         #: The nursery's process id.
         self.pid = pid
-        #: A descriptor that is readable once no answer is worth waiting for; -1: there is none.
+        #: A descriptor that becomes readable once no answer is worth waiting for; -1 if there is none.
         self.interrupt_fd = -1
-        #: Whether an answer has not come in time: it is about a child that nobody wants any more.
+        #: Whether an answer is overdue: it is about a child that nobody wants any more.
         self.is_late = False
 
     def start(self, arguments: Sequence[str], *, keep: int) -> Nursling:
-        """Fork a child, which keeps this descriptor of ours."""
+        """Fork a child, which keeps this descriptor of ours, and return its handle.
+
+        Raises MachineError if there is no room for it or no answer in time, or NurseryEndedError if the nursery is
+        gone.
+        """
         try:
             reading, writing = os.pipe()
         except OSError as error:
@@ -142,6 +149,8 @@ class Asker:
         raise no_room(told.decode(), f"process {self.pid}")
 
     def _hear(self) -> tuple[bytes, list[int]]:
+        # Set before waiting: if that is given up or interrupted, the answer is still to come, and must not be taken for
+        # the answer to the next request.
         self.is_late = True
         self._wait_for_answer()
         told, fds, _flags, _sender = socket.recv_fds(self._socket, MOST_BYTES, 1)
@@ -162,7 +171,7 @@ class Asker:
             raise InterruptedError("this process is told to end")
 
     def forget_late(self) -> None:
-        """Take in the answer that came too late, or wait for it; its child is ended."""
+        """Receive an overdue answer, waiting for it, and kill its child."""
         if self.is_late:
             for fd in self._hear()[1]:
                 with contextlib.suppress(ProcessLookupError):
@@ -185,34 +194,38 @@ class OwnedNursery(Asker):
         self._code: int | None = None
 
     def fileno(self) -> int:
-        """Readable once it has ended."""
+        """Return a descriptor that is readable once it has ended."""
         return self._pidfd
 
     def socket_fileno(self) -> int:
-        """Readable once it has said something."""
+        """Return a descriptor that is readable once it has sent something."""
         return self._socket.fileno()
 
     def has_answered(self) -> bool:
-        """Whether something it has said is not taken in yet."""
+        """Return whether it has sent something that was not received yet."""
         return _is_readable(self._socket.fileno(), 0)
 
     def hear_ready(self) -> bool:
-        """Take in its first word; whether it is ready."""
+        """Receive its first message; return whether it is ready."""
         with contextlib.suppress(ConnectionError):
             return self._socket.recv(len(READY)) == READY
         return False
 
     def look(self) -> int | None:
-        """How it has ended, negative for a signal; None if it lives. Its socket and descriptor are closed then."""
+        """Return its exit code, negative for a signal; None while it lives.
+
+        Once it has ended, its socket and descriptor are closed.
+        """
         if self._code is None and _is_readable(self._pidfd, 0):
             self._reap()
         return self._code
 
     def close(self) -> None:
-        """End it; by force if it does not end in time."""
+        """End it, and kill it if it does not end in time."""
         if self._code is not None:
             return
-        # Before closing, because a child that a transform left behind holds a copy: the nursery would never be told.
+        # A child that a transform left behind may hold a copy of the socket, so closing ours would not tell the
+        # nursery; a shutdown does.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         if not _is_readable(self._pidfd, _END_S):
@@ -220,7 +233,7 @@ class OwnedNursery(Asker):
         self._reap()
 
     def kill(self) -> None:
-        """End it by force, without waiting for its end."""
+        """Kill it, without waiting for its end."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _reap(self) -> None:

@@ -1,9 +1,9 @@
-"""A process that is forked from the nursery, what it says on its pipe, and its restarts.
+"""A process that is forked from the nursery, its reports on a pipe, and its restarts.
 
-Rules: a child says once, in a line of JSON, that it is ready and where; a coordinator goes on to say what its job
-needs. It keeps its endpoint across restarts, so that trainers find it again; only if it can no longer start there does
-it try another port. A child that dies is started again after a pause, which grows while it keeps failing. One that
-ended with its nursery has not failed: it is started again where it was, as soon as there is another nursery.
+Rules: a child reports once, in a line of JSON, that it is ready and where; a coordinator goes on to report what its job
+needs. A child keeps its endpoint across restarts, so that trainers find it again; only if it can no longer start there
+does it try another port. A child that dies is restarted after a pause, which grows while it keeps failing. A child that
+ended because its nursery died has not failed: it is restarted at the same endpoint as soon as there is another nursery.
 """
 
 from __future__ import annotations
@@ -27,52 +27,55 @@ if TYPE_CHECKING:
 
 __all__ = ["Child"]
 
-#: How long the kernel may take to end a process that was killed.
+#: How long the kernel may take to end a killed process.
 _PATIENCE_S = 5.0
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 
-#: A child that lived this long is started again without a pause.
+#: A child that lived this long is restarted without a pause.
 _HEALTHY_S = 2.0
 
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """One process of ours; it is started by `start`, and looked after in turns."""
+    """One of our processes, its start, reports, end and restarts."""
 
     name: str
     command: Callable[[str], list[str]]
     listen: str = ""
-    #: Where else it may listen if it can no longer start there; empty: nowhere.
+    #: Another address to listen at if it can no longer start at the first one; empty if there is none.
     spare_listen: str = ""
     process: Nursling | None = None
     restarts: int = 0
-    #: Where it answers probes, once it is ready.
+    #: Address at which it answers probes, once it is ready.
     metrics: str = ""
     #: Whether it became ready, and has not died since.
     served: bool = False
-    #: The error that it printed, as the parts of a `StokerError`; empty if there was none.
+    #: The error that it reported, as the parts of a `StokerError`; empty if there was none.
     error: dict[str, str] = field(default_factory=dict)
-    #: Why it does not serve, as the log says already.
+    #: The problem that was logged last, so that it is not logged again.
     logged: str = ""
-    #: Whether the last one ended because its nursery had died.
+    #: Whether the last process ended because its nursery had died.
     is_orphan: bool = False
     #: Whether it was told to end.
     is_ending: bool = False
-    #: When it will be ended by force, if it still lives.
+    #: When to kill it if it still lives.
     kill_s: float = math.inf
-    #: When it is to be started again, if that is so.
+    #: When to restart it; infinity if it is not due.
     again_s: float = math.inf
     _started_s: float = 0.0
     _pause_s: float = _FIRST_PAUSE_S
-    #: What it says comes here; -1: nothing more will come.
+    #: The pipe that it reports on; -1 once nothing more will come.
     _pipe: int = -1
-    #: The beginning of a line.
+    #: The beginning of a line whose rest has not come yet.
     _begun: bytes = b""
 
     def start(self, nursery: Asker, within_s: float = math.inf) -> None:
-        """Start it; it is killed if it is not ready within this time. MachineError where the system has no room."""
+        """Start the process, to be killed if it is not ready within this time.
+
+        Raises MachineError if the system has no room for it.
+        """
         try:
             reading, writing = os.pipe()
         except OSError as error:
@@ -83,6 +86,7 @@ class Child:
             os.close(reading)
             raise
         finally:
+            # With our copy open the pipe would not end with the child.
             os.close(writing)
         self._pipe, self._begun, self.served, self.is_ending = reading, b"", False, False
         self.error = {}
@@ -90,27 +94,27 @@ class Child:
         self.kill_s = self._started_s + within_s
 
     def _said(self) -> list[str]:
-        """Names the error that it died of, so that it is not printed again."""
+        """Return an option that names the error it died of last, so that the same error is not printed again."""
         return ["--said", fingerprint(*self.error.values())] if self.error else []
 
     @property
     def pid(self) -> int:
-        """Its process id; 0 while it has none."""
+        """Return its process id; 0 while it has none."""
         return self.process.pid if self.process is not None else 0
 
     def descriptors(self) -> Iterator[int]:
-        """The descriptors to poll: readable once there is something to do."""
+        """Yield the descriptors to poll: one is readable once there is something to do."""
         if self._pipe >= 0:
             yield self._pipe
         if self.process is not None:
             yield self.process.fileno()
 
     def due_s(self) -> float:
-        """When there is something to do even if nothing is readable."""
+        """Return when there is something to do even if nothing is readable."""
         return self.kill_s if self.process is not None else self.again_s
 
     def hear(self) -> Iterator[dict[str, Any]]:
-        """What it has said since the last call."""
+        """Yield what it has reported since the last call; note readiness and errors."""
         while self._pipe >= 0 and _is_readable(self._pipe):
             came = os.read(self._pipe, 2**16)
             if not came:
@@ -126,13 +130,14 @@ class Child:
                 yield said
 
     def look(self, now_s: float) -> int | None:
-        """Its exit code if it has ended just now; kills it if that is due."""
+        """Return its exit code if it has just ended, None otherwise; kill it if that is due."""
         if self.process is None:
             return None
         if now_s >= self.kill_s:
             self.process.kill()
             self.kill_s = now_s + _PATIENCE_S
-        # Whoever was told to end need not say how it did, which a nursery that is stopped would not tell.
+        # A child that was told to end counts as ended once it is gone: a nursery that is stopped would never report its
+        # exit code.
         code = 0 if self.is_ending and self.process.wait_gone(0) else self.process.wait(0)
         if code is not None:
             self.is_orphan = self.process.is_orphan
@@ -142,7 +147,7 @@ class Child:
         return code
 
     def end(self, within_s: float) -> None:
-        """Ask it to end in good order, and end it by force after this time; only once."""
+        """Ask it to end in good order, and set the time to kill it; later calls do nothing."""
         if not self.is_ending:
             self.is_ending, self.again_s = True, math.inf
             self.kill_s = time.monotonic() + within_s
@@ -150,12 +155,12 @@ class Child:
                 self.process.send_signal(signal.SIGTERM)
 
     def signal(self, number: int) -> None:
-        """Tell it something by a signal, if it is there to hear it."""
+        """Send it a signal, if it is ready to handle one."""
         if self.process is not None and self.served:
             self.process.send_signal(number)
 
     def reap(self) -> bool:
-        """Wait until it has ended as it was told to; whether it had to be killed."""
+        """Wait for a child that was told to end, and kill it when its time is up; return whether that was needed."""
         if self.process is None:
             return False
         in_time = self.process.wait_gone(max(0.0, self.kill_s - time.monotonic()))
@@ -166,7 +171,7 @@ class Child:
         return not in_time
 
     def begin_pause(self, now_s: float) -> None:
-        """It has died: set when it is to be started again, and where."""
+        """Set when and where to restart it after its death."""
         self.restarts += 1
         healthy = now_s - self._started_s > _HEALTHY_S
         self.again_s = now_s if healthy else now_s + self._pause_s
@@ -176,11 +181,11 @@ class Child:
         self.served = False
 
     def start_when_possible(self, now_s: float) -> None:
-        """It has to be started, where it was if it was there, as soon as there is a nursery."""
+        """Have it started at the same endpoint, as soon as there is a nursery."""
         self.again_s, self.served = now_s, False
 
     def put_off(self, now_s: float) -> None:
-        """It could not be started: set when to try again."""
+        """Set when to try again after a failed start."""
         self.again_s = now_s + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
@@ -195,7 +200,7 @@ class Child:
 
 
 def _read(line: bytes) -> dict[str, Any]:
-    """What a line says; nothing if it is not one of ours, because the user's code may write there."""
+    """Return the facts in a line; empty if the line is not ours, because the user's code may write to the pipe, too."""
     try:
         said = json.loads(line)
     except ValueError:
@@ -204,7 +209,7 @@ def _read(line: bytes) -> dict[str, Any]:
 
 
 def _error_in(said: dict[str, Any]) -> dict[str, str]:
-    """The parts of an error, if that is what it says."""
+    """Return the parts of the error in a report; empty if it has none."""
     error = said.get("error")
     if not isinstance(error, dict) or set(error) != {"expected", "got", "where", "remedy"}:
         return {}

@@ -1,10 +1,10 @@
-"""The doors of a server, its ports: connections are counted, and enough descriptors stay free for the server's work.
+"""The ports of a server: connections are counted, and enough descriptors stay free for the server's work.
 
 Rules: made, used and closed in the server's thread. libzmq accepts connections until the process has no descriptor
 left, and then no file can be opened either. So the doors are shut while too many descriptors are in use: the kernel
 drops packets that would begin a connection, and clients retry by themselves. Open connections are left alone. libzmq
-closes those whose handshake does not complete, and so the doors open again. Who comes in and sends faster than the
-server takes in is stopped by the `brakes`, which are told at the end of each turn whether messages are left over.
+closes those whose handshake does not complete, so the doors open again. A connection that sends faster than the server
+reads is stopped by the `brakes`, which are told at the end of each turn whether messages are left over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Doors"]
 
-#: What can happen to a connection.
+#: Events of a connection, and the names under which they are counted.
 _CHANGES = {
     zmq.EVENT_ACCEPTED: "accepted",
     zmq.EVENT_ACCEPT_FAILED: "no_descriptor",
@@ -37,21 +37,21 @@ _CHANGES = {
     zmq.EVENT_DISCONNECTED: "ended",
 }
 
-#: Shares of the descriptors: from the first on the doors are shut, below the second they open. While Python is busy,
-#: some hundreds more may get in; a worker needs some fifty for its own work.
+#: Shares of the descriptors at which the doors shut, and below which they open. While Python is busy, some hundreds
+#: more connections may get in; a worker needs some fifty descriptors for its own work.
 _SHUT, _OPEN = 5 / 8, 1 / 2
 
-#: How often to look whether they can open again.
+#: How often to check whether the doors can open again.
 _LOOK_S = 0.2
 
 
 class Doors:
-    """Watches the ports of a process; call `turn` in each turn of its loop."""
+    """Watcher of a process's ports; call `turn` in each turn of its loop."""
 
     def __init__(self, log: Log) -> None:
-        #: How often each change happened, by the port's name.
+        #: Number of times that each event happened, by the port's name.
         self.changes: dict[str, Counter[str]] = {}
-        #: How often the doors were shut.
+        #: Number of times that the doors were shut.
         self.times_shut = 0
         self._is_shut = False
         self._log = log
@@ -60,11 +60,11 @@ class Doors:
         self._routers: list[zmq.Socket[bytes]] = []
         self._listeners: list[posix.socket] = []
         self._look_s = 0.0
-        #: Stops connections that send faster than we take in.
+        #: Brakes for connections that send faster than we read.
         self.brakes = Brakes(self._list_connections)
 
     def watch(self, name: str, router: zmq.Socket[bytes]) -> None:
-        """Count the connections to a bound ROUTER."""
+        """Watch a bound ROUTER, counting its connections by this name."""
         port = port_of(router.getsockopt_string(zmq.LAST_ENDPOINT))
         self._ports[port] = name
         self._routers.append(router)
@@ -73,21 +73,21 @@ class Doors:
         self._monitors[router.get_monitor_socket(sum(_CHANGES))] = changes
 
     def monitors(self) -> list[zmq.Socket[bytes]]:
-        """The sockets to poll."""
+        """Return the sockets to poll."""
         return list(self._monitors)
 
     def _list_connections(self) -> list[int]:
         return [fd for fd, port in descriptors_by_port() if port in self._ports]
 
     def count_connections(self) -> dict[str, int]:
-        """How many connections each port has; may be called from any thread."""
+        """Return how many connections each port has; may be called from any thread."""
         found = Counter(port for _, port in descriptors_by_port())
         return {
             name: found[port] - 2 for port, name in self._ports.items()
         }  # not the listening socket and our duplicate of it
 
     def turn(self, now_s: float) -> None:
-        """Take in what happened, and shut or open the doors."""
+        """Count what happened, and shut or open the doors."""
         news = [self._read(monitor, changes) for monitor, changes in self._monitors.items()]
         if any(news) or (self._is_shut and now_s >= self._look_s):
             self._look_s = now_s + _LOOK_S
@@ -95,7 +95,7 @@ class Doors:
 
     @staticmethod
     def _read(monitor: zmq.Socket[bytes], changes: Counter[str]) -> bool:
-        """Count what a monitor reports; whether somebody came."""
+        """Count a monitor's events; return whether somebody connected or tried to."""
         before = changes["accepted"] + changes["no_descriptor"]
         for event in read_events(monitor):
             changes[_CHANGES[zmq.Event(event)]] += 1
@@ -132,7 +132,9 @@ class Doors:
 
 
 def _hold_listener(port: int) -> posix.socket:
-    """A duplicate of the socket that libzmq listens with."""
+    """Return a duplicate of the socket on which libzmq listens at this port."""
+    # libzmq does not hand out its listening socket, so it is found by its port. A duplicate is the same socket to the
+    # kernel, so a filter that is set on it holds.
     for fd, at in descriptors_by_port():
         if at == port:
             return posix.socket(fileno=os.dup(fd))
@@ -140,10 +142,10 @@ def _hold_listener(port: int) -> posix.socket:
 
 
 def _count_descriptors() -> tuple[int, int]:
-    """How many this process has open, and how many it may."""
+    """Return how many descriptors this process has open, and how many it may."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = most if most != resource.RLIM_INFINITY else 2**20
     try:
         return len(os.listdir("/proc/self/fd")), most  # noqa: PTH208
-    except OSError:  # not even one is left to look with
+    except OSError:  # no descriptor is left to list them with
         return most, most

@@ -1,7 +1,7 @@
-"""Asks the kernel how much memory and how many descriptors this process may still take.
+"""The memory and descriptors that this process may still take, read from the kernel's files.
 
-Rules: what cannot be read because descriptors or memory have run out is none at all; a file that this kernel does not
-have sets no limit. It takes about a millisecond, so nobody asks for each sample.
+Rules: if a file cannot be read for want of descriptors or memory, nothing is free; a file that this kernel does not
+have sets no limit. A look takes about a millisecond, too much for each sample.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["free_room"]
 
 _PROC = Path("/proc")
 
-#: A control group's limit, use and statistics, in the second version and in the first.
+#: A control group's files of limit, use and statistics, in cgroup v2 and v1.
 _FILES = (
     ("memory.max", "memory.current", "memory.stat"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat"),
@@ -24,10 +24,11 @@ _FILES = (
 
 
 def free_room() -> Room:
-    """Return what is free for this process, by all limits that hold for it."""
+    """Return what this process may still take under all limits that apply to it; nothing if that cannot be read."""
     try:
         return Room(memory=_free_memory(), descriptors=_free_descriptors())
     except (OSError, MemoryError):
+        # Opening these files takes memory and a descriptor itself, so failing to is an answer.
         return Room(memory=0, descriptors=0)
 
 
@@ -64,7 +65,7 @@ def _free_descriptors() -> int:
 
 
 def _read(path: Path) -> str:
-    """Return the text of a file; empty if there is none, or if nobody may read it."""
+    """Return the text of a file; empty if it is missing or forbidden."""
     try:
         return path.read_text("ascii", "replace")
     except (FileNotFoundError, NotADirectoryError, PermissionError):

@@ -1,6 +1,6 @@
-"""How many cores this process may use: by its affinity and by the quotas of its control groups, not by the machine.
+"""The number of cores that this process may use, by its affinity and its control groups' quotas.
 
-Rules: a file that this kernel does not have sets no limit; half a core counts as one.
+Rules: a file that this kernel does not have sets no limit; a fraction of a core counts as one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 def granted_cores() -> int:
-    """Return how many workers this host has cores for; at least one."""
+    """Return how many workers this process has cores for; at least one."""
     quota = min((quota_cores(_read(folder)) for folder in _folders()), default=math.inf)
     return max(1, math.ceil(min(len(os.sched_getaffinity(0)), quota)))
 
 
 def quota_cores(text: str) -> float:
-    """Return the cores that a `cpu.max` grants, or quota and period of the first version, one after the other."""
+    """Return the cores granted by a `cpu.max` (cgroup v2) or by quota and period (v1); infinity if unlimited."""
     words = text.split()
     if len(words) < 2 or not all(word.isdecimal() for word in words[:2]) or not int(words[1]):
         return math.inf  # "max", -1, or no such file
@@ -30,7 +30,7 @@ def quota_cores(text: str) -> float:
 
 
 def _folders() -> list[tuple[Path, ...]]:
-    """Return the files that may hold a CPU quota: of our control groups and their parents, versions 1 and 2."""
+    """Return the files that may hold a CPU quota: of our control groups and their parents, cgroup v2 and v1."""
     found: list[tuple[Path, ...]] = []
     for line in _read((_GROUPS,)).splitlines():
         _, controllers, path = line.split(":", 2)

@@ -1,9 +1,9 @@
-"""How commands reach the process that serves a job: a socket in the job's state folder, one request a connection.
+"""The socket by which commands reach the process that serves a job: in its state folder, one request a connection.
 
 Rules: only the user who runs the loaders can connect, because adding a job runs its code. The socket exists from the
 time that the job is served; the lock of the job's journal ensures that nobody else serves it. Nothing here waits for a
-caller. An answer comes when the request was carried out; a connection that ends without one means that the loaders have
-ended.
+caller. The answer comes when the request was carried out; a connection that ends without one means that the loaders
+have ended.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ __all__ = ["Caller", "JobSocket", "ask_machine"]
 
 _NAME = "machine.sock"
 
-#: The most bytes that cross at a time: the path of a job file, or a line for each job.
+#: Limit of a request or answer: the path of a job file, or a line for each job.
 _MOST_BYTES = 2**17
 
 
 class Caller:
-    """A command that asks something about one of this machine's jobs."""
+    """A command's connection, with a request about one of this machine's jobs."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
     def fileno(self) -> int:
-        """Readable once the request is here."""
+        """Return a descriptor that is readable once the request is here."""
         return self._connection.fileno()
 
     def read(self) -> dict[str, Any] | None:
-        """The request; None if it is not here yet, empty if the caller hung up or it is malformed."""
+        """Return the request; None if it is not here yet, empty if the caller hung up or sent something malformed."""
         try:
             request = json.loads(self._connection.recv(_MOST_BYTES))
         except BlockingIOError:
@@ -52,13 +52,13 @@ class Caller:
         return request if isinstance(request, dict) else {}
 
     def answer(self, **facts: Any) -> None:
-        """Answer it, if the caller still listens, and close it."""
+        """Send the answer, if the caller still listens, and hang up."""
         with contextlib.suppress(OSError):
             self._connection.send(json.dumps(facts).encode())
         self.close()
 
     def refuse(self, error: StokerError) -> None:
-        """Answer with an error."""
+        """Send an error as the answer, and hang up."""
         self.answer(error=error.words())
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class Caller:
 
 
 class JobSocket:
-    """The socket of one job."""
+    """The listening socket of one job."""
 
     def __init__(self, state: Path) -> None:
         self._path = state / _NAME
@@ -80,11 +80,11 @@ class JobSocket:
         self._listener.settimeout(0.0)
 
     def fileno(self) -> int:
-        """Readable when somebody connects."""
+        """Return a descriptor that is readable when somebody connects."""
         return self._listener.fileno()
 
     def take_in(self) -> Iterator[Caller]:
-        """Accept the connections that are waiting."""
+        """Yield the connections that are waiting."""
         while True:
             try:
                 connection, _ = self._listener.accept()
@@ -94,13 +94,17 @@ class JobSocket:
             yield Caller(connection)
 
     def close(self) -> None:
-        """Remove the socket."""
+        """Close the socket and remove its file."""
         self._listener.close()
         self._path.unlink(missing_ok=True)
 
 
 def ask_machine(state: Path, *, timeout_s: float = math.inf, **request: Any) -> dict[str, Any]:
-    """Ask the process that serves the job with this state folder; without a timeout, wait as long as it takes."""
+    """Send a request to the process that serves the job with this state folder, and return its answer.
+
+    Without a timeout it waits as long as it takes. Raises LostError if nobody answers, SettingsError if the socket
+    cannot be used, or the error with which the process refuses.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(timeout_s if timeout_s < math.inf else None)
         try:
@@ -150,7 +154,7 @@ def _receive(connection: socket.socket, timeout_s: float) -> bytes:
 
 @contextlib.contextmanager
 def _short(state: Path) -> Iterator[str]:
-    """The socket's address by way of a descriptor, because an address has room for 107 characters only."""
+    """Yield the socket's address by way of a descriptor, because a Unix address has room for only 107 characters."""
     folder = os.open(state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{_NAME}"

@@ -1,6 +1,6 @@
-"""What a `loader-server run` answers to probes: it is ready if all that it runs is, each by its own `/readyz`.
+"""The answers of a `loader-server run` to probes: ready if all its processes are, each by its own `/readyz`.
 
-Rules: asked in the metrics server's thread, so complete snapshots of the supervisor's are read.
+Rules: runs in the metrics server's thread, so it reads only complete snapshots of the supervisor.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
 
 __all__ = ["ProbedMachine", "probes_of", "serve_probes"]
 
-#: What does not answer by then is held up.
+#: Timeout of a probe; a process that misses it counts as held up.
 _ANSWER_S = 1.0
 _LONGEST_ANSWER = 64
 
-#: The supervisor's loop does nothing that takes so long.
+#: The supervisor counts as dead after this long; no turn of its loop takes so much.
 _DEAD_S = 60.0
 
 
 class ProbedMachine(Protocol):
-    """What a supervisor tells of itself."""
+    """The parts of a supervisor that probes look at."""
 
     @property
     def turned_s(self) -> float:
-        """When its main loop turned last."""
+        """Return when its main loop turned last."""
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was told to end."""
+        """Return whether it was told to end."""
 
     @property
     def probe_addresses(self) -> Sequence[str]:
-        """Where each coordinator and each place's worker answers probes; empty for those that are not there."""
+        """Return the probe addresses of coordinators and workers; empty for a process that is not running."""
 
 
 def probes_of(machine: ProbedMachine) -> Probes:
-    """Return what the machine answers."""
+    """Return the machine's answers to probes."""
     return Probes(
         lambda now_s: dead(machine.turned_s, _DEAD_S, now_s),
         lambda now_s: _unready(machine, now_s),
@@ -52,7 +52,7 @@ def probes_of(machine: ProbedMachine) -> Probes:
 
 
 def serve_probes(machine: ProbedMachine, listening: Listening) -> MetricsServer:
-    """Answer probes for the machine; the numbers are in its processes, each of which serves its own."""
+    """Start a server for the machine's probes; it has no metrics, as each of the machine's processes serves its own."""
     labels = {"role": "supervisor"}
     return MetricsServer(list, labels=labels, targets_folder=None, listening=listening, probes=probes_of(machine))
 
@@ -69,7 +69,7 @@ def _unready(machine: ProbedMachine, now_s: float) -> str:
 
 
 def _ask(address: str) -> str:
-    """Return why a process of the machine is not ready, or nothing if it is."""
+    """Return why a process of the machine is not ready; empty if it is."""
     try:
         with urllib.request.urlopen(f"http://{address}/readyz", timeout=_ANSWER_S):
             return ""

@@ -2,10 +2,10 @@
 
 A new interpreter takes a third of a second to import what a worker needs, a fork some milliseconds, so a worker that
 was killed has its place back almost at once. Rules: open it before this process starts threads or imports what a job
-file names, because a process with threads may hang when it forks. It forks one child for each request, tells its end,
-and does nothing else; it ends with its owner, and its children end with it (see processes). A child may ask for
-children of its own, which are killed once it has ended; what it sends instead of a request harms nobody. How a nursery
-is asked stands in `asking`.
+file names, because a process with threads may hang when it forks. It forks one child for each request, reports the
+child's end, and does nothing else. It ends with its owner, and its children end with it (see processes). A child may
+ask for children of its own, which are killed once it has ended; malformed requests from a child harm nobody. The asking
+side is in `asking`.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ __all__ = ["ASKING_FD", "FOR_THE_OWNER", "Nursery", "serve_owner"]
 
 _setproctitle = library("setproctitle", extra="loader", use="which names processes").setproctitle
 
-#: Where a child has the descriptor that it was told to keep, and the socket by which it asks for children of its own.
+#: Descriptors of a child: the one that it was told to keep, and the socket by which it asks for children of its own.
 _KEPT_FD = 3
 ASKING_FD = 4
 
-#: Signals that reach all of us, from a terminal or a service manager: the owner decides in which order we end.
+#: Signals that a terminal or a service manager sends to all our processes: the owner alone acts on them, as it decides
+#: the order in which we end.
 FOR_THE_OWNER = (signal.SIGINT, signal.SIGTERM)
 
 
 class Nursery(OwnedNursery):
-    """One that is forked from this process. `run` is what a child does with the arguments that `start` gives it."""
+    """A nursery that is forked from this process; a child calls `run` with the arguments given to `start`."""
 
     def __init__(self, run: Callable[[Sequence[str]], object]) -> None:
         assert threading.active_count() == 1
@@ -74,14 +75,15 @@ class _Forked:
 
     pid: int
     end: int
-    #: By which it asks for children of its own, and by which it was asked for itself.
+    #: The socket by which it asks for children of its own, and the one by which it was asked for.
     asks: socket.socket
     asker: socket.socket
 
 
 def _serve(owner: socket.socket, run: Callable[[Sequence[str]], object], owner_pid: int) -> None:
-    """Fork what is asked for until the owner hangs up."""
-    # Blocked, not ignored: so one for a child that is just being forked waits until the child heeds it.
+    """Fork children on request until the owner hangs up."""
+    # Blocked, not ignored: a signal for a child that is just being forked stays pending until the child unblocks it.
+    # While they were ignored, one SIGTERM in a hundred was lost, and the machine took 10 s to end.
     signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_OWNER)
     end_with_parent(owner_pid, signal.SIGKILL)
     _setproctitle(_title(["nursery"]))
@@ -89,28 +91,29 @@ def _serve(owner: socket.socket, run: Callable[[Sequence[str]], object], owner_p
 
 
 def serve_owner(owner: socket.socket, run: Callable[[Sequence[str]], object], owner_pid: int) -> None:
-    """Be a nursery in a process that was started for it, by a single message that says so; ends the process."""
+    """Report ready and be a nursery in this process, which was started for it; end the process afterwards."""
     gc.freeze()
     owner.send(READY)
     _become(lambda: _serve(owner, run, owner_pid))
 
 
 class _Forker:
-    """Forks children for its owner, and for these."""
+    """The nursery's loop: forks children for its owner, and for those children."""
 
     def __init__(self, owner: socket.socket, run: Callable[[Sequence[str]], object]) -> None:
         self._owner, self._run = owner, run
-        #: By descriptor: those who may ask, and the children by pidfd.
+        #: By descriptor: the sockets of those who may ask, and the children by pidfd.
         self._askers = {owner.fileno(): owner}
         self._children: dict[int, _Forked] = {}
-        # Which has no limit of descriptors: `select` knows none above 1023, `poll` no more than we may have open.
+        # epoll has no limit on descriptors: `select` takes none above 1023, and `poll` no more than we may open.
         self._epoll = select.epoll()
         self._epoll.register(owner, select.EPOLLIN)
 
     def serve(self) -> None:
-        """Until the owner hangs up."""
+        """Handle requests and ends of children until the owner hangs up."""
         while self._owner.fileno() in self._askers:
-            # One at a time, because doing it may close others; ends first, because who floods us must not live on.
+            # One event at a time, because handling it may close other descriptors; ends of children first, because a
+            # child that floods us must not outlive its parent.
             ready = [fd for fd, _ in self._epoll.poll()]
             fd = next((fd for fd in ready if fd in self._children), ready[0])
             if fd in self._children:
@@ -132,7 +135,7 @@ class _Forker:
         self._answer(asker, os.strerror(errno.EMFILE).encode() if lost else b"no request: words, and two descriptors")
 
     def _forget(self, asker: socket.socket) -> None:
-        """Hear no more of one that has hung up, or does not listen."""
+        """Stop listening to one that has hung up or does not read its answers."""
         if self._askers.pop(asker.fileno(), None) is not None:
             self._epoll.unregister(asker)
 
@@ -142,7 +145,7 @@ class _Forker:
             asker.sendmsg([said], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))], socket.MSG_DONTWAIT)
         except ConnectionError:  # it has ended
             pass
-        except BlockingIOError:  # it asks without end, and reads no answers
+        except BlockingIOError:  # it keeps asking, and reads no answers
             self._forget(asker)
             asker.shutdown(socket.SHUT_RDWR)
 
@@ -159,6 +162,7 @@ class _Forker:
             self._answer(asker, str(error).encode())
             return
         os.close(keep)  # which leaves room for the next one
+        # Only this process reaps the child, so its process id cannot have been reused yet.
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = _Forked(pid, end, asks, asker)
         self._askers[asks.fileno()] = asks
@@ -180,7 +184,8 @@ class _Forker:
 
 
 def _read(asker: socket.socket) -> tuple[bytes, list[int], bool]:
-    """What somebody sends, and whether we had no room for its descriptors; nothing once it has hung up."""
+    """Return a request, its descriptors, and whether we had no room for these; nothing once the sender has hung up."""
+    # A sender that has ended is as one that has hung up.
     with contextlib.suppress(ConnectionError):
         asked, fds, flags, _sender = socket.recv_fds(asker, MOST_BYTES, 2)
         return asked, fds, len(fds) < 2 and bool(flags & socket.MSG_CTRUNC)
@@ -188,7 +193,7 @@ def _read(asker: socket.socket) -> tuple[bytes, list[int], bool]:
 
 
 def _words(asked: bytes) -> list[str] | None:
-    """The arguments for a child; None if these are none."""
+    """Return the arguments for a child; None if the request is malformed."""
     try:
         words = json.loads(asked)
     except (ValueError, RecursionError):
@@ -197,7 +202,7 @@ def _words(asked: bytes) -> list[str] | None:
 
 
 def _write_if_possible(fd: int, said: bytes) -> None:
-    """It should be a pipe that somebody reads, but may be anything."""
+    """Write to a descriptor that should be a pipe with a reader but may be anything; never block or fail."""
     poller = select.poll()
     poller.register(fd, select.POLLOUT)
     with contextlib.suppress(OSError):
@@ -209,8 +214,9 @@ def _write_if_possible(fd: int, said: bytes) -> None:
 
 
 def _live(run: Callable[[Sequence[str]], object], arguments: Sequence[str], keep: int, asking: int) -> None:
-    """Run with these arguments, as a new process would."""
-    # In a session of its own, because our owner passes on Ctrl-C from the terminal, in good order.
+    """Be a child: detach, set up signals and descriptors, and run with these arguments as a new process would."""
+    # In a session of its own, so that Ctrl-C from the terminal does not reach it: our owner passes that on, in good
+    # order.
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -227,12 +233,12 @@ def _live(run: Callable[[Sequence[str]], object], arguments: Sequence[str], keep
 
 
 def _title(arguments: Sequence[str]) -> str:
-    """What `ps` shows: the command that would start the same process."""
+    """Return the title that `ps` shows: the command that would start the same process."""
     return " ".join(["loader-server", *arguments])
 
 
 def _become(live: Callable[[], object]) -> None:
-    """Become a process of our own: nothing of the one that we were forked from goes on running."""
+    """Run `live` and end the process, so that nothing of the one that we were forked from goes on running."""
     code = 1
     try:
         live()

@@ -1,13 +1,13 @@
-"""The nursery of a supervisor, and a successor for each that dies.
+"""The supervisor's nursery, and a successor for each one that dies.
 
-Without a nursery nothing can be started again, so its death would take all loaders of the machine down for good. A
+Without a nursery nothing can be restarted, so its death would take down all loaders of the machine for good. A
 successor is a new interpreter, started by fork and exec: the supervisor has sockets, descriptors and perhaps threads,
-none of which a nursery may have. Importing our code takes it a third of a second, for which the supervisor does not
-wait: it goes on with its turns, and starts children once the successor has said that it is ready.
+none of which a nursery may have. Importing our code takes it a third of a second. The supervisor does not wait for
+that: it goes on with its turns, and starts children once the successor is ready.
 
-Rules: the children of a nursery that died are ended by those who asked for them (see `Nursling`). A nursery that dies
-again and again points to something that starting it cannot mend, so the fifth death in a minute is an error. One that
-is stopped is not dead: its children live, so it is left alone, and nothing is asked of it until its answer has come.
+Rules: the children of a dead nursery are ended by their owners (see `Nursling`). A nursery that dies again and again
+points to something that a restart cannot mend, so the fifth death in a minute is an error. A nursery that is stopped is
+not dead: its children live, so it is left alone, and nothing is asked of it until it has answered.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Deaths", "NurseryKeeper", "execute_nursery"]
 
-#: So many deaths within so many seconds are the end.
+#: So many deaths within this time are an error.
 _MOST_DEATHS, _MINUTE_S = 5, 60.0
 
-#: A successor that is not ready by then hangs; importing takes some seconds on a machine that is busy.
+#: A successor that is not ready by then hangs; importing takes some seconds on a busy machine.
 _READY_S = 30.0
 
-#: How long to wait for room to start a process in.
+#: Pause before another try if the system has no room for a process.
 _PAUSE_S = 0.5
 
-#: What passes by itself, unlike an interpreter that is gone.
+#: Errors that pass by themselves, unlike a missing interpreter.
 _NO_ROOM_NOW = frozenset((errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
-#: Where a successor has its end of the socket.
+#: Descriptor of the successor's end of the socket.
 _SOCKET_FD = 3
 
-#: Ours alone: with `-m`, or before the path is set, modules in the working directory would be imported instead.
+#: The successor's program. It sets our path before it imports anything: with `-m`, modules in the working directory
+#: would be imported instead of ours.
 _PROGRAM = """
 import sys
 sys.path[:] = sys.argv[3:]
@@ -58,22 +59,22 @@ be_nursery(int(sys.argv[1]), int(sys.argv[2]))
 
 
 class Deaths:
-    """When nurseries died lately."""
+    """Times of the last deaths of nurseries."""
 
     def __init__(self) -> None:
         self._times_s: deque[float] = deque(maxlen=_MOST_DEATHS)
 
     def add(self, now_s: float) -> None:
-        """Note a death."""
+        """Record a death."""
         self._times_s.append(now_s)
 
     def are_too_many(self, now_s: float) -> bool:
-        """Return whether so many were in the last minute that another successor would die as well."""
+        """Return whether there were so many in the last minute that another successor would be likely to die, too."""
         return len(self._times_s) == _MOST_DEATHS and now_s - self._times_s[0] <= _MINUTE_S
 
 
 def execute_nursery() -> OwnedNursery:
-    """Start a nursery as a program; it has nothing of ours but our output, environment and path."""
+    """Start a nursery as a program, which inherits only our output, environment and path."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         try:
@@ -82,6 +83,7 @@ def execute_nursery() -> OwnedNursery:
                 [sys.executable, "-c", _PROGRAM, str(_SOCKET_FD), str(os.getpid()), *sys.path],
                 os.environ,
                 file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), _SOCKET_FD)],
+                # Blocked from its first instant, as a forked nursery's are (see `nursery`).
                 setsigmask=FOR_THE_OWNER,
             )
             return OwnedNursery(ours, pid)
@@ -91,7 +93,10 @@ def execute_nursery() -> OwnedNursery:
 
 
 class NurseryKeeper:
-    """Has the nursery that lives now; `interrupt_fd` is readable once nobody waits for it any more."""
+    """Owner of the living nursery.
+
+    `interrupt_fd` becomes readable once nobody waits for the nursery's answers any more.
+    """
 
     def __init__(
         self,
@@ -100,37 +105,40 @@ class NurseryKeeper:
         log: Log,
         execute: Callable[[], OwnedNursery] = execute_nursery,
     ) -> None:
-        #: Where children are forked; the dead one while there is no successor.
+        #: The nursery that forks children; the dead one while there is no successor.
         self.nursery = nursery
         self._interrupt_fd = nursery.interrupt_fd = interrupt_fd
         self._log = log
         self._execute = execute
         self._deaths = Deaths()
-        #: Whether the nursery has not said yet that it is ready.
+        #: Whether the nursery has not reported ready yet.
         self._is_starting = False
-        #: When a successor is to be started, or one that is starting has taken too long.
+        #: When to start a successor, or to give up one that is starting.
         self._due_s = math.inf
         self._is_dead = False
         self._has_said_no_room = False
 
     @property
     def is_ready(self) -> bool:
-        """Whether a child can be asked for now."""
+        """Return whether a child can be started now."""
         return not (self._is_dead or self._is_starting or self.nursery.is_late)
 
     def descriptors(self) -> Iterator[int]:
-        """The descriptors to poll: readable once there is something to do."""
+        """Yield the descriptors to poll: one is readable once there is something to do."""
         if not self._is_dead:
             yield self.nursery.fileno()
         if not self._is_dead and not self.is_ready:
             yield self.nursery.socket_fileno()
 
     def due_s(self) -> float:
-        """When there is something to do even if nothing is readable."""
+        """Return when there is something to do even if nothing is readable."""
         return self._due_s
 
     def look(self, now_s: float) -> None:
-        """See to it that a nursery lives; MachineError if they die again and again, or none can be started."""
+        """Check on the nursery and replace a dead one.
+
+        Raises MachineError if nurseries die again and again, or none can be started.
+        """
         code = None if self._is_dead else self.nursery.look()
         if code is not None:
             self._note_death(code, now_s)
@@ -160,10 +168,10 @@ class NurseryKeeper:
         self._log.warning("the nursery died: its children end, and are started again", cause=how_it_ended(code))
 
     def _hear(self, now_s: float) -> None:
-        """Take in that a successor is ready, or an answer that is late."""
+        """Take in a successor's readiness or a late answer; kill a successor that takes too long to start."""
         if not self.nursery.has_answered():
             if self._is_starting and now_s >= self._due_s:
-                self.nursery.kill()  # its end is a death like others
+                self.nursery.kill()  # the next turn takes its end for a death
                 self._due_s = math.inf
         elif self._is_starting and self.nursery.hear_ready():
             self._is_starting, self._due_s = False, math.inf

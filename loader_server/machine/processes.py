@@ -1,6 +1,4 @@
-"""What our processes have in common: they end with their parent, report to it on a pipe, and keep their ports from
-their children.
-"""
+"""Common behaviour of our processes: they end with their parent, report on a pipe, and keep ports from children."""
 
 from __future__ import annotations
 
@@ -29,19 +27,20 @@ __all__ = [
     "say_more",
 ]
 
-#: What ends a process whose build took too long, and so tells its parent that.
+#: Signal that ends a process whose build took too long; the parent learns the cause from it.
 DEADLINE_SIGNAL = signal.SIGALRM
 
 _PR_SET_PDEATHSIG = 1
 
 
 class NurseryEndedError(MachineError):
-    """There is no nursery any more, or it does not listen to us; only a process that is started anew has one again."""
+    """The nursery is gone or does not listen to us; only a restarted process has one again."""
 
 
 def end_with_parent(parent: int, end_signal: int = signal.SIGTERM) -> None:
     """Have the kernel signal this process when its parent ends, even by kill -9; exit if it has ended already."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, end_signal, 0, 0, 0)
+    # The parent may have ended before the request to the kernel, which then never signals.
     if os.getppid() != parent:
         raise SystemExit(0)
 
@@ -63,14 +62,14 @@ def _close_ports(ports: frozenset[int]) -> None:
 
 
 def say_more(ready_fd: int, **facts: Any) -> None:
-    """Tell whoever started us something short and go on; if nobody reads, nobody is told."""
+    """Send our parent some facts; drop them if nobody reads."""
     with contextlib.suppress(OSError):
         os.set_blocking(ready_fd, False)
         os.write(ready_fd, _line(facts))
 
 
 def say_error(ready_fd: int, error: StokerError) -> None:
-    """Tell whoever started us why we end."""
+    """Report to our parent the error that ends this process."""
     say_more(ready_fd, error=error.words())
 
 
@@ -79,7 +78,7 @@ def _line(facts: dict[str, Any]) -> bytes:
 
 
 def how_it_ended(code: int) -> str:
-    """A process's return code in words; real-time signals have no names."""
+    """Return a process's exit code in words; real-time signals are given by number."""
     if code >= 0:
         return f"exit {code}"
     try:

@@ -1,4 +1,4 @@
-"""Which features of this machine's processor affect bytes."""
+"""The processor's features that affect computed bytes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 __all__ = ["processor_features"]
 
-#: Variables that make numpy and its BLAS use loops other than the processor's best.
+#: Environment variables that make numpy and its BLAS choose other loops than the best for this processor.
 _LOOPS_BY_NAME = ("NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "OPENBLAS_CORETYPE")
 
 
 def processor_features() -> str:
-    """What decides which loops numpy and BLAS use, including the environment; other loops may round differently."""
+    """Return what decides which loops numpy and BLAS use (processor and environment); others may round differently."""
     told = [f"{name}={os.environ[name]}" for name in _LOOPS_BY_NAME if os.environ.get(name)]
     try:
         lines = Path("/proc/cpuinfo").read_text("ascii", "replace").splitlines()

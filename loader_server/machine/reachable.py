@@ -1,4 +1,4 @@
-"""Where others reach a server that listens on all addresses, and what address a name stands for now.
+"""The address at which others reach a server that listens on all addresses, and look-up of host names.
 
 Both are worked out when they are needed, because a machine's address may come late or change.
 """
@@ -13,10 +13,10 @@ __all__ = ["find_reachable_endpoint", "look_up"]
 
 _EVERYWHERE = ("0.0.0.0", "*", "[::]")  # noqa: S104 - recognised here, bound only with keys or --insecure
 
-#: An address that is reserved for documentation: the route to it is the route to the world.
+#: An address reserved for documentation: the route to it is the route to the world.
 _SOME_OTHER_HOST = "192.0.2.1"
 
-#: Linux's requests for a network interface's flags and address, and the flags of one that works.
+#: Linux's ioctl requests for a network interface's flags and address, and the flags of a working one.
 _GET_FLAGS, _GET_ADDRESS = 0x8913, 0x8915
 _UP_AND_RUNNING = 0x1 | 0x40
 
@@ -24,9 +24,9 @@ _UP_AND_RUNNING = 0x1 | 0x40
 def find_reachable_endpoint(endpoint: str, coordinator: str) -> str | None:
     """Return the endpoint at which trainers reach a worker, or None if there is no route to the coordinator now.
 
-    A worker that listens on all addresses names the one that it has on the route to the coordinator, or, if that is on
-    this host, on the route to the world. On a host of a closed network, which has no such route, it names the address
-    of the first network interface that works.
+    A worker that listens on all addresses uses its own address on the route to the coordinator or, if the coordinator
+    is on this host, on the route to the world. On a host of a closed network, which has no such route, it is the
+    address of the first working network interface.
     """
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")
@@ -41,7 +41,7 @@ def find_reachable_endpoint(endpoint: str, coordinator: str) -> str | None:
 
 
 def _find_address_towards(host: str) -> str | None:
-    """Return our address on the route there, if there is one; connecting a datagram socket sends nothing."""
+    """Return our address on the route to a host, or None if there is none; connecting a UDP socket sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, 9))
@@ -52,7 +52,7 @@ def _find_address_towards(host: str) -> str | None:
 
 
 def _find_address_of_interface() -> str | None:
-    """Return the address of the first interface that works and is not loopback; None if there is none."""
+    """Return the address of the first working interface other than loopback; None if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
@@ -67,7 +67,7 @@ def _find_address_of_interface() -> str | None:
 
 
 def look_up(endpoint: str) -> str | None:
-    """Return an endpoint with its host's address in place of its name, or None if the name cannot be looked up now."""
+    """Return an endpoint with its host name resolved, or None if the name cannot be looked up now."""
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")
     try:

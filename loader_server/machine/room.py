@@ -1,8 +1,8 @@
-"""How much memory and how many descriptors a process may still take, worked out from what the kernel says in its files.
+"""The memory and descriptors that a process may still take, computed from the kernel's files.
 
-Rules: pure: texts in, numbers out; `free_room` reads them. The least of all limits counts: what the system has
-available, each control group on the way up, of both versions, and the process's own limits. Memory that holds pages of
-files counts as free, in a control group as in the system: the kernel takes it back before it refuses anything.
+Rules: pure: texts in, numbers out; `free_room` reads them. The smallest of all limits counts: what the system has
+available, each control group on the way up (cgroup v1 and v2), and the process's own limits. Memory that holds pages of
+files counts as free, in a control group as in the system: the kernel reclaims it before it refuses anything.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ __all__ = [
     "shown_room",
 ]
 
-#: So many have to be free for a sample that runs out to be at fault, beside as much memory as the largest may take.
+#: Descriptors that must be free (beside as much memory as the largest sample may take) before a sample that runs out of
+#: them counts as the culprit.
 NEEDED_DESCRIPTORS = 64
 
-#: Stands for a limit that there is not.
+#: Stands for the absence of a limit.
 UNLIMITED = 2**63
 
-#: Pages that a group gives back when it needs room, by their names in either version's `memory.stat`.
+#: Keys in `memory.stat` (cgroup v2 and v1) of pages that the kernel reclaims when the group needs room.
 _RECLAIMABLE = ("active_file", "inactive_file", "slab_reclaimable", "total_active_file", "total_inactive_file")
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -45,12 +46,12 @@ class Room:
     descriptors: int
 
     def holds(self, needed: Room) -> bool:
-        """Return whether there is as much of both."""
+        """Return whether there is at least this much of both."""
         return self.memory >= needed.memory and self.descriptors >= needed.descriptors
 
 
 def shown_bytes(nbytes: int) -> str:
-    """Return a number of bytes in the largest unit of which there is one."""
+    """Return a number of bytes as text, in the largest unit that gives at least 1."""
     amount, unit = float(nbytes), 0
     while amount >= 1024 and unit < len(_UNITS) - 1:
         amount, unit = amount / 1024, unit + 1
@@ -58,12 +59,12 @@ def shown_bytes(nbytes: int) -> str:
 
 
 def shown_room(room: Room) -> str:
-    """Return it in words."""
+    """Return the room as text."""
     return f"{shown_bytes(room.memory)} of memory and {room.descriptors} descriptors"
 
 
 def left_in_system(meminfo: str, overcommit: str) -> int:
-    """Return the bytes that the system has available; one that overcommits no memory may have promised more of it."""
+    """Return the bytes that the system has available, less those promised already if it does not overcommit."""
     facts = {name: 1024 * int(number) for name, number in re.findall(r"^(\w+):\s+(\d+) kB$", meminfo, re.MULTILINE)}
     available = facts.get("MemAvailable", facts.get("MemFree", 0))
     if overcommit.strip() == "2":
@@ -76,15 +77,17 @@ def left_in_group(limit: str, used: str, stat: str) -> int:
     if limit.strip() == "max":
         return UNLIMITED
     facts = dict(line.split(" ", 1) for line in stat.splitlines() if " " in line)
-    # The first version has numbers of the group alone beside those of the tree below it, which its usage is of.
+    # cgroup v1 has numbers of the group alone beside the totals of its subtree; its usage counts the subtree, so only
+    # the totals are comparable.
     names = [name for name in _RECLAIMABLE if name.startswith("total_") or f"total_{name}" not in facts]
     reclaimable = sum(int(facts.get(name, 0)) for name in names)
     return max(0, int(limit) - max(0, int(used) - reclaimable))
 
 
 def group_folders(groups: str, mounts: str) -> Iterator[tuple[str, ...]]:
-    """Yield the folders of each hierarchy that may limit memory, from the process's own group up to the root of what
-    is mounted, given the texts of `/proc/self/cgroup` and `/proc/self/mountinfo`.
+    """Yield the folders that may limit memory, for each hierarchy, from the process's own group up to the mount.
+
+    `groups` and `mounts` are the texts of `/proc/self/cgroup` and `/proc/self/mountinfo`.
     """
     for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)

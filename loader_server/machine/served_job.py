@@ -1,4 +1,4 @@
-"""A job as the machine that serves it knows it: its processes except its workers, and how far it has come.
+"""A job on the machine that serves it: its processes other than workers, and the stage it has reached.
 
 Rules: what the job file names is opened and imported in the job's own processes only, so one job's code cannot affect
 another's.
@@ -28,7 +28,7 @@ __all__ = [
     "failure_of", "make_job", "refuse_conflicts",
 ]  # fmt: skip
 
-#: They tell a coordinator that its job ends: once trainers have finished what they have, or now.
+#: Signals that end a coordinator's job: after trainers have finished what they have, or now.
 DRAIN_SIGNAL, END_SIGNAL = signal.SIGUSR1, signal.SIGUSR2
 
 
@@ -37,11 +37,11 @@ class StartError(StokerError):
 
 
 class PrintedError(StartError):
-    """The error of a child that ended before it was ready, and that has printed it itself."""
+    """An error that a child printed itself before it ended."""
 
 
 class Stage(enum.Enum):
-    """How far a job has come."""
+    """The stage that a job has reached."""
 
     INDEXING = "indexing"
     COORDINATING = "its coordinator starts"
@@ -51,7 +51,7 @@ class Stage(enum.Enum):
 
 
 class ServedJob:
-    """One job; `base_command` makes a command of a role and where it listens."""
+    """A job that is served here; `base_command` makes a command of role, folder and listen address."""
 
     def __init__(
         self, folder: JobFolder, listen: str, base_command: Callable[[str, JobFolder, str], list[str]]
@@ -63,27 +63,30 @@ class ServedJob:
         self.indexer = Child("index", lambda _: base_command("index", folder, ""))
         self.coordinator = Child("coordinator", self._coordinator_command, listen)
         self.socket: JobSocket | None = None
-        #: The commands that wait for it to be served, or to end.
+        #: Callers that wait for the job to be served, or to end.
         self.asking: list[Caller] = []
-        #: When it is to end at the latest, once that was ordered.
+        #: The latest time to end, once that was ordered.
         self.end_s = math.inf
-        #: From when on it is known who is attached.
+        #: From when the coordinator knows who is attached: trainers need time to come back after its start.
         self._known_s = math.inf
-        #: Why it could not be served.
+        #: The error for which it could not be served.
         self.error: StartError | None = None
 
     @property
     def endpoint(self) -> str:
-        """Where its trainers connect."""
+        """Return the endpoint at which its trainers connect."""
         return self.coordinator.listen
 
     def refuse_listening(self, *, insecure: bool) -> None:
-        """Raise a SettingsError if it may not listen where it would."""
+        """Raise SettingsError if the job must not listen at its endpoint, such as without keys on all addresses."""
         where = f"{self.folder.path}, listen"
         check_endpoint(self.endpoint, where=where, encrypted=self.folder.keys is not None, insecure=insecure)
 
     def drain(self, drain_s: object, now_s: float) -> bool:
-        """It is to end: let its trainers leave first if it is served and they are given time; whether they are."""
+        """Order the end of the job after its trainers have left; return False if it should end at once instead.
+
+        That is so if it is not served yet, or if `drain_s` gives its trainers no time.
+        """
         if self.stage is not Stage.SERVED or not isinstance(drain_s, int | float) or drain_s <= 0:
             return False
         self.end_s = min(self.end_s, now_s + drain_s)
@@ -91,15 +94,18 @@ class ServedJob:
         return True
 
     def hear(self, child: Child, said: Mapping[str, Any], now_s: float) -> None:
-        """Take in what a process of the job says: a worker that it was refused, or the coordinator about the end.
+        """Process a report: a worker was refused, the coordinator is ready, or all trainers have left at the end.
 
-        A coordinator that was started again has to be told of the end anew.
+        A restarted coordinator has to be told of the end again, and its count of trainers means nothing until they have
+        had time to come back.
         """
         if "refused" in said:
             self.note_refusal(now_s)
         if child is not self.coordinator:
             return
         if "endpoint" in said:
+            # A restarted coordinator knows of no trainers at first, so "none attached" means that all have left only
+            # after they have had time to be heard.
             self._known_s = now_s + GONE_AFTER * self.folder.settings.heartbeat_timeout_s
             if self.end_s < math.inf:
                 self.coordinator.signal(DRAIN_SIGNAL)
@@ -108,10 +114,10 @@ class ServedJob:
             self.end_s = now_s
 
     def note_refusal(self, now_s: float) -> None:
-        """Note that its coordinator turned a worker away; where the job file is our own, only the user mends that."""
+        """Do nothing: the job file is our own, so only the user can mend what the coordinator refuses."""
 
     def shut(self) -> None:
-        """Let no more commands in: the job ends, and another process may serve it next."""
+        """Close the command socket: the job ends, and another process may serve it next."""
         if self.socket is not None:
             self.socket.close()
             self.socket = None
@@ -124,7 +130,7 @@ class ServedJob:
         return [*self._base_command("coordinator", self.folder, listen), *self._metrics_port(0)]
 
     def worker(self, number: int, host: str) -> Child:
-        """Its worker in a place of this machine."""
+        """Return the job's worker for a place of this machine."""
 
         def command(listen: str) -> list[str]:
             own = ["--name", f"{host}-{number}", "--coordinator", self.endpoint]
@@ -135,7 +141,7 @@ class ServedJob:
 
 
 class JoinedJob(ServedJob):
-    """A job that is served elsewhere: this machine has workers of it, which listen at `listen` and ports after it."""
+    """A job that is served elsewhere: this machine has workers of it, at `listen` and the ports after it."""
 
     def __init__(
         self,
@@ -152,23 +158,23 @@ class JoinedJob(ServedJob):
         self.indexer = Child("fetch", lambda _: base_command("fetch", folder, ""))
 
     def refuse_listening(self, *, insecure: bool) -> None:
-        """Raise a SettingsError if its workers may not listen where they would."""
+        """Raise SettingsError if its workers must not listen at their address."""
         encrypted = self.folder.keys is not None
         check_endpoint(self._worker_listen, where="--listen", encrypted=encrypted, insecure=insecure)
 
     def note_refusal(self, now_s: float) -> None:
-        """Fetch what the job needs again: the coordinator may have been started anew, with another index."""
+        """Fetch the job's bundle again: the coordinator may have been restarted with another index."""
         if self.indexer.process is None:
             self.indexer.start_when_possible(now_s)
 
     def worker(self, number: int, host: str) -> Child:
-        """Its worker in a place of this machine; ports count up from the first one, if one was asked for.
+        """Return the job's worker for a place of this machine; ports count up from the first one, if it is given.
 
-        Hosts may have equal names, and a host may join a job twice, so its workers are named for its folder as well.
+        Hosts may have equal names, and a host may join a job twice, so the folder's tag is part of its workers' names.
         """
         child = super().worker(number, f"{host}-{self.folder.joined.tag}" if self.folder.joined is not None else host)
         port = self._worker_listen.rpartition(":")[2]
-        if port not in ("*", "0"):  # a firewall may let these ports through alone, so there is no spare one
+        if port not in ("*", "0"):  # a firewall may let only these ports through, so there is no spare one
             ports = 1 if self.folder.keys is None else 2  # the next one is for sealed batches
             child.listen, child.spare_listen = at_port(self._worker_listen, int(port) + ports * number), ""
         else:
@@ -177,9 +183,10 @@ class JoinedJob(ServedJob):
 
 
 def _usual_listen(folder: JobFolder, *, insecure: bool) -> str:
-    """Return where workers of a joined job listen: on loopback if the job is served there, and stays there.
+    """Return where workers of a joined job listen by default: on loopback if the job is sure to stay on this host.
 
-    A coordinator that is named by a file may come back on another host; without keys none beyond this one is joined.
+    A coordinator that is named by a file may come back on another host, so its job counts as local only if there are
+    neither keys nor `insecure`: without both, a coordinator on another host is not joined.
     """
     by_file = bool(file_of(folder.settings.listen))
     is_here = not (insecure or folder.keys) if by_file else is_loopback(folder.settings.listen)
@@ -193,7 +200,6 @@ def make_job(
 
     Raises:
         SettingsError: The state folder cannot be written to.
-
     """
     folder.refuse_closed(folder.state)
     if folder.joined is not None:
@@ -202,7 +208,7 @@ def make_job(
 
 
 def refuse_conflicts(jobs: Iterable[ServedJob], folder: JobFolder, listen: str, workers: int) -> None:
-    """Refuse a job that would take another's name, endpoint or ports."""
+    """Raise SettingsError if a job would take another's name, endpoint or metrics ports."""
     for job in jobs:
         if folder.settings.name == job.name:
             raise _conflict(folder, "name", job.name, job, 'name = "another"')
@@ -225,7 +231,7 @@ def _conflict(folder: JobFolder, setting: str, got: str, other: ServedJob, remed
 
 
 def failure_of(job: ServedJob, child: Child, code: int) -> StartError:
-    """Why a job cannot be served whose child ended before it was ready."""
+    """Return the error of a job that cannot be served because its child ended before it was ready."""
     if child.error:
         return PrintedError(**child.error)
     return StartError(
@@ -237,7 +243,7 @@ def failure_of(job: ServedJob, child: Child, code: int) -> StartError:
 
 
 def cause_of(code: int) -> str:
-    """Say in words why a process of a job ended with this code."""
+    """Return in words why a process of a job ended with this code."""
     if code == -DEADLINE_SIGNAL:
         return "a sample missed its build_timeout; the stacks above say where"
     return how_it_ended(code)

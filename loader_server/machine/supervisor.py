@@ -1,12 +1,11 @@
-"""The parent of one machine's loader side: for each job a coordinator, unless it is served elsewhere, and workers that
-are shared among the jobs.
+"""The parent of one machine's loader side: coordinators of its jobs, and workers that the jobs share.
 
-Rules: a worker serves one job, in one of so many places as the machine has workers; `shares` says how many places each
-job has, and a place changes jobs by the end of one process and the start of another. Whatever ends is started again
-(see `child`), except what failed before its job was ever served: that points to a mistake in the set-up, and ends the
-job, or everything if the job was there from the beginning. Children are forked from the nursery, of which
-`nursery_keeper` has one that lives, and end with this process, even if it is killed. The loop wakes when a child ends
-or speaks, a command asks something, a signal comes, or something is due.
+Rules: a worker serves one job, in one of as many places as the machine has workers; `shares` says how many places each
+job has, and a place changes jobs by the end of one process and the start of another. Processes that end are restarted
+(see `child`), except one that failed before its job was ever served: that points to a mistake in the set-up, and ends
+the job, or everything if the job was there from the beginning. Children are forked from the nursery that
+`nursery_keeper` keeps alive, and end with this process. The loop wakes when a child ends or reports, a command asks, a
+signal comes, or something is due.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Supervisor", "SupervisorSettings", "WorkerPlace"]
 
-#: A start takes under a second on an idle machine; this is for one that is not.
+#: How long a process may take to become ready: under a second on an idle machine, more on a busy one.
 _READY_TIMEOUT_S = 60.0
 
 #: Jobs whose coordinator serves.
@@ -60,21 +59,21 @@ _RUNNING = (Stage.JOINING, Stage.SERVED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorSettings:
-    """What all jobs have in common."""
+    """Settings that all jobs have in common."""
 
     workers: int
     insecure: bool = False
     drain_timeout_s: float = 10.0
     log_level: str = "info"
-    #: More arguments of all coordinators and workers: where they serve metrics and probes, what they advertise.
+    #: More arguments for all coordinators and workers: where they serve metrics and probes, what they advertise.
     arguments: tuple[str, ...] = ()
-    #: Called with each job that is served from now on.
+    #: Called with name, endpoint and number of workers of each job that begins to be served.
     announce: Callable[[str, str, int], None] = lambda _name, _endpoint, _workers: None
 
 
 @dataclass(slots=True, eq=False)
 class WorkerPlace:
-    """Where one worker runs; `job` is whose it is to be, `of` whose it is now."""
+    """A place for one worker; `job` is the one it is assigned to, `of` the one it works for now."""
 
     number: int
     job: ServedJob | None = None
@@ -83,7 +82,7 @@ class WorkerPlace:
 
 
 class Supervisor:
-    """`start` returns when the first jobs are served; `run` keeps them running until `stop`, or the last job ends."""
+    """The supervisor of jobs: `start` returns when the first ones are served; `run` keeps them so until `stop`."""
 
     def __init__(self, settings: SupervisorSettings, nursery: Nursery) -> None:
         self.settings = settings
@@ -91,9 +90,9 @@ class Supervisor:
         self.jobs: dict[str, ServedJob] = {}
         self.places: list[WorkerPlace] = []
         self._shares = Shares(settings.workers)
-        #: The file of the jobs' shelf of built batches, once one of them shares.
+        #: Descriptor of the shelf of shared batches, once a job shares any; -1 before.
         self._shelf = -1
-        #: Callers that have connected and not asked yet, with the job whose socket they used.
+        #: Callers that have connected but not sent a request yet, with the job whose socket they used.
         self._callers: dict[Caller, ServedJob] = {}
         self._waker = Waker()
         self._keeper = NurseryKeeper(nursery, self._waker.fileno(), self.log)
@@ -101,23 +100,23 @@ class Supervisor:
         self._starting = False
         self._failure: StartError | None = None
         self._stopping = False
-        #: When the main loop turned last.
+        #: Time of the main loop's last turn.
         self.turned_s = time.monotonic()
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was told to end."""
+        """Return whether it was told to end."""
         return self._stopping
 
     @property
     def probe_addresses(self) -> list[str]:
-        """Where each coordinator and each place's worker answers probes; empty for those that are not there."""
+        """Return the probe addresses of coordinators and workers; empty for those that are not there."""
         children = [job.coordinator for job in list(self.jobs.values())] + [place.child for place in list(self.places)]
         return [child.metrics if child is not None and child.served else "" for child in children]
 
     @property
     def workers(self) -> list[Child]:
-        """The worker in each place that has one."""
+        """Return the worker in each place that has one."""
         return [place.child for place in self.places if place.child is not None]
 
     def _children(self) -> Iterator[Child]:
@@ -143,13 +142,13 @@ class Supervisor:
     # --- life ---
 
     def start(self, folders: Sequence[JobFolder], listen: str = "") -> None:
-        """Start these jobs; they are served when this returns, unless it was stopped."""
+        """Start these jobs and return when all are served, or after `stop`; raise StartError if one cannot be."""
         self._starting = True
         for folder in folders:
             try:
                 self._take_in(folder, listen)
             except MachineError:
-                if not self._stopping:  # which breaks off what is asked of the nursery
+                if not self._stopping:  # stopping interrupts requests to the nursery
                     raise
         while not self._stopping and any(job.stage is not Stage.SERVED for job in self.jobs.values()):
             self._turn()
@@ -159,7 +158,7 @@ class Supervisor:
         self._starting = False
 
     def run(self) -> None:
-        """Keep all running until `stop`, then end them."""
+        """Keep all jobs running until `stop` or until none is left, then end them."""
         try:
             while not self._stopping and self.jobs:
                 self._turn()
@@ -172,7 +171,7 @@ class Supervisor:
         self._waker.wake()
 
     def close(self) -> None:
-        """Drain the workers, then end the coordinators; kill what does not end in time."""
+        """Drain the workers, then end the coordinators; kill those that do not end in time."""
         self._stopping = True
         jobs = list(self.jobs.values())
         for job in jobs:
@@ -197,7 +196,7 @@ class Supervisor:
     # --- jobs ---
 
     def _take_in(self, folder: JobFolder, listen: str = "") -> ServedJob:
-        """Take on a job; of one that is served elsewhere there is nothing to start but workers."""
+        """Add a job and start its indexing; raise SettingsError on a conflict, MachineError if it cannot be started."""
         job = make_job(folder, listen, self._command, insecure=self.settings.insecure)
         job.refuse_listening(insecure=self.settings.insecure)
         refuse_conflicts(self.jobs.values(), folder, job.endpoint, max(self.settings.workers, len(self.jobs) + 1))
@@ -220,7 +219,7 @@ class Supervisor:
         return job
 
     def _advance(self, job: ServedJob) -> None:
-        """Bring a job forward as far as it can go now."""
+        """Move a job to its next stage if it is ready for it."""
         if job.stage is Stage.COORDINATING and job.coordinator.served and self._may_join():
             self._admit(
                 [one for one in self.jobs.values() if one.stage is Stage.COORDINATING and one.coordinator.served]
@@ -247,11 +246,11 @@ class Supervisor:
             return None
 
     def _may_join(self) -> bool:
-        """The first jobs join together, so that no worker has to change jobs at once."""
+        """Return whether a job may get workers now; the first jobs get theirs together, so none has to move."""
         return not self._starting or all(job.coordinator.served for job in self.jobs.values())
 
     def _admit(self, jobs: Sequence[ServedJob]) -> None:
-        """Give places to jobs that have none: at first equal shares; later one each, until they say what they need."""
+        """Give places to new jobs: equal shares at the start, one each later, until they report what they need."""
         for job in jobs:
             job.stage = Stage.JOINING
         held = self._held()
@@ -263,10 +262,11 @@ class Supervisor:
         return all(place.of is job and place.child is not None and place.child.served for place in own)
 
     def _end(self, job: ServedJob) -> None:
-        """End a job; its places go to the others."""
+        """End a job and give its places to the others."""
         if job.stage is Stage.ENDING:
             return
         job.stage = Stage.ENDING
+        # The coordinator first: it tells trainers before their workers go, so they do not take that for a loss.
         job.coordinator.signal(END_SIGNAL)
         job.shut()
         for place in self.places:
@@ -289,7 +289,7 @@ class Supervisor:
             self._close_shelf()
 
     def _close_shelf(self) -> None:
-        """Give back the memory of shared batches, as no job shares any."""
+        """Free the memory of shared batches; called once no job shares any."""
         if self._shelf >= 0:
             os.close(self._shelf)
             self._shelf = -1
@@ -297,12 +297,12 @@ class Supervisor:
     # --- places ---
 
     def _held(self) -> dict[str, int]:
-        """How many places each running job has."""
+        """Return how many places each running job has."""
         counts = Counter(place.job.name for place in self.places if place.job is not None)
         return {job.name: counts[job.name] for job in self.jobs.values() if job.stage in _RUNNING}
 
     def _assign(self, targets: Mapping[str, int]) -> None:
-        """Give each job this many places."""
+        """Assign each job this many places, preferring those where its own workers still run."""
         for name, count in targets.items():
             for place in [place for place in self.places if place.job is self.jobs[name]][count:]:
                 place.job = None
@@ -321,7 +321,7 @@ class Supervisor:
         return place
 
     def _may_move(self) -> bool:
-        """Whether workers may change jobs: not while a job begins or ends, which moves some anyway."""
+        """Return whether workers may change jobs: not while a job begins or ends, which moves some anyway."""
         return len(self.jobs) > 1 and all(job.stage is Stage.SERVED for job in self.jobs.values())
 
     def _look_after_places(self, now_s: float) -> None:
@@ -330,7 +330,7 @@ class Supervisor:
         self.places = [place for place in self.places if place.job is not None or place.child is not None]
 
     def _look_after(self, place: WorkerPlace, now_s: float) -> None:
-        """See to it that the place's worker belongs to its job."""
+        """Replace the place's worker if it belongs to another job, and restart one that has died."""
         child = place.child
         if child is not None and place.of is not place.job:
             child.end(self.settings.drain_timeout_s)
@@ -345,13 +345,14 @@ class Supervisor:
             self._restart(place.of, place.child, now_s)
 
     def _restart(self, job: ServedJob, child: Child, now_s: float) -> None:
-        """Start it if that is due, and can be done."""
+        """Start a process if it is due and the nursery is ready."""
         if child.process is None and now_s >= child.again_s and self._keeper.is_ready:
+            # A process that hangs at its first start has to end, so that its job fails.
             must_serve = child is not job.indexer and job.stage is not Stage.SERVED and not child.restarts
             self._start_child(job, child, _READY_TIMEOUT_S if must_serve else math.inf)
 
     def _start_child(self, job: ServedJob, child: Child, within_s: float) -> None:
-        """Start it; where the system has no room for it now, later, but for a job that was never served."""
+        """Start a process; if the system has no room for it, try again later, or give up a job not served yet."""
         try:
             child.start(self._keeper.nursery, within_s)
         except MachineError as error:
@@ -378,13 +379,13 @@ class Supervisor:
                 self._look_at_child(place.of, place.child, now_s)
         if self._may_move() and now_s >= self._shares.due_s():
             self._assign(self._shares.look(self._held(), now_s))
-        self._look_after_places(now_s)  # what has ended there lets jobs advance
+        self._look_after_places(now_s)  # workers that have ended let jobs advance
         for job in list(self.jobs.values()):
             self._advance(job)
         self._look_after_places(now_s)
 
     def _look_at(self, job: ServedJob, now_s: float) -> None:
-        """Take in what the job's coordinator said, and whether a process of the job has ended."""
+        """Process reports and ends of the job's indexer and coordinator."""
         code = job.indexer.look(now_s)
         if code is not None and job.stage is Stage.INDEXING:
             if job.indexer.is_orphan:
@@ -424,7 +425,7 @@ class Supervisor:
             self._log_death(job, child, code)
 
     def _log_death(self, job: ServedJob, child: Child, code: int) -> None:
-        """An error of its own once, while it does not serve: `status` tells that it goes on."""
+        """Log a child's end; an error of its own only once while it does not serve, as `status` shows the rest."""
         error = " ".join(child.error.values())
         say = self.log.debug if error and error == child.logged else self.log.warning
         child.logged = error
@@ -446,7 +447,7 @@ class Supervisor:
         for descriptor in chain(self._keeper.descriptors(), *(child.descriptors() for child in children)):
             poller.register(descriptor, select.POLLIN)
         ends_s = [job.end_s for job in self.jobs.values() if job.stage is not Stage.ENDING]
-        # What is to be started has to wait for a nursery.
+        # Children can be started only with a nursery, so their due times must not wake the loop before.
         awaited = [child for child in children if child.process is not None or self._keeper.is_ready]
         due_s = min([self._keeper.due_s(), *(child.due_s() for child in awaited), *ends_s])
         if self._may_move():
@@ -468,7 +469,7 @@ class Supervisor:
                 self._answer(caller, job, request)
 
     def _answer(self, caller: Caller, job: ServedJob, request: Mapping[str, Any]) -> None:
-        """Do what a command asks for; `job` is the one whose socket it used."""
+        """Carry out a command's request; `job` is the one whose socket it used."""
         wish = request.get("do")
         if wish == "add":
             try:
@@ -485,7 +486,7 @@ class Supervisor:
             caller.close()
 
     def _told(self) -> list[dict[str, Any]]:
-        """The jobs, for people and scripts."""
+        """Return all jobs, for people and scripts."""
         held = self._held()
         return [
             {

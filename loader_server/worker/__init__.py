@@ -1,1 +1,1 @@
-"""A worker: one process, one core, that builds the batches it is asked for and pushes them."""
+"""A worker: one process, one core, that builds the batches that trainers ask for and pushes them."""

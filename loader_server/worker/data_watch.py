@@ -1,8 +1,8 @@
-"""Whether a worker's data are on its machine: a look before it registers, and again and again at what is missing.
+"""Checks whether a worker's data are on its machine: before it registers, and repeatedly for what is missing.
 
 A worker without its data would refuse every want while it looks healthy, so such a stream is not served here until its
-files are there. Rules: a thread of its own does the looking, because a network file system may take its time to answer;
-the poll loop takes what was found. A stream whose files were all there is not looked at again: files that go later are
+files are there. Rules: a thread of its own checks, because a network file system may take its time to answer; the poll
+loop takes the results. A stream whose files were all there is not checked again: files that disappear later are
 reported where they are read.
 """
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 __all__ = ["DataWatch"]
 
-#: How long a look at one source may take; files that answer slowly are looked at in part.
+#: Time limit of a check of one source; of files that answer slowly only a part is checked.
 _LOOK_S = 1.0
 
-#: Pauses between looks at what is missing.
+#: Pauses between checks of what is missing.
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 4.0
 
 
 class DataWatch:
-    """`wake` is called, in another thread, when there is something new to `take`."""
+    """Watcher of missing data; calls `wake`, in its thread, when there is something new to `take`."""
 
     def __init__(self, worker: str, job_path: Path, streams: Mapping[str, Stream], wake: Callable[[], None]) -> None:
         self._worker = worker
@@ -45,16 +45,17 @@ class DataWatch:
         self._looks: SimpleQueue[dict[str, MissingFiles]] = SimpleQueue()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, name="data watch", daemon=True)
-        #: What the streams lack that are not served for it; until the first look, nobody knows.
+        #: The missing files of each stream that is not served because of them; unknown until the first check
+        #: (`is_known`).
         self.lacking: Mapping[str, MissingFiles] = {}
         self.is_known = False
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop looking; a look that hangs in the file system ends with the process."""
+        """Stop checking; a check that hangs in the file system ends with the process."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(_LOOK_S)
@@ -73,7 +74,7 @@ class DataWatch:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def take(self) -> bool:
-        """Take what the last looks found, with a line in the log for what is new; return whether anything changed."""
+        """Take the results of the last checks and log changes; return whether anything changed."""
         known, before = self.is_known, self.lacking
         while not self._looks.empty():
             found = self._looks.get()
@@ -94,7 +95,7 @@ class DataWatch:
             self._log.info("data are there: the stream is served", stream=name)
 
     def failing(self) -> m.Failing | None:
-        """Return what people are told who look at the job's status, or None if nothing is missing."""
+        """Return the report for the job's status; None if no stream is kept from serving."""
         if not self.lacking:
             return None
         streams = "; ".join(f"no data for stream {name}: {missing}" for name, missing in sorted(self.lacking.items()))

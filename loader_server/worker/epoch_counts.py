@@ -1,8 +1,8 @@
-"""How many batches an epoch has, for trainers that ask: counted in a thread, because planning may take seconds.
+"""The number of batches of an epoch, for trainers that ask: counted in a thread, as planning may take seconds.
 
-Rules: `ask` and `take_answers` are for the poll loop, which never waits here. What is being counted is not begun a
-second time. A trainer has a few open questions at most, and so have all together, because anybody may call itself by
-ever new names: further ones are dropped, and who asked asks again.
+Rules: `ask` and `take_answers` are for the poll loop, which never waits here. A question that is being answered is not
+queued a second time. Open questions are bounded for each trainer and for all together, because anybody may call itself
+by ever new names: further ones are dropped, and the trainer asks again.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 __all__ = ["EpochCounts", "EpochQuestion"]
 
-#: Open questions of one trainer; it may ask about the next epoch in two groupings, for two streams.
+#: Limit for one trainer; it may ask about the next epoch in two groupings, for two streams.
 _MOST_OPEN = 4
-#: Open questions of all trainers, and how many of them may wait for one answer.
+#: Limits of open questions of all trainers, and of trainers that wait for one answer.
 _MOST_QUESTIONS, _MOST_ASKERS = 64, 4096
 
-#: Answers that are remembered.
+#: Limit of answers that are remembered.
 _KEPT = 256
 
 
 @dataclass(frozen=True, slots=True)
 class EpochQuestion:
-    """Which epoch a trainer asks about."""
+    """The epoch that a trainer asks about."""
 
     stream: str
     epoch: int
@@ -39,7 +39,11 @@ class EpochQuestion:
 
 
 class EpochCounts:
-    """`count` says how many batches an epoch of a stream has, and may be slow; `wake` is called after each answer."""
+    """Counts of batches, made by a thread.
+
+    `count` has, for each stream, a function from epoch and group to the number of batches, which may be slow; `wake` is
+    called after each answer.
+    """
 
     def __init__(self, count: Mapping[str, Callable[[int, int], int]], log: Log, wake: Callable[[], None]) -> None:
         self._count = count
@@ -48,15 +52,18 @@ class EpochCounts:
         self._known: dict[EpochQuestion, int] = {}
         #: Questions that could not be answered, by stream; counted in the thread.
         self.failed: Counter[str] = Counter()
-        #: The peers that wait for each answer.
+        #: The trainers that wait for each answer.
         self._askers: dict[EpochQuestion, set[int]] = {}
         self._asked: SimpleQueue[EpochQuestion | None] = SimpleQueue()
         self._found: deque[tuple[EpochQuestion, int | None]] = deque()
-        # A daemon: nobody waits at the end of the process for a plan.
+        # A daemon thread, because the end of the process must not wait for a plan.
         threading.Thread(target=self._run, name="stoker-count", daemon=True).start()
 
     def ask(self, trainer: int, question: EpochQuestion) -> int | None:
-        """The number, if it is known; otherwise `take_answers` will return it."""
+        """Return the number if it is known; otherwise None, and `take_answers` will return it later.
+
+        If there are too many open questions, it is dropped, and the trainer has to ask again.
+        """
         if question in self._known:
             return self._known[question]
         if sum(trainer in askers for askers in self._askers.values()) < _MOST_OPEN:
@@ -73,7 +80,7 @@ class EpochCounts:
             self._askers[question].add(trainer)
 
     def take_answers(self) -> list[tuple[int, EpochQuestion, int]]:
-        """The answers found since the last call: whom to tell, what was asked, how many batches."""
+        """Return the answers found since the last call: trainer, question, number of batches."""
         answers = []
         while self._found:
             question, batches = self._found.popleft()
@@ -89,7 +96,7 @@ class EpochCounts:
         self._known[question] = batches
 
     def close(self) -> None:
-        """No more answers."""
+        """End the thread once it has answered the questions in the queue."""
         self._asked.put(None)
 
     def _run(self) -> None:
@@ -97,7 +104,7 @@ class EpochCounts:
             batches = None
             try:
                 batches = self._count[question.stream](question.epoch, question.group)
-            except Exception as error:  # whoever asked asks again, so only a stream's first is logged
+            except Exception as error:  # the trainer asks again, so only a stream's first is logged
                 self.failed[question.stream] += 1
                 if self.failed[question.stream] == 1:
                     self._log.error("batches of an epoch cannot be counted", stream=question.stream, error=repr(error))

@@ -1,7 +1,7 @@
 """Streams that cannot be opened yet, because a trainer still has to send the graph that makes their batches.
 
-They are opened once graph and index are on this machine's disk: where the coordinator runs here too it puts them there,
-and otherwise they are fetched from its bundle, piece by piece. Rules: used by the poll loop, which never waits here:
+They are opened once graph and index are on this machine's disk: a coordinator on this machine writes them there;
+otherwise they are fetched from its bundle, piece by piece. Rules: used by the poll loop, which never waits here:
 opening imports TensorFlow, so a thread does it. Whatever fails is tried again.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LateStreams"]
 
-#: How often to look at the disk, and to ask whether there is another bundle.
+#: Interval of checks of the disk, and of requests for another bundle.
 _LOOK_S = 0.5
 
 #: How long to wait for a piece before asking again: at first, and once the coordinator has answered.
@@ -35,7 +35,10 @@ _FIRST_S, _AGAIN_S = 1.0, 5.0
 
 
 class LateStreams:
-    """`open_one` opens a stream for its builder; `wake` is called when one is open. Both in another thread."""
+    """The streams that are not open yet.
+
+    `open_one` opens a stream for its builder; `wake` is called after each attempt. Both run in another thread.
+    """
 
     def __init__(self, job: JobFile, open_one: Callable[[str], Builder], wake: Callable[[], None]) -> None:
         self._job = job
@@ -43,23 +46,23 @@ class LateStreams:
         self._wake = wake
         self._lacking = {name for name in job.recipes if not job.is_there(name)}
         self._opening: set[str] = set()
-        #: The streams whose files could not be kept.
+        #: Streams whose files could not be written.
         self._unkept: set[str] = set()
         self._look_s = 0.0
         self._fetching = GraphFetching()
-        #: What was asked for last, and when to ask for it again.
+        #: The last request, and when to repeat it.
         self._asked: m.BundleWanted | None = None
         self._again_s = 0.0
-        #: The streams that were tried: name, and the builder if it could be opened.
+        #: Results of attempts to open: the stream's name, and the builder or None.
         self._tried: SimpleQueue[tuple[str, Builder | None]] = SimpleQueue()
 
     @property
     def awaited(self) -> set[str]:
-        """The streams that are not open yet."""
+        """Return the streams that are not open yet."""
         return set(self._lacking)
 
     def look(self, now_s: float) -> list[m.BundleWanted]:
-        """Now and then, begin to open the streams whose files have come; returns what to ask the coordinator for."""
+        """Start to open the streams whose files have come, at intervals; return requests for the coordinator."""
         if not self._lacking or now_s < self._look_s:
             return []
         self._look_s = now_s + _LOOK_S
@@ -92,7 +95,7 @@ class LateStreams:
         self._wake()
 
     def take_opened(self) -> list[Builder]:
-        """Take the builders of the streams that were opened since the last call."""
+        """Return the builders of the streams that were opened since the last call."""
         found = []
         while not self._tried.empty():
             name, builder = self._tried.get()
@@ -103,7 +106,7 @@ class LateStreams:
         return found
 
     def take_pieces(self, pieces: Iterable[m.BundlePiece], now_s: float) -> list[m.BundleWanted]:
-        """Take in pieces that came from the coordinator; returns what to ask for at once."""
+        """Take in pieces from the coordinator; return the next request, if there is one."""
         asked: list[m.BundleWanted] = []
         for piece in pieces:
             self._take(piece)
@@ -132,7 +135,7 @@ class LateStreams:
         try:
             write_graph(self._job.graph_path(name), fetched.graph, self._job.index_folder(name), fetched.index)
         except (StokerError, OSError) as error:
-            closed = why_closed(self._job.graph_path(name))  # said once, and tried again: somebody may open the folder
+            closed = why_closed(self._job.graph_path(name))  # logged once, tried again: somebody may open the folder
             if not closed or name not in self._unkept:
                 Log("worker").warning("graph cannot be kept", stream=name, error=closed or str(error))
             self._unkept.add(name)

@@ -1,10 +1,10 @@
-"""How a worker stands with the coordinator: when it registers, when its heartbeat is due, when to connect anew.
+"""A worker's standing with the coordinator: when to register, to send a heartbeat, and to reconnect.
 
 Rules: pure. A coordinator answers every heartbeat, so a connection on which nothing comes may be one that only this
-side still believes in (see `silence`). Any message may be lost on its way, so a heartbeat names the list of culprits
-that is known here, and is followed by those that are not on it yet. A worker that has left says nothing more, because a
-heartbeat would register it again. One whose coordinator speaks another protocol or builds other bytes registers again
-and again, because either of them may be replaced.
+side still believes in (see `silence`). Any message may be lost, so a heartbeat names the version of the list of
+culprits that is known here, and is followed by the culprits that are not on it yet. A worker that has left sends
+nothing more, because a heartbeat would register it again. A worker whose coordinator speaks another protocol or builds
+other bytes keeps registering, because either of them may be replaced.
 """
 
 from __future__ import annotations
@@ -20,56 +20,58 @@ if TYPE_CHECKING:
 
 __all__ = ["Membership"]
 
-#: The heartbeat timeout, until the coordinator tells us the job's.
+#: Heartbeat timeout until the coordinator tells us the job's.
 _USUAL_TIMEOUT_S = 2.0
 
-#: How long a worker that was never registered keeps trying: its coordinator may start later than it does.
+#: How long a worker that was never answered keeps trying: its coordinator may start later than it does.
 _FIRST_TIME_S = 60.0
 
-#: Pause before registering again, and before sending again what could not be sent.
+#: Pause before registering again, and before repeating what could not be sent.
 _PAUSE_S = 0.5
 #: The same while we are refused.
 _REFUSED_PAUSE_S = 1.0
 
-#: Refusals that end once a release is replaced, ours or the coordinator's: its protocol, and what shapes bytes.
+#: Codes of refusals that end once a release is replaced, ours or the coordinator's: of the protocol, and of the
+#: builder.
 _WAITED_FOR = ("version", "builder")
 _NOT_YET_S = 0.02
 
 
 class Membership:
-    """One worker's membership, over whichever connection."""
+    """A worker's membership, independent of the connection."""
 
     def __init__(self) -> None:
         self.heartbeat_timeout_s = _USUAL_TIMEOUT_S
         self.registered = False
         self.left = False
         self._first_try_s: float | None = None
-        #: Whether the coordinator has ever taken us in.
+        #: Whether the coordinator has ever accepted us.
         self.was_registered = False
-        #: Whether the coordinator does not take us in because it is of a release that does not fit ours.
+        #: Whether the coordinator refuses us because its release does not fit ours.
         self.is_refused = False
-        #: When it said something last.
+        #: When the coordinator was last heard.
         self.heard_s = 0.0
-        #: When to speak next.
+        #: When to send the next message.
         self.due_s = 0.0
-        #: The version of the latest list of culprits, 0 before the first.
+        #: The version of the latest list of culprits; 0 before the first.
         self.culprits = 0
         self._unlisted: dict[int, m.Culprit] = {}
         self._silence = Silence()
 
     def hear(self, now_s: float) -> None:
-        """Something came."""
+        """Note that a message came."""
         self.heard_s = now_s
         self._silence.hear(now_s)
 
     def take_in(self, message: Message, now_s: float) -> None:
-        """Take in what came, if it concerns our membership."""
+        """Handle a message that concerns our membership; ignore others."""
         if isinstance(message, m.Registered):
             self.heartbeat_timeout_s = message.heartbeat_timeout_ms / 1000
             self.registered, self.due_s = True, now_s
             self.was_registered, self.is_refused = True, False
         elif isinstance(message, m.Refused) and message.code in _WAITED_FOR:
             self.registered, self.is_refused = False, True
+            # Asked again before long: in a rolling restart the coordinator or this worker is replaced sooner or later.
             self.due_s = now_s + _REFUSED_PAUSE_S
         elif isinstance(message, m.Refused) and message.code == "unknown":
             self.registered, self.due_s = False, now_s
@@ -79,39 +81,39 @@ class Membership:
                 self._unlisted.pop(key, None)
 
     def convict(self, culprit: m.Culprit) -> None:
-        """A sample killed decoders here: say so now, and with every heartbeat until the coordinator lists it."""
+        """Report a sample that killed decoders here, now and with every heartbeat until the coordinator lists it."""
         self._unlisted[culprit_key(culprit.stream, culprit.identity)] = culprit
         self.due_s = 0.0
 
     def unlisted(self) -> list[m.Culprit]:
-        """Culprits to be told with a heartbeat; none before we are registered."""
+        """Return the culprits to be sent with a heartbeat; none before we are registered."""
         return list(self._unlisted.values()) if self.registered else []
 
     def move(self, now_s: float) -> None:
-        """Note that we listen at another address now: register again, so that trainers find us there."""
+        """Register again, as trainers have to find us at another address."""
         if self.registered:
             self.registered, self.due_s = False, now_s
 
     def lose_patience(self, now_s: float) -> bool:
-        """Whether to make the connection anew now; we then register on it, so as to be found there."""
+        """Return whether to reconnect now; registration is due then, so that we are found on the new connection."""
         if self.left or not self._silence.lose_patience(now_s, self.heartbeat_timeout_s):
             return False
         self.registered, self.due_s = False, now_s
         return True
 
     def gives_up(self, now_s: float) -> bool:
-        """Whether no coordinator ever answered us, and it is time to say so; the first call starts the clock."""
+        """Return whether no coordinator has answered within the time for that; the first call starts the clock."""
         if self._first_try_s is None:
             self._first_try_s = now_s
         was_answered = self.was_registered or self.is_refused
         return not was_answered and now_s - self._first_try_s > _FIRST_TIME_S
 
     def is_due(self, now_s: float) -> bool:
-        """Whether a heartbeat, or our registration, is due now."""
+        """Return whether a heartbeat or a registration is due now."""
         return now_s >= self.due_s and not self.left
 
     def say(self, now_s: float, *, sent: bool) -> None:
-        """Note that it was sent, or could not be."""
+        """Set when to send next, after a message that was sent or could not be."""
         self.due_s = now_s + (self._pause_s() if sent else _NOT_YET_S)
 
     def _pause_s(self) -> float:

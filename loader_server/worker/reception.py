@@ -1,8 +1,8 @@
-"""What trainers ask of a worker, and what they are answered.
+"""The requests of trainers to a worker, and the answers.
 
 Rules: used in the poll loop only. Every accepted ticket is answered exactly once (pushed, unbuilt or cancelled), and
 only when nothing here can write into its slot any more. Open tickets, unread answers and bytes of batches are counted
-for each trainer: one that asks for too much, or does not read, holds up only itself.
+for each trainer: a trainer that asks for too much, or does not read, holds up only itself.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["Reception", "ReceptionParts", "WorkerCounts"]
 
 @dataclass(slots=True)
 class WorkerCounts:
-    """What has happened so far."""
+    """Counters of what has happened since the worker started."""
 
     built: int = 0
     masked: int = 0
@@ -56,7 +56,7 @@ class WorkerCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceptionParts:
-    """What a reception works with."""
+    """The parts of a worker that its reception uses."""
 
     name: str
     incarnation: int
@@ -71,57 +71,57 @@ class ReceptionParts:
     guard: Guard
     log: Log
     wake: Callable[[], None]
-    #: The streams that will be served and are not open yet.
+    #: Returns the streams that will be served but are not open yet.
     awaited: Callable[[], Container[str]]
-    #: Whether as much memory and as many descriptors are free as one sample may take.
+    #: Returns whether as much memory and as many descriptors are free as one sample may take.
     has_room: Callable[[], bool]
 
 
 class Reception:
-    """Takes in what trainers say, hands builds to the building thread, and answers."""
+    """Receives the messages of trainers, hands builds to the building thread, and answers."""
 
     def __init__(self, parts: ReceptionParts) -> None:
         self._parts = parts
         self._sender = parts.sender
         self._thread = parts.thread
         self.counts = WorkerCounts()
-        #: Whether this process has run out of descriptors or memory, or has lost its nursery.
+        #: Whether this process is out of descriptors or memory, or has lost its nursery.
         self.exhausted = False
         self._sessions: Sessions[Session] = Sessions(lambda address, hello: Session(address, hello, parts.buffers.take))
-        #: The most bytes that a batch of each stream can have.
+        #: The largest size of a batch, by stream.
         self._largest = {name: _largest_bytes(stream) for name, stream in parts.streams.items()}
         self._wants: OpenWants[Session, Build] = OpenWants(
             self._sessions, parts.batches, self._largest, parts.sender.reads
         )
         self._patience: Patience[bytes] = Patience()
-        #: How many messages were dropped unread, because their senders had said enough in vain.
+        #: Messages that were dropped unread, because their senders had sent too many that were of no use.
         self.unheard = 0
         self._count = {name: builder.batches for name, builder in parts.builders.items()}
         self._epochs = EpochCounts(self._count, parts.log, parts.wake)
 
     def serve(self, stream: Stream) -> None:
-        """Serve a stream that has been opened meanwhile, with its builder."""
+        """Serve a stream that was opened later, whose builder is known by now."""
         self._largest[stream.name] = _largest_bytes(stream)
         self._count[stream.name] = self._parts.builders[stream.name].batches
 
-    # --- what there is to do ---
+    # --- work to do ---
 
     @property
     def waiting(self) -> int:
-        """How many wants nobody has begun to build."""
+        """Return how many wants nobody has begun to build."""
         return len(self._wants)
 
     @property
     def waiting_of_trainers(self) -> int:
-        """How many of these are not a verifier's."""
+        """Return how many of these wants are of trainers rather than verifiers."""
         return self._wants.of_trainers
 
     def _to_build(self) -> int:
-        """How many builds delay a newcomer; wants that wait for their own trainer do not."""
+        """Return how many builds come before a new one; wants that wait for their own trainer do not count."""
         return self._wants.waiting() + self._thread.load
 
     def feed_builder(self) -> None:
-        """Hand the building thread what may be built."""
+        """Hand wants to the building thread while it has room."""
         while self._thread.has_room:
             build = self._wants.take()
             if build is None:
@@ -129,32 +129,32 @@ class Reception:
             self._thread.submit(build)
 
     def refuse_all(self) -> None:
-        """Refuse whatever nobody has begun, because we are leaving."""
+        """Refuse all wants that nobody has begun to build, because we are leaving."""
         while (given_up := self._wants.give_up()) is not None:
             session, build = given_up
             self._sender.answer(session.address, refusals.draining(build.want.ticket))
 
     def forget(self, is_gone: Callable[[Session], bool]) -> None:
-        """Forget trainers that are gone."""
+        """Forget the trainers that are gone."""
         for session in self._sessions:
             if is_gone(session):
                 self._forget(session)
 
     def _forget(self, session: Session) -> None:
-        """Cancel its builds, and let go of its memory once nothing of ours can write there."""
+        """Cancel a trainer's builds; release its memory once nothing here can write there."""
         self._parts.guard.expect_no_longer(session.sealed_identity)
         self._wants.forget(session)
 
     def close(self, *, let_go: bool) -> None:
-        """End; `let_go` of the trainers' slots if no thread can write there any more."""
+        """Shut down; with `let_go`, release the trainers' slots, as no thread can write there any more."""
         self._epochs.close()
         if let_go:
             self._sessions.close()
 
-    # --- what trainers say ---
+    # --- messages of trainers ---
 
     def receive(self, identity: bytes, key: str, frame: memoryview | bytes, now_s: float) -> bool:
-        """Take in one message; return whether it brought a batch nearer."""
+        """Handle one message; return whether it was useful, that is, brought a batch nearer."""
         if not self._patience.hears(identity, now_s):
             self.unheard += 1
             return False
@@ -164,7 +164,7 @@ class Reception:
         return is_useful
 
     def _take_in(self, identity: bytes, key: str, frame: memoryview | bytes, now_s: float) -> bool:
-        """Take in one message; whether it brought a batch nearer."""
+        """Decode, check and dispatch one message; return whether it brought a batch nearer."""
         try:
             message = decode(frame)
         except VersionError as error:
@@ -190,13 +190,14 @@ class Reception:
     def _greet(self, identity: bytes, former: Session | None, hello: m.Hello) -> None:
         known = self._sessions.of(hello.incarnation)
         if hello.stream in self._parts.awaited():
-            return  # it will say so again, and by then the stream may be open
+            return  # it says hello again, and by then the stream may be open
         others = len(self._sessions) - (known is not None)
         job, streams = self._parts.settings.name, self._parts.streams
         refusal = refusals.objection_to_hello(hello, job, streams, others, MOST_SESSIONS)
         if refusal is not None:
             self._sender.say(identity, refusal)
             return
+        # A connection speaks for one trainer: the former one on it is gone.
         if former is not None and former is not known:
             self._forget(former)
         if known is not None:
@@ -220,7 +221,7 @@ class Reception:
         )
 
     def _take_want(self, identity: bytes, session: Session | None, want: m.Want) -> bool:
-        """Accept or refuse a want; whether it was accepted."""
+        """Accept or refuse a want; return whether it was accepted."""
         known = session is not None and not session.gone and want.trainer == session.incarnation
         if session is None or not known or want.worker != self._parts.incarnation:
             return self._refuse(identity, refusals.another_trainer(want.ticket))
@@ -232,6 +233,8 @@ class Reception:
         digest = stream.digest if stream is not None else None
         refusal = refusals.objection_to_want(want, session, verdict, digest, self._parts.name)
         if refusal is not None:
+            # Refused generations count as well: a ticket is accepted only if its generation is above the slot's last
+            # one.
             session.tickets.refuse(want.ticket)
             return self._refuse(identity, refusal)
         build = Build(
@@ -269,7 +272,7 @@ class Reception:
             self._tell_batches(session, question, batches)
 
     def answer_questions(self) -> None:
-        """Send the counts that were found meanwhile."""
+        """Send the counts of batches that were found since the last call."""
         for trainer, question, batches in self._epochs.take_answers():
             session = self._sessions.of(trainer)
             if session is not None:
@@ -296,10 +299,10 @@ class Reception:
         m.NameQuery: _answer_name_query,
     }
 
-    # --- what became of their wants ---
+    # --- outcomes of wants ---
 
     def answer(self, outcome: Outcome) -> None:
-        """Tell a trainer what became of its want."""
+        """Answer a want with the outcome of its build."""
         build = outcome.build
         session = self._wants.finish(build)
         if session is None:
@@ -353,9 +356,10 @@ class Reception:
         return refusals.failed(build.want, error)
 
     def _take_exhaustion(self, build: Build, error: ExhaustedError) -> None:
-        """Go on if it may be the sample's own fault, which trials will show; else a fresh process takes our place.
+        """Decide whether a sample or this process is to blame for running out; if this process, end.
 
-        Where the samples had passed trials it is this process that has less left than a fresh one.
+        At a first attempt with enough room left it may be the sample's own fault, which trials will show. If the
+        samples have passed trials, or too little is left, a fresh process has to take our place.
         """
         if build.want.attempt == 0 and self._parts.has_room():
             self._parts.log.warning("memory or descriptors ran out over one batch", error=str(error))

@@ -1,4 +1,4 @@
-"""What a worker refuses, and the answers that say so: each says what was expected, what came and what to do.
+"""The refusals of a worker: what was expected, what came and what to do.
 
 Pure: the facts come as arguments, and `reception` sends the answers; this module must not know sockets, builders or
 memory.
@@ -41,7 +41,10 @@ def objection_to_hello(hello: m.Hello, job: str, streams: Collection[str], other
 def objection_to_want(
     want: m.Want, session: Session, verdict: Verdict, digest: str | None, worker: str
 ) -> m.Unbuilt | None:
-    """Return why a want is not built, or None if it is; `digest` is that of its stream's plan, None without stream."""
+    """Return why a want is not built, or None if it is.
+
+    `digest` is that of the plan of the stream that the want names; None if there is no such stream.
+    """
     ticket = want.ticket
     if want.in_slot and session.shared is None:
         return unbuilt(ticket, "unknown", "a want that comes by TCP", "one to be written in place", "worker", _HELLO)
@@ -56,7 +59,7 @@ def objection_to_want(
 
 
 def another_trainer(ticket: Ticket) -> m.Unbuilt:
-    """Refuse a want of a trainer that did not say hello to this incarnation."""
+    """Refuse a want whose sender did not say hello to this incarnation of the worker."""
     return unbuilt(
         ticket, "unknown", "a want of a trainer that said hello to this incarnation", "another", "worker", _HELLO
     )

@@ -1,11 +1,11 @@
-"""A worker's talk with the coordinator: it registers, sends heartbeats, and learns of samples that kill decoders.
+"""A worker's connection to the coordinator: registration, heartbeats, and the list of samples that kill decoders.
 
-Rules: used in the worker's poll loop only; when to say what is decided in `membership`. A machine's address may come
-late or change, so where trainers reach us is worked out anew with each registration and each heartbeat. If the
-coordinator is away we wait for it, and register again when it is back; attached trainers are served meanwhile. A
-coordinator that was never there is waited for only so long. One that speaks another protocol or has other bytes is
-waited for as well: in a rolling restart it was upgraded before us, or we before it. What differs is said once, and
-whenever that changes.
+Rules: used in the worker's poll loop only; `membership` decides when to send what. A machine's address may come late or
+change, so the address at which trainers reach us is worked out anew with each registration and each heartbeat. While
+the coordinator is away we wait for it, serve attached trainers, and register again when it is back. A coordinator that
+was never there is waited for only for a limited time. A coordinator that speaks another protocol or builds other bytes
+is waited for as well: in a rolling restart it was upgraded before us, or we before it. The difference is logged once,
+and again when it changes.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Registration"]
 
-#: How often the coordinator is told why this worker does not serve, or not all.
+#: Interval of reports to the coordinator that this worker serves no stream, or not all.
 _FAILING_PAUSE_S = 2.0
 
 
 class Registration:
-    """One DEALER to the coordinator; `socket` is replaced when the connection is made anew."""
+    """One DEALER to the coordinator; `socket` is replaced when it reconnects."""
 
     def __init__(
         self,
@@ -58,23 +58,23 @@ class Registration:
         #: The coordinator's address that we are connected to.
         self._connected = ""
         self._keys = keys
-        #: With the endpoint that we are bound to, which may be that of all addresses.
+        #: Our registration with the endpoint that we are bound to, which may be that of all addresses.
         self._bound = register
         self._register = register
-        #: The coordinator's endpoint by address, once its name was looked up. That may take long, most of all while the
-        #: network is down, so it is looked up again only when the coordinator has taken us in.
+        #: The coordinator's endpoint by address, once its name was resolved. Resolving may take long, most of all while
+        #: the network is down, so it is repeated only after the coordinator has accepted us.
         self._looked_up: str | None = None
         self._looks_up_again = False
         self.socket = self._connect()
         self._log = Log("worker", worker=register.worker)
         self._pieces: list[m.BundlePiece] = []
-        #: What our builder fingerprint is made of.
+        #: The parts of our builder fingerprint.
         self._parts = parts
-        #: Why the coordinator does not take us in, if we wait until it or we are replaced.
+        #: The refusal that lasts until the coordinator or this worker is replaced.
         self.refusal: m.Refused | None = None
-        #: The same before it says which part differs, if it has not said so since we registered last.
+        #: A refusal whose differing parts we have asked for; None once they are known.
         self._unexplained: m.Refused | None = None
-        #: Why this worker serves only in part, or not at all.
+        #: The reason why this worker serves only a part of its streams, or none.
         self._failing: m.Failing | None = None
         self._failing_s = 0.0
         #: Whether there is a stream that it can serve: only then does it register.
@@ -83,26 +83,31 @@ class Registration:
     def _connect(self) -> zmq.Socket[bytes]:
         address = self._followed.address
         dealer = connect_dealer(self._context, address, self._keys, secrets.token_bytes(16))
+        # A name that was resolved belongs to the former address.
         if address != self._connected:
             self._connected, self._looked_up = address, None
         return dealer
 
     def tell_metrics(self, bound: str) -> None:
-        """Name the place where our metrics are served in what we register with from now on."""
+        """Put the address of our metrics into all further registrations."""
         self._bound = dataclasses.replace(self._bound, metrics=bound)
         self._register = dataclasses.replace(self._register, metrics=bound)
 
     @property
     def heartbeat_timeout_s(self) -> float:
-        """The job's, once we are registered."""
+        """Return the job's heartbeat timeout, or the default before we are registered."""
         return self.membership.heartbeat_timeout_s
 
     def due_s(self) -> float:
-        """When the next turn is due at the latest."""
+        """Return when the next turn is due at the latest."""
         return self.membership.due_s
 
     def turn(self, now_s: float, load: Callable[[], m.Beat], *, spoken_to: bool) -> list[m.Culprits]:
-        """Take in what was said and say what is due; returns the lists of culprits that came."""
+        """Handle the coordinator's messages and send what is due; return the lists of culprits that came.
+
+        Raises LostError if no coordinator has ever answered and the time for that is over, or the error with which the
+        coordinator refuses this worker for good.
+        """
         culprits: list[m.Culprits] = []
         for frames in read_waiting(self.socket) if spoken_to else ():
             self.membership.hear(now_s)
@@ -119,7 +124,7 @@ class Registration:
         return culprits
 
     def _follow(self, now_s: float) -> None:
-        """Connect to where the coordinator is now, if it is quiet and its file says another place; register there."""
+        """Connect to the coordinator's new address if it is quiet and its file names another one; register there."""
         if self._followed.has_moved(self._connected, now_s - self.membership.heard_s, now_s):
             self._log.info("coordinator is elsewhere", before=self._connected, now=self._followed.address)
             self.membership.move(now_s)
@@ -128,6 +133,8 @@ class Registration:
     def _say_what_is_due(self, now_s: float, load: Callable[[], m.Beat]) -> None:
         message = load() if self.membership.registered else self._register
         sent = True
+        # The coordinator has not answered `BuilderParts` since the last turn that was due, so the refusal is reported
+        # without the parts.
         if self._unexplained is not None:
             self._note_refusal(self.refusal or self._unexplained, now_s)
         if self._may_register or self.membership.registered:
@@ -140,9 +147,9 @@ class Registration:
         self.membership.say(now_s, sent=sent)
 
     def note_data(self, failing: m.Failing | None, *, may_register: bool, now_s: float) -> None:
-        """Take in what data are missing here: the coordinator is told, and a worker without any does not register.
+        """Record which data are missing here, for the coordinator; without any data the worker does not register.
 
-        Once there is less missing than before it registers again, because that takes back what was told.
+        When that changes it registers again, because registering withdraws the earlier report.
         """
         if self._failing is not None and failing != self._failing:
             self.membership.move(now_s)
@@ -150,7 +157,7 @@ class Registration:
         self._failing_s = self.membership.due_s = now_s
 
     def _look_where_we_are(self, now_s: float) -> None:
-        """Work out our address; while there is no route we keep the one we had, because it may come back."""
+        """Work out our address anew; without a route, keep the one we had, because the route may come back."""
         if not self._connected:
             return
         if self._looks_up_again or self._looked_up is None:
@@ -197,7 +204,7 @@ class Registration:
         return []
 
     def _hear_refusal(self, refusal: m.Refused, now_s: float) -> None:
-        """Ask what differs; a Register that was said twice brings the same refusal twice."""
+        """Ask which parts of the fingerprint differ; a repeated Register brings the same refusal twice."""
         if self._unexplained is None:
             self._unexplained = refusal
             self._send(m.BuilderParts(worker=self._register.worker, parts=self._parts()))
@@ -205,9 +212,9 @@ class Registration:
             self._note_refusal(refusal, now_s)
 
     def _note_refusal(self, refusal: m.Refused, now_s: float) -> None:
-        """Tell people what we wait for: the log once, the coordinator now and then.
+        """Record a lasting refusal; log it once, and report it to the coordinator now and then.
 
-        That follows a refusal, and not a Register, which may be the one that lets us in.
+        The report follows a refusal and not a Register, because the Register may be the one that is accepted.
         """
         self._unexplained = None
         words = self.error_of(refusal).words()
@@ -219,21 +226,21 @@ class Registration:
             self._send(m.Failing(worker=self._register.worker, **{name: clipped(text) for name, text in words.items()}))
 
     def error_of(self, refusal: m.Refused) -> StokerError:
-        """Return what the coordinator said as an error."""
+        """Return a refusal as an error."""
         return error_of(refusal, f"coordinator at {self._connected}")
 
     def take_pieces(self) -> list[m.BundlePiece]:
-        """Pieces of the bundle that came since the last call."""
+        """Return pieces of the bundle that came since the last call."""
         pieces, self._pieces = self._pieces, []
         return pieces
 
     def ask(self, wanted: Iterable[m.BundleWanted]) -> None:
-        """Ask for pieces of the bundle; what does not get out is asked for again."""
+        """Send requests for pieces of the bundle; those that cannot be sent are due again later."""
         for one in wanted:
             self._send(one)
 
     def leave(self) -> None:
-        """Say that we are leaving, so that no new wants come; only once."""
+        """Announce that we are leaving, so that no new wants come; do nothing once that was sent."""
         if not self.membership.left:
             leave = m.Leave(worker=self._register.worker, incarnation=self._register.incarnation)
             self.membership.left = self._send(leave)
@@ -242,5 +249,5 @@ class Registration:
         return send_if_up(self.socket, encode(message))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.socket.close(linger=100)

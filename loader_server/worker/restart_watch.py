@@ -1,13 +1,13 @@
-"""Whether a worker that its coordinator refuses would build other bytes if it were started again.
+"""Checks whether a restart would let a refused worker build the bytes that its coordinator expects.
 
-What a worker builds hangs on what it read when it began: job file, index, own transforms, versions of packages. If any
-of these has changed on disk since, its successor may be taken in, so it ends and makes room for it. If nothing has, a
-restart would not help: it waits, and serves the trainers that it has.
+What a worker builds depends on what it read when it started: job file, index, own transforms, versions of packages. If
+any of these has changed on disk since, its successor may be accepted, so it ends to make room for that. If nothing has,
+a restart would not help: it waits, and serves the trainers that it has.
 
-Rules: a thread looks, because opening a job takes time; a look that hangs is given up, and no further one is begun
-while several hang. Looks that fail are counted and logged. Pauses grow up to a limit, and with what a look takes,
-because the worker may be busy serving. Stoker's own code is not looked at: all processes that this machine's supervisor
-forks have it as it was imported once.
+Rules: a thread does the check, because opening a job takes time; a check that hangs is given up, and no further one is
+started while several hang. Checks that fail are counted and logged. Pauses grow up to a limit, and with the time that a
+check takes, because the worker may be busy serving. Stoker's own code is not checked: all processes that this machine's
+supervisor forks have it as it was imported once.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = ["RestartWatch", "builder_on_disk"]
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 8.0
-#: How many times longer than a look the pause after it is.
+#: Ratio of the pause after a check to the check's own time.
 _PAUSES_A_LOOK = 10
-#: A look that takes longer is given up, and so many may hang before no further one is begun.
+#: Time after which a check is given up, and how many may hang before no further one is started.
 _LONGEST_LOOK_S = 60.0
 _MOST_HANGING = 3
 
 
 class RestartWatch:
-    """Looks for a reason to restart, one at a time, in threads of their own.
+    """Looks for a reason to restart: one check at a time, each in a thread of its own.
 
     `look` returns the builder fingerprint that a new worker would have; `wake` is called after it, in its thread.
     """
@@ -49,25 +49,25 @@ class RestartWatch:
         self._wake = wake
         self._log = log
         self._under_way: _DiskLook | None = None
-        #: Looks that were given up while they hung: a thread cannot be ended from outside.
+        #: Checks that were given up while they hung: a thread cannot be ended from outside.
         self._hanging: list[_DiskLook] = []
         self._due_s = 0.0
         self._pause_s = _FIRST_PAUSE_S
-        #: How many looks failed, and how many were given up.
+        #: Numbers of checks that failed, and that were given up.
         self.failed = self.given_up = 0
         self._logged = ""
 
     def is_due(self, now_s: float) -> bool:
-        """Return whether to look again now; not while one look is under way, or too many hang."""
+        """Return whether to check again now; not while one check is under way, or too many hang."""
         self._hanging = [look for look in self._hanging if look.is_under_way]
         return self._under_way is None and len(self._hanging) < _MOST_HANGING and now_s >= self._due_s
 
     def begin(self, now_s: float) -> None:
-        """Look once, in the background."""
+        """Start a check in the background."""
         self._under_way = _DiskLook(self._look, self._wake, now_s)
 
     def take(self, now_s: float) -> bool:
-        """Return whether a worker that is started now would have another fingerprint, as the last look has found."""
+        """Return whether the last check found that a new worker would have another fingerprint; False if it runs."""
         look = self._under_way
         if look is None or (look.is_under_way and now_s - look.began_s < _LONGEST_LOOK_S):
             return False
@@ -91,28 +91,28 @@ class RestartWatch:
         return look.found not in ("", self._builder)
 
     def _log_once(self, event: str, why: str) -> None:
-        """Log an event with its reason, unless that is the reason which was logged last."""
+        """Log an event with its reason, unless that reason was the last one logged."""
         if why != self._logged:
             self._log.warning(event, reason=why)
             self._logged = why
 
     def calm(self) -> None:
-        """Note that the coordinator takes the worker as it is: the next refusal is another one."""
+        """Reset pauses and logging; called while there is no refusal that a restart could end."""
         self._pause_s, self._due_s, self._logged = _FIRST_PAUSE_S, 0.0, ""
 
 
 class _DiskLook:
-    """One look, with a result of its own: one that was given up may end at any time."""
+    """One check, with a result of its own: a check that was given up may still end at any time."""
 
     def __init__(self, look: Callable[[], str], wake: Callable[[], None], now_s: float) -> None:
         self._look = look
         self._wake = wake
         self.began_s = now_s
         self.took_s = 0.0
-        #: The fingerprint, or why there is none.
+        #: The fingerprint (empty if there is none), and the error of a failed check.
         self.found = ""
         self.error: Exception | None = None
-        # A daemon: a look that hangs in a file system ends with the process.
+        # A daemon thread: a check that hangs in a file system must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="restart watch", daemon=True)
         self._thread.start()
 

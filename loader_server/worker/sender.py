@@ -1,8 +1,8 @@
-"""What a worker says to trainers: answers are sent once a turn, payloads behind their headers, sealed ones apart.
+"""Messages of a worker to trainers: answers once a turn, payloads behind their headers, sealed ones apart.
 
 Rules: used in the poll loop only; answers to one trainer keep their order; a socket never blocks, and messages for a
-trainer that hung up are dropped. A buffer that libzmq still sends from is left alone until libzmq has finished with it,
-which it says only when asked.
+trainer that hung up are dropped. A buffer that libzmq still sends from is not touched until libzmq has finished with
+it, which has to be polled.
 
 A trainer that leaves too many answers unread (see `shared.fairness.unread`) gets only what its open tickets are owed,
 and no more of its batches are built.
@@ -45,28 +45,28 @@ _LINGER_MS = 1000
 
 @dataclass(slots=True)
 class _Peer:
-    """What is sent on one connection."""
+    """What is to be sent on one connection."""
 
     #: Frames for the next `flush`, and their length.
     frames: list[bytes] = field(default_factory=list)
     waiting: int = 0
-    #: Whether nothing has been said since the last look.
+    #: Whether nothing was queued since the last call of `forget_quiet`.
     quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Unread:
-    """A frame that libzmq may still be sending; `settle` uncounts it."""
+    """A frame that libzmq may still be sending; `settle` takes it off the account."""
 
     tracker: zmq.MessageTracker
     settle: Callable[[], None]
-    #: If it is a batch: its length, and the buffer of `SendBuffers` that it lies in.
+    #: For a batch: its length, and its buffer of `SendBuffers`.
     nbytes: int = 0
     buffer: NDArray[np.uint8] | None = None
 
 
 class Sender:
-    """Owns the sockets that trainers are connected to; `batches` counts the bytes of batches that each has not read."""
+    """Owner of the sockets for trainers; `batches` counts the bytes of batches that each trainer has not read."""
 
     def __init__(
         self,
@@ -78,10 +78,11 @@ class Sender:
     ) -> None:
         self.router = bind_router(context, listen, keys)
         self.endpoint = self.router.getsockopt_string(zmq.LAST_ENDPOINT)
-        #: Where a firewall lets trainers reach sealed payloads, if the port to listen at is given.
+        #: A fixed port to listen at implies a fixed port beside it for sealed payloads, which a firewall can let
+        #: through.
         beside = port_beside(listen)
         self._sealed_router = bind_sealed_router(context, self.endpoint, beside) if keys is not None else None
-        #: The port that sealed payloads come from; 0 if there are none.
+        #: The port of sealed payloads; 0 if there are none.
         self.sealed_port = 0
         if self._sealed_router is not None:
             self.sealed_port = port_of(self._sealed_router.getsockopt_string(zmq.LAST_ENDPOINT))
@@ -100,27 +101,27 @@ class Sender:
         self._peers: dict[bytes, _Peer] = {}
         self._spoken_to: list[bytes] = []
         self._unread: list[_Unread] = []
-        #: Messages that were left out, because their receiver does not read.
+        #: Messages that were dropped because their receiver does not read.
         self.left_out = 0
 
     # --- answers ---
 
     def reads(self, identity: bytes) -> bool:
-        """Whether this connection reads what it is sent; one that does not gets only what it is owed."""
+        """Return whether this connection reads its answers; one that does not gets only what its tickets are owed."""
         return self._answers.reads(identity)
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        """The sockets to poll."""
+        """Return the sockets to poll."""
         return [self.router, *([self._sealed_router] if self._sealed_router is not None else ())]
 
     def watch(self, doors: Doors) -> None:
-        """Count connections to all of these sockets."""
+        """Have the doors count connections to all of these sockets."""
         doors.watch("messages", self.router)
         if self._sealed_router is not None:
             doors.watch("sealed", self._sealed_router)
 
     def drop_strays(self, ready: set[object], note_useless: Callable[[zmq.Frame], None] = lambda _: None) -> int:
-        """Read and drop what came to the ROUTER for sealed payloads, where nobody may say anything; how much it was."""
+        """Read and drop messages to the ROUTER for sealed payloads, where nobody may send any; return how many."""
         if self._sealed_router is None or self._sealed_router not in ready:
             return 0
         count = 0
@@ -130,17 +131,17 @@ class Sender:
         return count
 
     def say(self, identity: bytes, message: Message) -> None:
-        """Send a message with the next `flush`, unless the other side does not read."""
+        """Queue a message for the next `flush`; drop it if the other side does not read."""
         if not self._leave_out(identity):
             self._queue(identity, encode(message))
 
     def say_frame(self, identity: bytes, frame: bytes) -> None:
-        """The same for a message that is encoded already."""
+        """Queue an encoded message in the same way as `say`."""
         if not self._leave_out(identity):
             self._queue(identity, frame)
 
     def _leave_out(self, identity: bytes) -> bool:
-        """Whether nothing more is said to this connection for now, which is counted."""
+        """Return whether a message to this connection has to be dropped now, and count it."""
         peer = self._peers.get(identity)
         if (peer is None or peer.waiting <= MARK_BYTES) and self.reads(identity):
             return False
@@ -148,7 +149,7 @@ class Sender:
         return True
 
     def answer(self, identity: bytes, message: Message) -> None:
-        """Send the answer that an open ticket is owed with the next `flush`, in any case."""
+        """Queue the answer to an open ticket for the next `flush`, even if the other side does not read."""
         self._queue(identity, encode(message))
 
     def _queue(self, identity: bytes, frame: bytes) -> None:
@@ -162,7 +163,7 @@ class Sender:
         peer.quiet = False
 
     def flush(self) -> bool:
-        """Send the answers so far, those for one trainer together; whether all trainers were still there."""
+        """Send the queued answers, those for one trainer together; return whether all trainers were still there."""
         spoken_to, self._spoken_to = self._spoken_to, []
         there = [self._flush_to(identity) for identity in spoken_to]
         return all(there)
@@ -179,11 +180,11 @@ class Sender:
         return True
 
     def mark_all(self) -> None:
-        """Learn of each answer from now on when libzmq is done with it, because this process ends soon."""
+        """From now on track each answer until libzmq has sent it, because this process ends soon."""
         self._answers.marks_all = True
 
     def forget_quiet(self) -> None:
-        """Forget connections on which nothing was said since the last call."""
+        """Forget connections for which nothing was queued since the last call."""
         for identity in [one for one, peer in self._peers.items() if peer.quiet]:
             del self._peers[identity]
             self._answers.forget(identity)
@@ -201,6 +202,7 @@ class Sender:
             return
         if not header.digest:  # left out because it was to be sealed
             header = dataclasses.replace(header, digest=digest64(outcome.payload.data))
+        # A small batch is copied and travels with the answers of this turn, so its buffer is free at once.
         if outcome.sent.nbytes < MARK_BYTES:
             self._queue(session.address, encode(header))
             self._queue(session.address, bytes(outcome.sent))
@@ -210,7 +212,7 @@ class Sender:
         if self._buffers.encodes:
             self._buffers.give_back(outcome.payload)
             buffer = None
-        self._flush_to(session.address)  # answers keep their order
+        self._flush_to(session.address)  # so that answers keep their order
         head = [session.address, encode(header)]
         if not self._send_behind(self.router, head, outcome.sent, session.incarnation, buffer):
             log.debug("trainer is gone", number=header.number)
@@ -242,7 +244,7 @@ class Sender:
         self._send_tracked(socket, sent, settle, sent.nbytes, buffer)
         return True
 
-    # --- what libzmq has not sent yet ---
+    # --- frames that libzmq has not sent yet ---
 
     def _send_tracked(
         self,
@@ -266,7 +268,7 @@ class Sender:
         return True
 
     def take_back(self) -> None:
-        """Uncount what libzmq has finished with, and give its buffers back."""
+        """Settle the frames that libzmq has finished with, and return their buffers."""
         self._answers.take_back()
         unread, self._unread = self._unread, []
         for one in unread:
@@ -278,15 +280,15 @@ class Sender:
                 self._buffers.give_back(one.buffer)
 
     def is_behind(self) -> bool:
-        """Whether libzmq is still sending something: it does not say when that is done, so look again soon."""
+        """Return whether libzmq is still sending something; it does not notify us, so the caller polls again soon."""
         return bool(self._unread) or self._answers.is_behind()
 
     def unsent_bytes(self) -> int:
-        """Bytes of batches that were built and are still being sent."""
+        """Return how many bytes of built batches are still being sent."""
         return sum(one.nbytes for one in self._unread)
 
     def close(self) -> None:
-        """Hang up; the last messages still have a moment to leave."""
+        """Close the sockets; the last messages still have a moment to leave."""
         self.router.close(linger=_LINGER_MS)
         if self._sealed_router is not None:
             self._sealed_router.close(linger=_LINGER_MS)

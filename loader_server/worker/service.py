@@ -1,6 +1,6 @@
-"""A worker: one process, one core, that builds the batches it is asked for and pushes them.
+"""A worker: one process, one core, that builds the batches that trainers ask for and pushes them.
 
-Rules: this poll loop owns the sockets, and only it decides; what trainers ask is taken in by `reception`, and building
+Rules: this poll loop owns the sockets, and only it decides; `reception` handles what trainers send, and building
 happens in `build_thread`. A worker holds nothing that it could not rebuild: any other can take its place at any moment.
 """
 
@@ -68,17 +68,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker", "WorkerSettings", "builder_of"]
 
-#: How long a worker that ends by itself (it is out of descriptors or memory, or another is to take its place) may take
+#: How long a worker that ends by itself (it is out of descriptors or memory, or its successor is to take over) may take
 #: to finish what it has begun.
 _LAST_WORDS_S = 5.0
-#: How long its trainers have to read its last answers: what a DEALER has received and nobody has read is lost when the
-#: connection ends.
+#: How long trainers have to read its last answers: what a DEALER has received but not read is lost when the connection
+#: ends.
 _READING_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """Where a worker serves, and whom it belongs to."""
+    """Settings of a worker: its job, where it serves, and its coordinator."""
 
     job_path: Path
     name: str
@@ -86,28 +86,28 @@ class WorkerSettings:
     coordinator: str
     server_keys: ServerKeys | None = None
     client_keys: ClientKeys | None = None
-    #: The host that trainers are told to reach it at, perhaps with a port; empty: the one that it finds out.
+    #: The host, perhaps with a port, that it advertises to trainers; if empty, it finds out its address.
     advertise: str = ""
-    #: The file of the machine's shelf of built batches; empty if it has none.
+    #: The file of the machine's shelf of shared batches; empty if there is none.
     shelf: str = ""
 
 
 class Worker:
-    """Made in the process's main thread; `run` returns when it has drained."""
+    """A worker's main loop; to be made in the process's main thread. `run` returns when it has drained."""
 
     def __init__(self, settings: WorkerSettings, nursery: Asker) -> None:
         self.settings = settings
         self.incarnation = secrets.randbits(63)
-        #: The content of the last heartbeat: how much there is to do.
+        #: The last heartbeat, which says how much there is to do.
         self.load: m.Beat | None = None
         self.log = Log("worker", worker=settings.name)
         self._job = JobFile(settings.job_path)
         self._streams = {name: Stream(self._job, name) for name in self._job.recipes if self._job.is_there(name)}
-        #: Its counts of remote files.
+        #: Counts of its remote files.
         self.remote_counts = self._job.cache.counts
         self.build_counts = {name: _counts_of(stream) for name, stream in self._streams.items()}
         self._quarantine = Quarantine(self._job.state / "quarantine.jsonl")
-        #: Rows masked so far, by reason.
+        #: Masked rows, by reason.
         self.masked_by_reason = self._quarantine.counts
         build_timeout_s = self._job.settings.build_timeout_s
         deadline = Deadline(build_timeout_s)
@@ -136,12 +136,12 @@ class Worker:
         )
         self._aftermath = Aftermath()
         self._draining = False
-        #: Why it ends, if its coordinator may take another in its place.
+        #: The refusal for which it ends, if its successor may be accepted.
         self._refusal: m.Refused | None = None
-        #: When the main loop turned last.
+        #: Time of the main loop's last turn.
         self._turned_s = time.monotonic()
         self._stop_s = float("inf")
-        #: Until when the last answer may not be read yet.
+        #: Until when the last answer may still be unread.
         self._unread_until_s = 0.0
         self._look_s = self._prune_s = 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -151,7 +151,7 @@ class Worker:
         self.doors = Doors(self.log)
         self._sender.watch(self.doors)
         self.endpoint = self._sender.endpoint
-        #: All ports that it serves on.
+        #: All ports that it serves.
         self.ports = self._sender.ports
         self._reception = Reception(
             ReceptionParts(
@@ -175,7 +175,7 @@ class Worker:
         builder = builder_fingerprint(self._streams, self._job.versions_of_sent())
         look = partial(builder_on_disk, settings.job_path)
         self._restart_watch = RestartWatch(look, builder, self._waker.wake, self.log)
-        #: Tells whoever started us that we are refused, each time that we look whether a restart would help.
+        #: Reports to our parent that we are refused, each time that we check whether a restart would help.
         self.tell_refused: Callable[[], None] = lambda: None
         self._registration = Registration(
             self._context,
@@ -194,7 +194,7 @@ class Worker:
         )
 
     def _open_shelf(self) -> Shelf | None:
-        """Where batches are shared with other jobs, if this job wants that; without it all are built here."""
+        """Return the shelf of shared batches; None if the job does not share any or there is no shelf (logged)."""
         if not self._job.settings.share:
             return None
         try:
@@ -208,22 +208,27 @@ class Worker:
 
     @property
     def fallbacks(self) -> dict[str, int]:
-        """Batches that could not be built in the quickest way, by reason, those of all streams together."""
+        """Return how many batches fell back to a slower way of building, by reason, over all streams."""
         counted = [builder.fallbacks.counts for builder in list(self._builders.values())]
         return {reason: sum(counts[reason] for counts in counted) for reason in FALLBACK_REASONS}
 
     @property
     def exhausted(self) -> bool:
-        """Whether it is ending because it has run out of descriptors or memory, or has lost its nursery."""
+        """Return whether it ends because it is out of descriptors or memory, or has lost its nursery."""
         return self._reception.exhausted
 
     def run(self) -> None:
-        """Serve until drained."""
+        """Serve until drained.
+
+        Raises the coordinator's refusal if it ended so that a successor can take over.
+        """
         poller = zmq.Poller()
         for socket in (*self._sender.sockets(), *self.doors.monitors()):
             poller.register(socket, zmq.POLLIN)
         poller.register(self._waker.fileno(), zmq.POLLIN)
         polled = None
+        # A worker without its data would refuse every want while it looks healthy, so it registers only after the first
+        # check.
         self._registration.note_data(None, may_register=False, now_s=time.monotonic())
         self._data.start()
         try:
@@ -235,14 +240,14 @@ class Worker:
                     poller.register(polled, zmq.POLLIN)
                 ready = {sock for sock, _ in poller.poll(self._pause_ms(time.monotonic()))}
                 self._turn(ready)
-            self._registration.leave()  # which no turn has said if there was nothing to finish
+            self._registration.leave()  # no turn has sent this if there was nothing to finish
             if self._refusal is not None:
                 raise self._registration.error_of(self._refusal)
         finally:
             self._close()
 
     def tell_metrics(self, bound: str) -> None:
-        """Tell the coordinator with the next registration where our metrics are served; before `run`."""
+        """Announce our metrics' address with the next registration; to be called before `run`."""
         self._registration.tell_metrics(bound)
 
     def drain(self, timeout_s: float) -> None:
@@ -266,7 +271,7 @@ class Worker:
         return max(1, int(1000 * (self._registration.due_s() - now_s)) + 1)
 
     def probes(self) -> Probes:
-        """Return what this worker answers to probes."""
+        """Return the answers to health probes."""
         longest_s = self._job.settings.build_timeout_s
         return Probes(
             lambda now_s: dead(self._turned_s, max(longest_s, LOOP_S) + LOOP_S, now_s),
@@ -287,13 +292,14 @@ class Worker:
         )
 
     def _has_data(self) -> bool:
-        """Whether it can serve any stream, or will once a trainer has sent what makes its batches."""
+        """Return whether it can serve any stream, now or once a trainer has sent a graph."""
         return bool(self._late.awaited) or len(self._data.lacking) < len(self._streams)
 
     def _turn(self, ready: set[object]) -> None:
         now_s = self._turned_s = time.monotonic()
         if self._waker.fileno() in ready:
             self._waker.clear()
+        # Allowed keys have changed: trainers are checked against them now.
         if self.guard.look(now_s):
             self._look_s = now_s
         self.doors.turn(now_s)
@@ -311,11 +317,11 @@ class Worker:
             self._reception.refuse_all()
         self._reception.feed_builder()
         self._talk_to_coordinator(now_s, spoken_to=self._registration.socket in ready)
-        if not self._sender.flush():  # nobody waits for its messages
+        if not self._sender.flush():  # a trainer that is gone waits for nothing
             self.log.debug("trainer is gone")
 
     def _take_in(self, ready: set[object], now_s: float) -> None:
-        """Take in what trainers said; the brakes are told if some of it is left over."""
+        """Handle what trainers sent, and tell the brakes whether messages are left over."""
         count, unheard = 0, self._reception.unheard
         for identity, *frames in read_waiting(self._sender.router) if self._sender.router in ready else ():
             count += 1
@@ -331,7 +337,7 @@ class Worker:
         self.doors.brakes.turn(now_s, is_behind=is_behind)
 
     def unsent_bytes(self) -> int:
-        """Bytes of batches that were built and are still being sent by TCP."""
+        """Return how many bytes of built batches are still being sent by TCP."""
         return self._sender.unsent_bytes()
 
     def _talk_to_coordinator(self, now_s: float, *, spoken_to: bool) -> None:
@@ -357,9 +363,9 @@ class Worker:
         self._reception.serve(stream)
 
     def _look_whether_to_restart(self, now_s: float) -> None:
-        """End in good order with the coordinator's refusal if a worker in our place would build other bytes.
+        """End with the coordinator's refusal if a successor would build other bytes, and may thus be accepted.
 
-        It would speak the same protocol, so that is no reason to look.
+        A refusal for the protocol version is no reason to check: a successor would speak the same one.
         """
         refusal = self._registration.refusal
         if refusal is None or refusal.code == "version":
@@ -402,13 +408,13 @@ class Worker:
             self._sender.forget_quiet()
 
     def _is_gone(self, session: Session, now_s: float) -> bool:
-        """Whether it has been silent for long, or its key is no longer allowed."""
+        """Return whether the trainer has been silent for long, or its key is no longer allowed."""
         silent = now_s - session.heard_s > GONE_AFTER * self._registration.heartbeat_timeout_s
         return silent or not self.guard.has_role(session.key, "trainer")
 
     def _close(self) -> None:
         ended = self._thread.close(timeout_s=1.0)
-        self._reception.close(let_go=ended)  # if not, the process's end does: a thread may still write into slots
+        self._reception.close(let_go=ended)  # else a thread may still write there: the end frees them
         self._registration.close()
         self.doors.close()
         self._sender.close()
@@ -424,7 +430,7 @@ class Worker:
         for stream in self._streams.values():
             stream.close()
 
-    # --- what was built ---
+    # --- outcomes of builds ---
 
     def _answer(self, outcome: Outcome) -> None:
         stream = outcome.build.want.stream
@@ -445,7 +451,7 @@ class Worker:
 
 
 def _counts_of(stream: Stream) -> BuildCounts:
-    """Counts from zero, also for each key that may have values that are not finite."""
+    """Return counts of zero, with an entry for each key that may have values that are not finite."""
     return BuildCounts(not_finite=Counter(dict.fromkeys(float_keys(stream.chain.fields), 0)))
 
 
@@ -458,7 +464,7 @@ def builder_of(
 ) -> Builder:
     """Return the builder that suits the stream's source.
 
-    A source of whole batches makes them in turn, so a batch that another worker has built would save it nothing.
+    A source of whole batches produces them in sequence, so a batch that another worker has built would save it nothing.
     """
     if isinstance(stream.source, WholeSource):
         return WholeBuilder(stream, quarantine, deadline, stream.source)

@@ -1,1 +1,1 @@
-"""`loader-server show`: any batch, looked at as a table, a picture or sound."""
+"""`loader-server show`: any batch, shown as a table, a picture or sound."""

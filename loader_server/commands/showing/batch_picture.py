@@ -1,8 +1,9 @@
-"""A batch as a picture: a column a padded key and a strip a row, spectrograms, waves or tokens, with their padding.
+"""A batch as a picture: a column for each padded key and a strip for each row, with their padding.
 
-Rules: what is drawn are the numbers of the batch. Padding is hatched, so that it is not taken for zeros of the data; a
-masked row is named in red with the reason; samples that share a row are parted by lines, and numbered. What has no
-steps, or too many axes, is left out, and the picture says so. matplotlib is imported only to draw.
+A strip shows a spectrogram, a wave or tokens. Rules: the picture shows the numbers of the batch. Padding is hatched, so
+that it is not taken for zeros of the data; a masked row is named in red with the reason; packed samples are separated
+by lines and numbered. Keys without steps, or with too many axes, are left out, and the picture says so. matplotlib is
+imported only to draw.
 """
 
 from __future__ import annotations
@@ -23,19 +24,22 @@ if TYPE_CHECKING:
 
 __all__ = ["draw", "segment_starts"]
 
-#: Rows that a picture has room for.
+#: Limit of rows in a picture.
 _MOST_ROWS = 24
-#: Tokens of a row that are written out.
+#: Limit of tokens in a row whose numbers are written.
 _MOST_TOKENS = 40
 _WIDTH_INCHES = 7.0
 _STRIP_INCHES = 0.75
 _MOST_NAME = 34
-#: The colour that tells packed samples apart: in none of the colour maps.
+#: The colour of the lines between packed samples, which is in none of the colour maps.
 _PARTING = "deepskyblue"
 
 
 def draw(batch: ShownBatch, path: Path) -> list[str]:
-    """Write a PNG file, and return the keys that it leaves out, each with the reason."""
+    """Write a PNG file, and return the keys that it leaves out, each with the reason.
+
+    Raises SettingsError without matplotlib.
+    """
     try:
         from matplotlib.figure import Figure  # only who draws needs it
     except ImportError:
@@ -107,7 +111,7 @@ def _draw_row(axes: Any, batch: ShownBatch, field: Field, row: int) -> None:
 
 
 def _part_segments(axes: Any, segments: NDArray[Any]) -> None:
-    """Draw a line where a packed sample ends and the next one begins, and the number of each where it begins."""
+    """Draw a line between packed samples, and the number of each where it begins."""
     for step in segment_starts(segments):
         if step:
             axes.axvline(step - 0.5, color=_PARTING, linewidth=1.5)
@@ -119,7 +123,7 @@ def _part_segments(axes: Any, segments: NDArray[Any]) -> None:
 
 
 def segment_starts(segments: NDArray[Any]) -> list[int]:
-    """Return at which steps of a row a packed sample begins; gaps, which have the number 0, begin none."""
+    """Return the steps of a row at which a packed sample begins; gaps, with the number 0, are not counted."""
     before = np.concatenate([[0], segments[:-1]]) if len(segments) else segments
     return [int(step) for step in np.flatnonzero((segments != before) & (segments != 0))]
 
@@ -138,7 +142,7 @@ def _draw_tokens(axes: Any, tokens: NDArray[Any], batch: NDArray[Any]) -> None:
 
 
 def _span(batch: NDArray[Any]) -> tuple[float, float]:
-    """The range of colours or heights: one for all rows, so that they can be compared."""
+    """Return the range of colours or heights: one for all rows, so that they can be compared."""
     finite = batch[np.isfinite(batch)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     return (low, high) if low < high else (low - 0.5, high + 0.5)

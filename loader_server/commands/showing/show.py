@@ -1,7 +1,7 @@
-"""`loader-server show`: any batch of a job, looked at, as a table, as JSON, as a picture and as sound.
+"""`loader-server show`: any batch of a job, shown as a table, as JSON, as a picture and as sound.
 
-A minibatch is a number, so no job has to run. Rules: what is printed is made of one dict of plain facts. The
-batch is built in `shown_batch`, and drawn in `batch_picture`.
+A minibatch is a number, so no job has to run. Rules: what is printed is made of one dict of plain facts. The batch is
+built in `shown_batch`, and drawn in `batch_picture`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ShowQuestion", "show"]
 
-#: Characters of a text, and values of a draw, that the table has room for.
+#: Limits of a text's characters, and of a draw's values, in the table.
 _SHOWN_TEXT = 60
 _SHOWN_VALUES = 4
 _LEAST_NAME = 16
@@ -44,7 +44,7 @@ _LEAST_NAME = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShowQuestion:
-    """What to show: `group` 0 is the job's own, `wav` a row, -1 for none."""
+    """The options of the command: `group` 0 stands for the job's own, `wav` is a row or -1."""
 
     stream: str
     epoch: int
@@ -57,7 +57,10 @@ class ShowQuestion:
 
 
 def show(job: JobFile, asked: ShowQuestion) -> None:
-    """Print one batch, or where a sample is; write the picture and the sound that are asked for."""
+    """Print one batch, or the places of a sample; write the picture and the sound that are asked for.
+
+    A batch that can be printed but not drawn is printed first; then the error is raised.
+    """
     stream = open_stream(job, asked.stream)
     remembered = recall(job)
     group = asked.group or job.settings.group or remembered.groups.get(asked.stream, 1)
@@ -80,7 +83,7 @@ def show(job: JobFile, asked: ShowQuestion) -> None:
 
 
 def _picture(batch: ShownBatch, path: Path, facts: dict[str, Any]) -> StokerError | None:
-    """Draw a batch, and add to its facts where, and what the picture leaves out; return why that was not possible."""
+    """Draw a batch, and add the picture and what it leaves out to the facts; return the error if that fails."""
     try:
         left_out = draw(batch, path)
     except SettingsError as error:
@@ -145,7 +148,7 @@ def _sample_facts(batch: ShownBatch, one: ShownSample) -> dict[str, Any]:
 
 
 def _draw_facts(step: str, drawn: Drawn) -> dict[str, Any]:
-    """The values if they are few; otherwise a summary of them."""
+    """Return the first values of a draw and, if there are more numbers, their mean and deviation."""
     got = np.asarray(drawn.got)
     facts: dict[str, Any] = {"transform": step, "method": drawn.method, "shape": list(got.shape)}
     facts["first"] = got.ravel()[:_SHOWN_VALUES].tolist()
@@ -194,7 +197,7 @@ def _shortened(text: str) -> str:
 
 
 def _drawn_text(drawn: dict[str, Any]) -> str:
-    """The values as text; if there are many, only their number."""
+    """Return the values as text; if there are many, only their number."""
     what = f"{drawn['transform'].rpartition(':')[2]}: {drawn['method']}"
     if "mean" in drawn:
         return f"{what} x {math.prod(drawn['shape'])}"
@@ -207,7 +210,10 @@ def _drawn_text(drawn: dict[str, Any]) -> str:
 
 
 def _write_sound(batch: ShownBatch, row: int) -> str:
-    """Write the last value of the row that is a sound: what is trained on, or what features were made from."""
+    """Write the row's last value that is a sound to a WAV file; return its description.
+
+    Raises SettingsError if the row has no sample or no sound.
+    """
     here = [one for one in batch.samples if one.row == row]
     if not here:
         last = max((one.row for one in batch.samples), default=-1)
@@ -235,7 +241,7 @@ def _write_sound(batch: ShownBatch, row: int) -> str:
 
 
 def _as_int16(sound: NDArray[Any]) -> NDArray[np.int16]:
-    """Samples as int16; floats have 1 as full scale, and anything louder is clipped."""
+    """Return samples as int16; for floats full scale is 1, and louder samples are clipped."""
     if sound.dtype == np.int16:
         return sound
     return np.round(np.clip(sound.astype(np.float64), -1, 1) * (2**15 - 1)).astype("<i2")

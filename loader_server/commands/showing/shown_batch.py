@@ -1,8 +1,8 @@
-"""One batch of a plan, built here as a worker builds it, with all that can be said about its samples.
+"""One batch of a plan, built here as a worker builds it, with details of its samples.
 
-Rules: the bytes are the builder's own, so what is seen is what is trained on; texts and draws come from decoding and
-transforming each sample once more with the same generator, which keeps what it gives. A sample that the job convicted
-is not decoded. Nothing is written: no quarantine log, no journal.
+Rules: the bytes are the builder's own, so what is shown is what is trained on. Texts and draws come from decoding and
+transforming each sample once more, with the same random numbers, which are recorded. A sample that the job convicted is
+not decoded. Nothing is written: no quarantine log, no journal.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchNumber", "ShownBatch", "ShownSample", "Sound", "build_batch"]
 
-#: A key with fewer steps a second than this is no sound.
+#: A key with a lower rate than this is not a sound.
 _LOWEST_RATE = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchNumber:
-    """Which batch, and the size of groups that it is counted in."""
+    """The number of a batch, and the size of groups that it is counted in."""
 
     epoch: int
     number: int
@@ -48,7 +48,7 @@ class BatchNumber:
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """What can be heard of a sample: `when` says after which transform."""
+    """The sound of a sample; `when` says after which transform."""
 
     values: NDArray[Any]
     rate: int
@@ -57,8 +57,10 @@ class Sound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownSample:
-    """A sample of a batch: its row, and where in that it begins; the strings of the raw sample; what the transforms
-    drew, with their names; the last of it that is a sound. Of a masked sample, as much as there was before the error.
+    """A sample of a batch: its row and offset there, its texts, draws and sound.
+
+    `texts` are the strings of the raw sample, `drawn` the transforms' random draws with the transforms' names, and
+    `sound` is its last value that is a sound. A masked sample has what there was before the error.
     """
 
     row: int
@@ -74,7 +76,7 @@ class ShownSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownBatch:
-    """A batch with its samples in the order of their rows; `digest` is that of its bytes."""
+    """A batch with its samples in the order of their rows, and the digest of its bytes."""
 
     stream: Stream
     of: BatchNumber
@@ -87,7 +89,7 @@ class ShownBatch:
 
 
 class _Masked:
-    """The samples that were masked, and why."""
+    """The masked samples, and why they were masked."""
 
     def __init__(self) -> None:
         self.errors: dict[int, SampleError] = {}
@@ -97,7 +99,7 @@ class _Masked:
 
 
 def build_batch(stream: Stream, of: BatchNumber, culprits: Iterable[tuple[str, str]]) -> ShownBatch:
-    """Build it; a SettingsError if there is no batch of this number."""
+    """Build a batch; raise SettingsError if the epoch has no batch of this number."""
     masked = _Masked()
     builder = Builder(stream, masked, Deadline(1.0, lambda _: None))
     builder.culprits.hear(culprit_key(name, identity) for name, identity in culprits)
@@ -170,7 +172,7 @@ def _samples(
 
 
 class _InsideSample:
-    """What one sample becomes on its way through decoding and transforms, as far as it gets."""
+    """The values of one sample on its way through decoding and transforms, as far as it gets."""
 
     def __init__(self, stream: Stream, epoch: int, number: int) -> None:
         self._stream = stream
@@ -180,10 +182,10 @@ class _InsideSample:
         self.sound: Sound | None = None
 
     def look(self) -> None:
-        """Decode and transform it."""
+        """Decode and transform the sample, and record what it becomes."""
         source, number = self._stream.source, self._key[2]
         (raw,) = read_patiently(source.read, [number], bool)
-        with contextlib.suppress(Exception):  # building the batch has already told why the sample is masked
+        with contextlib.suppress(Exception):  # the build has recorded why the sample is masked
             sample = source.decode(number, raw)
             self.texts = {key: value for key, value in sample.items() if isinstance(value, str)}
             self.sound = _sound_in(sample, "as the source has it")
@@ -201,7 +203,10 @@ class _InsideSample:
 
 
 def _sound_in(sample: Mapping[str, Any], when: str) -> Sound | None:
-    """A copy of the first value that has a rate: transforms may change it in place."""
+    """Return a copy of the first value with a rate; None if there is none.
+
+    A copy, because transforms may change the value in place.
+    """
     for key, value in sample.items():
         rate = int(sample.get(f"{key}_rate", 0))
         if rate >= _LOWEST_RATE and np.ndim(value) == 1:

@@ -1,1 +1,1 @@
-"""Data sets that trainers send as graphs: who may, what has arrived, where it is kept."""
+"""Data sets that trainers send as graphs: upload, storage and the first epoch."""

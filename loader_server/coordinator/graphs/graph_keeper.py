@@ -1,7 +1,7 @@
-"""Graphs that trainers sent, on disk beside the journal: written, and run once while their index is made.
+"""Graphs that trainers sent, kept on disk beside the journal and run once to make their index.
 
-Rules: a graph is synced under a name that nobody reads before it counts. Its first epoch is run in a separate process,
-the only one that needs TensorFlow, which ends with this one; the result is reported from another thread. A graph that
+Rules: a graph counts only once it is synced and renamed into place. Its first epoch runs in a separate process, the
+only one that needs TensorFlow, which ends with this one; the result is reported from another thread. A graph that
 cannot be run is removed.
 """
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphKeeper", "kept_graphs"]
 
-#: As much of the process's output as fits into a message beside the rest.
+#: Limit of the process's output that fits into a message beside the rest.
 _MOST_SAID = 3000
 
 
 class GraphKeeper:
-    """Keeps the graphs of one job; `tell` takes events, from any thread."""
+    """Keeper of one job's graphs; calls `tell` with events, from any thread."""
 
     def __init__(
         self, job: JobFile, view: Callable[[Stream], StreamView], tell: Callable[[GraphRuns | GraphFailed], None]
@@ -47,7 +47,10 @@ class GraphKeeper:
                 self.run(name, b"")
 
     def run(self, stream: str, content: bytes) -> None:
-        """Keep the graph, unless it is there already, and run its first epoch; returns at once."""
+        """Start a thread that writes the graph to disk and runs its first epoch; return at once.
+
+        Without content, the graph that is on disk is run.
+        """
         threading.Thread(target=self._run, args=(stream, content), name="graph", daemon=True).start()
 
     def _run(self, stream: str, content: bytes) -> None:
@@ -79,7 +82,7 @@ class GraphKeeper:
 
 
 def kept_graphs(job: JobFile) -> dict[str, str]:
-    """The digests of the graphs on disk, by stream; empty for a stream that has none yet."""
+    """Return the digests of the graphs on disk, by stream; empty for a stream that has none yet."""
     return {
         name: "" if job.is_awaited(name) else digest_of_graph(job.graph_path(name).read_bytes())
         for name in job.accepting

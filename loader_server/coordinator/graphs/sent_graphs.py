@@ -1,8 +1,8 @@
-"""The data sets that trainers send: which streams take one, what has arrived, what is kept, who waits until it runs.
+"""The data sets that trainers send: accepting streams, uploads, and the peers that wait for the first epoch.
 
-Rules: pure. The first graph that arrives whole is the stream's; the same one again is accepted, another is refused. One
-graph a stream may be arriving at a time. One whose first epoch cannot be run is forgotten, and those who wait are told
-why.
+Rules: pure. The first graph that arrives whole is the stream's; the same graph again is accepted, another is refused. A
+stream has at most one upload under way. A graph whose first epoch fails is forgotten, and the waiting peers are told
+the reason.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_GRAPH", "Graphs"]
 
-#: Peers that are told when a graph runs; the others ask again.
+#: Limit of peers that are told when a graph runs; the others ask again.
 _MOST_WAITING = 4096
 
 
 @dataclass(slots=True)
 class _Arriving:
-    """What has arrived of one graph so far."""
+    """An upload under way."""
 
     digest: str
     nbytes: int
@@ -41,8 +41,10 @@ NO_GRAPH = (
 
 
 class Graphs:
-    """The graphs of all streams that take one: `kept` has the digest of each stream's graph on disk, empty if there is
-    none, and `running` names the streams whose first epoch was run.
+    """The graphs of all streams that accept one.
+
+    `kept` has the digest of each stream's graph on disk, empty if there is none, and `running` names the streams whose
+    first epoch was run.
     """
 
     def __init__(self, job: str, kept: Mapping[str, str], running: Iterable[str], heartbeat_timeout_s: float) -> None:
@@ -54,11 +56,11 @@ class Graphs:
         self._waiting: dict[str, set[bytes]] = {stream: set() for stream in kept}
 
     def awaits(self, stream: str) -> bool:
-        """Whether a stream takes a graph, and cannot be attached to yet."""
+        """Return whether a stream takes a graph but cannot be attached to yet."""
         return stream in self._kept and stream not in self._running
 
     def take(self, peer: bytes, said: m.GraphOffer | m.GraphPiece, now_s: float) -> list[Instruction]:
-        """Take in what a trainer says about a graph."""
+        """Handle an offer or a piece of a graph."""
         if isinstance(said, m.GraphPiece):
             return self._take_piece(peer, said, now_s)
         return self._take_offer(peer, said, now_s)
@@ -73,6 +75,8 @@ class Graphs:
             return [Send(peer, refusals.too_large_a_graph(offer, MOST_BYTES))]
         if self._kept[stream]:
             return [self._answer_kept(peer, offer)]
+        # The first offer reserves the stream. Another digest may replace it only after its sender has been silent, so
+        # that a trainer that died in the middle of an upload does not block the stream.
         known = self._arriving.get(stream)
         if known is not None and known.digest != offer.digest and now_s - known.heard_s <= self._quiet_s:
             return [Send(peer, refusals.another_graph(offer, known.digest))]
@@ -90,7 +94,11 @@ class Graphs:
         return Send(peer, m.GraphKept(stream=stream, digest=kept, runs=runs))
 
     def _take_piece(self, peer: bytes, piece: m.GraphPiece, now_s: float) -> list[Instruction]:
-        """Take the next piece of a graph; anything else is answered with what is wanted, or not at all."""
+        """Append the next piece of an upload and ask for the one after; answer any other piece with what is wanted.
+
+        A piece of no known upload, and an upload whose digest is wrong, get no answer: the sender starts again with an
+        offer.
+        """
         known = self._arriving.get(piece.stream)
         if known is None or known.digest != piece.digest:
             return []
@@ -108,13 +116,13 @@ class Graphs:
         return [RunGraph(piece.stream, content)]
 
     def run(self, stream: str) -> list[Instruction]:
-        """Its first epoch was run: it can be attached to."""
+        """Mark a stream's first epoch as run, so that trainers can attach; return the news for the waiting peers."""
         self._running.add(stream)
         runs = m.GraphKept(stream=stream, digest=self._kept[stream], runs=True)
         return [Send(peer, runs) for peer in self._take_waiting(stream)]
 
     def fail(self, stream: str, reason: str) -> list[Instruction]:
-        """It could not be run, or could not be kept."""
+        """Forget a graph that could not be kept or run; return a warning and refusals for the waiting peers."""
         self._kept[stream] = ""
         warning = Warn("graph cannot be run", {"stream": stream, "reason": reason})
         return [warning, *(Send(peer, refusals.no_such_run(stream, reason)) for peer in self._take_waiting(stream))]

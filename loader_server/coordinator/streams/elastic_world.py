@@ -1,9 +1,10 @@
-"""The elastic world of one stream: who waits for a place, who has one, and when the next world begins.
+"""The elastic world of one stream: trainers that wait for a place, its members, and when the next world begins.
 
-Rules: pure. A world is named of those who wait, kept before it is told, and over as soon as its members change. The
-next one is named when all members of the last have left it or are gone: what the chief commits as it leaves is there
-by then. Ranks keep their order, so the chief stays while it lives. Nobody begins before all members have said the same
-cursor. What a trainer of another world says counts for nothing.
+Rules: pure. A world is formed from waiting trainers, written to the journal before anyone hears of it, and over as soon
+as its members change. The next one begins when all members of the last have left it or are gone: by then, whatever the
+chief commits as it leaves is there for the others to restore. Ranks keep their order, so the chief stays while it
+lives. Nobody starts before all members have reported the same cursor. Messages from trainers of another world count for
+nothing.
 """
 
 from __future__ import annotations
@@ -22,14 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ElasticWorld", "WorldMember", "WorldStage"]
 
-#: In heartbeat timeouts. How long a first world waits for more trainers once it has enough; how long a newcomer waits,
-#: so that several are let in at once; how long the members of a world that is over may take to leave it, and then to
-#: join the next.
+#: Waits, in heartbeat timeouts: of a first world for more trainers once it has enough; of a newcomer, so that several
+#: are admitted at once; for members of a world that is over to leave it; and then for them to join the next.
 _SETTLING, _NEWCOMER_WAITS, _LEAVING, _COMING_BACK = 4, 2, 60, 2
 
 
 class WorldStage(Enum):
-    """How the world stands."""
+    """Stage of a world's life."""
 
     NONE = "gathering"
     TRAINING = "training"
@@ -39,7 +39,7 @@ class WorldStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorldMember:
-    """A trainer that has a place: `member` is the process, `incarnation` its feed in this world."""
+    """A trainer with a place: `member` is the process, `incarnation` its feed in this world."""
 
     member: int
     incarnation: int
@@ -60,58 +60,64 @@ class _Joiner:
 
 
 class ElasticWorld:
-    """`version` is that of the last world that was named; 0: none was."""
+    """The world of one stream, and those who wait for a place.
+
+    `version` is that of the last world; 0 if there was none.
+    """
 
     def __init__(self, stream: str, timeout_s: float) -> None:
         self.stage = WorldStage.NONE
         self.version = 0
-        #: In the order of their ranks.
+        #: In rank order.
         self.members: tuple[WorldMember, ...] = ()
-        #: How many trainers a world has at least and at most.
+        #: The least and the largest number of trainers of a world.
         self.limits = (1, 1)
-        #: Why the last world was over.
+        #: Why the last world ended.
         self.reason = ""
-        #: How many worlds were over before their end.
+        #: Number of worlds that ended before their run did.
         self.changes = 0
         self._stream = stream
         self._timeout_s = timeout_s
         #: By member.
         self._joiners: dict[int, _Joiner] = {}
         self._serials: dict[int, int] = {}
-        #: By incarnation: where each member can be reached, when it was heard, where it says that it starts.
+        #: By incarnation: each member's connection, when it was last heard, and where it starts.
         self._peers: dict[int, bytes] = {}
         self._heard_s: dict[int, float] = {}
         self._starts: dict[int, tuple[int, int]] = {}
-        #: By incarnation: until when each member of a world that is over is waited for.
+        #: By incarnation: until when to wait for each member of a world that is over.
         self._awaited_s: dict[int, float] = {}
         self._enough_s: float | None = None
         self._disagreed = False
         self._out: list[Instruction] = []
 
-    # --- what is asked ---
+    # --- queries ---
 
     def member_of(self, incarnation: int) -> WorldMember | None:
-        """The member that attaches under this incarnation."""
+        """Return the member with this incarnation; None if there is none."""
         return next((one for one in self.members if one.incarnation == incarnation), None)
 
     def lives(self) -> bool:
-        """Whether anybody has a place, or waits for one."""
+        """Return whether anybody has a place, waits for one, or is expected back."""
         return self.stage is WorldStage.TRAINING or bool(self._awaited_s or self._joiners)
 
     def rank_of(self, member: WorldMember) -> int:
-        """Its first rank."""
+        """Return the member's first rank."""
         before = self.members[: self.members.index(member)]
         return sum(one.replicas for one in before)
 
     @property
     def ranks(self) -> int:
-        """How many ranks the world has."""
+        """Return how many ranks the world has."""
         return sum(one.replicas for one in self.members)
 
     # --- joining ---
 
     def join(self, peer: bytes, join: m.Join, room: int, now_s: float) -> list[Instruction]:
-        """A trainer asks for a place, perhaps again; `room` is how many ranks a world may have."""
+        """Handle a request for a place, perhaps repeated: place the trainer, let it wait, or refuse it.
+
+        `room` is how many ranks a world may have. A member that joins with another incarnation ends its world.
+        """
         answer = self._answer_without_a_place(join, room, now_s)
         if answer is not None:
             return [Send(peer, answer)]
@@ -124,7 +130,7 @@ class ElasticWorld:
         if mine is not None:
             self._leave(mine, f"{join.name} joins anew", now_s, back_s=0.0)
         known = self._joiners.get(join.member)
-        # A connection speaks for one trainer, and who joins on it is somebody else by now.
+        # A connection speaks for one trainer, so an earlier joiner on it is gone, replaced by this process.
         for other in [one for one, joiner in self._joiners.items() if joiner.peer == peer and one != join.member]:
             del self._joiners[other]
         self._serials[join.member] = join.serial
@@ -135,6 +141,7 @@ class ElasticWorld:
         return self.take_news()
 
     def _answer_without_a_place(self, join: m.Join, room: int, now_s: float) -> m.NotAttached | None:
+        # Only a spare that waited behind this run is told that it ended; another trainer begins a new run.
         if self.stage is WorldStage.ENDED and 0 < join.behind <= self.version:
             return refusals.run_ended(join)
         if join.least * join.replicas > room:
@@ -177,17 +184,22 @@ class ElasticWorld:
     # --- attaching ---
 
     def check(self, attach: m.Attach, now_s: float) -> m.NotAttached | None:
-        """Whether it has this place in the world that trains, or that has ended its run."""
+        """Return a refusal unless the trainer has this place in the world that trains, or that has ended its run."""
         mine = self.member_of(attach.incarnation)
         place = (self.version, self.rank_of(mine), self.ranks, mine.replicas) if mine is not None else None
         said = (attach.world_version, attach.rank, attach.world, attach.replicas)
+        # The version counts, not the rank alone: a trainer of the last world may come back and claim a rank that
+        # another has now.
         if self.stage in (WorldStage.NONE, WorldStage.OVER) or place != said:
             return refusals.world_changed(attach, self.version, self.reason)
         self._heard_s[attach.incarnation] = now_s
         return None
 
     def begin(self, peer: bytes, attach: m.Attach, cursor: Cursor, now_s: float) -> m.NotAttached | m.Wait | None:
-        """A member says where it starts, if it does: it waits until all have said the same."""
+        """Record where a member starts; let it wait until all members have reported the same start.
+
+        Returns None once they have, or if the trainer has no cursor or the run has ended.
+        """
         self._peers[attach.incarnation] = peer
         if attach.cursor is None or self.stage is WorldStage.ENDED:
             return None
@@ -203,7 +215,10 @@ class ElasticWorld:
         return self._disagree(attach, chief, now_s)
 
     def _disagree(self, attach: m.Attach, chief: tuple[int, int], now_s: float) -> m.NotAttached | m.Wait:
-        """A checkpoint may have been committed while some had read the one before; once, that is all it means."""
+        """End the world at the first disagreement; at the second, refuse those that differ from the chief.
+
+        The first may be a mere race: a checkpoint was committed after some members had read the one before.
+        """
         mine = self._starts[attach.incarnation]
         if not self._disagreed:
             self._disagreed = True
@@ -217,7 +232,7 @@ class ElasticWorld:
     # --- while it trains ---
 
     def hear(self, peer: bytes, incarnation: int, now_s: float) -> m.WorldOver | None:
-        """A member is there; what it is told if its world is over."""
+        """Note that a member lives; return the news that its world is over, if it is."""
         if self.member_of(incarnation) is None:
             return None
         self._peers[incarnation], self._heard_s[incarnation] = peer, now_s
@@ -226,7 +241,7 @@ class ElasticWorld:
         return None
 
     def leave(self, incarnation: int, room: int, now_s: float) -> list[Instruction]:
-        """A trainer detached, or waits for a place no more."""
+        """Handle a trainer that detached or gave up waiting; a member that leaves ends a world that trains."""
         self._joiners = {who: one for who, one in self._joiners.items() if one.join.incarnation != incarnation}
         mine = self.member_of(incarnation)
         if mine is not None:
@@ -236,7 +251,7 @@ class ElasticWorld:
         return self.take_news()
 
     def _leave(self, mine: WorldMember, reason: str, now_s: float, *, back_s: float) -> None:
-        """It is not in the world any more; it may be back within this time."""
+        """End the member's world, if it trains, and wait for the member to join again for at most `back_s`."""
         if self.stage is WorldStage.TRAINING:
             self._end(reason, now_s)
         until_s = self._awaited_s.pop(mine.incarnation, 0.0)
@@ -244,7 +259,7 @@ class ElasticWorld:
             self._awaited_s[mine.incarnation] = min(until_s, now_s + back_s)
 
     def end_run(self) -> list[Instruction]:
-        """The run came to its end in good order: members may leave, and spares are not needed any more."""
+        """Mark the run as completed: members may leave one by one, and waiting spares are sent away."""
         if self.stage is WorldStage.TRAINING:
             self.stage = WorldStage.ENDED
             self._out += [Send(one.peer, refusals.run_ended(one.join)) for one in self._joiners.values()]
@@ -252,7 +267,9 @@ class ElasticWorld:
         return self.take_news()
 
     def tick(self, room: int, now_s: float) -> list[Instruction]:
-        """Time has passed."""
+        """Drop silent members and joiners, and begin the next world if it is due."""
+        # After a restart nobody has been heard yet, so a member's time of silence begins with the first tick
+        # (`setdefault`).
         gone_s = now_s - GONE_AFTER * self._timeout_s
         for one in self.members:
             if self._heard_s.setdefault(one.incarnation, now_s) < gone_s:
@@ -265,6 +282,8 @@ class ElasticWorld:
     def _end(self, reason: str, now_s: float) -> None:
         self.stage, self.reason = WorldStage.OVER, reason
         self.changes += 1
+        # The chief may still be committing a checkpoint. The next world waits for all members to leave (or be gone), so
+        # that none of them restores an older one meanwhile.
         self._awaited_s = {one.incarnation: now_s + _LEAVING * self._timeout_s for one in self.members}
         over = m.WorldOver(version=self.version, reason=reason)
         self._out += [Send(self._peers[one], over) for one in self._awaited_s if one in self._peers]
@@ -289,7 +308,7 @@ class ElasticWorld:
         return [one for one in self._joiners.values() if now_s - one.heard_s <= self._timeout_s]
 
     def _choose(self, room: int, now_s: float) -> list[_Joiner]:
-        """Who would be in a world that is named now: in the order of their ranks, then of their coming."""
+        """Return who would be in a world that began now: former members in rank order, then by time of joining."""
         places = {one.member: place for place, one in enumerate(self.members)}
         fresh = sorted(
             self._fresh(now_s), key=lambda one: (places.get(one.join.member, len(places)), one.since_s, one.join.member)
@@ -309,6 +328,7 @@ class ElasticWorld:
             self._enough_s = now_s
         if any(until_s > now_s for until_s in self._awaited_s.values()):
             return False
+        # The rest of a world goes on at once; only a world of strangers waits for more to come.
         if self.stage is WorldStage.OVER and {one.join.member for one in chosen} & {one.member for one in self.members}:
             return True
         return len(chosen) == self.limits[1] or now_s - self._enough_s >= _SETTLING * self._timeout_s
@@ -316,6 +336,8 @@ class ElasticWorld:
     def _name(self, chosen: list[_Joiner], now_s: float) -> None:
         members = tuple(one.as_member() for one in chosen)
         flat = tuple((one.member, one.incarnation, one.name, one.replicas) for one in members)
+        # The fact comes before the answers: a member must never have a place that a restarted coordinator does not
+        # know.
         self.recover(WorldNamed(self._stream, self.version + 1, *self.limits, flat))
         self._out.append(Keep(WorldNamed(self._stream, self.version, *self.limits, flat)))
         self._heard_s = {one.incarnation: now_s for one in members}
@@ -326,7 +348,7 @@ class ElasticWorld:
         self._serials = {member: serial for member, serial in self._serials.items() if member in there}
 
     def recover(self, fact: WorldNamed) -> None:
-        """The world of this fact trains: it is named now, or was before a restart."""
+        """Begin the world of this fact, which is new or from the journal."""
         self.version, self.limits = fact.version, (fact.least, fact.most)
         self.members = tuple(WorldMember(*one) for one in fact.members)
         self.stage, self._enough_s = WorldStage.TRAINING, None
@@ -336,14 +358,14 @@ class ElasticWorld:
         self._heard_s.clear()
 
     def take_news(self) -> list[Instruction]:
-        """What is to be done by now."""
+        """Return the instructions that have accumulated, and clear them."""
         out, self._out = self._out, []
         return out
 
     # --- for people ---
 
     def report(self, now_s: float) -> dict[str, Any]:
-        """How the world stands."""
+        """Return the state of the world, for people and scripts."""
         return {
             "stage": self.stage.value,
             "version": self.version,

@@ -1,8 +1,8 @@
-"""The evaluations of streams in queue mode whose metrics are summed: who is in which, and which are kept.
+"""The evaluations of streams in queue mode whose metrics are summed: their members and their lifetime.
 
-Rules: pure. An evaluation has a lease table of its own, so two models never share a batch. A trainer is in one of them
-at a time. One that is settled begins anew with the first who comes once nobody is left in it; one that is not goes on.
-Few are kept that nobody is in, because each validation of a run has a name of its own.
+Rules: pure. An evaluation has a lease table of its own, so two models never share a batch. A trainer is in one
+evaluation at a time. A settled evaluation that everybody has left starts again with the next trainer; an unsettled one
+goes on. Only a few idle ones are kept, because each validation of a run has a name of its own.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ __all__ = ["Evaluations", "evaluation_in", "is_evaluation", "work_of_evaluation"
 
 _PREFIX = "evaluate/"
 
-#: So many of a stream are kept that nobody is in.
+#: Limit of idle evaluations that are kept for a stream.
 _MOST_KEPT = 8
-#: So many may be under way at a time; each takes up to 1 MiB, and a few KiB for each batch that is out.
+#: Limit of evaluations under way at a time; each takes up to 1 MiB, and a few KiB for each leased batch.
 _MOST_UNDER_WAY = 32
 
 
 def work_of_evaluation(evaluation: str) -> str:
-    """Return what the lease table of an evaluation is called."""
+    """Return the name of an evaluation's lease table."""
     return _PREFIX + evaluation
 
 
 def is_evaluation(work: str) -> bool:
-    """Return whether a table of this name is that of one evaluation."""
+    """Return whether a lease table of this name belongs to a single evaluation."""
     return work.startswith(_PREFIX)
 
 
@@ -44,7 +44,11 @@ def evaluation_in(work: str) -> str:
 
 
 class Evaluations:
-    """`tables` are the lease tables by stream and work, which other work has as well; `keep` takes what survives."""
+    """The evaluations of all streams.
+
+    `tables` are the lease tables by stream and work, shared with other kinds of work; `keep` takes facts for the
+    journal.
+    """
 
     def __init__(
         self,
@@ -57,7 +61,7 @@ class Evaluations:
         self._keep = keep
 
     def enter(self, said: m.Outcomes) -> EvaluationTable | None:
-        """Return the table of the evaluation that a message names, with its sender in it; None if there is no room."""
+        """Return the lease table of the evaluation in a message, moving its sender there; None if there is no room."""
         assert said.states is not None
         key = (said.stream, work_of_evaluation(said.states.evaluation))
         table = self._tables.get(key)
@@ -74,7 +78,7 @@ class Evaluations:
         return table
 
     def _make_room(self, stream: str) -> bool:
-        """Drop the oldest that nobody is in; return whether another one may begin."""
+        """Drop the oldest idle evaluations beyond the limit; return whether another one may begin."""
         idle = [table for table in self._of(stream) if not table.trainers]
         for table in idle[: max(0, len(idle) - _MOST_KEPT)]:
             for fact in table.forgotten():
@@ -88,7 +92,7 @@ class Evaluations:
         ]
 
     def report_of(self, stream: str) -> Iterator[dict[str, Any]]:
-        """Yield how far each evaluation of a stream is, the newest last."""
+        """Yield the progress of each evaluation of a stream, the newest last."""
         for table in self._of(stream):
             at = next(iter(table.epochs.values()), None)
             yield {

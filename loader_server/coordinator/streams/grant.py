@@ -1,4 +1,4 @@
-"""What a trainer is told when it is attached: the stream, where it starts, and who the workers are. Pure."""
+"""The answer to a trainer that is attached: the stream, its start, and the workers. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def grant(
     members: m.Members,
     book: BookMark | None,
 ) -> m.Attached:
-    """The answer to its request."""
+    """Return the answer to an attach request that is granted."""
     view, group = stream.view, trainer.cursor.group
     verifies = trainer.attach.work == VERIFY
     next_group = group if verifies else settings.group or (group if view.evaluation else stream.group)

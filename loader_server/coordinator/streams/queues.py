@@ -1,10 +1,11 @@
-"""The streams in queue mode: their lease tables, and what trainers tell them.
+"""The streams in queue mode: their lease tables, and the reports of trainers.
 
-Rules: pure. There is a table for each kind of work on a stream. What a checkpoint says is done is compared with the
-plan before anything is rewound. Ranks mean nothing here: any number of trainers may share the work. What is to be done
+Rules: pure. There is a table for each kind of work on a stream. A checkpoint's done-set is compared with the plan
+before anything is rewound. Ranks mean nothing here: any number of trainers may share the work. The work that is done
 once at the end of training is leased as well, once nothing is left of the epochs that the trainer asks about. It may
-take any time and fail any number of times, because if it were given up, those who ask would be told that it is done.
-A trainer whose leases are of another book than this one's (see `lease_book`) gets none, and learns of the other book.
+take any time and fail any number of times, because if it were given up, trainers that ask would be told that it is
+done. A trainer whose leases are of another book than this one's (see `lease_book`) gets none, and learns of the other
+book.
 """
 
 from __future__ import annotations
@@ -39,29 +40,32 @@ if TYPE_CHECKING:
 
 __all__ = ["Queues", "needs_leases", "work_of"]
 
-#: A trainer that waits for batches to be counted asks again after this long.
+#: Retry interval of a trainer that waits for batches to be counted.
 _COUNTING_MS = 250
 
-#: The tries of work that is never given up.
+#: Number of tries for work that is never given up.
 _ENDLESS = sys.maxsize
 
-#: The serial of a trainer's first request; a later one comes back to what it had.
+#: The serial of a trainer's first request; a later one resumes what the trainer had.
 _FIRST = 1
 
-#: How many batches that were given up a report names.
+#: Limit of given-up batches that a report names.
 _MOST_NAMED = 100
 
 _NOTHING_DONE = DoneSet((EpochDone(0, 0, ()),))
 
 
 def needs_leases(attach: m.Attach, *, evaluation: bool) -> bool:
-    """Whether it asks for work that only a queue has; a lockstep stream for evaluation can just be evaluated."""
+    """Return whether the request needs a stream in queue mode.
+
+    Measuring does not, nor does evaluating on a lockstep stream that is for evaluation.
+    """
     only_reads = attach.work == MEASURE or (attach.work == "evaluate" and evaluation)
     return attach.done is not None or (attach.work is not None and not only_reads)
 
 
 def work_of(attach: m.Attach, *, evaluation: bool) -> str:
-    """What a trainer in queue mode does with its batches."""
+    """Return the kind of work that a trainer in queue mode does with its batches."""
     return attach.work or _usual_work(evaluation=evaluation)
 
 
@@ -70,7 +74,7 @@ def _usual_work(*, evaluation: bool) -> str:
 
 
 class Queues:
-    """`keep` takes what has to survive."""
+    """The lease tables of all streams in queue mode; `keep` takes facts for the journal."""
 
     def __init__(
         self,
@@ -102,6 +106,7 @@ class Queues:
             rules = self._streams[stream].view.leases
             assert rules is not None
             if work == "train-end":
+                # Never taken back for time, and never given up: the trainers that ask would be told that it is done.
                 rules = replace(rules, floor_s=float("inf"), tries=_ENDLESS)
             settings = LeaseSettings(stream=stream, work=work, rules=rules, gone_s=GONE_AFTER * self._timeout_s)
             kind = EvaluationTable if is_evaluation(work) else LeaseTable
@@ -113,23 +118,23 @@ class Queues:
             return 1
         return self._streams[stream].view.batches(plan_epoch(work, epoch), self._group)
 
-    # --- what survives ---
+    # --- recovery ---
 
     def recover(self, fact: LeaseFact | BookAdvanced) -> None:
-        """Take in a fact from the journal; facts of streams that are no longer queues are dropped."""
+        """Apply a fact from the journal; facts of streams that are no longer queues are dropped."""
         if isinstance(fact, BookAdvanced):
             self._book.recover(fact)
         elif self._streams[fact.stream].view.leases is not None:
             self._table(fact.stream, fact.work).recover(fact)
 
     def incomplete(self) -> Iterator[str]:
-        """The epochs whose leases are not completely known, once all facts are recovered."""
+        """Yield the epochs whose leases are not completely known, once all facts are recovered."""
         for (stream, work), table in self.tables.items():
             for epoch in table.incomplete():
                 yield f"{stream} ({work}), epoch {epoch}"
 
     def take_up(self, now_s: float) -> None:
-        """Give trainers that held leases before a restart time to come back, before anything else happens."""
+        """Give trainers that held leases before a restart time to come back; to be called before anything else."""
         if not self._is_taken_up:
             self._is_taken_up = True
             for table in self.tables.values():
@@ -138,11 +143,15 @@ class Queues:
     # --- trainers ---
 
     def mark(self) -> BookMark:
-        """Return the mark of the book, as a trainer is told it that attaches."""
+        """Return the mark of the lease book for a trainer that attaches."""
         return self._book.advance()
 
     def admit(self, attach: m.Attach) -> m.NotAttached | m.Wait | tuple[Cursor, int]:
-        """Where a trainer starts: the first epoch that is not settled, and how many batches it has."""
+        """Return where a trainer starts: the first unsettled epoch and how many batches it has.
+
+        Rewinds the table to the trainer's checkpoint if it brings one. Returns a refusal if the request does not fit a
+        queue, or a wait while batches are counted.
+        """
         stream = self._streams[attach.stream]
         work = work_of(attach, evaluation=stream.view.evaluation)
         problem = self._objection(attach)
@@ -192,37 +201,42 @@ class Queues:
         return None
 
     def _rewind_the_end(self, attach: m.Attach, table: LeaseTable) -> None:
-        """The work that comes once after training has to be done again."""
+        """Make the work at the end of training due again, once training has been rewound."""
         end = self.tables.get((attach.stream, "train-end"))
         if end is not None and table.settings.work == "train":
             end.rewind(_NOTHING_DONE, {0: 1}, attach.incarnation, attach.serial)
 
     def report(self, said: m.Outcomes, now_s: float) -> m.Leases | None:
-        """Take in what became of leases; the answer, or None if a later report was answered."""
+        """Record what became of leases; return new leases, or None if the report is outdated or not for this stream."""
         self._renew_if_behind(said)
         if self._book.is_another(said.book):
             return self._turn_away(said)
         if said.work == "train-end":
+            # The work at the end is leased only once no batch of the epochs before is unsettled.
             is_over = self._table(said.stream, "train").unsettled() >= said.before
             said = replace(said, before=1, wanted=min(said.wanted, int(is_over)))
         if said.states is not None and not (said.work == "evaluate" and self._streams[said.stream].view.evaluation):
             return None
+        # The report itself still counts: what is leased may be finished.
         if not self._leases_more:
             said = replace(said, wanted=0)
         table = self._table(said.stream, said.work) if said.states is None else self._evaluations.enter(said)
         return table.report(said, now_s) if table is not None else None
 
     def _renew_if_behind(self, said: m.Outcomes) -> None:
-        """Begin another book if this trainer proves that the journal has lost some of it: all trainers have to know."""
+        """Start a new lease book if this trainer proves that the journal lost leases; call all trainers to report."""
         if not self._book.is_behind(said.book):
             return
+        # The trainer was told of changes that this journal lacks, so an older copy was put in its place, or it was cut:
+        # what it holds may be leased twice. With another identity of the book each trainer that has leases notices, and
+        # ends with its last checkpoint named.
         self._warnings.append(Warn(_WENT_BACK, {"stream": said.stream, "trainer": said.incarnation}))
         self._book.renew()
         for table in self.tables.values():
             table.call_all()
 
     def _turn_away(self, said: m.Outcomes) -> m.Leases:
-        """Give others what a trainer of a lost book has of this one; it learns from the mark that its book is lost."""
+        """Take back the leases of a trainer whose book is lost; it learns of that from the mark in the answer."""
         table = self._table(said.stream, said.work)
         table.leave(said.incarnation)
         self._warnings.append(Warn(_LOST, {"stream": said.stream, "trainer": said.incarnation}))
@@ -232,20 +246,20 @@ class Queues:
         )  # fmt: skip
 
     def lease_no_more(self) -> None:
-        """The job was ended: what is leased is all that is done."""
+        """Stop leasing, as the job's end was ordered: only batches that are leased are still done."""
         self._leases_more = False
 
     def leased(self) -> int:
-        """How many batches trainers have."""
+        """Return how many batches trainers hold."""
         return sum(epoch.leased for table in self.tables.values() for epoch in table.epochs.values())
 
     def hear(self, stream: str, incarnation: int, now_s: float) -> bool:
-        """A heartbeat; whether the trainer was called and has not reported since."""
+        """Note a trainer's heartbeat; return whether it was called to report and has not done so."""
         heard = [table.hear(incarnation, now_s) for table in self._of(stream)]
         return any(heard)
 
     def leave(self, stream: str, incarnation: int) -> None:
-        """A trainer has left in good order."""
+        """Take back the leases of a trainer that left in good order."""
         for table in self._of(stream):
             table.leave(incarnation)
 
@@ -253,7 +267,7 @@ class Queues:
         return [table for (name, _), table in self.tables.items() if name == stream]
 
     def _by_work(self, stream: str) -> dict[str, list[LeaseTable]]:
-        """The tables of a stream by the kind of work, those of single evaluations together."""
+        """Return the tables of a stream by kind of work, with those of single evaluations under "evaluate"."""
         found: dict[str, list[LeaseTable]] = {}
         for table in self._of(stream):
             work = table.settings.work
@@ -263,17 +277,17 @@ class Queues:
     # --- time ---
 
     def tick(self, now_s: float) -> None:
-        """Give back leases that were held for too long."""
+        """Take back leases that were held for too long."""
         for table in self.tables.values():
             table.tick(now_s)
 
     def excuse(self, now_s: float) -> None:
-        """We stalled: nothing expires for that."""
+        """Extend deadlines after a stall of ours, during which trainers could not be heard."""
         for table in self.tables.values():
             table.excuse(now_s)
 
     def take_news(self) -> Iterator[Instruction]:
-        """Call trainers that should report, and log what people should know."""
+        """Yield the calls of trainers that should report, and warnings for people."""
         for (stream, work), table in self.tables.items():
             trainers, calls, news = self._streams[stream].trainers, table.calls, table.news
             table.calls, table.news = [], []
@@ -285,11 +299,11 @@ class Queues:
     # --- for people ---
 
     def report_of(self, stream: str) -> dict[str, Any]:
-        """The state of each kind of work."""
+        """Return the state of each kind of work on a stream."""
         return {work: _report(tables) for work, tables in self._by_work(stream).items()}
 
     def evaluations_of(self, stream: str) -> list[dict[str, Any]]:
-        """How far each evaluation is whose metrics are summed."""
+        """Return the progress of each evaluation whose metrics are summed."""
         return list(self._evaluations.report_of(stream))
 
 
@@ -308,12 +322,12 @@ def _warning(stream: str, work: str, news: TableNews) -> Warn:
     return Warn(_NEWS[news.event], {"stream": stream, "work": work, "epoch": epoch, "number": number, **why})
 
 
-#: What of a table's counts a report has.
+#: The counts of a table that a report shows.
 _COUNTED = ("failed", "expired", "returned", "late", "unknown")
 
 
 def _report(tables: list[LeaseTable]) -> dict[str, Any]:
-    """The state of one kind of work; `tables` are several where each evaluation has one of its own."""
+    """Return the state of one kind of work, over several tables if each evaluation has its own."""
     epochs = [epoch for table in tables for epoch in table.epochs.values()]
     dead = [(*key, out.failures, out.reason) for table in tables for key, out in sorted(table.dead.items())]
     return {
@@ -333,7 +347,7 @@ def _report(tables: list[LeaseTable]) -> dict[str, Any]:
 
 
 def _begin_afresh(table: LeaseTable, attach: m.Attach) -> None:
-    """Whoever evaluated some of an epoch is gone, and what it came to with him: another evaluation has all of it."""
+    """Rewind an epoch that trainers who are gone have evaluated in part: their results are gone with them."""
     at = table.unsettled()
     epoch = table.epochs.get(at)
     if epoch is not None and epoch.fresh and not table.trainers:

@@ -1,14 +1,14 @@
-"""What training and evaluation of a stream came to: means over all ranks, each weighted by its rows.
+"""The results of training and evaluation of a stream: means over all ranks, each weighted by its rows.
 
 Rules: pure. Ranks in lockstep report for the same epoch and step, and the aggregate is whole once every rank of the
 world has reported. All get the same numbers, even those that ask again after a restart, because a whole aggregate is
-kept before it is told. A rank that reports again has trained again, and begins another aggregate. In queue mode there
-is no world: the aggregate grows with each report, and its parts are kept, each as a fact of its own, so that one that
-is told anew replaces its older self; in training, a slow trainer's older epoch does not replace a newer one. The end of
-a run is reported with the epoch and step of its last results, and stands beside them. Results of a named evaluation are
-never added to those of another: in queue mode each report is of all its batches, so it replaces the one before.
-Ranks that evaluate together tell metric states, of which the aggregate is the sum; they name the run that they are of,
-because another run may evaluate on the same stream at the same step.
+kept before it is sent. A rank that reports again has trained again, and begins another aggregate. In queue mode there
+is no world: the aggregate grows with each report. Its parts are kept, each as a fact of its own, so that a repeated
+report replaces its older self; in training, a slow trainer's older epoch does not replace a newer one. The end of a run
+is reported with the epoch and step of its last results, and stands beside them. Results of a named evaluation are never
+added to those of another: in queue mode each report covers all of its batches, so it replaces the one before. Ranks
+that evaluate together report metric states, which the aggregate sums; they name their run, because another run may
+evaluate on the same stream at the same step.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamResults"]
 
-#: The most epochs and steps with results of some ranks still missing; ranks cannot be this far apart.
+#: Limit of incomplete aggregates (epochs and steps that lack some ranks' results); ranks cannot be this far apart.
 _MOST_OPEN = 16
-#: The most trainers that may report on one epoch in queue mode.
+#: Limit of trainers that report on one epoch in queue mode.
 _MOST_PARTS = 4096
-#: What a message carries.
+#: Limit of values in a message.
 _MOST_VALUES = 256
-#: So many evaluations of a stream are shown and kept, the newest.
+#: Limit of evaluations of a stream that are shown and kept, the newest.
 _MOST_EVALUATIONS = 8
 
 
@@ -55,35 +55,35 @@ class _Told:
     said: m.Results
 
     def overlaps(self, other: _Told) -> bool:
-        """Whether they have a rank in common."""
+        """Return whether both have a rank in common."""
         return self.ranks.start < other.ranks.stop and other.ranks.start < self.ranks.stop
 
 
 _Means = tuple[tuple[str, float | None], ...]
-#: Epoch, step, the world (None in queue mode), whether it is the end of a run, or what ranks agree on, which piece of
-#: their metric states, and of which run.
+#: Key of an aggregate: epoch, step, world (None in queue mode), whether it is the end of a run, whether it is an
+#: agreement of ranks, the piece of their metric states, and the run that agreed.
 _Key = tuple[int, int, int | None, bool, bool, int, str]
 
 
 class StreamResults:
-    """The latest whole aggregate of one stream, and those that are awaited."""
+    """The latest whole aggregate of one stream, and the incomplete ones."""
 
     def __init__(self, *, evaluation: bool = False) -> None:
         self.latest: ResultsKept | None = None
-        #: How many trainers are attached.
+        #: Number of attached trainers.
         self.trainers = 0
-        #: What the ranks of each run last agreed on, the newest last.
+        #: The last agreement of each run's ranks, the newest last.
         self._agreed: dict[str, ResultsKept] = {}
-        #: The newest results of each named evaluation.
+        #: The newest results of each named evaluation, the newest last.
         self._evaluations: dict[str, ResultsKept] = {}
         self._evaluation = evaluation
         self._open: dict[_Key, dict[int, _Told]] = {}
-        #: In queue mode: whose parts are in the journal, and of which aggregate.
+        #: In queue mode: the trainers whose parts are in the journal, and the aggregate that these belong to.
         self._kept_parts: set[int] = set()
         self._kept_key: _Key | None = None
 
     def recover(self, fact: ResultsFact) -> None:
-        """Take in a fact from the journal."""
+        """Apply a fact from the journal."""
         if isinstance(fact, ResultsKept):
             self._set(fact)
             for part in fact.parts:
@@ -109,8 +109,9 @@ class StreamResults:
             self._evaluations[fact.evaluation] = fact
 
     def begin_anew(self) -> list[ResultsFact]:
-        """Training goes back to a checkpoint: nothing is added to earlier results, and epochs come again; what in
-        queue mode is to be kept of this.
+        """Forget open parts, as training goes back to a checkpoint; return what to keep of this in queue mode.
+
+        Nothing is added to earlier results any more, and their epochs may come again.
         """
         facts: list[ResultsFact] = []
         if self.latest is not None:
@@ -122,13 +123,15 @@ class StreamResults:
         return facts
 
     def _told_with(self, kept: ResultsKept) -> list[tuple[int, int]]:
-        """In queue mode: whose parts are in these results."""
+        """Return whose parts are in these results, in queue mode."""
         parts = self._open.get((kept.epoch, kept.step, None, False, False, 0, ""), {})
         return [(one.said.incarnation, one.said.serial) for one in parts.values()]
 
     def take(self, said: m.Results, peer: bytes, ranks: range, world: int | None) -> list[Instruction]:
-        """Take in a trainer's part, which may be repeated; returns the answers to it, or to all, and what to keep. In
-        queue mode there is no `world`.
+        """Add a trainer's part, which may be a repeated one; return the answers and what to keep.
+
+        Until all ranks have reported, only the sender gets an answer (not whole); then everybody does. In queue mode
+        `world` is None, and each report is answered at once.
         """
         for kept in (self.latest, *self._agreed.values()):
             if kept is not None and self._is_in(kept, said):
@@ -139,6 +142,8 @@ class StreamResults:
         parts = self._parts(key)
         if world is None:
             return self._add_in_queue(key, mine, parts)
+        # A rank that reports again has trained again (after a restart, say), so its earlier part is void, whoever
+        # reported it.
         for other in [one for one, part in parts.items() if part.overlaps(mine)]:
             del parts[other]
         parts[said.incarnation] = mine
@@ -148,9 +153,10 @@ class StreamResults:
         return self._keep(self._after_latest(_together(parts.values())), hearers=parts.values())
 
     def _is_in(self, kept: ResultsKept, said: m.Results) -> bool:
-        """Whether it was told before, and counts."""
+        """Return whether this report is already part of the aggregate."""
         if (said.incarnation, said.serial) in kept.told:
             return True
+        # In queue mode each trainer's last serial is only in its own part, not in the aggregate.
         before = self._open.get(_key_of(said, None), {}).get(said.incarnation)
         is_same = (said.epoch, said.step, said.aside, said.part) == (kept.epoch, kept.step, kept.aside, kept.part)
         is_same = is_same and (not said.aside or said.evaluation == kept.evaluation)
@@ -169,7 +175,8 @@ class StreamResults:
         return [*map(Keep, changed), *self._keep(whole, hearers=[mine], parts=len(parts))]
 
     def _changed_parts(self, key: _Key, mine: _Told, parts: dict[int, _Told]) -> list[ResultsFact]:
-        """What makes the journal hold these parts: of the same aggregate as before, only what was told now."""
+        """Return the facts that make the journal hold these parts: for the same aggregate, only the new part."""
+        # A report writes one row, and not one for each trainer.
         if key == self._kept_key:
             self._kept_parts.add(mine.said.incarnation)
             return [_part_of(mine.said)]
@@ -203,7 +210,7 @@ class StreamResults:
         )  # fmt: skip
 
     def _after_latest(self, one: ResultsKept) -> ResultsKept:
-        """The end of a run has no values: the last values stand, and so do their reporters."""
+        """Return the aggregate, with the last values and reporters if it is the end of a run without values."""
         if one.aside or one.values or self.latest is None:
             return one
         last = self.latest
@@ -215,11 +222,11 @@ class StreamResults:
         return self._open.setdefault(key, {})
 
     def report(self) -> dict[str, Any] | None:
-        """The latest results, for people; None if there are none yet."""
+        """Return the latest results, for people; None if there are none yet."""
         return _report(self.latest) if self.latest is not None else None
 
     def report_of_evaluations(self) -> list[dict[str, Any]]:
-        """The newest results of each named evaluation, the newest last."""
+        """Return the newest results of each named evaluation, the newest last."""
         return [{"evaluation": name} | _report(kept) for name, kept in self._evaluations.items()]
 
 
@@ -258,7 +265,10 @@ def _key_of(said: m.Results, world: int | None) -> _Key:
 
 
 def _together(parts: Collection[_Told]) -> ResultsKept:
-    """All parts together, in the order of ranks, so that the same parts give the same sums."""
+    """Combine all parts, in rank order, so that equal parts give equal sums.
+
+    Floating-point sums depend on the order, and reports arrive in any.
+    """
     parts = sorted(parts, key=lambda part: (part.ranks.start, part.said.incarnation))
     told = [part.said for part in parts]
     means: dict[str, list[tuple[int, float | None]]] = defaultdict(list)
@@ -282,7 +292,7 @@ def _together(parts: Collection[_Told]) -> ResultsKept:
 
 
 def _summed(states: list[bytes]) -> bytes:
-    """The sum of arrays of float64; nothing if they are not alike."""
+    """Return the sum of arrays of float64; empty if they are not alike."""
     if not states[0] or len({len(one) for one in states}) > 1 or len(states[0]) % 8:
         return b""
     summed: bytes = np.sum([np.frombuffer(one, "<f8") for one in states], axis=0, dtype="<f8").tobytes()
@@ -290,7 +300,7 @@ def _summed(states: list[bytes]) -> bytes:
 
 
 def _mean(of: list[tuple[int, float | None]]) -> float | None:
-    """The mean, weighted by rows; None if a part with rows has no number, or the sum is too large."""
+    """Return the mean, weighted by rows; None without rows, if a part with rows has no number, or on overflow."""
     total, rows = 0.0, 0
     for weight, value in of:
         if weight and value is None:

@@ -1,4 +1,4 @@
-"""The trainers of a stream: which ranks they hold, how far they are, how long they wait for data.
+"""The trainers of a stream: the ranks they hold, their positions, and how long they wait for data.
 
 Rules: pure. A trainer is identified by its incarnation. Each rank of a training stream has one holder; readers of an
 evaluation stream hold nothing. The work for a heartbeat does not grow with the world.
@@ -24,13 +24,13 @@ __all__ = ["AttachedTrainer", "Position", "StreamTrainers", "compared", "overlap
 #: Epoch and batch number.
 Position = tuple[int, int]
 
-#: The share of waiting that is shown to people covers about this long.
+#: Length of the moving average of waiting that is shown to people.
 _LOOKS_BACK_S = 10.0
 
 
 @dataclass(slots=True, kw_only=True)
 class AttachedTrainer:
-    """A trainer that is attached."""
+    """An attached trainer."""
 
     peer: bytes
     attach: m.Attach
@@ -38,35 +38,35 @@ class AttachedTrainer:
     #: Batches in the cursor's epoch.
     batches: int
     heard_s: float
-    #: How far it has trained and read.
+    #: Positions up to which it has trained and read.
     trained: Position
     read: Position
-    #: Thousandths of its recent time that it waited for data; None until it reads.
+    #: Share of its recent time that it waited for data, in thousandths; None until it reads.
     waited_permille: float | None = None
-    #: Of its ranks; None if it claims none.
+    #: The tenure of its ranks; None if it claims none.
     tenure: int | None = None
-    #: The time that this share covers.
+    #: The time that the average covers so far.
     _known_s: float = 0.0
 
     @property
     def ranks(self) -> range:
-        """The ranks that it claims."""
+        """Return the ranks that it claims."""
         return range(self.attach.rank, self.attach.rank + self.attach.replicas)
 
     @property
     def stated(self) -> bool:
-        """Whether the trainer came with a position, rather than with none."""
+        """Return whether the trainer came with a position of its own."""
         return self.attach.cursor is not None
 
     def hear(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
-        """Take in its heartbeat, except how far it has trained: that is for `StreamTrainers.move`."""
+        """Take in a heartbeat, except for the trained position, which `StreamTrainers.move` records."""
         read = (progress.read_epoch, progress.read_number)
         if self.waited_permille is not None or progress.waited_permille or read != self.read:
             self._average(progress.waited_permille, now_s - self.heard_s)
         self.peer, self.heard_s, self.read = peer, now_s, read
 
     def _average(self, permille: int, over_s: float) -> None:
-        """Average over everything known at first, and over the last seconds from then on."""
+        """Update the average: over all time at first, over the last seconds from then on."""
         over_s = min(over_s, _LOOKS_BACK_S)
         self._known_s = min(self._known_s + over_s, _LOOKS_BACK_S)
         before = self.waited_permille or 0.0
@@ -75,16 +75,16 @@ class AttachedTrainer:
 
 @dataclass(slots=True)
 class StreamTrainers:
-    """A stream, and who is attached to it."""
+    """A stream, and the trainers that are attached to it."""
 
     view: StreamView
     group: int = 0
-    #: How far the slowest rank has trained, as kept in the journal.
+    #: The position of the slowest rank, as kept in the journal.
     trained: Position = (0, 0)
     #: By incarnation; to be changed only through the methods.
     trainers: dict[int, AttachedTrainer] = field(default_factory=dict)
     succession: Succession = field(default_factory=Succession)
-    #: Since when each trainer that disagrees with the others has been waiting.
+    #: Since when each trainer that disagrees with the others has been waiting, by incarnation.
     waiting_since_s: dict[int, float] = field(default_factory=dict)
     results: StreamResults = field(init=False)
     _positions: Counter[Position] = field(default_factory=Counter)
@@ -93,17 +93,17 @@ class StreamTrainers:
         self.results = StreamResults(evaluation=self.view.evaluation)
 
     def holder(self, rank: int) -> AttachedTrainer | None:
-        """Who is attached with this rank."""
+        """Return the attached holder of this rank; None if there is none."""
         holder = self.succession.holder(rank)
         return self.trainers.get(holder) if holder is not None else None
 
     def attach_of(self, rank: int) -> m.Attach | None:
-        """Return the request of whoever is attached with this rank."""
+        """Return the request of the attached holder of this rank; None if there is none."""
         holder = self.holder(rank)
         return holder.attach if holder is not None else None
 
     def is_superseded(self, attach: m.Attach) -> bool:
-        """Return whether another trainer has taken one of its ranks since it had it."""
+        """Return whether another trainer has taken one of its ranks since it held them."""
         ranks = range(attach.rank, attach.rank + attach.replicas)
         is_older = attach.tenure is not None and self.succession.last_tenure(ranks) > attach.tenure
         return is_older or self.succession.is_superseded(attach.incarnation)
@@ -113,19 +113,19 @@ class StreamTrainers:
         return [one for one, trainer in self.trainers.items() if trainer.peer == peer and one != incarnation]
 
     def add(self, trainer: AttachedTrainer) -> None:
-        """Add a trainer that is attached now, in place of its earlier self."""
+        """Add a trainer that is attached now, replacing its earlier self."""
         self.remove(trainer.attach.incarnation)
         self.trainers[trainer.attach.incarnation] = trainer
         self._positions[trainer.trained] += 1
 
     def remove(self, incarnation: int) -> None:
-        """Remove a trainer that is no longer attached."""
+        """Remove a trainer; do nothing if it is not attached."""
         trainer = self.trainers.pop(incarnation, None)
         if trainer is not None:
             self._uncount(trainer.trained)
 
     def move(self, trainer: AttachedTrainer, trained: Position) -> None:
-        """Note how far it has trained."""
+        """Record how far a trainer has trained."""
         self._uncount(trainer.trained)
         trainer.trained = trained
         self._positions[trained] += 1
@@ -136,23 +136,26 @@ class StreamTrainers:
             del self._positions[position]
 
     def last(self) -> Position:
-        """How far the slowest has trained; there has to be one. The ranks of a world are at few positions."""
+        """Return the slowest trainer's position; at least one has to be attached.
+
+        Positions are counted, so this costs as much as there are distinct ones, and a world's ranks are at few.
+        """
         return min(self._positions)
 
     def remove_silent(self, since_s: float) -> None:
-        """Remove those that were last heard before then."""
+        """Remove trainers, and waits, that were last heard before this time."""
         for incarnation in [one for one, trainer in self.trainers.items() if trainer.heard_s < since_s]:
             self.remove(incarnation)
         self.waiting_since_s = {one: at_s for one, at_s in self.waiting_since_s.items() if at_s >= since_s}
 
 
 def overlap(one: range, other: range) -> bool:
-    """Whether two ranges of ranks have one in common."""
+    """Return whether two ranges of ranks have one in common."""
     return one.start < other.stop and other.start < one.stop
 
 
 def compared(attach: m.Attach, cursor: Cursor, other: AttachedTrainer) -> m.NotAttached | None:
-    """Whether two ranks that are alive agree: the same world, and the same cursor once both have stated one."""
+    """Return a refusal if two live ranks disagree on the world, or on the cursor once both have stated one."""
     if attach.world != other.attach.world:
         return refusals.another_world(attach, other.attach)
     if attach.cursor is None or not other.stated:

@@ -1,10 +1,10 @@
-"""Who holds each rank of a stream, and who held it before.
+"""The holder of each rank of a stream, and those before it.
 
-Rules: pure. An incarnation that came later has a rank for good: the one before it may not come back, whichever of them
-a restarted coordinator hears first. Each taking has a tenure above those of all earlier ones, and whoever comes back
-shows its own: that tells an older incarnation from a newer one however many came in between, and though the journal
-lacks what could not be written. An incarnation that has not heard its tenure yet is known by its number; of those only
-the latest of each rank are remembered, since an older one would have to outlive them all unanswered.
+Rules: pure. A later incarnation has the rank for good: the one before it may not come back, whichever of them a
+restarted coordinator hears first. Each taking has a tenure above those of all earlier ones, and a trainer that comes
+back shows its own. That tells an older incarnation from a newer one, however many came in between and even if the
+journal lacks what could not be written. An incarnation that has not heard its tenure yet is known by its number. Only
+the latest few of each rank are remembered, since an older one would have to outlive them all without an answer.
 """
 
 from __future__ import annotations
@@ -16,48 +16,52 @@ if TYPE_CHECKING:
 
 __all__ = ["Succession"]
 
-#: How many incarnations of each rank are remembered.
+#: Limit of incarnations that are remembered for each rank.
 _REMEMBERED = 16
 
 
 class Succession:
-    """The order in which incarnations came to each rank of one stream; the last one has it."""
+    """The order in which incarnations took each rank of one stream; the last one holds it."""
 
     def __init__(self) -> None:
         self._orders: dict[int, tuple[int, ...]] = {}
-        #: The ranks whose order names an incarnation.
+        #: By incarnation: the ranks whose order contains it.
         self._ranks: dict[int, set[int]] = {}
-        #: The tenure of each rank's last taking.
+        #: By rank: the tenure of the last taking.
         self._tenures: dict[int, int] = {}
         self._next_tenure = 1
 
     def holder(self, rank: int) -> int | None:
-        """Return the incarnation that has the rank."""
+        """Return the incarnation that holds the rank; None if nobody does."""
         order = self._orders.get(rank)
         return order[-1] if order else None
 
     def is_known(self) -> bool:
-        """Return whether anybody has a rank."""
+        """Return whether anybody holds a rank."""
         return any(self._orders.values())
 
     def is_superseded(self, incarnation: int) -> bool:
-        """Return whether a later incarnation is known to have one of its ranks."""
+        """Return whether a later incarnation has taken one of its ranks, as far as is remembered."""
         return any(self._orders[rank][-1] != incarnation for rank in self._ranks.get(incarnation, ()))
 
     def tenure(self, incarnation: int, rank: int) -> int | None:
-        """Return the tenure of an incarnation that has this rank; None if it has not."""
+        """Return the tenure of an incarnation that holds this rank; None if it does not."""
         return self._tenures[rank] if self.holder(rank) == incarnation else None
 
     def last_tenure(self, ranks: range) -> int:
-        """Return the tenure of the last taking of any of these ranks."""
+        """Return the highest tenure of these ranks; 0 if nobody has taken one."""
         return max(self._tenures.get(rank, 0) for rank in ranks)
 
     def after(
         self, incarnation: int, ranks: range, shown: int | None = None
     ) -> Iterator[tuple[int, tuple[int, ...], int]]:
-        """Yield the orders that change, each with its tenure, when an incarnation takes these ranks and leaves all
-        others that it had. Its tenure is the one that it has or shows; if neither, it is the next.
+        """Yield the ranks whose order changes, with order and tenure, when an incarnation takes exactly these ranks.
+
+        It gives up all other ranks that it held. It keeps the tenure that it shows or, if it holds all of these ranks
+        already, has; otherwise it gets the next one.
         """
+        # A repeated attach must not raise the tenure: the trainer may have heard the first answer, and would then be
+        # superseded by itself.
         has_all = all(self.holder(rank) == incarnation for rank in ranks)
         tenure = shown or (self.last_tenure(ranks) if has_all else self._next_tenure)
         for rank in sorted({*ranks, *self._ranks.get(incarnation, ())}):
@@ -69,7 +73,7 @@ class Succession:
                 yield rank, order[-_REMEMBERED:], held
 
     def set_order(self, rank: int, order: tuple[int, ...], tenure: int) -> None:
-        """Set the order of a rank, and the tenure of the last who took it."""
+        """Set the order of a rank, and the tenure of its holder."""
         for incarnation in self._orders.get(rank, ()):
             self._ranks[incarnation].discard(rank)
             if not self._ranks[incarnation]:

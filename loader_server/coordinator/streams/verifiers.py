@@ -1,9 +1,9 @@
-"""Who verifies the streams of a job: readers of batches that are no trainers.
+"""The verifiers of a job's streams: readers of batches that are not trainers.
 
-Rules: pure. A verifier holds no rank, takes part in no world, leases nothing and moves no cursor, so it is kept apart
-from the trainers: whatever counts, waits for or ends trainers never sees it. It may read any epoch, in groups of the
-size that trainers get. Nothing of it is kept in the journal. Where batches are made whole it may not disturb: a worker
-would begin a shard anew for it that it is making for a trainer. A connection speaks for one verifier.
+Rules: pure. A verifier holds no rank, takes part in no world, leases nothing and moves no cursor. It is kept apart from
+the trainers, so whatever counts, waits for or ends trainers never sees it. It may read any epoch, in groups of the size
+that trainers get. The journal keeps nothing about it. Where batches are built shard by shard it must not disturb: a
+worker would restart a shard for it that it is building for a trainer. A connection speaks for one verifier.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["AttachedVerifier", "Verifiers"]
 
 @dataclass(slots=True, kw_only=True)
 class AttachedVerifier:
-    """A verifier, where it reads from, and how far it has come."""
+    """An attached verifier, where it reads from, and how far it has come."""
 
     peer: bytes
     attach: m.Attach
@@ -41,7 +41,10 @@ class AttachedVerifier:
 
 
 class Verifiers:
-    """All verifiers; `grant` makes the answer to one that is let in, and `group` is the job's, 0 if it says none."""
+    """The verifiers of all streams.
+
+    `grant` makes the answer to a verifier that is admitted, and `group` is the job's, 0 if it sets none.
+    """
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class Verifiers:
         return len(self._attached)
 
     def attach(self, peer: bytes, attach: m.Attach, now_s: float) -> m.Attached | m.NotAttached | m.Wait | None:
-        """Take a verifier in, or return why not, or why not yet; None if the request is older than the last one."""
+        """Admit a verifier, or return a refusal or a wait; None if the request is older than the last one."""
         known = self._attached.get(attach.incarnation)
         if known is not None and attach.serial < known.attach.serial:
             return None
@@ -95,15 +98,16 @@ class Verifiers:
         return self._grant(verifier)
 
     def _cursor(self, attach: m.Attach, stream: StreamTrainers) -> Cursor:
-        """Return where it reads from: in the group that trainers get, or in its own where that is not known yet."""
+        """Return where it reads from, in the group that trainers get, or in its own if that is not known yet."""
         asked = attach.cursor or Cursor(0, 0, 1, stream.view.digest)
         if asked.number:
             return asked
+        # In queue mode a batch is a group of its own; an evaluation stream has no fixed group.
         usual = 1 if stream.view.leases is not None else 0 if stream.view.evaluation else stream.group
         return Cursor(asked.epoch, 0, self._group or usual or asked.group, asked.plan_digest)
 
     def hear(self, peer: bytes, progress: m.Progress, now_s: float) -> bool:
-        """Take in a heartbeat, which moves nothing; return whether it is a verifier's."""
+        """Record a verifier's heartbeat and position; return False if the sender is no verifier of the stream."""
         verifier = self._attached.get(progress.incarnation)
         if verifier is None or verifier.attach.stream != progress.stream:
             return False
@@ -116,28 +120,28 @@ class Verifiers:
         self._forget(lambda verifier: (verifier.attach.stream, verifier.attach.incarnation) == (stream, incarnation))
 
     def remove_silent(self, since_s: float) -> None:
-        """Forget those that were last heard before then."""
+        """Forget verifiers that were last heard before this time."""
         self._forget(lambda verifier: verifier.heard_s < since_s)
 
     def _forget(self, is_gone: Callable[[AttachedVerifier], bool]) -> None:
         self._attached = {key: verifier for key, verifier in self._attached.items() if not is_gone(verifier)}
 
     def give_way(self, stream: str) -> Iterator[Instruction]:
-        """Turn away those of a stream whose batches are made whole, for a trainer that came."""
+        """Yield refusals for the verifiers of a stream that is built shard by shard, as a trainer came."""
         if self._streams[stream].view.producers:
             for verifier in self._of(stream):
                 yield Send(verifier.peer, refusals.gives_way(verifier.attach))
                 self.leave(stream, verifier.attach.incarnation)
 
     def tell(self, news: Callable[[str], m.Message]) -> Iterator[Instruction]:
-        """Send each the news of its stream."""
+        """Yield the news of its stream for each verifier."""
         return (Send(verifier.peer, news(verifier.attach.stream)) for verifier in self._attached.values())
 
     def _of(self, stream: str) -> list[AttachedVerifier]:
         return [verifier for verifier in self._attached.values() if verifier.attach.stream == stream]
 
     def report_of(self, stream: str, now_s: float) -> list[dict[str, Any]]:
-        """Return who verifies a stream and how far each has read, for people and scripts."""
+        """Return the verifiers of a stream and how far each has read, for people and scripts."""
         return [
             {
                 "name": verifier.attach.name,

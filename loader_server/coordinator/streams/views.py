@@ -1,8 +1,8 @@
-"""A stream as the coordinator's state sees it, and the thread that counts its batches.
+"""The coordinator's view of a stream, and the thread that counts its batches.
 
-Rules: counting takes seconds if every sample has to be placed (millions of packed ones), and the poll loop must not
-take that long, or everybody would take it for silent. So a count that is not known yet is begun here, waited for only a
-moment, and asked for again. The number of counts is bounded, because trainers choose the epoch.
+Rules: counting takes seconds if every sample has to be placed (millions of packed ones). The poll loop must not take
+that long, or every peer would find the coordinator silent. So an unknown count is queued, waited for only a moment, and
+asked for again. The number of counts is bounded, because trainers choose the epoch.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ if TYPE_CHECKING:
 
 __all__ = ["CountingThread", "View"]
 
-#: Most counts take less, and then the first to ask is answered at once.
+#: How long to wait for a new count: most take less, so the first request is answered at once.
 _MOMENT_S = 0.02
 
-#: How many counts are kept for a stream.
+#: Limit of counts that are kept for a stream.
 _MOST_COUNTS = 256
 
 
 def lease_rules(settings: StreamSettings) -> LeaseRules | None:
-    """How batches of a stream are leased; None: trainers go in lockstep."""
+    """Return how batches of a stream are leased; None in lockstep."""
     if settings.mode == "lockstep":
         return None
     return LeaseRules(floor_s=settings.lease_timeout, tries=settings.tries)
 
 
 class CountingThread:
-    """Carries out counts in the order in which they were asked for; ends with the process."""
+    """A thread that counts in the order of requests; it ends with the process."""
 
     def __init__(self) -> None:
         self._asked: SimpleQueue[tuple[Future[int], Callable[[], int]]] = SimpleQueue()
-        # A daemon, because a long count must not delay the end of the process.
+        # A daemon thread, because a long count must not delay the end of the process.
         threading.Thread(target=self._run, name="counting", daemon=True).start()
 
     def ask(self, count: Callable[[], int]) -> Future[int]:
-        """Queue a count."""
+        """Queue a count; return its future."""
         future: Future[int] = Future()
         self._asked.put((future, count))
         return future
@@ -59,18 +59,18 @@ class CountingThread:
             future, count = self._asked.get()
             try:
                 future.set_result(count())
-            except BaseException as error:  # whoever asks for the count will meet the error again
+            except BaseException as error:  # `batches` logs it, and counts again
                 future.set_exception(error)
 
 
 class View:
-    """What the coordinator has to know about a stream."""
+    """The coordinator's view of an opened stream; see `StreamView`."""
 
     def __init__(self, stream: Stream, counting: CountingThread) -> None:
         self._plan = stream.plan
         self._counting = counting
         self._counts: dict[tuple[int, int], Future[int]] = {}
-        # Each takes 20 ms at a billion samples, and every rank that attaches asks for the same.
+        # Each call takes 20 ms at a billion samples, and every rank that attaches asks the same.
         self._most = lru_cache(maxsize=_MOST_COUNTS)(self._plan.most_batches)
         self._objection = lru_cache(maxsize=_MOST_COUNTS)(self._plan.objection)
         self._log = Log("coordinator", stream=stream.name)
@@ -78,7 +78,7 @@ class View:
         self.evaluation = stream.settings.evaluation
         self.carries = stream.carries
         self.samples = stream.samples
-        #: How many samples are left out, by reason.
+        #: Samples that are left out, by reason.
         self.left_out = stream.bad_rows | stream.plan.dropped
         self.fields = tuple(map(WireField.of, stream.fields))
         self.shapes = tuple(map(WireShape.of, stream.shapes))
@@ -87,7 +87,7 @@ class View:
         self.leases = lease_rules(stream.settings)
 
     def batches(self, epoch: int, group: int) -> int | None:
-        """How many batches an epoch has; None while they are being counted."""
+        """Return how many batches an epoch has; None while they are counted, or if they cannot be (logged, retried)."""
         key = (epoch, group)
         if key not in self._counts and not self._begin(key):
             return None
@@ -101,7 +101,7 @@ class View:
         return future.result()
 
     def _begin(self, key: tuple[int, int]) -> bool:
-        """Begin a count, unless too many are under way."""
+        """Queue a count and wait a moment for it; return False if too many are under way."""
         if len(self._counts) >= _MOST_COUNTS:
             oldest = next((known for known, future in self._counts.items() if future.done()), None)
             if oldest is None:
@@ -115,9 +115,9 @@ class View:
         return self._plan.epoch(epoch, group).batches
 
     def most_batches(self, group: int) -> int:
-        """The most batches that any epoch has."""
+        """Return the largest number of batches of any epoch."""
         return self._most(group)
 
     def objection(self, group: int) -> SettingsError | None:
-        """Why batches cannot come in groups of `group`; None if they can."""
+        """Return why the stream cannot be read in groups of this size; None if it can."""
         return self._objection(group)

@@ -1,9 +1,8 @@
-"""Where a trainer in lockstep may begin: its cursor fits the plan, its world fits the group, and both agree with other
-ranks.
+"""Rules for attaching in lockstep: the cursor fits the plan, the world fits the group, and ranks agree.
 
 Rules: pure; the only state is since when each rank has been waiting, and when the coordinator began to hear. Ranks of
-one world hold equal cursors; one with another cursor waits a while, because the others may just be restarting, and is
-then refused. A load test takes no rank from anybody who trains.
+one world hold equal cursors; a rank with another cursor waits a while, because the others may just be restarting, and
+is then refused. A load test takes no rank from anybody who trains.
 """
 
 from __future__ import annotations
@@ -24,33 +23,33 @@ if TYPE_CHECKING:
 
 __all__ = ["COUNTING_MS", "WorldRules"]
 
-#: A rank that disagrees with the others may wait for so many heartbeat timeouts before it is refused.
+#: How long a rank that disagrees with the others may wait before it is refused, in heartbeat timeouts.
 _PATIENCE_TIMEOUTS = 2
 
-#: A trainer that waits for batches to be counted asks again after this long.
+#: Retry interval of a trainer that waits for batches to be counted.
 COUNTING_MS = 250
 
 
 class WorldRules:
-    """`group` is the job's, 0 if it says none."""
+    """Checks of trainers that attach in lockstep; `group` is the job's, 0 if it sets none."""
 
     def __init__(self, group: int, timeout_s: float) -> None:
         self._group = group
         self._timeout_s = timeout_s
-        #: Streams whose ranks somebody had in an earlier run of the coordinator, and until when that trainer may come
-        #: back; None before the first event.
+        #: Streams that had rank holders in an earlier run of the coordinator (None before the first event), and until
+        #: when these trainers may come back.
         self._awaited: frozenset[str] | None = None
         self._awaited_until_s = 0.0
 
     def begin(self, streams: Mapping[str, StreamTrainers], now_s: float) -> None:
-        """Note whose trainers may come back; calls after the first change nothing."""
+        """Note at the first call which streams' trainers may come back; later calls change nothing."""
         if self._awaited is None:
             self._awaited = frozenset(name for name, stream in streams.items() if stream.succession.is_known())
             self._awaited_until_s = now_s + GONE_AFTER * self._timeout_s
 
     def cursor(self, attach: m.Attach, stream: StreamTrainers) -> Cursor:
-        """Where it says that it starts, or the beginning; the group changes only at the start of an epoch."""
-        # Readers of an evaluation stream need not fit together: each one's group is its own world.
+        """Return the cursor the trainer asks for, or the beginning; the group changes only at the start of an epoch."""
+        # Readers of an evaluation stream are independent, so each one's group is its own world.
         group = self._group or (0 if stream.view.evaluation else stream.group) or attach.world
         if attach.cursor is None:
             return Cursor(0, 0, group, stream.view.digest)
@@ -60,7 +59,7 @@ class WorldRules:
     def check_fits(
         self, attach: m.Attach, cursor: Cursor, batches: int | None, stream: StreamTrainers
     ) -> m.NotAttached | m.Wait | None:
-        """Refuse a cursor or world that the stream cannot have; or a wait until its batches are counted."""
+        """Return a refusal if the stream cannot have this cursor or world, or a wait while its batches are counted."""
         if cursor.plan_digest != stream.view.digest:
             return refusals.another_plan(attach, cursor, stream.view.digest)
         if (misfit := refusals.world_misfit(attach, cursor, stream.view)) is not None:
@@ -78,7 +77,7 @@ class WorldRules:
     def check_takes_nothing(
         self, attach: m.Attach, stream: StreamTrainers, now_s: float
     ) -> m.Wait | m.NotAttached | None:
-        """Refuse a load test while somebody trains on the stream; let it wait if somebody may still come back."""
+        """Refuse a load test while somebody trains on the stream; let it wait if a trainer may still come back."""
         if attach.work != MEASURE or stream.view.evaluation:
             return None
         trainers = [other.attach for other in stream.trainers.values() if other.attach.work != MEASURE]
@@ -92,7 +91,11 @@ class WorldRules:
     def check_agrees(
         self, attach: m.Attach, cursor: Cursor, stream: StreamTrainers, now_s: float
     ) -> m.Wait | m.NotAttached | None:
-        """If a rank that is alive has another world or position, wait first, because it may be on its way out."""
+        """Compare with the ranks that are alive; on a mismatch let it wait first, then refuse it.
+
+        The other rank may be on its way out. Ranks that the trainer would take over, and ranks that have been silent
+        for a heartbeat timeout, are not compared.
+        """
         if stream.view.evaluation:
             return None
         mine = range(attach.rank, attach.rank + attach.replicas)

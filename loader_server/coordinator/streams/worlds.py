@@ -1,7 +1,7 @@
-"""The elastic worlds of all streams, and what they mean for those who are attached.
+"""The elastic worlds of all streams, and their effects on attached trainers.
 
-Rules: pure. The attached trainers of a world that is over are forgotten when the next one is named, and so is what they
-told of results. A trainer with a fixed rank and an elastic world never share a stream.
+Rules: pure. When a new world begins, the attached trainers of the one before are forgotten, and so are the results they
+reported. A trainer with a fixed rank and an elastic world never share a stream.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Worlds"]
 
 
 class Worlds:
-    """`group` is the job's, 0 if it says none."""
+    """The elastic worlds of all streams; `group` is the job's, 0 if it sets none."""
 
     def __init__(self, job: str, streams: Mapping[str, StreamTrainers], *, group: int, timeout_s: float) -> None:
         self._job = job
@@ -36,7 +36,7 @@ class Worlds:
     # --- joining ---
 
     def join(self, peer: bytes, join: m.Join, now_s: float) -> list[Instruction]:
-        """A trainer asks for a place."""
+        """Handle a trainer's request for a place in its stream's world."""
         stream = self._streams.get(join.stream)
         problem = refusals.join_misfit(join, self._job, self._streams, stream.view if stream is not None else None)
         if problem is not None or stream is None:
@@ -50,66 +50,69 @@ class Worlds:
         return self._settle(join.stream, world.join(peer, join, self._room(join.stream), now_s))
 
     def _room(self, stream: str) -> int:
-        """How many ranks a world may have."""
+        """Return how many ranks a world may have."""
         return self._group or self._streams[stream].group or sys.maxsize
 
     def _settle(self, stream: str, out: list[Instruction]) -> list[Instruction]:
-        """If a world was named: nobody is left of the one before."""
+        """Clear what the previous world left on the stream if a new one has just begun; return all instructions."""
         named = [one.fact for one in out if isinstance(one, Keep) and isinstance(one.fact, WorldNamed)]
         if not named:
             return out
         trainers = self._streams[stream]
         for one in [one for one, trainer in trainers.trainers.items() if trainer.attach.world_version is not None]:
             trainers.remove(one)
+        # A part of a dead trainer must not stand in for one of the new world that has not come as far.
         trainers.results.begin_anew()
         if not trainers.group and not self._group:
             trainers.group = named[-1].most * max(replicas for *_, replicas in named[-1].members)
             out = [Keep(GroupFixed(stream, trainers.group)), *out]
         return out
 
-    # --- those who are attached ---
+    # --- attached trainers ---
 
     def check(self, attach: m.Attach, now_s: float) -> m.NotAttached | None:
-        """Whether its rank is one that it may have: in the elastic world, if there is one."""
+        """Return a refusal if the rank is not the trainer's to have: in the elastic world, or beside one."""
         world = self._worlds.get(attach.stream)
         if attach.world_version is not None:
             return world.check(attach, now_s) if world is not None else refusals.world_changed(attach, 0, "")
         return refusals.fixed_rank(attach, *world.limits) if world is not None and world.lives() else None
 
     def begin(self, peer: bytes, attach: m.Attach, cursor: Cursor, now_s: float) -> m.NotAttached | m.Wait | None:
-        """It says where it starts."""
+        """Record where a member of an elastic world starts; see `ElasticWorld.begin`."""
         return self._worlds[attach.stream].begin(peer, attach, cursor, now_s)
 
     def take_news(self, stream: str) -> list[Instruction]:
-        """What is to be done after a trainer has begun."""
+        """Return what is to be done after a trainer has reported its start."""
         return self._worlds[stream].take_news()
 
     def hear(self, trainer: AttachedTrainer, now_s: float) -> list[Instruction]:
-        """An attached trainer was heard; told again if its world is over."""
+        """Note that an attached trainer lives; remind it if its world is over."""
         world = self._worlds.get(trainer.attach.stream)
         over = world.hear(trainer.peer, trainer.attach.incarnation, now_s) if world is not None else None
         return [Send(trainer.peer, over)] if over is not None else []
 
     def leave(self, stream: str, incarnation: int, now_s: float) -> list[Instruction]:
-        """A trainer detached."""
+        """Handle a trainer that detached."""
         world = self._worlds.get(stream)
         return self._settle(stream, world.leave(incarnation, self._room(stream), now_s)) if world is not None else []
 
     def end_runs(self, done: Iterable[Instruction]) -> list[Instruction]:
-        """All ranks told results: if that was the end of their run, their world ends in good order."""
+        """End the world of each run whose final results are complete."""
+        # Not before all ranks are done: the first to leave would otherwise end the world of the others in their last
+        # step.
         kept = [one.fact for one in done if isinstance(one, Keep) and isinstance(one.fact, ResultsKept)]
         ended = [self._worlds[one.stream] for one in kept if one.ended and one.stream in self._worlds]
         return [instruction for world in ended for instruction in world.end_run()]
 
     def tick(self, now_s: float) -> list[Instruction]:
-        """Time has passed."""
+        """Let each world drop silent trainers and begin anew if that is due."""
         told = [(name, world.tick(self._room(name), now_s)) for name, world in self._worlds.items()]
         return [one for name, out in told for one in self._settle(name, out)]
 
     # --- the journal, and people ---
 
     def recover(self, fact: WorldNamed | ResultsKept) -> None:
-        """Take in a fact from the journal: facts of these kinds come in the order in which they were kept."""
+        """Apply a fact from the journal; facts of these kinds come in the order in which they were kept."""
         if isinstance(fact, ResultsKept):
             if fact.ended and fact.stream in self._worlds:
                 self._worlds[fact.stream].end_run()
@@ -117,7 +120,7 @@ class Worlds:
         self._worlds.setdefault(fact.stream, ElasticWorld(fact.stream, self._timeout_s)).recover(fact)
 
     def report_of(self, stream: str, now_s: float) -> dict[str, Any] | None:
-        """How the stream's world stands; None if it never had one."""
+        """Return the state of the stream's world; None if it never had one."""
         world = self._worlds.get(stream)
         if world is None or (world.stage is WorldStage.NONE and not world.lives()):
             return None
