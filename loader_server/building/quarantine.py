@@ -31,18 +31,18 @@ class MaskedLog(Protocol):
     """Where a builder reports the samples that it masks."""
 
     def note(self, stream: str, sample: int, name: str, error: SampleError) -> None:
-        """A sample's row was masked."""
+        """Record that a sample's row was masked."""
 
 
 class Quarantine:
-    """Notes samples; `counts` has masked rows by reason, including repeats."""
+    """Quarantine log of one worker; `counts` has masked rows by reason, including repeats."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._log = Log("quarantine")
         self._known: set[tuple[str, int, str]] = set()
         self._lock = threading.Lock()
-        #: A line that a full disk cut short is ended before the next one begins.
+        #: A newline to write first if a full disk cut the last line short, so that only that line is broken.
         self._torn = b""
         self.counts: Counter[str] = Counter()
         self._file = self._open_file()
@@ -58,7 +58,7 @@ class Quarantine:
             return None
 
     def note(self, stream: str, sample: int, name: str, error: SampleError) -> None:
-        """Note a sample whose row was masked."""
+        """Record a sample whose row was masked; if the file cannot be written, log it instead."""
         with self._lock:
             self.counts[error.reason] += 1
             key = (stream, sample, error.reason)
