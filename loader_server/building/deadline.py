@@ -53,7 +53,7 @@ class Deadline:
         self._again_ns = 0
 
     def begin(self, now_ns: int) -> None:
-        """Start a step at `now_ns` (`time.perf_counter_ns`); restart the timer unless it was set less than a tenth ago."""
+        """Start a step at `now_ns` (`time.perf_counter_ns`); restart the timer if a tenth of the timeout has passed."""
         if now_ns >= self._again_ns:
             self._again_ns = now_ns + self._margin_ns
             self._set_timer(self._longest_s)
