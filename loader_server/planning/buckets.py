@@ -73,7 +73,7 @@ def _bin(lengths: Integers) -> Integers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Costs of boundaries: candidate lengths (ascending), number of samples at most that long, and rows of a batch at each.
+    """Costs of boundaries: candidate lengths (ascending), number of samples at most that long, rows of a batch at each.
 
     A sample longer than the budget makes a batch of its own, which takes as much work as it has cells; it is counted as
     that many batches.

@@ -106,7 +106,7 @@ class EpochPlan:
         return np.array([len(self._window(window).starts) for window in range(len(self._arrangement.starts))])
 
     def schedule(self, groups: NDArray[np.integer], part: int) -> EpochPlan:
-        """Assign numbers to the batches, given each window's number of groups, for one part of the pass; return self."""
+        """Assign numbers to the batches of one part of the pass, given each window's number of groups; return self."""
         self._before = np.concatenate([[0], np.cumsum(groups)])
         parts, all_groups = self.recipe.settings.epoch_parts, int(self._before[-1])
         self._first = all_groups * part // parts

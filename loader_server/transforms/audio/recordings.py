@@ -1,6 +1,6 @@
-"""Recordings that transforms mix into others: drawn from a separate source, at the rate that is asked for.
+"""Recordings that transforms mix into others: drawn from a separate source, and resampled to a given rate.
 
-Rules: only the generator chooses which one comes; the last ones decoded are kept, bounded in bytes, which does not
+Rules: only the generator chooses which one is drawn; those decoded last are cached, bounded in bytes, which does not
 affect the output. Files are opened with the first recording, not while settings are read.
 """
 
@@ -28,7 +28,7 @@ _KEPT_BYTES = 64 * 2**20
 
 
 class DrawnRecordings:
-    """The recordings of a source."""
+    """Recordings of a source, to be drawn at random."""
 
     def __init__(self, said: SideSource, where: str) -> None:
         self._said = said
@@ -49,7 +49,10 @@ class DrawnRecordings:
         return source
 
     def draw(self, rng: np.random.Generator, rate: int) -> NDArray[np.float32]:
-        """Draw one of them, at this rate; it is shared, so it must not be changed."""
+        """Draw a recording, at this rate. The array is shared with later calls: do not change it.
+
+        Raise SettingsError if the source has no recordings, SampleError if the sample drawn has no audio.
+        """
         number = int(rng.integers(self._source.samples))
         audio = self._kept.pop((number, rate), None)
         if audio is None:
