@@ -167,6 +167,7 @@ class BuildThread:
     def take_outcomes(self) -> list[Outcome]:
         """Return the outcomes added since the last call, oldest first, and lower `load` by as many."""
         done = []
+        # The building thread may append meanwhile: both ends of a deque are safe to use from two threads.
         while self.outcomes:
             done.append(self.outcomes.popleft())
         self.load -= len(done)
@@ -178,12 +179,13 @@ class BuildThread:
         self._thread.join(timeout_s)
         self._readers.close()
         if self._thread.is_alive():
-            return False  # a child that is trying samples for it ends with this process
+            return False  # the trial's child belongs to that thread; it ends with this process
         self._crash_trial.close()
         return True
 
     def _run(self) -> None:
         while self._take_next():
+            # One turn each: a build that is postponed again goes to the end and waits for the next round.
             for _ in range(len(self._elsewhere)):
                 self._take_turn(self._elsewhere.popleft())
 
@@ -192,6 +194,7 @@ class BuildThread:
         try:
             while not self._at_hand:
                 self._take_in(self._builds.get(timeout=_LOOK_S if self._elsewhere else None))
+            # Take in all builds that have come, so that readers work on the later ones while the first is built.
             while not self._builds.empty():
                 self._take_in(self._builds.get_nowait())
         except Empty:
@@ -274,6 +277,7 @@ class BuildThread:
                 build.pending = self._readers.submit(unread.read, builder.stream.source.name)
                 return None
             finally:
+                # On every path: a claim that is kept would make other workers wait for a batch that nobody builds.
                 builder.release()
         except BaseException as error:  # the want's outcome names it, and the thread goes on
             in_hand = f"batch {build.want.number} of epoch {build.want.epoch}"
@@ -312,9 +316,11 @@ class BuildThread:
         try:
             built = builder.build(build.want, prepared, payload, digest=build.digest, convicted=convicted)
             self._deadline.begin(time.perf_counter_ns())
+            # The build ended its last step, and encoding and sealing are one more, with the full time to themselves.
             sent = None if build.want.in_slot else self._buffers.encode(payload, prepared.layout)
             sealed = self._buffers.seal(build.sealer, sent) if build.sealer is not None and sent is not None else None
         finally:
+            # After an error too: a timer that runs on would end the process while it is idle.
             self._deadline.end()
         return Outcome(
             build,

@@ -128,6 +128,7 @@ class Builder:
 
     def _get_epoch(self, epoch: int, group: int) -> EpochPlan:
         key = (epoch, group)
+        # Several readers prepare wants at once: the lock makes them open an epoch, which may take seconds, only once.
         with self._lock:
             plan = self._epochs.get(key)
             if plan is None:
@@ -175,6 +176,7 @@ class Builder:
     def _read_around(self, source: Source, samples: NDArray[np.int64], begin: Callable[[int], None]) -> list[int]:
         """Read what the source lacks for writing the batch at once; return the rows of culprits, which are skipped."""
         culprits = list[int]()
+        # Most jobs have no culprits: then no sample's identity has to be computed.
         if self.culprits.keys:
             culprits = [row for row, sample in enumerate(samples.tolist()) if self.is_culprit(sample)]
         if source.reads_ahead:
@@ -234,6 +236,7 @@ class Builder:
             # Masked rows too: the next chunk of the recording continues from the state of this row.
             arrays[RESET.key][: len(prepared.samples)] = resets[: len(prepared.samples)]
         self._deadline.begin(time.perf_counter_ns())
+        # A buffer has arbitrary content, and the hash covers the whole payload: gaps must be the same for all workers.
         for gap in prepared.gaps:
             payload[gap] = 0
         round_in_place(payload, prepared.layout, self.stream.float32)
@@ -246,6 +249,7 @@ class Builder:
             unfit = self._finite_check.look(
                 suspects, prepared.samples, batch.places, lambda sample, error: self._note_masked(sample, error, batch)
             )
+        # Masking cleared places after the valid rows were counted.
         if unfit and self.stream.masks_not_finite:
             rows = int(arrays["weight"].sum())
         key = self.stream.settings.length
@@ -322,9 +326,8 @@ class Builder:
         places, prepared = batch.places, batch.prepared
         places.begin()
         look = None
-        if (
-            source is self._gathering and not prepared.culprits and not self.stream.packed
-        ):  # it can write some rows alone
+        # Only then is the batch written in pieces, and each checked for NaN and infinity while it is in the cache.
+        if source is self._gathering and not prepared.culprits and not self.stream.packed:
             batch.suspects, look = set(), partial(self._suspect, batch)
         places.gather(source, prepared.culprits, look)
         for at in prepared.culprits:
@@ -362,6 +365,7 @@ class Builder:
         self._deadline.begin(began_ns)
         values = None
         try:
+            # The coordinator's list may have grown since the sample was read, so it is checked again.
             if raw is None or sample in batch.convicted or self.is_culprit(sample):
                 raise kills(self.stream.source.name(sample))
             values = self._values(sample, raw, batch)
@@ -404,6 +408,7 @@ class Builder:
         The sample is transformed once more, this time step by step, to name the transform that made it too long.
         """
         stream, (epoch, sample, raw) = self.stream, built
+        # The bytes of a cache hit were never read.
         (whole,) = (raw,) if raw else stream.source.read([sample])
         again, lengths = decoded(stream.source, sample, whole), stream.raw_lengths(sample)
         return SampleError(

@@ -91,12 +91,14 @@ class _TrialProcess:
         self.stream = stream
         #: Whether it has not had a sample in hand yet: a shortage in a used child may be an earlier sample's doing.
         self.is_fresh = True
+        # Shared memory, because a sample may be larger than a message on the socket can be.
         self._bytes = os.memfd_create("stoker-sample")
         try:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError:
             os.close(self._bytes)
             raise
+        # Our copy of the child's end has to be closed, or the child's death would not end the connection.
         with theirs:
             try:
                 socket.send_fds(self._socket, [b"bytes"], [self._bytes])
@@ -186,6 +188,7 @@ class CrashTrial:
         is_fresh = child.is_fresh
         child.hand(epoch, sample, raw)
         answer = child.wait_for_answer(self._timeout_s)
+        # The child of a sample that passed is kept for the next; any other is ended and replaced.
         if answer == _PASSED:
             return Passed()
         self._child = None
@@ -255,6 +258,7 @@ def _failed(stream: Stream, sample: int, got: str) -> MachineError:
 def serve_trials(arguments: Sequence[str]) -> None:
     """Run as a trial's child process: open the job, then try samples until the worker closes the socket."""
     _, job_path, name, parent, _, answers = arguments
+    # Ctrl-C reaches the whole process group; it is the worker that ends its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(int(parent), signal.SIGKILL)
     offer_to_oom_killer(TRIAL_OFFER)  # a failure is in our worker's log already
@@ -268,6 +272,7 @@ def serve_trials(arguments: Sequence[str]) -> None:
         worker.send(json.dumps({"error": told(error)}).encode())
         return
     worker.send(json.dumps({"opened": stream.opened}).encode())
+    # Taken before the first sample: whether a shortage convicts depends on what was free for it.
     room = free_room()
     while asked := worker.recv(64):
         epoch, sample = map(int, asked.split())

@@ -47,7 +47,9 @@ class KnownCulprits:
     def hear(self, keys: Iterable[int]) -> None:
         """Replace the coordinator's list with its new one, whose missing samples were forgiven."""
         told = frozenset(keys)
+        # Once the coordinator lists a find of ours, only its list counts: missing from a later list means forgiven.
         self._found -= told
+        # One assignment, because other threads read `keys` without a lock.
         self.keys = told | self._found
 
     def find(self, identity: str) -> None:

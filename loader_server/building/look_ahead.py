@@ -40,6 +40,7 @@ class LookAhead:
 
         Return at once if another thread is doing so; stop early once the source can take no more.
         """
+        # Readers call this after each batch. One of them is enough, and a hint is not worth waiting for.
         if not self._source.looks_ahead() or not self._lock.acquire(blocking=False):
             return
         try:

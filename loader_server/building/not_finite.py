@@ -51,6 +51,7 @@ def seems_finite(values: NDArray[Any]) -> bool:
     # from 0xFC00 on, read as unsigned, if negative.
     if flat.itemsize == _HALF:
         return not len(flat) or bool(flat.view(np.int16).max() < 0x7C00 and flat.view(np.uint16).max() < 0xFC00)
+    # NaN and infinity survive a sum of squares; the overflow of large finite values only raises a false alarm.
     with np.errstate(over="ignore", invalid="ignore"):
         return math.isfinite(np.dot(flat, flat))
 

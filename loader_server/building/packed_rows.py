@@ -40,10 +40,12 @@ class PackedRows:
 
     def __init__(self, rows: NDArray[np.int64], offsets: NDArray[np.int64], length: int) -> None:
         self.rows, self.offsets = rows, offsets
+        # The slices drop the appended element again if there are no samples.
         is_last = np.append(rows[1:] != rows[:-1], True)[: len(rows)]
         #: Mask of the samples that are the first of their row.
         self.firsts = np.append(True, is_last[:-1])[: len(rows)]
         self._room = np.where(is_last, length, np.append(offsets[1:], 0)[: len(rows)]) - offsets
+        # Rows ascend, so `searchsorted` finds the first sample of each one's row.
         self._segments = np.arange(len(rows)) - np.searchsorted(rows, rows) + 1
 
     @cached_property
@@ -69,6 +71,7 @@ class PackedRows:
         rows, segments, positions = out
         steps = np.arange(values.shape[1])
         cells = steps < lengths[:, None]
+        # Numbers of cells in the flattened rows, so that one assignment writes all samples.
         begin = self.rows[kept] * rows.shape[1] + self.offsets[kept]
         at = (begin[:, None] + steps)[cells]
         rows.reshape(-1, *rows.shape[2:])[at] = values[cells]

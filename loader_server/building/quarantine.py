@@ -74,6 +74,7 @@ class Quarantine:
     def _append(self, line: dict[str, object]) -> None:
         if self._file is None:
             raise OSError(errno.EBADF, "it could not be opened")
+        # One write in append mode, so that lines of several workers do not mix. A full disk may take only part of it.
         data = self._torn + (json.dumps(line) + "\n").encode()
         while data:
             written = os.write(self._file, data)

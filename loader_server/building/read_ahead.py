@@ -63,6 +63,7 @@ class PendingRead(Generic[T]):
         except BaseException as error:  # raised again in the thread that builds
             return None, error
         finally:
+            # The thread's CPU time: the rest went into waiting for a disk, or for the interpreter.
             busy_s = time.thread_time() - busy_s
             self._waited = time.perf_counter() - began_s > 2 * busy_s
 
@@ -117,6 +118,7 @@ class ReadAhead:
         """Return what was read; raise its error, or ReadError past the deadline. Only one thread may wait."""
         while not pending.future.done():
             pause_s = self._give_up_late(time.monotonic())
+            # If this process was stopped (SIGSTOP), the read may end at once now: give it that chance.
             if pending.given_up and not wait((pending.future,), _LAST_MOMENT_S).done:
                 raise pending.late(self._timeout_s)
             wait((pending.future,), pause_s)
@@ -150,6 +152,8 @@ class ReadAhead:
         with self._lock:
             self._underway.add(pending)
         result, error = pending.run()
+        # Once removed, it cannot be given up any more, so what is returned below agrees with whether another thread was
+        # started in place of this one.
         with self._lock:
             self._underway.remove(pending)
             self.hanging -= pending.given_up

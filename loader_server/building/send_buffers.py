@@ -65,6 +65,7 @@ class SendBuffers:
             return (buffer if buffer is not None else self._make(size))[:nbytes]
 
     def _make(self, size: int) -> NDArray[np.uint8]:
+        # Make room first, so that the total stays within the bound as long as free buffers can be dropped.
         self._keep_within(self._most_bytes - size)
         buffer = map_anonymous(size)
         self.mapped_bytes += size
@@ -82,6 +83,7 @@ class SendBuffers:
 
     def give_back(self, buffer: NDArray[np.uint8]) -> None:
         """Put a buffer that no one references back into the pool; small ones are left to the garbage collector."""
+        # `take` lent a slice, whose base is the whole buffer. Small memory is no slice, and is not kept.
         whole = buffer.base
         if not isinstance(whole, np.ndarray):
             return

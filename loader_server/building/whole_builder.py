@@ -86,6 +86,7 @@ class WholeBuilder(Builder):
         began_ns = time.perf_counter_ns()
         assert isinstance(prepared, _Made)
         arrays: Mapping[str, NDArray[Any]] = prepared.layout.arrays(payload)
+        # Every byte, for gaps and rows without a batch must be the same whoever builds.
         payload[:] = 0
         if prepared.values is None:
             arrays["tag"][:] = -1

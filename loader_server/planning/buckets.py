@@ -66,6 +66,8 @@ class LengthHistogram:
 
 def _bin(lengths: Integers) -> Integers:
     """Return the bin of each length: the length itself while small, then 1024 bins an octave."""
+    # frexp's exponent is 11 below 2048, so these have octave 0 and a bin each. Above, the shift keeps the leading 11
+    # bits: 1024 values in each octave, which follow on those of the octave before.
     octave = np.maximum(np.frexp(lengths.astype(np.float64))[1] - 11, 0)
     bins: Integers = octave * 1024 + (lengths >> octave)
     return bins
@@ -161,6 +163,7 @@ def _walked_back(cuts: list[Integers], last: int) -> Integers:
     chosen = [last]
     for cut in reversed(cuts):
         chosen.append(int(cut[chosen[-1]]))
+    # With more buckets than are useful, a cut falls on the boundary itself; `np.unique` drops the empty bucket.
     return np.unique(np.array(chosen))
 
 
@@ -176,6 +179,8 @@ def _one_more(least: Integers, below: Integers, sample_cost: Integers) -> tuple[
     while step:
         place = np.arange(step - 1, size, 2 * step)
         if place.size:
+            # The cuts of the neighbours, known from the levels above, bound the search, so that the ranges of one level
+            # together hold only about as many candidates as there are lengths.
             first = np.where(place >= step, cut[place - step], 0)
             after = np.where(place + step < size, cut[np.minimum(place + step, size - 1)], size - 1)
             cost[place], cut[place] = _least_of_ranges(
@@ -188,6 +193,7 @@ def _one_more(least: Integers, below: Integers, sample_cost: Integers) -> tuple[
 def _least_of_ranges(
     first: Integers, final: Integers, place: Integers, tables: tuple[Integers, Integers, Integers]
 ) -> tuple[Integers, Integers]:
+    # All ranges of a level lie one behind the other in one array, so that numpy compares them in one pass.
     least, below, sample_cost = tables
     lengths = final - first + 1
     starts = lengths.cumsum() - lengths
@@ -195,6 +201,7 @@ def _least_of_ranges(
     at = place.repeat(lengths)
     cost = least[cut] + (below[at] - below[cut]) * sample_cost[at]
     best = np.minimum.reduceat(cost, starts)
+    # The first of several equal minima, so that all machines make the same choice.
     hits = (cost == best.repeat(lengths)).nonzero()[0]
     return best, cut[hits[hits.searchsorted(starts)]]
 

@@ -96,6 +96,7 @@ class EpochPlan:
         self.batches: int
         self._data_pass = data_pass
         self._arrangement = arrangement
+        # A cache for each instance: decorating the method would share one cache, which would keep all epochs alive.
         self._window = functools.lru_cache(maxsize=_WINDOWS_KEPT)(self._planned)
         #: Number of groups before each window, the total at the end; and the first group of this epoch's part.
         self._before: NDArray[np.int64]
@@ -109,6 +110,7 @@ class EpochPlan:
         """Assign numbers to the batches of one part of the pass, given each window's number of groups; return self."""
         self._before = np.concatenate([[0], np.cumsum(groups)])
         parts, all_groups = self.recipe.settings.epoch_parts, int(self._before[-1])
+        # Rounding down both ends gives parts that together are all groups and differ by one at most.
         self._first = all_groups * part // parts
         self.batches = (all_groups * (part + 1) // parts - self._first) * self.group
         return self
@@ -118,6 +120,7 @@ class EpochPlan:
         window, group, place = self._place(number)
         plan = self._window(window)
         rows, end = int(plan.rows[group]), int(plan.stops[group])
+        # In a group that is not full, the last batches may have no rows at all: then `start` is `end`.
         start = min(int(plan.starts[group]) + place * rows, end)
         own = slice(plan.first_of(start), plan.first_of(min(start + rows, end)))
         batch = PlannedBatch(
@@ -159,6 +162,7 @@ class EpochPlan:
             raise IndexError(f"batch {number} of an epoch of {self.batches}")
         group, place = divmod(number, self.group)
         group += self._first
+        # From the right: of several windows that begin with this group, all but the last have no groups.
         window = int(np.searchsorted(self._before, group, side="right")) - 1
         return window, group - int(self._before[window]), place
 

@@ -53,11 +53,14 @@ class Mixture:
             own = np.arange(first, stop)
             rounds = math.ceil(end * weight / max(int(sizes[first:stop].sum()), 1))
             order = np.concatenate([shuffle(own, cycle) for cycle in range(rounds)])
+            # A segment's time is when its source has given all segments before it; sorting all sources' segments by
+            # time mixes them in proportion to the weights.
             begins = (np.cumsum(sizes[order]) - sizes[order]) / weight
             reached = begins < end
             taken.append(order[reached])
             cycles.append(np.repeat(np.arange(rounds), stop - first)[reached])
             at.append(begins[reached])
+        # Stable, so that segments due at the same time keep the order of the sources on every machine.
         turn = np.argsort(np.concatenate(at), kind="stable")
         return Turns(segments=np.concatenate(taken)[turn], cycles=np.concatenate(cycles)[turn])
 

@@ -76,6 +76,8 @@ def arranged(data_pass: DataPass, sizes: Integers, window: int, mixture: Mixture
     turns = mixture.turns(sizes, shuffle) if mixture else plain
     taken = sizes[turns.segments]
     before, total = np.cumsum(taken) - taken, int(taken.sum())
+    # The window of each segment, by the samples before it: integers, so that no machine rounds otherwise. A number
+    # that no segment has makes no window.
     at = before * window_count(total, window, data_pass.order) // max(total, 1)
     return Arrangement(turns=turns, starts=np.flatnonzero(np.diff(at, prepend=-1)))
 

@@ -114,6 +114,7 @@ class Plan:
     def stage(self, epoch: int) -> PlanStage:
         """Return the stage of an epoch: that in force when the epoch's pass began."""
         parts = self.recipe.settings.epoch_parts
+        # Parts of a pass must fit together, so the stage does not change between them.
         return [one for one in self.stages if one.first_epoch <= epoch // parts * parts][-1]
 
     def objection(self, group: int) -> SettingsError | None:

@@ -166,6 +166,7 @@ def narrowed(table: LengthTable, limits: Limits, tally: LengthTally) -> LengthTa
     subs = {} if limits.sub_key is None else {limits.sub_key: tally.others[limits.sub_key]}
     counts, sums, _ = _count_buckets(table, limits, (tally.edges, subs), _tell_nobody)
     last = int(np.flatnonzero(counts.any(axis=0))[-1])
+    # Whole buckets only: spilling counts on each bucket having all its sub-buckets.
     used = (last // limits.subs + 1) * limits.subs
     return LengthTally(
         edges=tally.edges[:used],
@@ -216,6 +217,7 @@ def _tell_nobody(_done: int) -> None:
 def _longest_run(table: LengthTable) -> Integers:
     most = np.zeros(1, np.int64)
     for start, stop in _blocks(table.segments):
+        # A block is whole segments, and no segment begins within a recording, so no recording is cut in two here.
         firsts = np.flatnonzero(table.begins(start, stop))
         most = np.maximum(most, np.diff(np.append(firsts, stop - start)).max(initial=0))
     return most
@@ -229,7 +231,7 @@ def bucket_of(
     bucket = np.searchsorted(edges[:: limits.subs], lengths[limits.key]) * limits.subs
     if limits.sub_key is not None:
         for sub in range(limits.subs - 1):
-            # Samples too long for any bucket are not kept, so any edge will do for them.
+            # A sample too long for any bucket is dropped below, so any edge will do for it.
             edge = others[limits.sub_key][np.minimum(bucket // limits.subs * limits.subs + sub, len(edges) - 1)]
             bucket += lengths[limits.sub_key] > edge
     return np.where(kept, bucket, -1)
@@ -239,6 +241,7 @@ def _blocks(segments: Integers) -> Iterator[tuple[int, int]]:
     """Yield ranges of samples of about one block, each made of whole segments."""
     first = 0
     while first < len(segments) - 1:
+        # At least one segment, even if it is larger than a block.
         after = max(int(np.searchsorted(segments, segments[first] + _BLOCK, side="right")) - 1, first + 1)
         yield int(segments[first]), int(segments[after])
         first = after
@@ -255,6 +258,7 @@ def _reason(lengths: Mapping[str, Integers], limits: Limits) -> Integers:
     too_long = np.zeros(len(own), bool) if limits.longest is None else own > limits.longest
     for key, budget in limits.budgets.items():
         too_long |= lengths[key] > budget
+    # `np.select` takes the first condition that holds: `LEFT_OUT` is also below `min_length`, but counts as filtered.
     reasons = (_FILTERED, *range(_FILTERED))
     found = np.select([own < 0, own == 0, own < limits.min_length, too_long], reasons, len(_REASONS))
     return np.asarray(found, np.int64)
@@ -330,6 +334,7 @@ def _count_buckets(
         first, after = np.searchsorted(segments, [start, stop])
         size = int(after - first)
         segment = np.repeat(np.arange(size), np.diff(segments[first : after + 1]))[kept]
+        # Segment and bucket as one number, so that a single bincount counts the whole block.
         within = segment * buckets + bucket[kept]
         counts[first:after] = np.bincount(within, minlength=size * buckets).reshape(-1, buckets)
         # numpy sums weights in float64, which is exact here: the lengths of a segment sum to less than 2**53.

@@ -92,6 +92,7 @@ class Chain:
         draws = any(step.draws for step in steps)
         return Chain(steps=steps, raw=raw, fields=fields, draws=draws, recipe=recipe, where=where, asked=asked)
 
+    # Pickle what the chain was made from, not the chain: a user's transform need not be picklable.
     def __reduce__(self) -> tuple[object, ...]:
         return _remade, (self.asked, self.where, self.raw, self.fields)
 
@@ -184,7 +185,7 @@ class Chain:
     def finish(
         self, sample: dict[str, Any], key: tuple[int, int, int], done: int = 0
     ) -> dict[str, NDArray[np.generic]]:
-        """Return the values of all fields, with `done` transforms applied already; the key is seed, epoch and sample."""
+        """Return the values of all fields, with `done` transforms applied already; the key: seed, epoch and number."""
         return dict(self._values(self._transform(sample, key, done)))
 
     def _values(self, made: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[np.generic]]]:
@@ -325,6 +326,7 @@ def _after(fields: tuple[Field, ...], step: NamedTransform, where: str) -> tuple
                 where=where,
                 remedy=f'Declare lengths={{"{field.key}": …}}.',
             )
+        # A transform that changes only values need not repeat how many steps make a second.
         inherits = same_length and field.per_second is None and before is not None
         kept[field.key] = replace(field, per_second=before.per_second) if inherits and before else field
     return tuple(kept.values())

@@ -101,6 +101,7 @@ class Characters(CountsLetters):
         )
 
     def _numbered(self, words: str) -> NDArray[np.int32]:
+        # UTF-32 has one number for each character, so numpy looks all of them up at once.
         points = np.frombuffer(words.encode("utf-32-le"), np.uint32)
         ids = self.alphabet.numbers_of(points)
         known = ids > 0

@@ -71,6 +71,7 @@ class RefusingGenerator(np.random.Generator):
         object.__setattr__(self, "_refused", (transform, where))
 
     def __getattribute__(self, name: str) -> Any:
+        # `isinstance` reads `__class__`, which draws nothing.
         if name == "__class__":
             return RefusingGenerator
         transform, where = object.__getattribute__(self, "_refused")

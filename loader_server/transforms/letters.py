@@ -45,6 +45,7 @@ class Alphabet:
 
     def numbers_of(self, points: NDArray[np.uint32]) -> NDArray[np.int32]:
         """Return the number of each code point; 0 if it has none."""
+        # The table ends one beyond the highest code point of the alphabet; that entry, 0, serves all higher ones.
         numbers: NDArray[np.int32] = self._numbers[np.minimum(points, len(self._numbers) - 1)]
         return numbers
 
@@ -129,6 +130,7 @@ class LetterCounter:
 
     def add(self, texts: Sequence[str]) -> None:
         """Count the texts of further samples."""
+        # "surrogatepass", because a lone surrogate in one text must not end the count of all others.
         points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
         ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
         fates = self._fates_of(points)
@@ -161,6 +163,7 @@ class LetterCounter:
 
     def _fates_of(self, points: NDArray[np.uint32]) -> NDArray[np.uint8]:
         fates = np.take(self._fates, points)
+        # Unicode's categories are looked up once for each character that occurs, which is slow Python code.
         if fates.max(initial=_KEPT) == _NOT_LOOKED_UP:
             new = np.unique(points[fates == _NOT_LOOKED_UP])
             unknown, own = self._alphabet.numbers_of(new) == 0, np.isin(new, self._own)

@@ -34,9 +34,11 @@ def groups_needed(
     groups = np.empty_like(counts)
     waiting = counts.copy()
     last = counts.shape[1] - 1
+    # All windows at once, but one bucket after the other: each one's leftovers add to the next one's samples.
     for bucket in range(last):
         larger = spills_into(bucket, subs)
         groups[:, bucket], left = np.divmod(waiting[:, bucket], full[:, bucket])
+        # This leftover would overfill a whole group of the larger bucket, so complete it with empty rows here.
         close = left > full[:, larger]
         groups[:, bucket] += close
         waiting[:, larger] += np.where(close, 0, left)

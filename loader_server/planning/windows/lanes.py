@@ -35,6 +35,7 @@ def in_lanes(filling: Filling, given: Candidates, key: str, length: int) -> Wind
     lane = _by_what_they_hold(balanced(sizes, turn, rows * filling.group), sizes)
     run = np.cumsum(begins) - 1
     step = _offsets(lane, turn, sizes)[run] + np.arange(len(run)) - firsts[run]
+    # By step, then by lane: `lexsort` takes the last key first.
     dealt = np.lexsort((lane[run], step))
     steps = np.arange(int(step.max(initial=-1)) + 1)
     starts = np.searchsorted(step[dealt], steps)
@@ -52,6 +53,7 @@ def in_lanes(filling: Filling, given: Candidates, key: str, length: int) -> Wind
 def _run_begins(given: Candidates) -> NDArray[np.bool_]:
     """Return which samples begin a run: a recording begins, or continues after a chunk that was dropped."""
     assert given.begins is not None, "only chunks have recordings"
+    # -2 and not -1, with which sample 0 would seem to continue something.
     gaps: NDArray[np.bool_] = np.diff(given.samples, prepend=-2) != 1
     return given.begins | gaps
 
@@ -67,6 +69,7 @@ def _turns(filling: Filling, given: Candidates, firsts: Integers, sizes: Integer
 def balanced(sizes: Integers, turn: Integers, lanes: int) -> Integers:
     """Return the lane of each run: longest first (ties by turn), each to the lane that holds least."""
     lane_of = np.empty(len(sizes), np.int64)
+    # A heap of (steps held, lane): among equal lanes the lowest number wins, on every machine.
     held = [(0, lane) for lane in range(lanes)]
     for run in np.lexsort((turn, -sizes)).tolist():
         holds, lane = held[0]
@@ -78,6 +81,7 @@ def balanced(sizes: Integers, turn: Integers, lanes: int) -> Integers:
 def _by_what_they_hold(lane: Integers, sizes: Integers) -> Integers:
     """Renumber the lanes, the fullest first."""
     held = np.bincount(lane, weights=sizes)
+    # The argsort of an argsort is the rank of each lane.
     return np.argsort(np.argsort(-held, kind="stable"), kind="stable")[lane]
 
 

@@ -33,6 +33,7 @@ def in_rows(filling: Filling, given: Candidates, key: str, capacity: int) -> Win
     rows = 0
     for start in range(0, len(order), BLOCK):
         block = slice(start, start + BLOCK)
+        # Rows are numbered within the block, and then through the window.
         own = best_fit(given.lengths[key][order[block]], capacity)
         row[block] = rows + own
         rows += int(own.max()) + 1
@@ -59,6 +60,7 @@ def in_rows(filling: Filling, given: Candidates, key: str, capacity: int) -> Win
 def best_fit(lengths: Integers, capacity: int) -> Integers:
     """Return the row of each sample: longest first, into the fullest row that still takes it, else a new one."""
     row_of = np.empty(len(lengths), np.int64)
+    # The distinct rooms left in open rows, ascending, and the rows that have each: bisection finds the best fit.
     rooms: list[int] = []
     rows_with: dict[int, list[int]] = {}
     shortest = int(lengths.min(initial=capacity))

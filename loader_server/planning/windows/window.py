@@ -118,6 +118,7 @@ def _filled(own: Integers, by_length: Integers, capacity: Integers, subs: int) -
         sizes[at] = min(len(waiting[at]), room)
         if len(left := waiting[at][room:]):
             larger = spills_into(at, subs)
+            # Leftovers go first, so that it is the larger bucket's own longest samples that spill on.
             waiting[larger] = np.concatenate([left, waiting[larger]])
     return bucket, sizes
 
@@ -168,10 +169,13 @@ def in_sequence(filling: Filling, given: Candidates, limits: Limits, edges: Inte
 
 def _next_group(lengths: Mapping[str, Integers], start: int, group: int, limits: Limits) -> tuple[int, int]:
     """Return how many samples from `start` fit into `group` batches padded to their longest, and each batch's rows."""
+    # No more than if all were as short as the first; then the running maximum of lengths gives the rows that would fit
+    # if the group ended at each sample. Rows only fall with it, so the first sample that does not fit ends the group.
     most = group * int(limits.rows({key: of[start : start + 1] for key, of in lengths.items()})[0])
     running = {key: np.maximum.accumulate(of[start : start + most]) for key, of in lengths.items()}
     rows = limits.rows(running)
     count = np.arange(1, len(rows) + 1)
+    # The appended False is where `argmin` ends if all of them fit.
     fits = int(np.argmin(np.append(count <= rows * group, False)))
     needed = -(-fits // (group * limits.rows_multiple)) * limits.rows_multiple
     return fits, min(int(rows[fits - 1]), needed)

@@ -107,7 +107,7 @@ class MelBands:
         return made
 
     def _padded(self, audio: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
-        """Return the audio at our rate, with the convention's padding on both sides, and as long as a window at least."""
+        """Return the audio at our rate, with the convention's padding on both sides, at least as long as a window."""
         audio = np.ascontiguousarray(resampled(audio, rate, self.rate))
         if self._margin and len(audio):
             audio = np.pad(audio, self._margin, mode=self._convention.padding)  # type: ignore[call-overload]

@@ -62,6 +62,7 @@ def part_of(noise: NDArray[np.float32], length: int, rng: np.random.Generator) -
         start = int(rng.integers(len(noise) - length, endpoint=True))
         return noise[start : start + length]
     start = int(rng.integers(len(noise)))
+    # `np.resize` repeats its input until the length is reached.
     return np.resize(np.concatenate([noise[start:], noise[:start]]), length)
 
 
@@ -70,5 +71,6 @@ def mixed(audio: NDArray[np.float32], noise: NDArray[np.float32], snr_db: float)
     loud, loud_noise = (float(np.dot(one, one)) for one in (audio, noise))
     if not loud or not loud_noise:
         return audio
+    # Decibels of power, hence 20 for amplitudes: the ratio of powers becomes 10 ** (snr_db / 10).
     made: NDArray[np.float32] = audio + np.float32(np.sqrt(loud / loud_noise) * 10 ** (-snr_db / 20)) * noise
     return made

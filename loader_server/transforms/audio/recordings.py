@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DrawnRecordings"]
 
+#: Most bytes of decoded recordings in the cache; the last one drawn stays even if it is larger.
 _KEPT_BYTES = 64 * 2**20
 
 
@@ -54,6 +55,7 @@ class DrawnRecordings:
         Raise SettingsError if the source has no recordings, SampleError if the sample drawn has no audio.
         """
         number = int(rng.integers(self._source.samples))
+        # Taken out and put back at the end, so that the first entry is always the least recently used.
         audio = self._kept.pop((number, rate), None)
         if audio is None:
             audio = self._decoded(number, rate)

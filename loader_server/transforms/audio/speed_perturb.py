@@ -38,6 +38,7 @@ class SpeedPerturb:
     """Transform that makes `audio` longer or shorter; it keeps its rate."""
 
     def __init__(self, settings: SpeedPerturbSettings) -> None:
+        # As a float 0.9 is not exactly 9/10; small whole numbers keep lengths predictable with integers alone.
         self._factors = [Fraction(factor).limit_denominator(1000) for factor in settings.factors]
         # Only the length changes: dtype, shape and steps a second stay as declared before.
         self.outputs = Outputs.of(lengths={"audio": self._longest})

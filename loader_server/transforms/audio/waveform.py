@@ -79,5 +79,6 @@ class Waveform(OfOneRate):
 
 def _in_16_bits(audio: NDArray[np.float32]) -> NDArray[np.int16]:
     scaled = np.rint(audio * _FULL_SCALE)
+    # 1.0 scales to 32 768, one more than int16 holds: without clipping it would wrap around to -32 768.
     made: NDArray[np.int16] = np.clip(scaled, -_FULL_SCALE, _FULL_SCALE - 1, out=scaled).astype(np.int16)
     return made
