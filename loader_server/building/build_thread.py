@@ -222,6 +222,7 @@ class BuildThread:
 
     def _take_turn(self, build: Build) -> None:
         # Announce finished batches now: this build may block for long, and they would lie there unseen meanwhile.
+        """Carry out one build, or postpone it; wake the poll loop if an outcome should not wait for later ones."""
         if self._untold and build.may_wait:
             self._tell()
         began_s = time.monotonic()
@@ -309,6 +310,7 @@ class BuildThread:
     def _build(
         self, build: Build, builder: Builder, prepared: Prepared, convictions: tuple[Conviction, ...]
     ) -> Outcome:
+        """Build the batch, encode and seal it, and return the outcome; if cancelled, return only the convictions."""
         if build.cancelled:
             return Outcome(build, convictions=convictions)
         payload = build.buffer(prepared.layout.nbytes)

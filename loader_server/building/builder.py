@@ -127,6 +127,7 @@ class Builder:
         return self._get_epoch(epoch, group).batches
 
     def _get_epoch(self, epoch: int, group: int) -> EpochPlan:
+        """Return the epoch's plan, opened on first use; beyond `_EPOCHS_KEPT` the one opened first is dropped."""
         key = (epoch, group)
         # Several readers prepare wants at once: the lock makes them open an epoch, which may take seconds, only once.
         with self._lock:
@@ -198,6 +199,7 @@ class Builder:
     def _read(
         self, samples: Sequence[int], begin: Callable[[int], None], kept: Mapping[int, bytearray] = _NOTHING
     ) -> list[bytes | None]:
+        """Return the samples' bytes: None for a culprit, b"" for a cache hit; the others are read."""
         culprits = {sample for sample in samples if self.is_culprit(sample)} if self.culprits.keys else set[int]()
         absent = culprits | kept.keys()
         wanted = [sample for sample in samples if sample not in absent] if absent else samples
@@ -211,11 +213,14 @@ class Builder:
         return bool(self.culprits.keys) and self.stream.identity(sample) in self.culprits
 
     def claim(self, prepared: Prepared) -> bool:
-        """Return whether to build this batch; False if another worker is building it. Call `release` in either case."""
+        """Return whether to build this batch: always here; False in a subclass if another worker is building it.
+
+        Call `release` in either case.
+        """
         return True
 
     def release(self) -> None:
-        """Give up the claim: the batch is built, or will not be built here."""
+        """End the claim, if there is one: the batch is built, or will not be built here."""
 
     def build(
         self,

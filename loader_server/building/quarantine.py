@@ -48,6 +48,7 @@ class Quarantine:
         self._file = self._open_file()
 
     def _open_file(self) -> int | None:
+        """Return the file's descriptor, or None after a log line if it cannot be opened."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             return open_own(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -72,6 +73,7 @@ class Quarantine:
             self._log.warning("sample is masked", **facts, quarantine=f"{self._path}: {failure.strerror}")
 
     def _append(self, line: dict[str, object]) -> None:
+        """Write one line; raise OSError if the file is not open or the disk is full."""
         if self._file is None:
             raise OSError(errno.EBADF, "it could not be opened")
         # One write in append mode, so that lines of several workers do not mix. A full disk may take only part of it.

@@ -66,6 +66,7 @@ class SendBuffers:
 
     def _make(self, size: int) -> NDArray[np.uint8]:
         # Make room first, so that the total stays within the bound as long as free buffers can be dropped.
+        """Map a new buffer, dropping free ones if the total would exceed the bound."""
         self._keep_within(self._most_bytes - size)
         buffer = map_anonymous(size)
         self.mapped_bytes += size

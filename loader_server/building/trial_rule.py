@@ -99,6 +99,7 @@ def why_unjudged(tries: Sequence[Try], needed: Room) -> str:
 
 
 def _way(attempt: ChildEnded | RanOut, needed: Room) -> str:
+    """Return the end of a try, with the reason why it convicts nobody if it does not."""
     if isinstance(attempt, ChildEnded):
         return attempt.end if attempt.by_itself else f"{attempt.end}, which came from outside"
     if not attempt.is_fresh:

@@ -160,6 +160,7 @@ def best_boundaries(below: Integers, sample_cost: Integers, shapes: int) -> list
 
 
 def _walked_back(cuts: list[Integers], last: int) -> Integers:
+    """Return the boundaries found by following the cuts from the last candidate back to the first."""
     chosen = [last]
     for cut in reversed(cuts):
         chosen.append(int(cut[chosen[-1]]))
@@ -194,6 +195,7 @@ def _least_of_ranges(
     first: Integers, final: Integers, place: Integers, tables: tuple[Integers, Integers, Integers]
 ) -> tuple[Integers, Integers]:
     # All ranges of a level lie one behind the other in one array, so that numpy compares them in one pass.
+    """Return, for each place, the least cost of a cut in its range `first` to `final`, and that cut."""
     least, below, sample_cost = tables
     lengths = final - first + 1
     starts = lengths.cumsum() - lengths

@@ -167,6 +167,7 @@ class EpochPlan:
         return window, group - int(self._before[window]), place
 
     def _planned(self, window: int) -> WindowPlan:
+        """Plan one window, in the way that the settings ask for: packed, in lanes, in plain order or in buckets."""
         recipe = self.recipe
         given = self._candidates(self._arrangement.of_window(window))
         filling = Filling(

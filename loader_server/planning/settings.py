@@ -358,6 +358,7 @@ def _not_together(name: str, other: str) -> SettingsError:
 
 
 def _steps_a_unit(name: str, given: Amount, key: str, per_second: Mapping[str, float | None]) -> float:
+    """Return how many steps one unit of an amount is; raise SettingsError for seconds of a key without time."""
     if given.unit != "s":
         return 1.0
     steps = per_second[key]

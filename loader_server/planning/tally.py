@@ -193,6 +193,7 @@ class _FirstLook:
 
 
 def _looked_over(table: LengthTable, limits: Limits, tell: Callable[[int], None]) -> _FirstLook:
+    """Return the histogram and sums of the first pass over all lengths; raise DataError if no sample is left."""
     histogram, dropped, total = LengthHistogram(), np.zeros(len(_REASONS) + 1, np.int64), 0
     above = np.zeros(1, np.int64)
     for start, stop in _blocks(table.segments):
@@ -215,6 +216,7 @@ def _tell_nobody(_done: int) -> None:
 
 
 def _longest_run(table: LengthTable) -> Integers:
+    """Return the most chunks that any recording has."""
     most = np.zeros(1, np.int64)
     for start, stop in _blocks(table.segments):
         # A block is whole segments, and no segment begins within a recording, so no recording is cut in two here.

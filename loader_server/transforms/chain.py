@@ -230,6 +230,10 @@ class Chain:
 
 
 def _apply(step: NamedTransform, sample: dict[str, Any], rng: np.random.Generator | None, where: str) -> dict[str, Any]:
+    """Return the sample after one transform.
+
+    Our own errors and MemoryError are passed on; any other is raised as SampleError or ReadError (see `_failed`).
+    """
     handed = step.refusing or rng
     assert handed is not None, "a transform that draws has its chain make a generator"
     try:
@@ -243,6 +247,7 @@ def _apply(step: NamedTransform, sample: dict[str, Any], rng: np.random.Generato
 
 
 def _failed(step: NamedTransform, error: BaseException, where: str) -> SampleError | ReadError:
+    """Return a SampleError, or a ReadError if the failure tells nothing about the sample."""
     if is_the_samples(error):
         return SampleError(
             reason="transform",
@@ -274,6 +279,7 @@ def _remade(
     raw: tuple[Field, ...],
     fields: tuple[Field, ...],
 ) -> Chain:
+    """Make a chain from its pickled form."""
     names, tables, places = asked
     return Chain.make(names, tables, where, raw, places).bound(fields)
 

@@ -55,6 +55,7 @@ def column_of(field: Field, columns: Columns) -> Column:
 
 
 def _is_of(field: Field, column: Column | None) -> bool:
+    """Return whether a column has the field's dtype and shape."""
     if isinstance(column, list):
         return field.padded and all(_is_value_of(field, value) for value in column)
     if isinstance(column, Ragged):

@@ -136,6 +136,7 @@ def _short(name: str) -> str:
 
 
 def _tables_by_transform(names: tuple[str, ...], tables: Mapping[str, Table], where: str) -> dict[str, Table]:
+    """Return each transform's table of settings; raise SettingsError for a second one, or one that is no table."""
     found: dict[str, Table] = {}
     for key, table in tables.items():
         name = _owner(key, names, where)
@@ -181,6 +182,7 @@ def _owner(key: str, names: tuple[str, ...], where: str) -> str:
 
 
 def _made(name: str, target: Callable[..., Any], table: Table | None, where: str, places: FilePlaces) -> NamedTransform:
+    """Make one transform ready: read its settings, hash the files they name, construct it, and identify its code."""
     declaration, place = declaration_of(target), f"{where}, {name}"
     packages = _versions(declaration.packages, name, place)
     settings = with_paths(_settings(name, declaration, table, place), places)
@@ -216,6 +218,7 @@ def _target(name: str, where: str) -> Callable[..., Any]:
 
 
 def _settings(name: str, declaration: Declaration, table: Table | None, where: str) -> _Settings:
+    """Return the transform's settings from its table, or None if it declares none; raise SettingsError on mismatch."""
     if declaration.settings is not None:
         with _blaming_settings(name, where):
             made: _Settings = read_table(declaration.settings, table or {}, where)
@@ -280,6 +283,7 @@ def _identity(content: str, code: OwnCode | None) -> str:
 
 
 def _versions(packages: tuple[str, ...], name: str, where: str) -> dict[str, str]:
+    """Return the installed versions of these packages; raise SettingsError if one is missing."""
     versions = {}
     for package in packages:
         try:

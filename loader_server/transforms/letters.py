@@ -162,6 +162,7 @@ class LetterCounter:
         )
 
     def _fates_of(self, points: NDArray[np.uint32]) -> NDArray[np.uint8]:
+        """Return the fate of each code point, looking up those that occur for the first time."""
         fates = np.take(self._fates, points)
         # Unicode's categories are looked up once for each character that occurs, which is slow Python code.
         if fates.max(initial=_KEPT) == _NOT_LOOKED_UP:

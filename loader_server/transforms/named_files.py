@@ -73,6 +73,10 @@ def _each_file(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _digest(path: FileName | SideSource, where: str) -> str:
+    """Return the hash of a file's content, or of a side source.
+
+    Raise SettingsError if the file cannot be read, DataError if the source cannot be used.
+    """
     if isinstance(path, SideSource):
         return path.digest(f"{where}, recordings")
     state = xxhash.xxh3_128()

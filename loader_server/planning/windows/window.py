@@ -182,6 +182,7 @@ def _next_group(lengths: Mapping[str, Integers], start: int, group: int, limits:
 
 
 def _laplace_or_plain(filling: Filling, given: Candidates, key: str) -> Integers:
+    """Return the order of samples: sorted, in runs of alternately rising and falling length, or as in the pass."""
     order = sample_order(filling.data_pass, given.samples, given.cycles)
     lengths = given.lengths[key][order]
     if filling.data_pass.order == "sorted":

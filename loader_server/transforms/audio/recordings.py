@@ -39,6 +39,7 @@ class DrawnRecordings:
 
     @cached_property
     def _source(self) -> Source:
+        """The source, opened with the first recording; SettingsError if its samples have no audio."""
         source = self._said.open(self._where)
         if all(field.key != "audio" for field in source.fields):
             raise SettingsError(
@@ -67,6 +68,7 @@ class DrawnRecordings:
         return audio
 
     def _decoded(self, number: int, rate: int) -> NDArray[np.float32]:
+        """Read, decode and resample one recording; raise SampleError if it has no audio."""
         (raw,) = read_patiently(self._source.read, [number], bool)
         sample = self._source.decode(number, raw)
         audio = sample.get("audio")

@@ -82,6 +82,7 @@ class Normalise(OfColumns):
         columns[self._key] = list(map(self._normalised, listed(columns, self._key)))
 
     def _normalised(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return normalised features, by the statistics or else by the sample's own moments."""
         if not len(features):
             return features
         if self._known is not None:
@@ -104,6 +105,7 @@ def statistics_text(recipe: str, moments: Moments) -> str:
 
 
 def _read(path: str) -> tuple[str, _Numbers, _Numbers]:
+    """Return recipe, mean and deviation from a statistics file; raise SettingsError if it is not one."""
     try:
         with open(path, encoding="utf-8") as opened:  # noqa: PTH123 - it is a name, as settings have it
             said = json.load(opened)
