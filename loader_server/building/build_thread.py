@@ -318,7 +318,7 @@ class BuildThread:
         try:
             built = builder.build(build.want, prepared, payload, digest=build.digest, convicted=convicted)
             self._deadline.begin(time.perf_counter_ns())
-            # The build ended its last step, and encoding and sealing are one more, with the full time to themselves.
+            # Encoding and sealing are one more step, with the full time to themselves.
             sent = None if build.want.in_slot else self._buffers.encode(payload, prepared.layout)
             sealed = self._buffers.seal(build.sealer, sent) if build.sealer is not None and sent is not None else None
         finally:

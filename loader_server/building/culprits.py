@@ -40,7 +40,7 @@ class KnownCulprits:
 
     def __init__(self, stream: str) -> None:
         self._stream = stream
-        #: Hashes of all known culprits, of every stream, as the coordinator sends them.
+        #: Hashes of the culprits on the coordinator's list, which is for all streams, and of those found here.
         self.keys: frozenset[int] = frozenset()
         self._found: frozenset[int] = frozenset()
 

@@ -54,6 +54,7 @@ class Deadline:
 
     def begin(self, now_ns: int) -> None:
         """Start a step at `now_ns` (`time.perf_counter_ns`); restart the timer if a tenth of the timeout has passed."""
+        # A timer set less than a tenth ago still leaves this step its whole time.
         if now_ns >= self._again_ns:
             self._again_ns = now_ns + self._margin_ns
             self._set_timer(self._longest_s)

@@ -60,6 +60,7 @@ def differing_parts(own: Iterable[tuple[str, str]], others: Iterable[tuple[str, 
     """Return the names of parts that differ from another machine's, with both values where these may be shown."""
     here, there = dict(own), dict(others)
     names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+    # Releases with the same bytes and plans build the same batches: the cause is another part.
     if _RELEASE in names and not {_BYTES, _PLANS} & set(names):
         names.remove(_RELEASE)
     return [_difference(name, here.get(name), there.get(name)) for name in names if not _follows(name, names)]

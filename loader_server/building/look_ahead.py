@@ -44,6 +44,7 @@ class LookAhead:
         if not self._source.looks_ahead() or not self._lock.acquire(blocking=False):
             return
         try:
+            # Another epoch than last time has nothing announced yet.
             told = self._told[1] if self._told[0] == which else 0
             for later in range(max(number + 1, told), min(number + _MOST_AHEAD, epoch.batches)):
                 if not self._source.looks_ahead():

@@ -87,6 +87,7 @@ class RowPlaces:
         keys = [name for field in self._fields for name in (field.key, f"{field.key}_length")]
         own = {key: self._arrays[key][:end] for key in keys if key in self._arrays}
         if masked:
+            # Masked rows are holes, so the others are gathered into arrays of their own and copied.
             rows = np.delete(np.arange(end), masked)
             gather_rows(source, samples[rows], rows, own)
         elif end and look is not None:
@@ -169,6 +170,7 @@ class PackedPlaces:
         source.gather(self._samples[kept], {key: values, f"{key}_length": lengths})
         rows.write(kept, lengths, values, (arrays[key], arrays[f"{key}_segment"], arrays[f"{key}_position"]))
         rows_kept = rows.rows[kept]
+        # A row's length is the end of its last sample. Assigning with repeated row numbers would rely on numpy's order.
         np.maximum.at(arrays[f"{key}_length"], rows_kept, (rows.offsets[kept] + lengths).astype(np.int32))
         arrays["weight"][rows_kept] = 1
 
@@ -179,6 +181,7 @@ class PackedPlaces:
     def not_finite(self, key: str) -> list[int]:
         """Return the positions of samples with NaN or infinite values."""
         values = self._arrays[key]
+        # Nearly always all is finite; only if not, it takes a look at each sample to find the one.
         if not len(rows_not_finite(values)):
             return []
         stretches = ((place.row, slice(place.offset, place.offset + place.room)) for place in self._rows.places)

@@ -22,7 +22,9 @@ __all__ = ["PendingRead", "ReadAhead"]
 
 T = TypeVar("T")
 
-#: Reader threads: enough to keep a disk busy, few enough to leave the core to the builder.
+#: Reader threads: enough to keep a disk busy, few enough to leave the core to the builder. Reading in the building
+#: thread itself took 202 µs of CPU a WAV file instead of 222, but a read that hangs there would end the worker; one
+#: reader instead of four gained nothing.
 _READERS = 4
 
 #: Most threads that may hang in a read, in addition to the readers.
@@ -108,6 +110,7 @@ class ReadAhead:
         `work` calls its argument with each sample before reading it; `name` names a sample in errors.
         """
         pending = PendingRead(work, name)
+        # Without the lock: if a read that hung returns at this moment, one more is refused at worst.
         if self.hanging >= _MOST_HANGING:
             pending.future.set_exception(_too_many(self.hanging))
         else:

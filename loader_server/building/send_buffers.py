@@ -58,6 +58,7 @@ class SendBuffers:
         """Return a buffer of this many bytes, with arbitrary content."""
         if nbytes < HUGE_PAGE:
             return np.empty(nbytes, np.uint8)
+        # Rounded up to whole huge pages, so that batches of almost the same size reuse each other's buffers.
         size = -(-nbytes // HUGE_PAGE) * HUGE_PAGE
         with self._lock:
             fit = [at for at, buffer in enumerate(self._free) if buffer.nbytes == size]

@@ -1,6 +1,6 @@
 """The planner: which samples make which batch. `Plan.make` is the way in; plan.py states what a plan promises.
 
-All of it is pure.
+Pure, all of it.
 """
 
 from loader_server.planning.epoch import EpochPlan, PlannedBatch

@@ -30,7 +30,7 @@ _BATCH = 2**31
 #: boundaries tuned for 1 and 8 alone, groups of 3 and 12 wasted up to 2.6 points more than without tuning
 #: (LibriSpeech, dev and test).
 _GROUPS = (1, 2, 3, 4, 6, 8)
-#: Waste that further shapes must save to be worth compiling: half a point.
+#: How far the waste may exceed the least possible to save shapes, each of which costs a compilation: half a point.
 _WORTH = 0.005
 #: Weight of padded cells in the "steps" objective: small enough to matter only between equally many batches.
 _TIE = 0.001
@@ -66,8 +66,8 @@ class LengthHistogram:
 
 def _bin(lengths: Integers) -> Integers:
     """Return the bin of each length: the length itself while small, then 1024 bins an octave."""
-    # frexp's exponent is 11 below 2048, so these have octave 0 and a bin each. Above, the shift keeps the leading 11
-    # bits: 1024 values in each octave, which follow on those of the octave before.
+    # frexp's exponent is at most 11 below 2048, so these have octave 0 and a bin each. Above, the shift keeps the
+    # leading 11 bits: 1024 values in each octave, which follow on those of the octave before.
     octave = np.maximum(np.frexp(lengths.astype(np.float64))[1] - 11, 0)
     bins: Integers = octave * 1024 + (lengths >> octave)
     return bins

@@ -96,7 +96,7 @@ class EpochPlan:
         self.batches: int
         self._data_pass = data_pass
         self._arrangement = arrangement
-        # A cache for each instance: decorating the method would share one cache, which would keep all epochs alive.
+        # A cache for each instance: decorating the method would share one among all epochs, and keep them alive.
         self._window = functools.lru_cache(maxsize=_WINDOWS_KEPT)(self._planned)
         #: Number of groups before each window, the total at the end; and the first group of this epoch's part.
         self._before: NDArray[np.int64]

@@ -56,17 +56,24 @@ class PlanStage:
         windows = window_count(samples, recipe.settings.window, recipe.settings.order)
         if recipe.packed:
             # Best fit leaves at most one row of each block less than half full: two such rows would have become one.
+            # Blocks end with their window, so there are up to one more a window than full ones; likewise groups.
             most_rows = 2 * self._most.length // int(recipe.tally.edges[0])
             groups = (most_rows + samples // BLOCK + windows) // int(rows[0]) + windows
         elif recipe.settings.carry:
             # Each recording goes to the lane that holds least, so none exceeds the average by more than one recording.
             groups = int(counts.sum()) // int(rows[0]) + windows * (1 + int(recipe.tally.run[0]))
         elif not recipe.counted:
+            # Plain order: a group ends when it is full, or with its window. It is full with the fewest samples if these
+            # are the longest.
             longest = {key: np.array([length]) for key, length in recipe.shapes[-1].lengths.items()}
             groups = int(counts.sum()) // (int(recipe.limits.rows(longest)[0]) * group) + windows
         elif windows == 1 and recipe.mixture is None:
             groups = int(groups_needed(counts[None], recipe.rows, group, recipe.limits.subs).sum())
         else:
+            # In each window, a bucket's leftover costs at most 1 - fl/fb groups more than its share. Here fb and fl are
+            # the samples in a group of the bucket and in one of the larger bucket that it spills into. A leftover L of
+            # at most fl spills, and takes L/fl groups instead of L/fb; a larger one closes a group, which then lacks
+            # less than fb - fl samples. The last bucket adds one group that is not full.
             larger = [spills_into(bucket, recipe.limits.subs) for bucket in range(len(rows) - 1)]
             spilled = float((1 - rows[larger] / rows[:-1]).sum())
             groups = int((-(-counts // rows)).sum()) + math.ceil(windows * (1 + spilled))

@@ -199,6 +199,7 @@ def _looked_over(table: LengthTable, limits: Limits, tell: Callable[[int], None]
     for start, stop in _blocks(table.segments):
         lengths = _lengths(table, limits, start, stop)
         reason = _reason(lengths, limits)
+        # The last count, of samples without a reason, is cut off at the end.
         dropped += np.bincount(reason, minlength=len(dropped))
         kept = lengths[limits.key][reason == len(_REASONS)]
         histogram.add(kept)

@@ -26,6 +26,7 @@ def generator_for(seed: int, epoch: int, sample: int) -> np.random.Generator:
 
 
 def _bits_for(seed: int, epoch: int, sample: int) -> np.random.BitGenerator:
+    # The key alone defines the sequence: no state passes from one sample to the next, so their order does not matter.
     return np.random.Philox(key=key_of("augment", seed, epoch, sample))
 
 

@@ -34,6 +34,7 @@ def in_lanes(filling: Filling, given: Candidates, key: str, length: int) -> Wind
     turn = _turns(filling, given, firsts, sizes)
     lane = _by_what_they_hold(balanced(sizes, turn, rows * filling.group), sizes)
     run = np.cumsum(begins) - 1
+    # A chunk's step: where its run begins in the lane, and its place in the run.
     step = _offsets(lane, turn, sizes)[run] + np.arange(len(run)) - firsts[run]
     # By step, then by lane: `lexsort` takes the last key first.
     dealt = np.lexsort((lane[run], step))

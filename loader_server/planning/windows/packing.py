@@ -37,6 +37,7 @@ def in_rows(filling: Filling, given: Candidates, key: str, capacity: int) -> Win
         own = best_fit(given.lengths[key][order[block]], capacity)
         row[block] = rows + own
         rows += int(own.max()) + 1
+    # The argsort of an order is its inverse: the place of each row among the dealt ones.
     place = np.argsort(row_order(filling.data_pass, filling.window, rows), kind="stable")[row]
     dealt = np.argsort(place, kind="stable")
     lengths = given.lengths[key][order[dealt]]
