@@ -45,7 +45,7 @@ class PendingRead(Generic[T]):
         self._name = name
         #: The sample being read, and since when; a tuple, so that other threads see both change at once.
         self._at: tuple[int, float] | None = None
-        #: Whether its thread was idle for more than half of the time: it waited for a disk.
+        #: Whether its thread had no CPU for more than half of the time: it waited for a disk, or for the interpreter.
         self._waited = False
 
     def begin(self, sample: int) -> None:

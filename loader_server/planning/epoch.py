@@ -46,7 +46,7 @@ class PlannedBatch:
     #: With packing only: the row of each sample, and its first step in that row.
     rows: NDArray[np.int64] | None = None
     offsets: NDArray[np.int64] | None = None
-    #: With carried state only: which of the samples begin a recording.
+    #: With carried state only: which of the samples begin a recording, or continue one after a dropped chunk.
     resets: NDArray[np.bool_] | None = None
 
 
