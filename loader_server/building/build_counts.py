@@ -1,7 +1,8 @@
-"""What there is to say about a built batch, and what a worker counts for the batches of one stream: plain numbers,
-which become metrics only when someone asks.
+"""The facts reported about one built batch, and a worker's running sums for one stream.
 
-Rules: pure; only the poll loop adds to them, so no number is lost between threads.
+Plain numbers, which become metrics only when they are scraped.
+
+Rules: pure; only the poll loop adds to the sums, so no number is lost between threads.
 """
 
 from __future__ import annotations
@@ -14,30 +15,31 @@ __all__ = ["BuildCounts", "Built"]
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What there is to say about a built batch."""
+    """Facts about one built batch."""
 
     rows: int
     masked: int
-    #: 0 if none was wanted.
+    #: Hash of the payload; 0 if the build did not ask for one.
     digest: int
     build_us: int
-    #: Name of the first sample that was masked, and why; empty if none was.
+    #: Name of the first masked sample, and its error; empty if no sample was masked.
     reason: str = ""
-    #: Rows masked by reason, the most frequent ones.
+    #: Masked rows by reason, most frequent reasons first.
     reasons: tuple[tuple[str, int], ...] = ()
-    #: The part of these spent on decoding and transforming; reading came before and is not included.
+    #: The part of `build_us` spent on decoding and transforming. Reading happens before the build: see `read_us`.
     decode_us: int = 0
     read_us: int = 0
-    #: Rows times padded length of the bucketed key: all, those of samples, those of rows without a sample.
+    #: Cells (rows times padded length) of the bucketed key: in total, holding sample values, and in rows that are not
+    #: valid. The rest is padding.
     cells: int = 0
     sample_cells: int = 0
     masked_cells: int = 0
-    #: Samples that came from the feature cache, and such that had to be decoded.
+    #: Samples that were feature cache hits, and samples that had to be decoded.
     kept: int = 0
     decoded: int = 0
-    #: Whether another worker had built it.
+    #: Whether the batch was copied from the shelf because another worker had built it.
     taken: bool = False
-    #: Samples with values that are NaN or infinite, by key, masked ones included.
+    #: How many samples have NaN or infinite values, by key, masked samples included.
     not_finite: tuple[tuple[str, int], ...] = ()
 
 
@@ -56,11 +58,11 @@ class BuildCounts:
     kept_samples: int = 0
     decoded_samples: int = 0
     taken: int = 0
-    #: Samples by key.
+    #: Samples with NaN or infinite values, by key.
     not_finite: Counter[str] = field(default_factory=Counter)
 
     def add(self, built: Built, nbytes: int) -> None:
-        """Count one more batch."""
+        """Add one built batch of `nbytes` payload bytes to the sums."""
         self.batches += 1
         self.nbytes += nbytes
         self.read_us += built.read_us

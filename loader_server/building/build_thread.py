@@ -1,10 +1,10 @@
-"""The worker's one building thread, and what becomes of each build there.
+"""The worker's one building thread, and the outcome of each build.
 
-Rules: builds are carried out in the order in which they come, but for those whose batch another worker is building:
-others go before them, and they do not wait for long. Samples are read between builds as far as that takes only a
-moment, else during them. Each build ends in exactly one outcome, left where the poll loop finds it; an exception
-becomes an outcome too, so the thread never dies silently. Nothing is waited for indefinitely: reading has a deadline
-(see read_ahead), and so has building (see deadline), which ends the process. No sockets here.
+Rules: builds run in the order in which they are submitted, except that a build whose batch another worker is building
+is postponed for a limited time. Samples are read between builds as far as that takes only a moment, else during them.
+Each build ends in exactly one outcome, left where the poll loop finds it; an exception becomes an outcome too, so the
+thread never dies silently. No wait is unbounded: reading has a deadline (see read_ahead), and so has building (see
+deadline), which ends the process. No sockets here.
 """
 
 from __future__ import annotations
@@ -39,82 +39,85 @@ if TYPE_CHECKING:
 
 __all__ = ["Build", "BuildThread", "Outcome"]
 
-#: Outcomes of quicker builds are handed over several at a time: waking the poll loop costs as much as building one.
+#: Builds quicker than this hand over several outcomes per wake-up: waking the poll loop costs as much as one build.
 _SOON_S = 0.002
-#: So are those of longer builds while a few more are queued: the poll loop can bring others before these are done. Each
-#: thread on a batch's way that had slept finds its caches cold: batches of 2 MB, one every 5 ms, cost 1.8 ms of CPU
-#: each on their way when told of one by one, and 1.2 ms so.
+#: Longer builds hand over several outcomes too while at least `_FEW` builds are queued: the poll loop then has time to
+#: bring more before the thread runs dry. Every thread that slept wakes with cold caches: batches of 2 MB, one every
+#: 5 ms, cost 1.8 ms of CPU each on their way when handed over one by one, and 1.2 ms in groups.
 _LATER_S = 0.02
 _FEW = 2
 
-#: Builds that the thread holds at a time: one being built, the others being read ahead. More if they are quick, so that
-#: they last until it is given the next.
+#: Builds that the thread holds at a time: one being built, the others being read ahead. Quick builds need more of them,
+#: so that the thread stays busy until the poll loop submits the next.
 _AHEAD = 4
 _MOST_AHEAD = 16
 
-#: How long to wait for a read before building on: at least so long, a share of what a build takes usually, and at most
-#: so long. Python runs one thread at a time, and each call of the system hands that on: recordings of 2.4 s took 252 µs
-#: of CPU each when read during builds, and take 222 when read between them, 4 740 a second instead of 4 540.
+#: How long to wait for a read before building goes on: `_MOMENT` times the usual build time, within the two bounds.
+#: Only one thread holds the interpreter lock, and each system call of a reader passes it on: recordings of 2.4 s took
+#: 252 µs of CPU each when read during builds, and take 222 when read between them, 4 740 a second instead of 4 540.
 _MOMENT_S = 0.002
 _MOMENT = 0.25
 _LONGEST_MOMENT_S = 0.02
-#: After a read that took longer, or waited for a disk, so many are not waited for: builds go on meanwhile.
+#: How many reads are not waited for after one that took longer or waited for a disk: the next ones are likely to be as
+#: slow, and waiting for them would idle the building thread.
 _UNWAITED = 16
 
-#: How long another worker may take for a batch before it is built here too: that one has begun, but may have stopped.
+#: How long to leave a batch to another worker that has begun it: `_PATIENCE` usual build times, at least `_PATIENCE_S`.
+#: After that it is built here too, because the other worker may be stopped while it holds the lock.
 _PATIENCE_S = 0.5
 _PATIENCE = 4
-#: How often to look while there is nothing else to do: the kernel tells of a free lock only who waits without a limit.
+#: How often an idle thread polls for postponed batches: the kernel announces a freed lock only to a waiter without a
+#: timeout, which this thread cannot afford to be.
 _LOOK_S = 0.002
 
-#: The weight of the latest build in the moving average of build times.
+#: Weight of the latest build in the moving average of build times.
 _NEWEST = 0.1
 
 
 @dataclass(slots=True, eq=False)
 class Build:
-    """A want of one trainer, to be built; `buffer(nbytes)` gives the memory for the batch, once its size is known."""
+    """A trainer's want to be built; `buffer(nbytes)` supplies memory for the batch once its size is known."""
 
     trainer: int
     want: Want
     buffer: Callable[[int], NDArray[np.uint8]]
-    #: Whether to make a digest.
+    #: Whether to hash the payload.
     digest: bool = True
-    #: Seals what goes by TCP, where there are keys.
+    #: Seals a payload that is sent by TCP; None if the job has no keys.
     sealer: Sealer | None = None
     cancelled: bool = False
-    #: Whether its samples have to be read ahead.
+    #: Whether preparing it may wait for a disk, so that a reader has to do it.
     reads: bool = False
-    #: None if nothing is read ahead, or that has not begun.
+    #: The read in progress or finished; None if none has begun or none is needed.
     pending: PendingRead[Prepared] | None = None
-    #: Until when another worker may be at its batch.
+    #: Until when the batch is left to another worker that is building it.
     patient_s: float = math.inf
 
     @property
     def may_wait(self) -> bool:
-        """Whether its samples are still being read, or have to be tried first."""
+        """Whether carrying it out may block: its samples are still being read, or have to be tried in a child first."""
         return self.want.attempt > 0 or (self.pending is not None and not self.pending.future.done())
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a build: a batch in `payload`, an error, or (neither) it was cancelled."""
+    """The result of a build: a batch in `payload`, an error, or neither if it was cancelled."""
 
     build: Build
     shape: BucketShape | None = None
     built: Built | None = None
     payload: NDArray[np.uint8] | None = None
-    #: What goes by TCP, if it does.
+    #: The encoded payload to send by TCP; None for a batch written into a slot.
     sent: memoryview | None = None
-    #: The same, sealed, and its number.
+    #: The seal's number and the sealed form of `sent`; None if nothing is sealed.
     sealed: tuple[int, NDArray[np.uint8]] | None = None
     error: BaseException | None = None
-    #: Samples that were seen to kill their decoder, whatever became of the build.
+    #: Samples that the trial convicted of killing their decoder, even if the build then failed.
     convictions: tuple[Conviction, ...] = ()
 
 
 class BuildThread:
-    """Takes builds, leaves their results in `outcomes`, and calls `wake` soon after each."""
+    """Thread that carries out builds, leaves results in `outcomes`, and calls `wake` soon after each."""
 
     def __init__(  # noqa: PLR0913 - what building needs, each by name
         self,
@@ -127,11 +130,11 @@ class BuildThread:
         wake: Callable[[], None],
     ) -> None:
         self.outcomes: deque[Outcome] = deque()
-        #: Builds that were taken and have not ended.
+        #: Submitted builds whose outcome has not been taken yet.
         self.load = 0
-        #: The moving average of what one takes.
+        #: Moving average of the duration of a build.
         self._usual_s = _LATER_S
-        #: When `wake` was called last, and whether there has been an outcome since.
+        #: When `wake` was called last, and whether an outcome has been added since.
         self._told_s = 0.0
         self._untold = False
         self._builders = builders
@@ -141,11 +144,11 @@ class BuildThread:
         self._deadline = deadline
         self._wake = wake
         self._builds: SimpleQueue[Build | None] = SimpleQueue()
-        #: Those that were taken from there and are being read, or have been.
+        #: Builds taken from the queue, whose samples are being read or have been.
         self._at_hand: deque[Build | None] = deque()
-        #: How many reads begin before one is waited for again.
+        #: How many more reads begin before one is waited for again.
         self._unwaited = 0
-        #: Whose batch another worker was building when we looked, or whose samples are being read late.
+        #: Postponed builds: another worker was building the batch, or its samples turned out to need reading after all.
         self._elsewhere: deque[Build] = deque()
         self._thread = threading.Thread(target=self._run, name="stoker-build", daemon=True)
         self._thread.start()
@@ -156,39 +159,42 @@ class BuildThread:
         return self.load < min(max(_AHEAD, int(2 * self._hold_s / self._usual_s)), _MOST_AHEAD)
 
     def submit(self, build: Build) -> None:
-        """Take a build: its samples are read after the current build, and it is built when its turn comes."""
+        """Queue a build; a reader gets its samples after the current build, and it is built when its turn comes."""
         self.load += 1
         build.reads = self._builders[build.want.stream].reads(build.want)
         self._builds.put(build)
 
     def take_outcomes(self) -> list[Outcome]:
-        """The outcomes since the last call."""
+        """Return the outcomes added since the last call, oldest first, and lower `load` by as many."""
         done = []
+        # The building thread may append meanwhile: both ends of a deque are safe to use from two threads.
         while self.outcomes:
             done.append(self.outcomes.popleft())
         self.load -= len(done)
         return done
 
     def close(self, timeout_s: float) -> bool:
-        """End after the current build; whether that was in time, so that nothing here can write any more."""
+        """Stop after the current build; return False if it did not end in time and may still write into its buffer."""
         self._builds.put(None)
         self._thread.join(timeout_s)
         self._readers.close()
         if self._thread.is_alive():
-            return False  # a child that is trying samples for it ends with this process
+            return False  # the trial's child belongs to that thread; it ends with this process
         self._crash_trial.close()
         return True
 
     def _run(self) -> None:
         while self._take_next():
+            # One turn each: a build that is postponed again goes to the end and waits for the next round.
             for _ in range(len(self._elsewhere)):
                 self._take_turn(self._elsewhere.popleft())
 
     def _take_next(self) -> bool:
-        """Have the next build, if one comes before it is time to look elsewhere; False at the end."""
+        """Carry out the next build, or return early when postponed builds are due a look; return False at the end."""
         try:
             while not self._at_hand:
                 self._take_in(self._builds.get(timeout=_LOOK_S if self._elsewhere else None))
+            # Take in all builds that have come, so that readers work on the later ones while the first is built.
             while not self._builds.empty():
                 self._take_in(self._builds.get_nowait())
         except Empty:
@@ -199,7 +205,7 @@ class BuildThread:
         return build is not None
 
     def _take_in(self, build: Build | None) -> None:
-        """Have its samples read, and give that a moment: what is in the system's cache is there by then."""
+        """Hand the build's samples to a reader and wait a moment: what is in the page cache is there by then."""
         self._at_hand.append(build)
         if build is None or not build.reads or build.cancelled:
             return
@@ -215,6 +221,8 @@ class BuildThread:
         return min(max(_MOMENT_S, _MOMENT * self._usual_s), _LONGEST_MOMENT_S)
 
     def _take_turn(self, build: Build) -> None:
+        # Announce finished batches now: this build may block for long, and they would lie there unseen meanwhile.
+        """Carry out one build, or postpone it; wake the poll loop if an outcome should not wait for later ones."""
         if self._untold and build.may_wait:
             self._tell()
         began_s = time.monotonic()
@@ -228,6 +236,7 @@ class BuildThread:
         self._untold = True
         now_s = time.monotonic()
         self._usual_s += _NEWEST * (now_s - began_s - self._usual_s)
+        # Wake at once for a batch that is awaited, before the thread idles, and if the next build would end too late.
         if build.want.urgent or self._runs_out() or now_s + self._usual_s > self._told_s + self._hold_s:
             self._tell()
 
@@ -237,11 +246,11 @@ class BuildThread:
 
     @property
     def _hold_s(self) -> float:
-        """How long an outcome may wait for further ones."""
+        """How long an outcome may be held back to be announced with later ones."""
         return _SOON_S if self._is_quick else _LATER_S
 
     def _runs_out(self) -> bool:
-        """Whether it is about to have nothing to do."""
+        """Return whether the thread is about to have no build left."""
         return len(self._at_hand) + self._builds.qsize() < (1 if self._is_quick else _FEW)
 
     def _tell(self) -> None:
@@ -249,7 +258,10 @@ class BuildThread:
         self._wake()
 
     def _carry_out(self, build: Build) -> Outcome | None:
-        """What became of it; None if another worker is at its batch, or its samples have to be read first."""
+        """Return the build's outcome, errors included.
+
+        Return None to postpone it: another worker is building the batch, or its samples have to be read after all.
+        """
         convictions: list[Conviction] = []
         try:
             if build.cancelled:
@@ -266,6 +278,7 @@ class BuildThread:
                 build.pending = self._readers.submit(unread.read, builder.stream.source.name)
                 return None
             finally:
+                # On every path: a claim that is kept would make other workers wait for a batch that nobody builds.
                 builder.release()
         except BaseException as error:  # the want's outcome names it, and the thread goes on
             in_hand = f"batch {build.want.number} of epoch {build.want.epoch}"
@@ -273,7 +286,8 @@ class BuildThread:
             return Outcome(build, error=named, convictions=tuple(convictions))
 
     def _is_elsewhere(self, build: Build, builder: Builder, prepared: Prepared) -> bool:
-        """Whether another worker is building this batch, and has not taken too long."""
+        """Return whether another worker holds this batch and the time to leave it alone has not passed."""
+        # The deadline is set at the first look and kept, so that repeated looks do not extend it.
         if builder.claim(prepared):
             return False
         now_s = time.monotonic()
@@ -281,7 +295,10 @@ class BuildThread:
         return now_s < build.patient_s
 
     def _try_samples(self, build: Build, builder: Builder, prepared: Prepared) -> Iterator[Conviction]:
-        """Try the samples that a worker may have died of, except those that others have convicted meanwhile."""
+        """Try the batch's samples in a child process; yield those convicted of killing it.
+
+        Known culprits are skipped, also those that other workers report while the trial runs.
+        """
         assert prepared.raw is not None
         samples = (
             (sample, raw)
@@ -293,6 +310,7 @@ class BuildThread:
     def _build(
         self, build: Build, builder: Builder, prepared: Prepared, convictions: tuple[Conviction, ...]
     ) -> Outcome:
+        """Build the batch, encode and seal it, and return the outcome; if cancelled, return only the convictions."""
         if build.cancelled:
             return Outcome(build, convictions=convictions)
         payload = build.buffer(prepared.layout.nbytes)
@@ -300,9 +318,11 @@ class BuildThread:
         try:
             built = builder.build(build.want, prepared, payload, digest=build.digest, convicted=convicted)
             self._deadline.begin(time.perf_counter_ns())
+            # Encoding and sealing are one more step, with the full time to themselves.
             sent = None if build.want.in_slot else self._buffers.encode(payload, prepared.layout)
             sealed = self._buffers.seal(build.sealer, sent) if build.sealer is not None and sent is not None else None
         finally:
+            # After an error too: a timer that runs on would end the process while it is idle.
             self._deadline.end()
         return Outcome(
             build,

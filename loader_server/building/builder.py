@@ -1,10 +1,10 @@
-"""Builds a batch into a buffer: the one place where samples become rows.
+"""The builder of batches: the one place where samples become rows of a buffer.
 
-Samples are written all at once or one by one, each into its place, of whichever kind the stream has (`places`). Rules:
-the same want gives the same bytes, whoever builds it, however often; a sample that cannot be used keeps its row,
-masked; reading errors are retried, then raised, and never mask. A source that can write whole batches at once does so,
-as long as nothing has to be done to single samples and none is suspected to kill its decoder. Each step has the
-deadline that is handed in. No sockets here.
+Samples are written all at once or one by one, each into its place, whichever kind of places the stream has (`places`).
+Rules: the same want gives the same bytes, whoever builds it, however often; a sample that cannot be used keeps its row,
+masked; read errors are retried, then raised, and never mask. A source that can write whole batches at once does so,
+unless single samples have to be transformed or one is suspected of killing its decoder. Each step has the deadline that
+is handed in. No sockets here.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Builder"]
 
-#: Epochs whose plans are kept open; training and evaluation of a few trainers alternate.
+#: Epoch plans kept open: a few trainers alternate between training and evaluation.
 _EPOCHS_KEPT = 8
 
-#: Layouts that are kept: a stream has one for each bucket, and more if batches are padded to their longest row.
+#: Layouts kept: a stream has one for each bucket, and more if batches are padded to their longest row.
 _LAYOUTS_KEPT = 1024
 
 _MOST_REASONS = 16
-#: Characters of a sample's name and of a reason, and of both together.
+#: Most characters of a sample's name or of a reason, and of both together.
 _MOST_NAME, _MOST_REASON = 100, 200
 
 _NOTHING: Mapping[int, bytearray] = {}
@@ -69,12 +69,12 @@ _NOTHING: Mapping[int, bytearray] = {}
 
 @dataclass(slots=True)
 class _BatchInHand:
-    """A batch while it is written, and what is counted meanwhile."""
+    """The batch being written, and its counts so far."""
 
     want: Want
     prepared: Prepared
     places: Places
-    #: Samples that were convicted for this batch.
+    #: Samples that the trial for this batch convicted.
     convicted: AbstractSet[int]
     #: Masked rows by reason.
     reasons: Counter[str] = field(default_factory=Counter)
@@ -82,11 +82,11 @@ class _BatchInHand:
     masked: int = 0
     reason: str = ""
     decode_ns: int = 0
-    #: Keys whose values may not all be finite; None if nobody has looked yet.
+    #: Keys whose values may not all be finite; None if they have not been checked yet.
     suspects: set[str] | None = None
 
     def mask(self, name: str, error: SampleError) -> None:
-        """Count a row that is masked, and keep the first reason."""
+        """Count a masked row, and keep the first one's name and error."""
         self.masked += 1
         self.reasons[error.reason[:_MOST_NAME]] += 1
         if not self.reason:
@@ -94,16 +94,16 @@ class _BatchInHand:
 
 
 class Builder:
-    """Builds batches of one stream."""
+    """Builder of one stream's batches."""
 
     def __init__(
         self, stream: Stream, quarantine: MaskedLog, deadline: Deadline, features: FeatureCache | None = None
     ) -> None:
         self.stream = stream
         self._features = features
-        #: Samples that kill the process that decodes them: masked unread.
+        #: Samples known to kill the process that decodes them; they are masked without being read.
         self.culprits = KnownCulprits(stream.name)
-        #: Batches that could not be written at once, though they should have been.
+        #: Counts of batches that fell back from writing at once to writing sample by sample.
         self.fallbacks = Fallbacks(stream.name)
         self._quarantine = quarantine
         self._deadline = deadline
@@ -114,20 +114,22 @@ class Builder:
         self._ahead = LookAhead(stream.source, features.unkept if features is not None else None)
         gathers = stream.source.gathers and not stream.chain.steps
         self._gathering: Source | None = stream.source if gathers else None
-        #: Whether samples that were read may be decoded and transformed all at once.
+        #: Whether a batch's samples may be decoded and transformed at once.
         self._together = features is None and stream.chain.takes_columns
         self._finite_check = FiniteCheck(stream)
 
     def reads(self, want: Want) -> bool:
-        """Whether preparing this want may wait for a disk."""
+        """Return whether preparing this want may wait for a disk."""
         return self._gathering is None or self._gathering.reads_ahead or want.attempt > 0
 
     def batches(self, epoch: int, group: int) -> int:
-        """How many batches an epoch has."""
+        """Return the number of batches of an epoch."""
         return self._get_epoch(epoch, group).batches
 
     def _get_epoch(self, epoch: int, group: int) -> EpochPlan:
+        """Return the epoch's plan, opened on first use; beyond `_EPOCHS_KEPT` the one opened first is dropped."""
         key = (epoch, group)
+        # Several readers prepare wants at once: the lock makes them open an epoch, which may take seconds, only once.
         with self._lock:
             plan = self._epochs.get(key)
             if plan is None:
@@ -137,7 +139,7 @@ class Builder:
             return plan
 
     def planned(self, want: Want) -> PlannedBatch:
-        """The batch that is wanted, as the plan has it."""
+        """Return the wanted batch from the plan; raise DataError if its number is beyond the epoch's end."""
         epoch = self._get_epoch(want.epoch, want.group)
         if want.number >= epoch.batches:
             raise DataError(
@@ -149,12 +151,13 @@ class Builder:
         return epoch.batch(want.number)
 
     def prepare(self, want: Want, begin: Callable[[int], None] = unwatched) -> Prepared:
-        """Look the want up and read its samples, saying which before each; for a thread that reads ahead."""
+        """Look the want up in the plan and read its samples, calling `begin` before each; safe in a reader thread."""
         began_ns = time.perf_counter_ns()
         planned = self.planned(want)
         shape, layout, gaps = self._laid_out(planned.shape)
         samples = planned.samples[:0] if want.empty else planned.samples
         kept = self._find_kept(samples, want)
+        # Announce the batch before its first read, so that a source of remote files knows early which bytes it needs.
         self.stream.source.expect(
             np.array([sample for sample in samples if sample not in kept], np.int64) if kept else samples
         )
@@ -168,12 +171,13 @@ class Builder:
         return Prepared(planned, samples, shape, layout, gaps, raw, read_us, kept, culprits)
 
     def _find_kept(self, samples: NDArray[np.int64], want: Want) -> Mapping[int, bytearray]:
-        """The samples that the feature cache has; a suspect has to be tried from its bytes."""
+        """Return the batch's feature cache hits; none for a retried want, whose samples are tried from their bytes."""
         return self._features.find(samples.tolist()) if self._features is not None and not want.attempt else _NOTHING
 
     def _read_around(self, source: Source, samples: NDArray[np.int64], begin: Callable[[int], None]) -> list[int]:
-        """Read what is missing for gathering all but the culprits, whose rows are returned."""
+        """Read what the source lacks for writing the batch at once; return the rows of culprits, which are skipped."""
         culprits = list[int]()
+        # Most jobs have no culprits: then no sample's identity has to be computed.
         if self.culprits.keys:
             culprits = [row for row, sample in enumerate(samples.tolist()) if self.is_culprit(sample)]
         if source.reads_ahead:
@@ -182,7 +186,7 @@ class Builder:
         return culprits
 
     def _laid_out(self, planned: BucketShape) -> tuple[BucketShape, Layout, tuple[slice, ...]]:
-        """The complete shape of a batch, and its layout with the gaps: worked out once for each shape of the plan."""
+        """Return the complete shape, the layout and the gaps of a planned shape, computed once for each."""
         known = self._layouts.get(id(planned))
         if known is None or known[0] is not planned:
             if len(self._layouts) >= _LAYOUTS_KEPT:
@@ -195,6 +199,7 @@ class Builder:
     def _read(
         self, samples: Sequence[int], begin: Callable[[int], None], kept: Mapping[int, bytearray] = _NOTHING
     ) -> list[bytes | None]:
+        """Return the samples' bytes: None for a culprit, b"" for a cache hit; the others are read."""
         culprits = {sample for sample in samples if self.is_culprit(sample)} if self.culprits.keys else set[int]()
         absent = culprits | kept.keys()
         wanted = [sample for sample in samples if sample not in absent] if absent else samples
@@ -204,15 +209,18 @@ class Builder:
         return [(None if sample in culprits else b"") if sample in absent else next(raw) for sample in samples]
 
     def is_culprit(self, sample: int) -> bool:
-        """Whether the sample is known to kill decoders."""
+        """Return whether the sample is known to kill decoders."""
         return bool(self.culprits.keys) and self.stream.identity(sample) in self.culprits
 
     def claim(self, prepared: Prepared) -> bool:
-        """Whether to go on; if not, another worker is building this very batch. Then `release` it in any case."""
+        """Return whether to build this batch: always here; False in a subclass if another worker is building it.
+
+        Call `release` in either case.
+        """
         return True
 
     def release(self) -> None:
-        """It is built, or will not be."""
+        """End the claim, if there is one: the batch is built, or will not be built here."""
 
     def build(
         self,
@@ -223,27 +231,30 @@ class Builder:
         digest: bool = True,
         convicted: AbstractSet[int] = frozenset(),
     ) -> Built:
-        """Write every byte of `payload`; samples that were `convicted` just now are masked like known culprits."""
+        """Write every byte of `payload` and return the facts; `convicted` samples are masked like known culprits."""
         began_ns = time.perf_counter_ns()
         self._deadline.begin(began_ns)
         arrays: Mapping[str, NDArray[Any]] = prepared.layout.arrays(payload)
         batch = _BatchInHand(want, prepared, places_of(self.stream, prepared, arrays), convicted)
         rows = self._write(batch)
         if (resets := prepared.planned.resets) is not None:
-            # Masked rows too: their state is what the next chunk of the recording would go on with.
+            # Masked rows too: the next chunk of the recording continues from the state of this row.
             arrays[RESET.key][: len(prepared.samples)] = resets[: len(prepared.samples)]
         self._deadline.begin(time.perf_counter_ns())
+        # A buffer has arbitrary content, and the hash covers the whole payload: gaps must be the same for all workers.
         for gap in prepared.gaps:
             payload[gap] = 0
         round_in_place(payload, prepared.layout, self.stream.float32)
         suspects = batch.suspects
-        if suspects is None or self.stream.float32 != "float32":  # rounding can make values infinite
+        # Rounding to a narrower type can overflow to infinity, so what was seen before rounding does not count then.
+        if suspects is None or self.stream.float32 != "float32":
             suspects = self._finite_check.suspects(arrays)
         unfit: tuple[tuple[str, int], ...] = ()
         if suspects:
             unfit = self._finite_check.look(
                 suspects, prepared.samples, batch.places, lambda sample, error: self._note_masked(sample, error, batch)
             )
+        # Masking cleared places after the valid rows were counted.
         if unfit and self.stream.masks_not_finite:
             rows = int(arrays["weight"].sum())
         key = self.stream.settings.length
@@ -266,10 +277,11 @@ class Builder:
         )
 
     def _write(self, batch: _BatchInHand) -> int:
-        """Write all samples in the quickest way that there is; return how many rows are valid."""
+        """Write all samples in the quickest way possible; return the number of valid rows."""
         prepared = batch.prepared
         if self._gathering is not None and prepared.raw is None:
             return self._write_at_once(self._gathering, batch)
+        # Suspects go sample by sample: written together, a bad sample could not be told from the others.
         is_suspect = batch.want.attempt or batch.convicted or self.culprits.keys
         if not self._together or not len(prepared.samples) or is_suspect:
             return self._write_each(batch)
@@ -280,7 +292,10 @@ class Builder:
         return self._write_each(batch) if rows is None else rows
 
     def _write_together(self, batch: _BatchInHand) -> int | None:
-        """Decode, transform and write all samples at once; return None where that is no faster than one by one."""
+        """Decode, transform and write all samples at once; return the number of valid rows.
+
+        Return None if the source has no faster way to decode them together; the caller then writes sample by sample.
+        """
         began_ns = time.perf_counter_ns()
         samples, raw = batch.prepared.samples, cast("Sequence[bytes]", batch.prepared.raw)
         columns = self.stream.source.decode_all(samples.tolist(), raw)
@@ -292,9 +307,10 @@ class Builder:
         return rows
 
     def _fall_back(self, error: BaseException, batch: _BatchInHand) -> int:
-        """Write sample by sample what could not be written at once: that finds the bad one, or shows a defect of ours.
+        """Write sample by sample a batch that could not be written at once, and count why.
 
-        If memory or descriptors ran out, nobody knows of which sample, and trials have to find out.
+        Either a sample turns out to be bad, or the fast way has a defect, which is logged. If memory or descriptors ran
+        out, re-raise: nobody knows through which sample, and trials have to find out.
         """
         if find_exhaustion(error) is not None:
             self.fallbacks.count("exhausted")
@@ -311,13 +327,12 @@ class Builder:
         return rows
 
     def _write_at_once(self, source: Gathers, batch: _BatchInHand) -> int:
-        """Let the source write all samples but culprits; return how many rows are valid."""
+        """Let the source write all samples but culprits; return the number of valid rows."""
         places, prepared = batch.places, batch.prepared
         places.begin()
         look = None
-        if (
-            source is self._gathering and not prepared.culprits and not self.stream.packed
-        ):  # it can write some rows alone
+        # Only then is the batch written in pieces, and each checked for NaN and infinity while it is in the cache.
+        if source is self._gathering and not prepared.culprits and not self.stream.packed:
             batch.suspects, look = set(), partial(self._suspect, batch)
         places.gather(source, prepared.culprits, look)
         for at in prepared.culprits:
@@ -327,12 +342,12 @@ class Builder:
         return places.finish(batch.masked)
 
     def _suspect(self, batch: _BatchInHand, rows: Mapping[str, NDArray[Any]]) -> None:
-        """Note which keys of these rows may have values that are not finite."""
+        """Add the keys of these rows that may have NaN or infinite values to the suspects."""
         assert batch.suspects is not None
         batch.suspects |= self._finite_check.suspects(rows)
 
     def _write_each(self, batch: _BatchInHand) -> int:
-        """Write sample by sample; return how many rows are valid."""
+        """Write sample by sample; return the number of valid rows."""
         places, prepared = batch.places, batch.prepared
         assert prepared.raw is not None
         places.begin()
@@ -347,11 +362,15 @@ class Builder:
     def _decode_or_mask(
         self, sample: int, raw: bytes | None, room: Mapping[str, int], batch: _BatchInHand
     ) -> dict[str, NDArray[np.generic]] | None:
-        """The values of one sample; None if it has to be masked, which is noted."""
+        """Return the values of one sample, or None if it is masked, which is logged and counted.
+
+        Raise ExhaustedError if memory or descriptors ran out: a shortage does not mask a sample.
+        """
         began_ns = time.perf_counter_ns()
         self._deadline.begin(began_ns)
         values = None
         try:
+            # The coordinator's list may have grown since the sample was read, so it is checked again.
             if raw is None or sample in batch.convicted or self.is_culprit(sample):
                 raise kills(self.stream.source.name(sample))
             values = self._values(sample, raw, batch)
@@ -370,7 +389,7 @@ class Builder:
         return values
 
     def _values(self, sample: int, raw: bytes, batch: _BatchInHand) -> dict[str, NDArray[np.generic]]:
-        """What the transforms make of it, starting from the cached values if there are any."""
+        """Return the sample's transformed values, starting from cached features if there are any."""
         stream, features = self.stream, self._features
         blob = batch.prepared.kept.get(sample)
         batch.decoded += blob is None
@@ -389,8 +408,12 @@ class Builder:
         batch.mask(name, error)
 
     def _too_long(self, key: str, most: int, got: int, built: tuple[int, int, bytes]) -> SampleError:
-        """The error of a value that is too long; transforming once more tells which transform it was."""
+        """Return the error for a value longer than planned.
+
+        The sample is transformed once more, this time step by step, to name the transform that made it too long.
+        """
         stream, (epoch, sample, raw) = self.stream, built
+        # The bytes of a cache hit were never read.
         (whole,) = (raw,) if raw else stream.source.read([sample])
         again, lengths = decoded(stream.source, sample, whole), stream.raw_lengths(sample)
         return SampleError(

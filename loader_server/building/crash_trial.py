@@ -1,11 +1,11 @@
-"""A batch that killed a worker is first tried in a child process, sample by sample, to find the one that kills.
+"""Trial of a batch that killed a worker: each sample in a child process, to find the one that kills.
 
-The child is forked from the nursery. It opens the job, says that it is ready, and from then on has one sample at a time
-in hand: it decodes and transforms it, throws away the result and answers. The bytes come from the worker, so the child
-reads nothing.
+The child is forked from the nursery. It opens the job, reports that it is ready, and from then on has one sample at a
+time in hand: it decodes and transforms it, throws away the result and answers. The bytes come from the worker, so the
+child reads nothing.
 
 Rules: `trial_rule` decides whose fault it is that a child ended, or ran out of memory or descriptors, with a sample in
-hand; children that ran out are ended, so that the next try is in a fresh one. A child that does not start, or that has
+hand; a child that ran out is ended, so that the next try has a fresh one. A child that does not start, or that has
 opened another index, is a failure of the machine: it convicts nothing, and ends the trial with a MachineError. Used in
 the building thread only.
 """
@@ -49,22 +49,24 @@ if TYPE_CHECKING:
 
 __all__ = ["TRIAL", "Conviction", "CrashTrial", "judged", "serve_trials"]
 
-#: Signals that a process causes by its own fault.
+#: Signals that a process causes by its own fault. SIGKILL is not among them: the kernel sends it when the machine is
+#: out of memory, whoever used that up.
 _CRASHES = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE))
 
-#: A start takes a second, and a kill less; this is for a machine that is busy.
+#: A start takes a second, and a kill less; the rest is a margin for a busy machine.
 _READY_TIMEOUT_S = 60.0
 _KILLED_S = 30.0
 
-#: After the whole process was stopped everything looks late, though an answer may be there at once.
+#: Extra time for an answer after the timeout: if this process itself was stopped, the timeout has passed although the
+#: child answered long ago.
 _LAST_MOMENT_S = 0.5
 
 _PASSED = b"passed"
 
-#: Of an error's text, as it goes into a conviction twice.
+#: Characters kept of an error's text, which enters a conviction twice.
 _MOST_WORDS = 90
 
-#: The first argument of a child.
+#: First argument of a trial's child process.
 TRIAL = "crash-trial"
 
 
@@ -78,23 +80,25 @@ class Conviction:
 
 
 def judged(returncode: int) -> tuple[str, bool]:
-    """How a child that we did not kill ended, in a few words, and whether the sample in hand can be the cause."""
+    """Return how a child that we did not kill ended, and whether the sample in hand can be the cause."""
     return how_it_ended(returncode), returncode >= 0 or -returncode in _CRASHES
 
 
 class _TrialProcess:
-    """One child process, trying samples of one stream. Orders and answers are messages on one socket."""
+    """Child process that tries samples of one stream; orders and answers are messages on one socket."""
 
     def __init__(self, nursery: Asker, job_path: Path, stream: str) -> None:
         self.stream = stream
-        #: Whether it has not had a sample in hand yet.
+        #: Whether it has not had a sample in hand yet: a shortage in a used child may be an earlier sample's doing.
         self.is_fresh = True
+        # Shared memory, because a sample may be larger than a message on the socket can be.
         self._bytes = os.memfd_create("stoker-sample")
         try:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError:
             os.close(self._bytes)
             raise
+        # Our copy of the child's end has to be closed, or the child's death would not end the connection.
         with theirs:
             try:
                 socket.send_fds(self._socket, [b"bytes"], [self._bytes])
@@ -105,7 +109,7 @@ class _TrialProcess:
                 raise
 
     def hand(self, epoch: int, sample: int, raw: bytes) -> None:
-        """Give it a sample; if the child is gone, waiting for its answer will show that."""
+        """Give the child a sample; if the child is gone, waiting for its answer will show that."""
         self.is_fresh = False
         os.ftruncate(self._bytes, len(raw))
         os.pwrite(self._bytes, raw, 0)
@@ -113,9 +117,9 @@ class _TrialProcess:
             self._socket.send(f"{epoch} {sample}".encode())
 
     def wait_for_answer(self, timeout_s: float) -> bytes | None:
-        """What it says; b"" if it ended, None if it did neither in time."""
+        """Return the child's answer, b"" if the child ended, or None if neither happened in time."""
         poller = select.poll()
-        # Watch for its end too, because a process that a transform left behind may hold the socket open.
+        # Watch the process too: if a transform forked, its orphan keeps the socket open, and no end of file would come.
         poller.register(self._socket, select.POLLIN)
         poller.register(self._process, select.POLLIN)
         ready = dict(poller.poll(1000 * timeout_s) or poller.poll(1000 * _LAST_MOMENT_S))
@@ -126,7 +130,10 @@ class _TrialProcess:
         return b""
 
     def end(self, patience_s: float = 0.0) -> int:
-        """End it, by force if it does not end by itself in time; returns its return code."""
+        """End the child, by force if it does not exit within `patience_s`; return its return code.
+
+        Raise MachineError if even a killed child does not go away.
+        """
         code = self._process.wait(patience_s)
         if code is None:
             self._process.kill()
@@ -147,8 +154,10 @@ class _TrialProcess:
 
 
 class CrashTrial:
-    """The worker's side; a child starts with the first sample, and lives until a sample ends it or until `close`.
-    `needed` is what has to be free for a sample that runs out of memory or descriptors to be at fault.
+    """The worker's side of a trial.
+
+    A child starts with the first sample, and lives until a sample ends it or until `close`. `needed` is what has to be
+    free for a sample that runs out of memory or descriptors to be at fault.
     """
 
     def __init__(self, nursery: Asker, job_path: Path, timeout_s: float, needed: Room) -> None:
@@ -159,7 +168,10 @@ class CrashTrial:
         self._child: _TrialProcess | None = None
 
     def try_samples(self, stream: Stream, epoch: int, samples: Iterable[tuple[int, bytes]]) -> Iterator[Conviction]:
-        """Try samples one by one; yield each that is at fault itself, as soon as it is found."""
+        """Try samples one by one; yield each that is at fault as soon as it is found.
+
+        Raise MachineError for the first sample that cannot be judged.
+        """
         for sample, raw in samples:
             tries: list[Try] = []
             while (verdict := judge(tries, self._needed)) is TrialVerdict.AGAIN:
@@ -171,11 +183,12 @@ class CrashTrial:
                 yield Conviction(sample, stream.identity(sample), ", ".join(ends))
 
     def _try(self, stream: Stream, epoch: int, sample: int, raw: bytes) -> Try:
-        """Return what became of a child with this sample in hand."""
+        """Try one sample in a child and return the result."""
         child = self._get_ready_child(stream, sample)
         is_fresh = child.is_fresh
         child.hand(epoch, sample, raw)
         answer = child.wait_for_answer(self._timeout_s)
+        # The child of a sample that passed is kept for the next; any other is ended and replaced.
         if answer == _PASSED:
             return Passed()
         self._child = None
@@ -188,7 +201,10 @@ class CrashTrial:
         return ChildEnded(*judged(child.end(self._timeout_s)))  # it may have closed its answers long before it ends
 
     def _get_ready_child(self, stream: Stream, sample: int) -> _TrialProcess:
-        """A child that has opened the same job, index and transforms as this worker."""
+        """Return a child that has opened the same job, index and transforms as this worker, starting one if needed.
+
+        Raise MachineError if it does not start, or has opened something else.
+        """
         if self._child is not None and self._child.stream != stream.name:
             self.close()
         if self._child is None:
@@ -205,14 +221,14 @@ class CrashTrial:
         return self._child
 
     def close(self) -> None:
-        """End the child."""
+        """End the child, if there is one."""
         if self._child is not None:
             child, self._child = self._child, None
             child.end()
 
 
 def _unready(said: bytes | None, stream: Stream) -> str:
-    """Why a child cannot try anything; empty if it can."""
+    """Return why a child cannot try samples, given its first message; empty if it can."""
     if not said:
         return "a child that was not ready in time" if said is None else "a child that ended before it was ready"
     words: dict[str, str] = json.loads(said)
@@ -240,11 +256,12 @@ def _failed(stream: Stream, sample: int, got: str) -> MachineError:
 
 
 def serve_trials(arguments: Sequence[str]) -> None:
-    """What a child of the nursery does that was started with TRIAL as first argument."""
+    """Run as a trial's child process: open the job, then try samples until the worker closes the socket."""
     _, job_path, name, parent, _, answers = arguments
+    # Ctrl-C reaches the whole process group; it is the worker that ends its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(int(parent), signal.SIGKILL)
-    offer_to_oom_killer(TRIAL_OFFER)  # if that cannot be done, our worker's log says so
+    offer_to_oom_killer(TRIAL_OFFER)  # a failure is in our worker's log already
     allow_many_files()
     _print_nothing()
     worker = socket.socket(fileno=int(answers))
@@ -255,6 +272,7 @@ def serve_trials(arguments: Sequence[str]) -> None:
         worker.send(json.dumps({"error": told(error)}).encode())
         return
     worker.send(json.dumps({"opened": stream.opened}).encode())
+    # Taken before the first sample: whether a shortage convicts depends on what was free for it.
     room = free_room()
     while asked := worker.recv(64):
         epoch, sample = map(int, asked.split())
@@ -263,8 +281,9 @@ def serve_trials(arguments: Sequence[str]) -> None:
 
 
 def _find_shortage(stream: Stream, epoch: int, sample: int, handed: int) -> BaseException | None:
-    """Return the error if memory or descriptors ran out. Any other exception is no reason to die: the worker will meet
-    it again, and mask or report the sample.
+    """Return the error if memory or descriptors ran out over this sample, else None.
+
+    Any other exception is swallowed here: the worker will meet it again, and mask or report the sample.
     """
     try:
         stream.values(epoch, sample, os.pread(handed, os.fstat(handed).st_size, 0))

@@ -1,4 +1,4 @@
-"""The samples of a stream that are known to kill the process that decodes them.
+"""Samples of a stream that are known to kill the process that decodes them.
 
 Rules: pure. Only the worker's poll loop changes them; other threads read `keys`, which is replaced as a whole.
 """
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["KILLS", "KnownCulprits", "culprit_key", "kills"]
 
-#: Why a culprit is masked.
+#: The reason under which a culprit is masked.
 KILLS = "kills_decoder"
 
 
 def kills(name: str) -> SampleError:
-    """The error of a culprit."""
+    """Return the error that masks a known culprit."""
     return SampleError(
         reason=KILLS,
         expected="a sample that can be decoded",
@@ -31,27 +31,29 @@ def kills(name: str) -> SampleError:
 
 
 def culprit_key(stream: str, identity: str) -> int:
-    """The number that stands for a culprit on the wire."""
+    """Return the hash that stands for a culprit on the wire."""
     return digest64(f"{stream}\0{identity}".encode("utf-8", "backslashreplace"))  # as it crosses
 
 
 class KnownCulprits:
-    """The coordinator's list, and culprits found here that are not on it yet."""
+    """The coordinator's list of culprits, and those found here that are not on it yet."""
 
     def __init__(self, stream: str) -> None:
         self._stream = stream
-        #: The keys for all streams, as they cross the network.
+        #: Hashes of the culprits on the coordinator's list, which is for all streams, and of those found here.
         self.keys: frozenset[int] = frozenset()
         self._found: frozenset[int] = frozenset()
 
     def hear(self, keys: Iterable[int]) -> None:
-        """Take the coordinator's new list, which replaces its last one: what is no longer on it was forgiven."""
+        """Replace the coordinator's list with its new one, whose missing samples were forgiven."""
         told = frozenset(keys)
+        # Once the coordinator lists a find of ours, only its list counts: missing from a later list means forgiven.
         self._found -= told
+        # One assignment, because other threads read `keys` without a lock.
         self.keys = told | self._found
 
     def find(self, identity: str) -> None:
-        """Add a sample that was convicted here; the coordinator will put it on its list."""
+        """Add a sample that was convicted here; the coordinator will add it to its list."""
         self._found |= {culprit_key(self._stream, identity)}
         self.keys |= self._found
 

@@ -1,7 +1,7 @@
-"""Errors that say that memory or descriptors ran out: perhaps of this process, perhaps through one sample's own fault.
+"""Errors of a process that ran out of memory or descriptors, perhaps through one sample's own fault.
 
-Rules: pure. The causes of an error count as well. Which of the two it was is for trials to find out (see trial_rule);
-until then such an error speaks against nobody, and the want loses one of its few attempts.
+Rules: pure. The causes of an error count as well. Trials find out whether the machine or the sample is at fault (see
+trial_rule); until then such an error blames no sample, and the want loses one of its few attempts.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ __all__ = ["ExhaustedError", "exhausted"]
 
 
 class ExhaustedError(MachineError):
-    """Memory or descriptors ran out while something was in hand, which the error names."""
+    """A shortage of memory or descriptors during a piece of work that the error names."""
 
 
 def exhausted(error: BaseException, in_hand: str, where: str) -> ExhaustedError | None:
-    """Return the error that names what was in hand when memory or descriptors ran out; None for any other error."""
+    """Return an ExhaustedError naming the work in hand if `error` is or was caused by a shortage, else None."""
     if isinstance(error, ExhaustedError):
         return error
     found = find_exhaustion(error)

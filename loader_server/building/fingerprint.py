@@ -1,8 +1,9 @@
-"""What all workers of a job have in common: one fingerprint of the plans and of everything that shapes the bytes.
+"""One fingerprint of the plans and of everything that shapes a job's bytes, which all its workers must share.
 
-Rules: pure. The coordinator works it out on its own machine, and turns away workers that have another one. What is
-told to such a worker names the parts that differ, and no digest of the coordinator's: all of them together would let it
-in. Stoker's own code counts by the versions of its bytes and plans; the release of the package is named only to people.
+Rules: pure. The coordinator computes it on its own machine, and refuses workers that have another one. The refusal
+names the parts that differ, but never a digest of the coordinator's: with all digests a worker could forge the
+fingerprint. Stoker's own code counts by the versions of its bytes and plans; the release of the package is named only
+to people.
 """
 
 from __future__ import annotations
@@ -19,20 +20,22 @@ if TYPE_CHECKING:
 
 __all__ = ["builder_fingerprint", "builder_parts", "differing_parts"]
 
-#: Parts whose values people understand, and may know.
+#: Parts whose values are shown in a refusal: people understand them, and they are no secret.
 _OPEN = ("package ", "processor", "setting ", "version of ", "release of ")
 
-#: What our own code counts by, as streams name it: these are in the fingerprints of transforms and plans.
+#: Names under which streams report the versions of our own code, which are in the fingerprints of transforms and plans.
 _BYTES, _PLANS = "version of Stoker's bytes", "version of Stoker's plans"
-#: Not in any fingerprint: it says which package to install where one of the two differs.
+#: Not in any fingerprint: it tells people which package to install if one of the two versions differs.
 _RELEASE = "release of Stoker"
 
 _LONGEST = 200
 
 
 def builder_fingerprint(streams: Mapping[str, Stream], sent: Mapping[str, str]) -> str:
-    """The fingerprint of all streams of a job, by name; of those whose graphs trainers send, of what else shapes them,
-    for a graph may come later. The plan's digest tells graphs apart.
+    """Return the fingerprint of all streams of a job, by name.
+
+    A stream whose graph trainers send (`sent`) counts by what else shapes its batches, because the graph may come
+    later; the plan's digest tells graphs apart.
     """
     own = [
         part for name, one in sorted(streams.items()) if name not in sent for part in (name, one.digest, one.builder)
@@ -41,7 +44,7 @@ def builder_fingerprint(streams: Mapping[str, Stream], sent: Mapping[str, str]) 
 
 
 def builder_parts(streams: Mapping[str, Stream], sent: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return what the fingerprint is made of, by name, for a worker that has another one."""
+    """Return the named parts of the fingerprint, to compare with those of a worker that has another one."""
     parts = {"streams of the job": ", ".join(sorted(streams.keys() | sent.keys()))}
     for name, stream in sorted(streams.items()):
         if name not in sent:
@@ -54,16 +57,17 @@ def builder_parts(streams: Mapping[str, Stream], sent: Mapping[str, str]) -> tup
 
 
 def differing_parts(own: Iterable[tuple[str, str]], others: Iterable[tuple[str, str]]) -> list[str]:
-    """Return how another machine's parts differ from ours: names, and for packages and the like both values."""
+    """Return the names of parts that differ from another machine's, with both values where these may be shown."""
     here, there = dict(own), dict(others)
     names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+    # Releases with the same bytes and plans build the same batches: the cause is another part.
     if _RELEASE in names and not {_BYTES, _PLANS} & set(names):
         names.remove(_RELEASE)
     return [_difference(name, here.get(name), there.get(name)) for name in names if not _follows(name, names)]
 
 
 def _follows(name: str, names: list[str]) -> bool:
-    """Whether it differs because another part does, which says more."""
+    """Return whether this part differs only because another one does, which tells more."""
     kind, _, stream = name.partition(" of stream ")
     stream = stream.partition(" (")[0]
     if kind == "plan":

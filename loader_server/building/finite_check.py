@@ -1,8 +1,9 @@
-"""Looks through each built batch for samples with values that are NaN or infinite: counts them by key, says so once a
-key in the log, and masks them if the job asks for that.
+"""Check of each built batch for NaN and infinite values.
 
-Rules: values are looked at as trainers get them, rounded ones included. A sample is masked once, whatever number of its
-keys has such values.
+Samples that have such values are counted by key, logged once a key, and masked if the job asks for that.
+
+Rules: values are checked as trainers get them, after rounding. A sample is masked once, however many of its keys have
+such values.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ __all__ = ["FiniteCheck"]
 
 
 class FiniteCheck:
-    """The check of one stream's batches."""
+    """NaN and infinity check of one stream's batches."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._keys = float_keys(stream.chain.fields)
-        #: Keys of which the log says that they have such values.
+        #: Keys for which a warning has been logged.
         self._said = set[str]()
         self._log = Log("worker", stream=stream.name)
 
     def suspects(self, arrays: Mapping[str, NDArray[Any]]) -> set[str]:
-        """Return the keys whose values may not all be finite."""
+        """Return the keys whose values may not all be finite, by a fast test that may raise false alarms."""
         return {key for key in self._keys if not seems_finite(arrays[key])}
 
     def look(
@@ -48,7 +49,10 @@ class FiniteCheck:
         places: Places,
         note: Callable[[int, SampleError], None],
     ) -> tuple[tuple[str, int], ...]:
-        """Return how many samples have such values, by key; samples that are masked are noted."""
+        """Return how many samples have NaN or infinite values, by key.
+
+        If the job masks such samples, clear their places and call `note` once for each.
+        """
         looked_through = {key: places.not_finite(key) for key in self._keys if key in suspects}
         found = {key: unfit for key, unfit in looked_through.items() if unfit}
         masked = set[int]()

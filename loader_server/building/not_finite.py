@@ -1,8 +1,8 @@
-"""Values of a batch that are NaN or infinite: which samples have some, by key, and masking these samples.
+"""NaN and infinite values of a batch: finding the samples that have some, by key, and masking these samples.
 
-Rules: pure. Only keys of floats are looked at, and only where samples are. That all is well, as it nearly always is, is
-seen at once: the sum of all squares is finite then, which BLAS finds in one pass, 10 MB in a quarter of a millisecond.
-Where it is not, each value is looked at, since squares of large numbers may be infinite too.
+Rules: pure. Only keys of floats are checked, and only where samples are. The usual case, all finite, is recognised
+fast: the sum of squares is finite then, which BLAS computes in one pass, 10 MB in a quarter of a millisecond. If that
+sum is not finite, each value is checked, since squares of large numbers may overflow too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 #: Bytes of a float16.
 _HALF = 2
 
-#: Why a sample is masked.
+#: The reason under which a sample is masked.
 NOT_FINITE = "not_finite"
 
 
@@ -45,10 +45,13 @@ def float_keys(fields: Iterable[Field]) -> tuple[str, ...]:
 
 
 def seems_finite(values: NDArray[Any]) -> bool:
-    """Return whether all values are, as far as that is seen at once; if it is False, they may be all the same."""
+    """Return True only if all values are finite; False may be a false alarm."""
     flat = values.reshape(-1)
-    if flat.itemsize == _HALF:  # for which there is no BLAS: the largest numbers and NaN have the largest bits
+    # BLAS has no float16. As integers, infinity and NaN have the largest bit patterns: from 0x7C00 on if positive, and
+    # from 0xFC00 on, read as unsigned, if negative.
+    if flat.itemsize == _HALF:
         return not len(flat) or bool(flat.view(np.int16).max() < 0x7C00 and flat.view(np.uint16).max() < 0xFC00)
+    # NaN and infinity survive a sum of squares; the overflow of large finite values only raises a false alarm.
     with np.errstate(over="ignore", invalid="ignore"):
         return math.isfinite(np.dot(flat, flat))
 
@@ -59,14 +62,14 @@ def is_all_finite(values: NDArray[Any]) -> bool:
 
 
 def rows_not_finite(values: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the rows in which a value is NaN or infinite."""
+    """Return the numbers of the rows that contain a NaN or infinite value."""
     if seems_finite(values):
         return np.empty(0, np.int64)
     return np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
 
 
 def not_finite(key: str, where: str) -> SampleError:
-    """Return the error of a sample that is masked for such a value."""
+    """Return the error of a sample that is masked for a NaN or infinite value."""
     return SampleError(
         reason=NOT_FINITE,
         expected=f'"{key}" of finite numbers, as not_finite = "mask" asks for',
@@ -77,14 +80,14 @@ def not_finite(key: str, where: str) -> SampleError:
 
 
 def mask_row(arrays: Mapping[str, NDArray[Any]], row: int, sample: int) -> None:
-    """Clear a row, which keeps the number of its sample."""
+    """Clear a row, except for the number of its sample."""
     for array in arrays.values():
         array[row] = 0
     arrays["tag"][row] = sample
 
 
 def mask_stretch(arrays: Mapping[str, NDArray[Any]], key: str, row: int, stretch: slice) -> None:
-    """Clear the place of one sample in a packed row; the row ends with the last sample that is left in it."""
+    """Clear the place of one sample in a packed row; the row's length becomes the end of its last remaining sample."""
     segments = arrays[f"{key}_segment"][row]
     for name in (key, f"{key}_segment", f"{key}_position"):
         arrays[name][row, stretch] = 0

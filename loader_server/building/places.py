@@ -1,8 +1,8 @@
-"""Where the samples of a batch lie in its arrays: each in a row of its own, or several packed into one row.
+"""Places of a batch's samples in its arrays: one row each, or several samples packed into a row.
 
 Both kinds of places are written in the same ways, sample by sample or all at once, so a builder need not know which
-kind a stream has. Rules: `begin` comes first, also when another way is tried after one that failed; what is written
-later counts. After `finish` every byte of the arrays was written. No sample is read or decoded here.
+kind a stream has. Rules: `begin` comes first, also when a fallback starts over; the last write wins. After `finish`
+every byte of the arrays was written. No sample is read or decoded here.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Look", "PackedPlaces", "Places", "RowPlaces", "places_of"]
 
-#: What is called with some rows of a batch as soon as they are written.
+#: Callback that gets some rows of a batch as soon as they are written.
 Look: TypeAlias = "Callable[[Mapping[str, NDArray[Any]]], None]"
 
-#: Bytes of rows that are written and then looked at, at a time.
+#: Bytes of rows per call of `Look`: little enough that they are still in the processor's cache.
 _PIECE_BYTES = 2**20
 
 _Values: TypeAlias = "Mapping[str, NDArray[np.generic]]"
@@ -50,13 +50,13 @@ class RowPlaces:
         return {field.key: self._arrays[field.key].shape[1] for field in self._fields if field.padded}
 
     def begin(self) -> None:
-        """Give each row the number of its sample."""
+        """Write weight and sample number of each row."""
         end = len(self._samples)
         self._arrays["weight"][:end] = 1
         self._arrays["tag"][:end] = self._samples
 
     def room(self, at: int) -> Mapping[str, int]:
-        """Return how many steps a sample may have, by key; samples are named by their place in the batch."""
+        """Return the most steps that a sample may have, by key; `at` is the sample's position in the batch."""
         return self._room
 
     def write(self, at: int, values: _Values) -> None:
@@ -72,21 +72,22 @@ class RowPlaces:
                 arrays[field.key][at] = value
 
     def mask(self, at: int) -> None:
-        """Leave the place of a sample empty, or clear it; the row keeps the sample's number."""
+        """Clear a sample's row, which keeps the sample's number."""
         mask_row(self._arrays, at, int(self._samples[at]))
 
     clear = mask
 
     def gather(self, source: Gathers, masked: Sequence[int], look: Look | None = None) -> None:
-        """Let the source write all samples at once, except those that are masked then.
+        """Let the source write all samples at once, except those that are masked.
 
-        With `look` the source is asked for a piece of the rows at a time, and `look` is called with each: it is still
-        in the processor's cache then. Reading 10 MB of a finished batch again takes as long as writing it did.
+        With `look` the source writes a piece of the rows at a time, and `look` is called with each while it is still in
+        the processor's cache. Reading 10 MB of a finished batch again takes as long as writing it did.
         """
         samples, end = self._samples, len(self._samples)
         keys = [name for field in self._fields for name in (field.key, f"{field.key}_length")]
         own = {key: self._arrays[key][:end] for key in keys if key in self._arrays}
         if masked:
+            # Masked rows are holes, so the others are gathered into arrays of their own and copied.
             rows = np.delete(np.arange(end), masked)
             gather_rows(source, samples[rows], rows, own)
         elif end and look is not None:
@@ -100,18 +101,18 @@ class RowPlaces:
             source.gather(samples, own)
 
     def finish(self, masked: int) -> int:
-        """Clear the rows that hold no sample, and return how many rows are valid if so many samples are masked."""
+        """Clear the rows that hold no sample, and return how many rows are valid if `masked` samples are not."""
         _leave_empty(self._arrays, len(self._samples))
         return len(self._samples) - masked
 
     def not_finite(self, key: str) -> list[int]:
-        """Return which samples have values that are NaN or infinite; rows without a sample have none."""
+        """Return the positions of samples with NaN or infinite values; rows without a sample have none."""
         rows: list[int] = rows_not_finite(self._arrays[key]).tolist()
         return rows
 
 
 class PackedPlaces:
-    """Places of samples of one key of which several share a row.
+    """Places of one key's samples, several of which share a row.
 
     A masked sample leaves its place in the row empty; `tag` is the row's first sample.
     """
@@ -120,7 +121,7 @@ class PackedPlaces:
         self._key = key
         self._samples = samples = prepared.samples
         self._arrays = arrays
-        # A batch that is to be empty has none of the planned samples.
+        # A want for an empty batch still has a planned batch, whose samples are left out.
         planned, none = prepared.planned, samples[:0]
         rows, offsets = (planned.rows, planned.offsets) if len(samples) else (none, none)
         assert rows is not None
@@ -128,17 +129,17 @@ class PackedPlaces:
         self._rows = PackedRows(rows, offsets, arrays[key].shape[1])
 
     def begin(self) -> None:
-        """Clear all rows, and give each the number of its first sample."""
+        """Clear all rows, and write the number of each row's first sample."""
         _leave_empty(self._arrays, 0)
         firsts = self._rows.firsts
         self._arrays["tag"][self._rows.rows[firsts]] = self._samples[firsts]
 
     def room(self, at: int) -> Mapping[str, int]:
-        """Return how many steps a sample may have up to the next one, by key."""
+        """Return the most steps that a sample may have before the next one begins, by key."""
         return {self._key: self._rows.places[at].room}
 
     def write(self, at: int, values: _Values) -> None:
-        """Write one sample, with its marks."""
+        """Write one sample and its marks."""
         arrays, key, place = self._arrays, self._key, self._rows.places[at]
         value = values[key]
         stop = place.offset + len(value)
@@ -148,7 +149,7 @@ class PackedPlaces:
         arrays["weight"][place.row] = 1
 
     def mask(self, at: int) -> None:
-        """Leave the place of a sample empty, as it was cleared at the beginning."""
+        """Leave the place of a sample empty; `begin` cleared it."""
 
     def clear(self, at: int) -> None:
         """Clear the place of a sample that was written."""
@@ -158,7 +159,7 @@ class PackedPlaces:
     def gather(self, source: Gathers, masked: Sequence[int], look: Look | None = None) -> None:
         """Let the source write all samples at once, except those that are masked, and move each into its place.
 
-        `look` is never called: a piece of packed rows is not one of samples.
+        `look` is never called: a piece of packed rows is not a piece of samples.
         """
         if not len(self._samples):
             return
@@ -169,16 +170,18 @@ class PackedPlaces:
         source.gather(self._samples[kept], {key: values, f"{key}_length": lengths})
         rows.write(kept, lengths, values, (arrays[key], arrays[f"{key}_segment"], arrays[f"{key}_position"]))
         rows_kept = rows.rows[kept]
+        # A row's length is the end of its last sample. Assigning with repeated row numbers would rely on numpy's order.
         np.maximum.at(arrays[f"{key}_length"], rows_kept, (rows.offsets[kept] + lengths).astype(np.int32))
         arrays["weight"][rows_kept] = 1
 
     def finish(self, masked: int) -> int:
-        """Return how many rows are valid."""
+        """Return the number of valid rows."""
         return int(self._arrays["weight"].sum())
 
     def not_finite(self, key: str) -> list[int]:
-        """Return which samples have values that are NaN or infinite."""
+        """Return the positions of samples with NaN or infinite values."""
         values = self._arrays[key]
+        # Nearly always all is finite; only if not, it takes a look at each sample to find the one.
         if not len(rows_not_finite(values)):
             return []
         stretches = ((place.row, slice(place.offset, place.offset + place.room)) for place in self._rows.places)
@@ -196,7 +199,7 @@ def places_of(stream: Stream, prepared: Prepared, arrays: Mapping[str, NDArray[A
 
 
 def _leave_empty(arrays: Mapping[str, NDArray[Any]], rows: int) -> None:
-    """Clear the rows from here on, which hold no sample."""
+    """Clear the rows from `rows` on, which hold no sample."""
     if rows == len(arrays["tag"]):
         return
     for array in arrays.values():

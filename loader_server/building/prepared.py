@@ -1,4 +1,4 @@
-"""A want that was looked up in the plan, with the bytes of its samples: what reading ahead hands to building.
+"""A want that was looked up in the plan, with the bytes of its samples: what readers hand to the building thread.
 
 Rules: pure data; who reads and who builds is decided elsewhere.
 """
@@ -25,27 +25,28 @@ class Prepared:
     """A want that was looked up in the plan, and the bytes of its samples."""
 
     planned: PlannedBatch
-    #: No samples where the want is for an empty batch.
+    #: The sample numbers; none if an empty batch is wanted.
     samples: NDArray[np.int64]
     shape: BucketShape
     layout: Layout
-    #: Bytes of the payload between tensors.
+    #: Byte ranges of the payload between tensors.
     gaps: tuple[slice, ...]
-    #: The bytes of each sample, None for a culprit; None instead of all if the source writes the whole batch at once.
+    #: The bytes of each sample, None for a culprit and b"" for a cache hit; None as a whole if the source writes the
+    #: batch at once.
     raw: Sequence[bytes | None] | None
     read_us: int
-    #: Samples that the feature cache has; their bytes were not read.
+    #: Feature cache hits by sample, which were not read.
     kept: Mapping[int, bytearray]
     #: Rows of culprits in a batch that is written at once.
     culprits: Sequence[int] = ()
-    #: What other jobs know the batch by; empty if it is not shared.
+    #: Key under which other jobs find the batch on the shelf; empty if it is not shared.
     key: bytes = b""
-    #: Whether its samples were read; not if the batch seemed to be there as a whole.
+    #: Whether its samples were read; False if the whole batch seemed to be on the shelf.
     is_read: bool = True
 
 
 class UnreadError(Exception):
-    """The samples have to be read after all; `read` does, for a thread that reads ahead."""
+    """The samples turned out to be needed but were not read; `read` reads them in a reader thread."""
 
     def __init__(self, read: Callable[[Callable[[int], None]], Prepared]) -> None:
         super().__init__("the samples were not read")
@@ -53,4 +54,4 @@ class UnreadError(Exception):
 
 
 def unwatched(_sample: int) -> None:
-    """For callers that need not know which sample is being read."""
+    """Ignore the sample: the `begin` of callers that need not know which sample is being read."""

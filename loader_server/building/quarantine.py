@@ -31,23 +31,24 @@ class MaskedLog(Protocol):
     """Where a builder reports the samples that it masks."""
 
     def note(self, stream: str, sample: int, name: str, error: SampleError) -> None:
-        """A sample's row was masked."""
+        """Record that a sample's row was masked."""
 
 
 class Quarantine:
-    """Notes samples; `counts` has masked rows by reason, including repeats."""
+    """Quarantine log of one worker; `counts` has masked rows by reason, including repeats."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._log = Log("quarantine")
         self._known: set[tuple[str, int, str]] = set()
         self._lock = threading.Lock()
-        #: A line that a full disk cut short is ended before the next one begins.
+        #: A newline to write first if a full disk cut the last line short, so that only that line is broken.
         self._torn = b""
         self.counts: Counter[str] = Counter()
         self._file = self._open_file()
 
     def _open_file(self) -> int | None:
+        """Return the file's descriptor, or None after a log line if it cannot be opened."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             return open_own(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -58,7 +59,7 @@ class Quarantine:
             return None
 
     def note(self, stream: str, sample: int, name: str, error: SampleError) -> None:
-        """Note a sample whose row was masked."""
+        """Record a sample whose row was masked; if the file cannot be written, log it instead."""
         with self._lock:
             self.counts[error.reason] += 1
             key = (stream, sample, error.reason)
@@ -72,8 +73,10 @@ class Quarantine:
             self._log.warning("sample is masked", **facts, quarantine=f"{self._path}: {failure.strerror}")
 
     def _append(self, line: dict[str, object]) -> None:
+        """Write one line; raise OSError if the file is not open or the disk is full."""
         if self._file is None:
             raise OSError(errno.EBADF, "it could not be opened")
+        # One write in append mode, so that lines of several workers do not mix. A full disk may take only part of it.
         data = self._torn + (json.dumps(line) + "\n").encode()
         while data:
             written = os.write(self._file, data)

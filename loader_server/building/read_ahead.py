@@ -1,6 +1,6 @@
-"""The few threads that read ahead for the building thread, and what becomes of a read that never ends.
+"""The few threads that read ahead for the building thread, and the handling of reads that hang.
 
-Rules: reading one sample has a deadline, past which the want ends in an error that says nothing about the sample. Its
+Rules: reading one sample has a deadline, past which the want ends in an error that does not blame the sample. Its
 thread cannot be stopped: another takes its place, and if the read returns after all, the first one ends. A limited
 number of hanging threads is tolerated; beyond that, reads are refused at once.
 """
@@ -22,52 +22,55 @@ __all__ = ["PendingRead", "ReadAhead"]
 
 T = TypeVar("T")
 
-#: Threads that read: enough to keep a disk busy, few enough to leave the core to the builder.
+#: Reader threads: enough to keep a disk busy, few enough to leave the core to the builder. Reading in the building
+#: thread itself took 202 µs of CPU a WAV file instead of 222, but a read that hangs there would end the worker; one
+#: reader instead of four gained nothing.
 _READERS = 4
 
-#: How many threads may hang in a read, in addition to those.
+#: Most threads that may hang in a read, in addition to the readers.
 _MOST_HANGING = 16
 
-#: After the whole process was stopped every read looks late, though it may end at once.
+#: Extra time for a late read: if the whole process was stopped, every read looks late though it may be about to end.
 _LAST_MOMENT_S = 0.5
 
 
 class PendingRead(Generic[T]):
-    """The reading of one want's samples, until it is done."""
+    """The reading of one want's samples, in progress or done."""
 
     def __init__(self, work: Callable[[Callable[[int], None]], T], name: Callable[[int], str]) -> None:
         self.future: Future[T] = Future()
-        #: Whether another thread has taken this one's place.
+        #: Whether it hung, so that another thread has taken its thread's place.
         self.given_up = False
         self._work = work
         self._name = name
-        #: The sample that is being read, and since when.
+        #: The sample being read, and since when; a tuple, so that other threads see both change at once.
         self._at: tuple[int, float] | None = None
-        #: Whether most of its time went by without this process's doing.
+        #: Whether its thread had no CPU for more than half of the time: it waited for a disk, or for the interpreter.
         self._waited = False
 
     def begin(self, sample: int) -> None:
-        """Reading this sample begins now."""
+        """Note that reading this sample begins now."""
         self._at = (sample, time.monotonic())
 
     def since_s(self) -> float | None:
-        """Since when this sample is being read."""
+        """Return since when the current sample is being read; None before the first."""
         at = self._at
         return at[1] if at is not None else None
 
     def run(self) -> tuple[T | None, BaseException | None]:
-        """Read; returns the result, or the error."""
+        """Read the samples; return the result and None, or None and the error."""
         began_s, busy_s = time.perf_counter(), time.thread_time()
         try:
             return self._work(self.begin), None
         except BaseException as error:  # raised again in the thread that builds
             return None, error
         finally:
+            # The thread's CPU time: the rest went into waiting for a disk, or for the interpreter.
             busy_s = time.thread_time() - busy_s
             self._waited = time.perf_counter() - began_s > 2 * busy_s
 
     def ends_at_once(self, time_s: float) -> bool:
-        """Whether it ends within this time, and without having waited for a disk for most of it."""
+        """Wait up to `time_s`; return whether it ended in that time and did not mostly wait for a disk."""
         try:
             self.future.exception(time_s)
         except TimeoutError:
@@ -75,7 +78,7 @@ class PendingRead(Generic[T]):
         return not self._waited
 
     def late(self, timeout_s: float) -> ReadError:
-        """The error for a read that did not end in time."""
+        """Return the error for a read that missed its deadline."""
         return ReadError(
             expected=f"to read the sample within {timeout_s:g} s (build_timeout)",
             got="a read that was still going on",
@@ -85,25 +88,29 @@ class PendingRead(Generic[T]):
 
 
 class ReadAhead:
-    """`submit` reads in a thread; `wait_for` waits for the result, no longer than the deadline allows."""
+    """Pool of reader threads: `submit` starts a read, `wait_for` returns its result or fails at the deadline."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._tasks: SimpleQueue[PendingRead[Any] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._underway: set[PendingRead[Any]] = set()
-        #: How many threads hang, each with another in its place.
+        #: How many threads hang, each replaced by another.
         self.hanging = 0
         for _ in range(_READERS):
             self._start()
 
     def _start(self) -> None:
-        # Daemons: nobody waits at the end of the process for a read that hangs.
+        # Daemons, so that a read that hangs does not keep the process from exiting.
         threading.Thread(target=self._run, name="stoker-read", daemon=True).start()
 
     def submit(self, work: Callable[[Callable[[int], None]], T], name: Callable[[int], str]) -> PendingRead[T]:
-        """Read in a thread: `work` calls what it is given with each sample before reading it; `name` is for errors."""
+        """Start a read in a thread; if too many threads hang, the read fails at once with ReadError.
+
+        `work` calls its argument with each sample before reading it; `name` names a sample in errors.
+        """
         pending = PendingRead(work, name)
+        # Without the lock: if a read that hung returns at this moment, one more is refused at worst.
         if self.hanging >= _MOST_HANGING:
             pending.future.set_exception(_too_many(self.hanging))
         else:
@@ -111,16 +118,17 @@ class ReadAhead:
         return pending
 
     def wait_for(self, pending: PendingRead[T]) -> T:
-        """What was read; raises ReadError past the deadline. Only one thread may wait."""
+        """Return what was read; raise its error, or ReadError past the deadline. Only one thread may wait."""
         while not pending.future.done():
             pause_s = self._give_up_late(time.monotonic())
+            # If this process was stopped (SIGSTOP), the read may end at once now: give it that chance.
             if pending.given_up and not wait((pending.future,), _LAST_MOMENT_S).done:
                 raise pending.late(self._timeout_s)
             wait((pending.future,), pause_s)
         return pending.future.result()
 
     def _give_up_late(self, now_s: float) -> float:
-        """Replace the threads of all reads that hang, waited for or not; returns in how many seconds to look again."""
+        """Replace the threads of all reads that hang, waited for or not; return in how many seconds to look again."""
         next_s = now_s + self._timeout_s
         with self._lock:
             for pending in self._underway:
@@ -140,13 +148,15 @@ class ReadAhead:
             pass
 
     def _read_next(self) -> bool:
-        """Read the next request, keeping no reference to it; whether this thread is to go on."""
+        """Carry out the next read, keeping no reference to it; return whether this thread should go on."""
         pending = self._tasks.get()
         if pending is None:
             return False
         with self._lock:
             self._underway.add(pending)
         result, error = pending.run()
+        # Once removed, it cannot be given up any more, so what is returned below agrees with whether another thread was
+        # started in place of this one.
         with self._lock:
             self._underway.remove(pending)
             self.hanging -= pending.given_up

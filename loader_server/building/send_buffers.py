@@ -1,4 +1,4 @@
-"""Memory for batches that go by TCP: what they are built in, and their encoded and sealed forms.
+"""Memory for batches sent by TCP: the buffers they are built in, and their encoded and sealed forms.
 
 Rules: buffers are reused, because fresh pages cost more than a copy; the building thread takes them, and the poll loop
 gives them back once the socket has finished with them; one that gets lost is simply replaced. Their total is bounded:
@@ -28,35 +28,37 @@ __all__ = ["SendBuffers"]
 
 
 class SendBuffers:
-    """Buffers of whole huge pages; memory for smaller batches is not worth keeping."""
+    """Pool of buffers made of whole huge pages; smaller batches get fresh memory, which is not worth keeping."""
 
     def __init__(self, encoding: PayloadEncoding, most_bytes: int) -> None:
         self._encoding = encoding
         self._most_bytes = most_bytes
-        #: Free buffers, in the order in which they came back.
+        #: Free buffers, in the order in which they were given back.
         self._free: list[NDArray[np.uint8]] = []
         #: Bytes of all buffers, in use or free.
         self.mapped_bytes = 0
-        self._lock = threading.RLock()  # a buffer may be finalised while this is held
+        # Reentrant: dropping a free buffer under the lock runs its finaliser, `_note_gone`, which takes the lock again.
+        self._lock = threading.RLock()
 
     @property
     def encodes(self) -> bool:
-        """Whether what is sent for a payload is a copy of it."""
+        """Whether encoding a payload makes a copy of it."""
         return not self._encoding.plain
 
     def encode(self, payload: NDArray[np.uint8], layout: Layout) -> memoryview:
-        """What to send for a built payload; its own bytes where nothing has to be encoded."""
+        """Return the encoded form of a built payload; its own bytes if the encoding is plain."""
         return encode_payload(payload, layout, self._encoding)
 
     def seal(self, sealer: Sealer, sent: memoryview) -> tuple[int, NDArray[np.uint8]]:
-        """The same, sealed; returns its number and the sealed bytes."""
+        """Seal encoded bytes into a buffer of their own; return the seal's number and the sealed bytes."""
         buffer = self.take(sent.nbytes + TAG_BYTES)
         return sealer.seal_payload(sent, buffer), buffer
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
-        """A buffer of this many bytes, with arbitrary content."""
+        """Return a buffer of this many bytes, with arbitrary content."""
         if nbytes < HUGE_PAGE:
             return np.empty(nbytes, np.uint8)
+        # Rounded up to whole huge pages, so that batches of almost the same size reuse each other's buffers.
         size = -(-nbytes // HUGE_PAGE) * HUGE_PAGE
         with self._lock:
             fit = [at for at, buffer in enumerate(self._free) if buffer.nbytes == size]
@@ -64,9 +66,12 @@ class SendBuffers:
             return (buffer if buffer is not None else self._make(size))[:nbytes]
 
     def _make(self, size: int) -> NDArray[np.uint8]:
+        # Make room first, so that the total stays within the bound as long as free buffers can be dropped.
+        """Map a new buffer, dropping free ones if the total would exceed the bound."""
         self._keep_within(self._most_bytes - size)
         buffer = map_anonymous(size)
         self.mapped_bytes += size
+        # A buffer that is never given back is still unmapped with its array; this keeps the total right.
         weakref.finalize(buffer, self._note_gone, size).atexit = False
         return buffer
 
@@ -79,7 +84,8 @@ class SendBuffers:
             del self._free[0]
 
     def give_back(self, buffer: NDArray[np.uint8]) -> None:
-        """Return a buffer that no one references, for reuse."""
+        """Put a buffer that no one references back into the pool; small ones are left to the garbage collector."""
+        # `take` lent a slice, whose base is the whole buffer. Small memory is no slice, and is not kept.
         whole = buffer.base
         if not isinstance(whole, np.ndarray):
             return

@@ -1,10 +1,10 @@
-"""The rule that decides from the tries of one sample, each alone in a child process, whose fault their ends are.
+"""The rule that decides whose fault it is when children that try one sample, each alone, end.
 
 Rules: pure: tries in, a verdict out. A sample is at fault only if it failed twice by itself: it crashed, hung or left
-the child that had it in hand, or ran out of memory or descriptors in a fresh child that had enough of both. Whatever
-came from outside, such as the kernel's kill for memory, convicts nobody and ends the trial; so does a fifth try
-without a verdict. Running out in a child that has tried others before counts for nothing, since these may have used
-up what is missing.
+the child that had it in hand, or ran out of memory or descriptors in a fresh child that had enough of both. An end that
+came from outside, such as the kernel's kill for memory, convicts nobody and ends the trial; so does a fifth try without
+a verdict. A child that runs out after trying other samples counts for nothing, since these may have used up what is
+missing.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = [
     "why_unjudged",
 ]  # fmt: skip
 
-#: So often a sample is tried at most.
+#: Most tries of one sample.
 MOST_TRIES = 5
 
-#: How often a sample has to fail by itself.
+#: How often a sample has to fail by itself to be convicted: one failure may be chance.
 _CONVICTING = 2
 
 
 class TrialVerdict(enum.Enum):
-    """What follows from the tries so far."""
+    """The verdict after the tries so far."""
 
     AGAIN = "try it again, in another child"
     PASSED = "it can be used"
@@ -48,7 +48,7 @@ class TrialVerdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """The child lived, whatever the sample raised: the worker will meet that again, and mask or report it."""
+    """The child survived, whatever the sample raised: the worker will meet that again, and mask or report it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ Try: TypeAlias = "Passed | ChildEnded | RanOut"
 
 
 def judge(tries: Sequence[Try], needed: Room) -> TrialVerdict:
-    """Return what follows from these tries, where a sample may take as much as `needed`."""
+    """Return the verdict after these tries; `needed` is the room that a sample may take without being at fault."""
     last = tries[-1] if tries else None
     if isinstance(last, Passed):
         return TrialVerdict.PASSED
@@ -84,7 +84,7 @@ def judge(tries: Sequence[Try], needed: Room) -> TrialVerdict:
 
 
 def convicting_ends(tries: Sequence[Try], needed: Room) -> list[str]:
-    """Return the ends of those tries that speak against the sample."""
+    """Return the ends of the tries that count against the sample."""
     return [attempt.end for attempt in tries if not isinstance(attempt, Passed) and _convicts(attempt, needed)]
 
 
@@ -93,12 +93,13 @@ def _convicts(attempt: ChildEnded | RanOut, needed: Room) -> bool:
 
 
 def why_unjudged(tries: Sequence[Try], needed: Room) -> str:
-    """Return how the tries of a sample that could not be judged ended: each end once, with what was free at last."""
+    """Return how the tries of an unjudged sample ended: each kind of end once, with what was free the last time."""
     ways = {attempt.end: _way(attempt, needed) for attempt in tries if not isinstance(attempt, Passed)}
     return ", ".join(ways.values())
 
 
 def _way(attempt: ChildEnded | RanOut, needed: Room) -> str:
+    """Return the end of a try, with the reason why it convicts nobody if it does not."""
     if isinstance(attempt, ChildEnded):
         return attempt.end if attempt.by_itself else f"{attempt.end}, which came from outside"
     if not attempt.is_fresh:

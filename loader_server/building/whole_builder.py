@@ -1,6 +1,6 @@
-"""Builds batches of a source that makes whole batches: they are made while reading ahead, and copied into place here.
+"""Builder for a source that makes whole batches: readers have them made, the building thread copies them into place.
 
-Rules: as for any builder. A batch keeps the shape that it came with; where a shard has no more batches, there is one
+Rules: as for any builder. A batch keeps the shape that it came with; after a shard's last batch there are batches
 without rows. An error while making one ends the want, and nothing is masked: there are no samples.
 """
 
@@ -36,13 +36,13 @@ __all__ = ["WholeBuilder"]
 
 @dataclass(frozen=True, slots=True)
 class _Made(Prepared):
-    """A batch that was made; None if there is none."""
+    """A batch that the source made; `values` is None if there is none."""
 
     values: Mapping[str, NDArray[Any]] | None = None
 
 
 class WholeBuilder(Builder):
-    """Builds batches of one stream whose source makes them."""
+    """Builder of one stream whose source makes whole batches."""
 
     def __init__(self, stream: Stream, quarantine: Quarantine, deadline: Deadline, source: WholeSource) -> None:
         super().__init__(stream, quarantine, deadline)
@@ -51,11 +51,11 @@ class WholeBuilder(Builder):
         source.begin_making()
 
     def reads(self, want: Want) -> bool:
-        """True: making a batch takes long, so other threads do it."""
+        """Return True: making a batch takes long, so reader threads do it."""
         return True
 
     def prepare(self, want: Want, begin: Callable[[int], None] = unwatched) -> Prepared:
-        """Have the batch made."""
+        """Have the source make the batch, and lay it out by the lengths that it has; an empty want makes nothing."""
         began_ns = time.perf_counter_ns()
         planned = self.planned(want)
         values = None if want.empty else self._source.make_batch(want.epoch, want.number, begin)
@@ -82,10 +82,11 @@ class WholeBuilder(Builder):
         digest: bool = True,
         convicted: AbstractSet[int] = frozenset(),  # there are no samples
     ) -> Built:
-        """Write every byte of `payload`."""
+        """Copy the batch into `payload`, writing every byte, and return the facts."""
         began_ns = time.perf_counter_ns()
         assert isinstance(prepared, _Made)
         arrays: Mapping[str, NDArray[Any]] = prepared.layout.arrays(payload)
+        # Every byte, for gaps and rows without a batch must be the same whoever builds.
         payload[:] = 0
         if prepared.values is None:
             arrays["tag"][:] = -1

@@ -1,4 +1,4 @@
-"""The planner: which samples make which batch. `Plan.make` is the way in; plan.py says what a plan promises.
+"""The planner: which samples make which batch. `Plan.make` is the way in; plan.py states what a plan promises.
 
 Pure, all of it.
 """

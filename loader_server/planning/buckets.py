@@ -1,8 +1,8 @@
 """Bucket boundaries: the lengths that samples are best padded to.
 
 Rules: pure, integers only; with K boundaries the optimum over the length histogram is found by dynamic programming, in
-O(K·B·log B) for B distinct lengths, because the cost of a padded sample rises with the boundary, so the best cut before
-a boundary never moves down when the boundary moves up. `Costs` says what boundaries cost. Must not know epochs or
+O(K·B·log B) for B distinct lengths: the cost of a padded sample rises with the boundary, so the best cut before a
+boundary never moves down when the boundary moves up. `Costs` holds what boundaries cost. Must not know epochs or
 samples.
 """
 
@@ -24,23 +24,24 @@ __all__ = ["Costs", "LengthHistogram", "best_boundaries", "chosen_boundaries"]
 
 #: Lengths above this share bins of at most 1/1024 of their size, so that a histogram stays small whatever the unit.
 _EXACT = 2048
-#: The work of one batch as an integer: with 2**31 // rows a sample, a billion samples fit into 64 bits.
+#: The work of one batch as an integer: with 2**31 // rows a sample, the work of a billion samples fits into 64 bits.
 _BATCH = 2**31
-#: The groups that boundaries are chosen for: the usual worlds, up to a machine with eight accelerators. Fitted to 1 and
-#: 8 alone, groups of 3 and 12 came out up to 2.6 points worse than unfitted (LibriSpeech, dev and test).
+#: The group sizes that boundaries are tuned for: the usual worlds, up to a machine with eight accelerators. With
+#: boundaries tuned for 1 and 8 alone, groups of 3 and 12 wasted up to 2.6 points more than without tuning
+#: (LibriSpeech, dev and test).
 _GROUPS = (1, 2, 3, 4, 6, 8)
-#: One more shape has to save this much: half a point of waste.
+#: How far the waste may exceed the least possible to save shapes, each of which costs a compilation: half a point.
 _WORTH = 0.005
-#: Between boundaries with equally many batches, fewer cells win.
+#: Weight of padded cells in the "steps" objective: small enough to matter only between equally many batches.
 _TIE = 0.001
-#: This many shapes are worth having however little they fill: 300 short samples then make 4 batches, not 6.
+#: This many shapes are allowed however few samples they get: 300 short samples then make 4 batches instead of 6.
 _FEW = 4
-#: How far time padding may rise above the optimum while leftovers are made to fit.
+#: How far the share of padding may rise above the optimum while boundaries are tuned to whole groups.
 _SLACK = 0.0015
 
 
 class LengthHistogram:
-    """How many samples have which length; long lengths share bins of 0.1 % width, and each bin keeps its longest."""
+    """Numbers of samples by length; long lengths share bins of 0.1 % width, and each bin keeps its longest."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(_EXACT, np.int64)
@@ -58,13 +59,15 @@ class LengthHistogram:
         np.maximum.at(self._longest, bins, lengths)
 
     def table(self) -> tuple[Integers, Integers]:
-        """The lengths that occur, ascending, and how many samples have each."""
+        """Return the lengths that occur, ascending, and how many samples have each."""
         used = np.flatnonzero(self._counts)
         return self._longest[used], self._counts[used]
 
 
 def _bin(lengths: Integers) -> Integers:
-    """The bin of each length: itself while small, then 1024 bins an octave."""
+    """Return the bin of each length: the length itself while small, then 1024 bins an octave."""
+    # frexp's exponent is at most 11 below 2048, so these have octave 0 and a bin each. Above, the shift keeps the
+    # leading 11 bits: 1024 values in each octave, which follow on those of the octave before.
     octave = np.maximum(np.frexp(lengths.astype(np.float64))[1] - 11, 0)
     bins: Integers = octave * 1024 + (lengths >> octave)
     return bins
@@ -72,7 +75,7 @@ def _bin(lengths: Integers) -> Integers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What boundaries cost: candidate lengths (ascending), how many samples are at most that long, and rows at each.
+    """Costs of boundaries: candidate lengths (ascending), number of samples at most that long, rows of a batch at each.
 
     A sample longer than the budget makes a batch of its own, which takes as much work as it has cells; it is counted as
     that many batches.
@@ -81,7 +84,7 @@ class Costs:
     lengths: Integers
     below: Integers
     rows: Integers
-    #: How much of the budget a row of each length uses.
+    #: The part of the budget that a row of each length uses.
     used: Integers
     #: The sum of all lengths, and the budget of a batch.
     total: int
@@ -90,9 +93,10 @@ class Costs:
     objective: str
 
     def sample(self) -> Integers:
-        """The cost of one sample padded to each length."""
+        """Return the cost of one sample padded to each candidate length."""
         if self.objective == "area":
             return self.lengths
+        # The sum over all samples must fit into 64 bits even if each one were as long as the longest.
         most = 2**62 // (int(self.below[-1]) * (int(self.used[-1]) // self.budget + 1))
         batch = min(_BATCH, most)
         whole, rest = np.divmod(self.used, self.budget)
@@ -100,22 +104,25 @@ class Costs:
         return steps
 
     def padding(self, chosen: Integers) -> NDArray[np.float64]:
-        """The share of padding in time for each row of chosen candidates, before anything is spilled."""
+        """Return the share of cells that are padding, for each row of chosen candidates, before anything spills."""
         counts = np.diff(self.below[chosen], axis=1, prepend=0)
         shares: NDArray[np.float64] = 1 - self.total / (counts * self.lengths[chosen]).sum(axis=1)
         return shares
 
     def fills(self, chosen: Integers) -> bool:
-        """Whether each bucket but the last fills two batches: beyond a few shapes, a smaller one is not worth it."""
+        """Return whether each bucket but the last fills two batches; a few shapes are accepted even if they do not."""
         counts = np.diff(self.below[chosen], prepend=0) // self.windows
         return len(chosen) <= _FEW or bool((counts >= 2 * self.rows[chosen])[:-1].all())
 
     def waste(self, chosen: Integers) -> NDArray[np.float64]:
-        """The share of work spent on padding and empty rows, for each row of chosen candidates."""
+        """Return the share of work spent on padding and empty rows, for each row of chosen candidates.
+
+        It is the mean over the group sizes that boundaries are tuned for, spilling included.
+        """
         counts = -(-np.diff(self.below[chosen], axis=1, prepend=0) // self.windows)
         rows, used = self.rows[chosen], np.maximum(self.used[chosen], self.budget)
         cells = rows * self.lengths[chosen]
-        # All sizes of groups below each other: one call for all of them is several times cheaper than one for each.
+        # All group sizes are stacked into one array: one call is several times cheaper than one for each size.
         size, sizes = np.repeat(_GROUPS, len(chosen))[:, None], (len(_GROUPS), 1)
         batches = groups_needed(np.tile(counts, sizes), np.tile(rows, sizes), size) * size * self.windows
         area = 1 - self.total / (batches * np.tile(cells, sizes)).sum(axis=1)
@@ -126,7 +133,10 @@ class Costs:
 
 
 def chosen_boundaries(costs: Costs, shapes: int | None, most: int) -> Integers:
-    """The boundaries: `shapes` of them, or the fewest whose waste is within half a point of the best up to `most`."""
+    """Return `shapes` boundaries, or if None the fewest with a waste within half a point of the best up to `most`.
+
+    If all samples are one window, the boundaries are then tuned so that buckets make whole groups.
+    """
     candidates = best_boundaries(costs.below, costs.sample(), shapes or most)
     chosen = candidates[-1]
     if shapes is None:
@@ -137,7 +147,7 @@ def chosen_boundaries(costs: Costs, shapes: int | None, most: int) -> Integers:
 
 
 def best_boundaries(below: Integers, sample_cost: Integers, shapes: int) -> list[Integers]:
-    """For 1, 2, … `shapes` buckets: the candidates that minimise the sum of all samples' costs."""
+    """Return, for 1, 2, … `shapes` buckets, the indices of the candidates with the least total cost of all samples."""
     last = len(below) - 1
     least = below * sample_cost
     cuts: list[Integers] = []
@@ -150,20 +160,28 @@ def best_boundaries(below: Integers, sample_cost: Integers, shapes: int) -> list
 
 
 def _walked_back(cuts: list[Integers], last: int) -> Integers:
+    """Return the boundaries found by following the cuts from the last candidate back to the first."""
     chosen = [last]
     for cut in reversed(cuts):
         chosen.append(int(cut[chosen[-1]]))
+    # With more buckets than are useful, a cut falls on the boundary itself; `np.unique` drops the empty bucket.
     return np.unique(np.array(chosen))
 
 
 def _one_more(least: Integers, below: Integers, sample_cost: Integers) -> tuple[Integers, Integers]:
-    """The least cost up to each candidate with one more bucket, and the cut before it; one level at a time."""
+    """Return the least cost up to each candidate with one more bucket, and the cut before it.
+
+    Divide and conquer, one level at a time: the best cut of a place lies between those of its neighbours in the levels
+    above, because cuts never move down as the boundary moves up.
+    """
     size = len(below)
     cost, cut = np.empty(size, np.int64), np.empty(size, np.int64)
     step = 1 << size.bit_length()
     while step:
         place = np.arange(step - 1, size, 2 * step)
         if place.size:
+            # The cuts of the neighbours, known from the levels above, bound the search, so that the ranges of one level
+            # together hold only about as many candidates as there are lengths.
             first = np.where(place >= step, cut[place - step], 0)
             after = np.where(place + step < size, cut[np.minimum(place + step, size - 1)], size - 1)
             cost[place], cut[place] = _least_of_ranges(
@@ -176,6 +194,8 @@ def _one_more(least: Integers, below: Integers, sample_cost: Integers) -> tuple[
 def _least_of_ranges(
     first: Integers, final: Integers, place: Integers, tables: tuple[Integers, Integers, Integers]
 ) -> tuple[Integers, Integers]:
+    # All ranges of a level lie one behind the other in one array, so that numpy compares them in one pass.
+    """Return, for each place, the least cost of a cut in its range `first` to `final`, and that cut."""
     least, below, sample_cost = tables
     lengths = final - first + 1
     starts = lengths.cumsum() - lengths
@@ -183,12 +203,16 @@ def _least_of_ranges(
     at = place.repeat(lengths)
     cost = least[cut] + (below[at] - below[cut]) * sample_cost[at]
     best = np.minimum.reduceat(cost, starts)
+    # The first of several equal minima, so that all machines make the same choice.
     hits = (cost == best.repeat(lengths)).nonzero()[0]
     return best, cut[hits[hits.searchsorted(starts)]]
 
 
 def _fitted(costs: Costs, chosen: Integers) -> Integers:
-    """Move one boundary at a time so that buckets make whole groups; the counts of a single window are known."""
+    """Move one boundary at a time so that buckets make whole groups, as long as that lowers the waste.
+
+    Only for a single window, whose bucket counts are known exactly.
+    """
     allowed = costs.padding(chosen[None])[0] + _SLACK
     best = costs.waste(chosen[None])[0]
     for _ in range(8):
@@ -205,7 +229,7 @@ def _fitted(costs: Costs, chosen: Integers) -> Integers:
 
 
 def _moved(chosen: Integers, bucket: int) -> Integers:
-    """The same choice, with one boundary moved to each place between its neighbours."""
+    """Return copies of the choice, with one boundary moved to each place between its neighbours."""
     first = chosen[bucket - 1] + 1 if bucket else 0
     places = np.arange(first, chosen[bucket + 1])
     moved = np.repeat(chosen[None], len(places), axis=0)

@@ -1,4 +1,4 @@
-"""One epoch of a plan: which samples batch number n holds, and which shape it has.
+"""One epoch of a plan: which samples batch number n holds, and its shape.
 
 Rules: pure; opening an epoch looks only at bucket counts of segments; a window's samples are looked at when one of its
 batches is asked for, and the last few windows are kept. Batches are numbered from 0; `group` consecutive ones have one
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EpochPlan", "PlannedBatch", "Recipe", "Seat"]
 
-#: Windows kept planned: the one being served, the next one, and one for whoever lags behind.
+#: Windows kept planned: the one being served, the next one, and one for a trainer that lags behind.
 _WINDOWS_KEPT = 3
 
 
@@ -43,16 +43,16 @@ class PlannedBatch:
     samples: NDArray[np.int64]
     bucket: int
     shape: BucketShape
-    #: With packing only: the row of each sample, and where in the row it starts.
+    #: With packing only: the row of each sample, and its first step in that row.
     rows: NDArray[np.int64] | None = None
     offsets: NDArray[np.int64] | None = None
-    #: Where state is carried: which of the samples begin a recording.
+    #: With carried state only: which of the samples begin a recording, or continue one after a dropped chunk.
     resets: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """Where a sample is in an epoch: batch number and row."""
+    """Batch number and row of a sample in an epoch."""
 
     batch: int
     row: int
@@ -60,7 +60,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What all epochs of a plan share."""
+    """The inputs that all epochs of a plan share."""
 
     table: LengthTable
     settings: PlanSettings
@@ -72,7 +72,7 @@ class Recipe:
 
     @property
     def fixed_shapes(self) -> bool:
-        """Whether batches have their bucket's shape, and not that of their longest samples."""
+        """Whether batches have their bucket's shape instead of the length of their longest samples."""
         return self.packed or (self.settings.pad_to == "bucket" and self.settings.shapes != "none")
 
     @property
@@ -82,42 +82,45 @@ class Recipe:
 
     @property
     def counted(self) -> bool:
-        """Whether bucket counts alone say how many batches a window has."""
+        """Whether bucket counts alone determine how many batches a window has."""
         return not (self.packed or self.settings.carry) and self.settings.shapes != "none"
 
 
 class EpochPlan:
-    """The batches of one epoch by number."""
+    """Batches of one epoch by number."""
 
     def __init__(self, recipe: Recipe, data_pass: DataPass, arrangement: Arrangement, group: int) -> None:
         self.recipe = recipe
         self.group = group
-        #: How many batches the epoch has: a multiple of the group.
+        #: Number of batches in the epoch, a multiple of the group; set by `schedule`.
         self.batches: int
         self._data_pass = data_pass
         self._arrangement = arrangement
+        # A cache for each instance: decorating the method would share one among all epochs, and keep them alive.
         self._window = functools.lru_cache(maxsize=_WINDOWS_KEPT)(self._planned)
-        #: Groups before each window, with the number of all groups at the end; and the first group of this part.
+        #: Number of groups before each window, the total at the end; and the first group of this epoch's part.
         self._before: NDArray[np.int64]
         self._first: int
 
     def groups(self) -> NDArray[np.int64]:
-        """How many groups each window has; looks at all samples."""
+        """Return how many groups each window has; this looks at all samples."""
         return np.array([len(self._window(window).starts) for window in range(len(self._arrangement.starts))])
 
     def schedule(self, groups: NDArray[np.integer], part: int) -> EpochPlan:
-        """Number the batches, given the groups of each window, and take one part of them."""
+        """Assign numbers to the batches of one part of the pass, given each window's number of groups; return self."""
         self._before = np.concatenate([[0], np.cumsum(groups)])
         parts, all_groups = self.recipe.settings.epoch_parts, int(self._before[-1])
+        # Rounding down both ends gives parts that together are all groups and differ by one at most.
         self._first = all_groups * part // parts
         self.batches = (all_groups * (part + 1) // parts - self._first) * self.group
         return self
 
     def batch(self, number: int) -> PlannedBatch:
-        """The batch of this number."""
+        """Return the batch of this number; raise IndexError beyond the epoch."""
         window, group, place = self._place(number)
         plan = self._window(window)
         rows, end = int(plan.rows[group]), int(plan.stops[group])
+        # In a group that is not full, the last batches may have no rows at all: then `start` is `end`.
         start = min(int(plan.starts[group]) + place * rows, end)
         own = slice(plan.first_of(start), plan.first_of(min(start + rows, end)))
         batch = PlannedBatch(
@@ -132,11 +135,11 @@ class EpochPlan:
         return dataclasses.replace(batch, rows=in_row, offsets=plan.offsets[own])
 
     def window_of(self, number: int) -> int:
-        """The window that this batch is in."""
+        """Return the number of the window that this batch is in."""
         return self._place(number)[0]
 
     def find(self, sample: int) -> Iterator[Seat]:
-        """Where a sample is in this epoch: nowhere if it is dropped or in another part, more than once if repeated."""
+        """Yield each place of a sample in this epoch: none if it is dropped or in another part, several if repeated."""
         segment = int(np.searchsorted(self.recipe.table.segments, sample, side="right")) - 1
         turns = np.flatnonzero(self._arrangement.turns.segments == segment)
         for window in np.unique(np.searchsorted(self._arrangement.starts, turns, side="right")) - 1:
@@ -150,19 +153,21 @@ class EpochPlan:
                     yield Seat(batch=batch, row=row)
 
     def windows(self) -> Iterator[WindowPlan]:
-        """All windows of the epoch's pass in turn."""
+        """Yield all windows of the epoch's pass in turn."""
         return (self._planned(window) for window in range(len(self._arrangement.starts)))
 
     def _place(self, number: int) -> tuple[int, int, int]:
-        """Window, group within it, and place within the group."""
+        """Return window, group within the window, and place within the group; raise IndexError beyond the epoch."""
         if not 0 <= number < self.batches:
             raise IndexError(f"batch {number} of an epoch of {self.batches}")
         group, place = divmod(number, self.group)
         group += self._first
+        # From the right: of several windows that begin with this group, all but the last have no groups.
         window = int(np.searchsorted(self._before, group, side="right")) - 1
         return window, group - int(self._before[window]), place
 
     def _planned(self, window: int) -> WindowPlan:
+        """Plan one window, in the way that the settings ask for: packed, in lanes, in plain order or in buckets."""
         recipe = self.recipe
         given = self._candidates(self._arrangement.of_window(window))
         filling = Filling(
@@ -184,7 +189,7 @@ class EpochPlan:
         return planned.largest_first() if recipe.settings.largest_first and window == 0 else planned
 
     def _candidates(self, turns: Turns) -> Candidates:
-        """The samples of these segments that are not dropped."""
+        """Return the samples of these segments that are not dropped."""
         recipe = self.recipe
         bounds = recipe.table.segments
         spans = [(int(bounds[segment]), int(bounds[segment + 1])) for segment in turns.segments]
@@ -206,7 +211,7 @@ class EpochPlan:
         )
 
     def _shape(self, planned: WindowPlan, group: int) -> BucketShape:
-        """The padded shape of a group's batches."""
+        """Return the padded shape of a group's batches."""
         recipe = self.recipe
         if recipe.fixed_shapes:
             return recipe.shapes[int(planned.buckets[group])]

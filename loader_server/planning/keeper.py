@@ -1,4 +1,4 @@
-"""The parts of a plan that take long to compute and are kept for the next start; where is not the planner's business.
+"""The interface of a store for the parts of a plan that take long to compute; where it keeps them is its own business.
 
 Rules: pure; arrays are kept by name, under the digest of their plan, so what is found is right unless it is damaged,
 and a keeper never returns damaged arrays. Several threads and processes may load and save at once.
@@ -20,20 +20,20 @@ __all__ = ["Keeper", "Nowhere"]
 
 
 class Keeper(Protocol):
-    """Keeps arrays: `kind` says what they are, `name` which plan they belong to."""
+    """Store of arrays: `kind` tells what they are, `name` which plan they belong to."""
 
     def load(self, kind: str, name: str) -> Arrays | None:
-        """The arrays that were saved; None if there are none, or if they are gone or damaged."""
+        """Return the saved arrays, or None if there are none, or if they are gone or damaged."""
 
     def save(self, kind: str, name: str, arrays: Arrays) -> None:
-        """Save these; a keeper that cannot do so tells the operator, not the planner."""
+        """Save these arrays; report a failure to the operator instead of raising."""
 
 
 class Nowhere:
-    """Keeps nothing."""
+    """Keeper that keeps nothing."""
 
     def load(self, kind: str, name: str) -> None:
-        """Nothing was kept."""
+        """Return None: nothing is kept."""
 
     def save(self, kind: str, name: str, arrays: Arrays) -> None:
-        """Drop them."""
+        """Drop the arrays."""

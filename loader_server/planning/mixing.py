@@ -31,7 +31,7 @@ __all__ = ["Mixture", "Turns", "mixture_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """The segments of a pass in order, and how many times each has already been used."""
+    """Segments of a pass in order, and how many times each has already been used."""
 
     segments: Integers
     cycles: Integers
@@ -53,31 +53,34 @@ class Mixture:
             own = np.arange(first, stop)
             rounds = math.ceil(end * weight / max(int(sizes[first:stop].sum()), 1))
             order = np.concatenate([shuffle(own, cycle) for cycle in range(rounds)])
+            # A segment's time is when its source has given all segments before it; sorting all sources' segments by
+            # time mixes them in proportion to the weights.
             begins = (np.cumsum(sizes[order]) - sizes[order]) / weight
             reached = begins < end
             taken.append(order[reached])
             cycles.append(np.repeat(np.arange(rounds), stop - first)[reached])
             at.append(begins[reached])
+        # Stable, so that segments due at the same time keep the order of the sources on every machine.
         turn = np.argsort(np.concatenate(at), kind="stable")
         return Turns(segments=np.concatenate(taken)[turn], cycles=np.concatenate(cycles)[turn])
 
     def most_turns(self, sizes: Integers) -> Integers:
-        """How often a pass uses each segment at most."""
+        """Return the most times that a pass uses each segment."""
         most = np.zeros(len(sizes), np.int64)
         for (first, stop), weight in zip(self.segments, self.weights, strict=True):
             most[first:stop] = math.ceil(self._end(sizes) * weight / max(int(sizes[first:stop].sum()), 1))
         return most
 
     def fewest_turns(self, sizes: Integers) -> Integers:
-        """How often a pass uses each segment at least: as often as it uses the whole source."""
+        """Return the fewest times that a pass uses each segment: as often as it uses the whole source."""
         fewest = np.zeros(len(sizes), np.int64)
         for (first, stop), weight in self._weighted():
-            # The source that ends the pass is used exactly once, which division may miss by a hair.
+            # The source that ends the pass is used exactly once, but the division may give slightly less than 1.
             fewest[first:stop] = int(self._end(sizes) * weight / max(int(sizes[first:stop].sum()), 1) + 1e-9)
         return fewest
 
     def _end(self, sizes: Integers) -> float:
-        """When the pass ends, on a clock by which a source gives `weight` samples a tick."""
+        """Return when the pass ends, on a clock by which a source gives `weight` samples a tick."""
         through = [int(sizes[first:stop].sum()) / weight for (first, stop), weight in self._weighted()]
         ending = [time for time, cycles in zip(through, self.cycle, strict=True) if not cycles]
         return min(ending)
@@ -87,7 +90,10 @@ class Mixture:
 
 
 def mixture_of(settings: PlanSettings, sources: Sequence[int], segments: Integers) -> Mixture | None:
-    """The mixture that the settings ask for; each of `sources` is the number of a source's first sample."""
+    """Return the mixture that the settings ask for, or None without weights; `sources` are the sources' first samples.
+
+    Raise SettingsError if weights, cycles and sources differ in number, or if all sources cycle, so that no pass ends.
+    """
     if not settings.weights:
         return None
     cycle = settings.cycle or (False,) * len(sources)

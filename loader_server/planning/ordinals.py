@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["OrdinalEpoch", "OrdinalPlan"]
 
-#: Raised whenever the same shards would give other batches than before.
+#: Version of the plan in its digest: raise it whenever the same shards would give other batches than before.
 _VERSION = 1
 
 
 class OrdinalEpoch(EpochPlan):
-    """The batches of any epoch: which shard makes one follows from its number."""
+    """Batches of any epoch: the number of a batch determines which shard makes it."""
 
     def __init__(self, batches: int, group: int, shape: BucketShape) -> None:
         self.batches = batches
@@ -32,12 +32,15 @@ class OrdinalEpoch(EpochPlan):
         self._largest = shape
 
     def batch(self, number: int) -> PlannedBatch:
-        """What is known of a batch before it is made: the largest shape that it may have; its sample is its number."""
+        """Return what is known of a batch before it is made.
+
+        Its shape is the largest possible one; its only sample is its number.
+        """
         return PlannedBatch(samples=np.array([number]), bucket=0, shape=self._largest)
 
 
 class OrdinalPlan(Plan):
-    """Room for `elements` of each of `producers` shards, none larger than `largest`."""
+    """Plan with room for `elements` of each of `producers` shards, none larger than `largest`."""
 
     def __init__(self, *, producers: int, elements: int, largest: BucketShape, made_from: tuple[str, ...]) -> None:
         self.buckets = (largest,)
@@ -46,13 +49,13 @@ class OrdinalPlan(Plan):
         self._batches = producers * elements
 
     def most_batches(self, group: int) -> int:
-        """The number of batches, the same in all epochs."""
+        """Return the number of batches, the same in all epochs."""
         return -(-self._batches // group) * group
 
     def objection(self, group: int) -> None:
-        """None: any group will do, because its last batches may be empty."""
+        """Return None: any group will do, because its last batches may be empty."""
         return
 
     def epoch(self, epoch: int, group: int) -> OrdinalEpoch:
-        """The batches of one epoch, in groups of `group`."""
+        """Return the batches of one epoch, in groups of `group`."""
         return OrdinalEpoch(self.most_batches(group), group, self.buckets[0])

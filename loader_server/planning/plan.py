@@ -2,7 +2,7 @@
 
 Rules: pure; the same inputs give the same batches on any machine, whoever asks and whenever. The plan does not depend
 on how many ranks or workers there are; an epoch, once opened, depends on the group. Opening one costs O(segments). Must
-not know sockets, clocks or disks: what took long to work out goes to a `Keeper` and comes back from it.
+not know sockets, clocks or disks: results that took long to compute go to a `Keeper` and come back from it.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 
 __all__ = ["PLANNER_VERSION", "Plan"]
 
-#: Raised whenever the same inputs would give other batches than before: it is part of every digest.
+#: Version of the planner, part of every digest: raise it whenever the same inputs would give other batches than before.
 PLANNER_VERSION = 2
 
 
 class Plan:
     """All minibatches of a stream, as a function of epoch, group and batch number.
 
-    A plan never changes, so any thread may call any method at any time. `epoch` may take seconds where bucket counts do
-    not tell how many batches there are (packing, `shapes = "none"`) and nothing was kept: a loop that must not stall
-    calls it in another thread.
+    A plan never changes, so any thread may call any method at any time. `epoch` may take seconds if bucket counts do
+    not determine the number of batches (packing, `carry`, `shapes = "none"`) and the keeper does not have it: a loop
+    that must not stall calls it in another thread.
     """
 
     @classmethod
@@ -63,7 +63,8 @@ class Plan:
     ) -> Plan:
         """Plan a stream whose samples are bucketed by `key`; if the `keeper` has this plan, no lengths are read.
 
-        For mixing by weight, `sources` has the number of each source's first sample, which starts a segment.
+        For mixing by weight, `sources` has the number of each source's first sample, which starts a segment. Raise
+        SettingsError if settings do not fit the stream or each other, DataError if no sample is left to plan.
         """
         limits = limits_of(settings, key=key, per_second=per_second)
         if settings.packing is not None and len(table.keys) > 1:
@@ -88,40 +89,41 @@ class Plan:
         return plan
 
     def __init__(self, recipe: Recipe, stages: tuple[PlanStage, ...], digest: str, seed: int, keeper: Keeper) -> None:
-        #: That of all samples which take part in any epoch.
+        #: Recipe for all samples that take part in any epoch.
         self.recipe = recipe
-        #: From which epoch on which of them do: several with a curriculum.
+        #: Stages by first epoch, each with its own samples: more than one only with a curriculum.
         self.stages = stages
-        #: Planner version, index, settings, key and seed in one word; not the group. A cursor's digest is the stream's.
+        #: Hash of planner version, index, settings, key and seed; not of the group. A cursor has the stream's digest.
         self.digest = digest
-        #: All shapes that batches may have, or their bounds where batches are padded to their longest sample.
+        #: All shapes that batches may have, or upper bounds if batches are padded to their longest sample.
         self.buckets = recipe.shapes
-        #: How many samples are dropped in all epochs, by reason.
+        #: How many samples are dropped in every epoch, by reason.
         self.dropped = recipe.tally.dropped_by_reason()
         self._seed = seed
         self._keeper = keeper
         self._sizes = np.diff(recipe.table.segments)
 
     def most_batches(self, group: int) -> int:
-        """An upper bound on the batches of an epoch; exact where all samples are one window."""
+        """Return an upper bound on the batches of an epoch, exact for bucket counts, one window and no mixing."""
         return max(stage.most_batches(group) for stage in self.stages)
 
     def fewest_groups(self, group: int) -> int:
-        """A lower bound on the groups of a pass; exact where bucket counts tell and all samples are one window."""
+        """Return a lower bound on the groups of a pass, exact for bucket counts, one window and no mixing."""
         return min(stage.fewest_groups(group) for stage in self.stages)
 
     def stage(self, epoch: int) -> PlanStage:
-        """What is planned for an epoch: a pass keeps the stage of its first epoch."""
+        """Return the stage of an epoch: that in force when the epoch's pass began."""
         parts = self.recipe.settings.epoch_parts
+        # Parts of a pass must fit together, so the stage does not change between them.
         return [one for one in self.stages if one.first_epoch <= epoch // parts * parts][-1]
 
     def objection(self, group: int) -> SettingsError | None:
-        """Why batches cannot come in groups of `group`: some epoch might have none. None where they can."""
+        """Return a SettingsError if some epoch might have no batch with groups of `group`, else None."""
         parts, fewest = self.recipe.settings.epoch_parts, self.fewest_groups(group)
         return None if fewest >= parts else _more_parts_than_groups(parts, fewest, group)
 
     def epoch(self, epoch: int, group: int) -> EpochPlan:
-        """The batches of one epoch, in groups of `group`."""
+        """Open an epoch: return its batches, in groups of `group`."""
         recipe = self.stage(epoch).recipe
         data_pass, part, arrangement = self._pass_of(epoch)
         opened = EpochPlan(recipe, data_pass, arrangement, group)
@@ -133,7 +135,7 @@ class Plan:
         return opened.schedule(groups, part)
 
     def _find_groups(self, opened: EpochPlan, name: str) -> NDArray[np.integer]:
-        """How many groups each window of a pass has, if finding out takes a look at every sample."""
+        """Return how many groups each window of a pass has, from the keeper or by looking at every sample."""
         kept = self._keeper.load("groups", name)
         if kept is None:
             kept = {"groups": opened.groups()}
@@ -141,17 +143,17 @@ class Plan:
         return kept["groups"]
 
     def total(self, epoch: int) -> int:
-        """The sum of all lengths in an epoch's pass."""
+        """Return the sum of all lengths in an epoch's pass."""
         return int(self.stage(epoch).recipe.tally.sums[self._pass_of(epoch)[2].turns.segments].sum())
 
     def window_counts(self, epoch: int) -> NDArray[np.int64]:
-        """How many samples of each bucket each window of an epoch's pass has."""
+        """Return how many samples of each bucket each window of an epoch's pass has."""
         arrangement = self._pass_of(epoch)[2]
         counts = self.stage(epoch).recipe.tally.counts[arrangement.turns.segments]
         return np.add.reduceat(counts, arrangement.starts, dtype=np.int64)
 
     def _pass_of(self, epoch: int) -> tuple[DataPass, int, Arrangement]:
-        """The pass that an epoch belongs to, which part of it the epoch is, and the windows of the pass."""
+        """Return the pass that an epoch belongs to, the epoch's part of it, and the windows of the pass."""
         number, part = divmod(epoch, self.recipe.settings.epoch_parts)
         data_pass = DataPass(
             number=number, order=self._order(number), seed=self._seed, stream=self.recipe.table.fingerprint
@@ -159,13 +161,16 @@ class Plan:
         return data_pass, part, arranged(data_pass, self._sizes, self.recipe.settings.window, self.recipe.mixture)
 
     def _order(self, number: int) -> str:
-        """The order of a pass: sorted while the curriculum lasts."""
+        """Return the order of a pass: sorted while the curriculum lasts."""
         settings = self.recipe.settings
         return "sorted" if number * settings.epoch_parts < settings.curriculum_epochs else settings.order
 
 
 def _shapes(settings: PlanSettings, limits: Limits, tally: LengthTally) -> tuple[BucketShape, ...]:
-    """Rows and padded lengths of each bucket; in plain order, bounds for batches whose longest sample is in it."""
+    """Return rows and padded lengths of each bucket.
+
+    In plain order they are upper bounds for batches whose longest sample is in that bucket.
+    """
     lengths = {key: limits.padded(np.maximum(longest, 1)) for key, longest in tally.others.items()}
     lengths[limits.key] = tally.edges
     if settings.shapes == "none":
@@ -200,8 +205,11 @@ def _more_parts_than_groups(parts: int, fewest: int, group: int) -> SettingsErro
 
 
 def _digest(table: LengthTable, settings: PlanSettings, limits: tuple[Limits, ...], more: tuple[int, ...]) -> str:
-    """The digest; settings count as written and in steps, because a key's rate may change while the text stays."""
-    # Plans without carried state keep the digests that they had before there was such a thing.
+    """Return the plan's digest.
+
+    Settings enter both as written and in steps: a key's steps a second may change while the text stays.
+    """
+    # `carry`, added later, enters the digest only when it is set, so that older plans stay valid.
     fields = [field.name for field in dataclasses.fields(settings) if field.name != "carry" or settings.carry]
     said = [f"{name}={getattr(settings, name)!r}" for name in fields]
     meant = [f"{field.name}={getattr(of, field.name)!r}" for of in limits for field in dataclasses.fields(of)]

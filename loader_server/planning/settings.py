@@ -1,6 +1,6 @@
-"""What a stream's table may say about its plan, and the same in integers.
+"""The settings of a stream's table about batching, and the same as integers.
 
-Rules: pure; `PlanSettings` is what the job file says, units included; `Limits` is what the planner works with, integers
+Rules: pure; `PlanSettings` is what the job file has, units included; `Limits` is what the planner works with, integers
 only, so that nothing after this module rounds. An amount in seconds needs a key that has a time; any other unit means
 steps of the key. Must not know tables, samples or epochs.
 """
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_SHAPES", "Limits", "PlanSettings", "Shapes", "length_amount", "limits_by_epoch", "limits_of"]
 
-#: The most shapes that `shapes = "auto"` tries: each one costs a compilation.
+#: Most shapes that `shapes = "auto"` tries: each one costs a compilation.
 MOST_SHAPES = 32
 
 Shapes = Literal["auto", "none"] | int | tuple[Amount, ...]
-#: An amount from each of these epochs on, ascending, the first from epoch 0.
+#: Amounts by the epoch from which they hold, ascending; the first epoch is 0.
 Stages = tuple[tuple[int, Amount], ...]
 
-#: A length or an amount of any key.
+#: Parser of a length or an amount of any key.
 length_amount = amount("s", "frames", "samples", "tokens", "characters", "bytes", "steps")
 
 
@@ -110,7 +110,7 @@ def _flags(value: object) -> tuple[bool, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
-    """How a stream's samples become batches."""
+    """Settings that determine how a stream's samples become batches."""
 
     budget: Amount = setting(
         length_amount,
@@ -180,7 +180,7 @@ class PlanSettings:
 
     @property
     def max_lengths(self) -> tuple[tuple[int, Amount | None], ...]:
-        """The longest sample from each of these epochs on."""
+        """Longest sample allowed, by the epoch from which it holds; None if there is no limit."""
         return self.max_length if isinstance(self.max_length, tuple) else ((0, self.max_length),)
 
 
@@ -193,49 +193,55 @@ class Limits:
     max_rows: int
     rows_multiple: int
     length_multiple: int
-    #: 0 where there is no quadratic term.
+    #: 0 if there is no quadratic term.
     quadratic: int
     min_length: int
-    #: None where nothing is too long.
+    #: None if there is no limit.
     max_length: int | None
-    #: The lengths that the settings name; empty where they are to be chosen.
+    #: Padded lengths that the settings name; empty if the planner chooses them.
     boundaries: tuple[int, ...]
-    #: The most steps of other keys in a batch.
+    #: Most steps of other keys in a batch.
     budgets: Mapping[str, int]
-    #: The key that divides buckets once more, and into how many; 1 where there is none.
+    #: The key by which buckets are divided into sub-buckets, and into how many; None and 1 if they are not.
     sub_key: str | None
     subs: int
 
     @property
     def deciding(self) -> tuple[str, ...]:
-        """The keys whose lengths decide whether a sample takes part, and in which bucket."""
+        """Keys whose lengths decide whether a sample takes part, and in which bucket."""
         subs = () if self.sub_key is None else (self.sub_key,)
         return tuple(dict.fromkeys((self.key, *self.budgets, *subs)))
 
     @property
     def longest(self) -> int | None:
-        """The longest sample that takes part: with max_length set, at most the last bucket."""
+        """Longest sample that takes part: with `max_length` set, at most the last bucket; None if there is no limit."""
         if self.max_length is None or not self.boundaries:
             return self.max_length
         return min(self.max_length, self.boundaries[-1])
 
     def padded(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Lengths rounded up to `length_multiple`."""
+        """Return the lengths rounded up to `length_multiple`."""
         return -(-lengths // self.length_multiple) * self.length_multiple
 
     def used(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How much of the budget one row of each padded length uses; a batch has a row even if that exceeds it."""
+        """Return how much of the budget one row of each padded length uses; it may exceed the budget."""
+        # l + l*l/q, rounded up: -(-a // b) is a / b rounded up.
         return lengths - (-lengths * lengths // self.quadratic) if self.quadratic else lengths
 
     @property
     def longest_within(self) -> int:
-        """The longest sample of which one row is within the budget."""
+        """Longest sample of which one row is within the budget."""
+        # The positive root of l + l*l/q = budget, with an integer square root, so that no machine rounds otherwise.
         square = self.quadratic * self.quadratic + 4 * self.quadratic * self.budget
         longest = (math.isqrt(square) - self.quadratic) // 2 if self.quadratic else self.budget
         return longest // self.length_multiple * self.length_multiple
 
     def rows(self, lengths: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
-        """How many rows of these padded lengths fit into a batch: at least one."""
+        """Return how many rows of these padded lengths fit into a batch, at least one.
+
+        It is a multiple of `rows_multiple` if that many fit. A key without lengths here is not limited.
+        """
+        # budget // (l + l*l/q) with numerator and denominator times q, so that everything stays an integer.
         own = np.maximum(lengths[self.key], 1)
         rows = (
             self.budget * self.quadratic // (own * self.quadratic + own * own) if self.quadratic else self.budget // own
@@ -250,15 +256,17 @@ class Limits:
 
 
 def limits_of(settings: PlanSettings, *, key: str, per_second: Mapping[str, float | None]) -> Limits:
-    """Turn the settings' amounts into integers; an amount whose unit the key does not have is refused.
+    """Return the settings' amounts as integers.
 
-    With a curriculum, those of all epochs together: samples take part that do so in any.
+    With a curriculum, return the widest limits: a sample counts if it takes part in any epoch. Raise SettingsError if
+    the budget is below one step, a key is not padded, settings exclude each other, or a key lacks an amount's unit.
     """
     limits = [limit for _, limit in settings.max_lengths]
 
     def steps(name: str, given: Amount | None, of: str = key, *, up: bool = False) -> int:
         if given is None:
             return 0
+        # The margin of 1e-6 absorbs float errors: 0.29 s at 100 steps a second come out as 28.999999999999996.
         exact = given.value * _steps_a_unit(name, given, of, per_second)
         return math.ceil(exact - 1e-6) if up else math.floor(exact + 1e-6)
 
@@ -296,7 +304,7 @@ def limits_of(settings: PlanSettings, *, key: str, per_second: Mapping[str, floa
 def limits_by_epoch(
     settings: PlanSettings, *, key: str, per_second: Mapping[str, float | None]
 ) -> tuple[tuple[int, Limits], ...]:
-    """The limits from each of these epochs on, of which there are several with a curriculum."""
+    """Return the limits by the epoch from which they hold; there is more than one only with a curriculum."""
     return tuple(
         (epoch, limits_of(dataclasses.replace(settings, max_length=limit), key=key, per_second=per_second))
         for epoch, limit in settings.max_lengths
@@ -304,7 +312,7 @@ def limits_by_epoch(
 
 
 def _check_keys(settings: PlanSettings, key: str, per_second: Mapping[str, float | None]) -> None:
-    """Refuse settings that name a key which is not padded, or is the bucketed one."""
+    """Raise SettingsError if a setting names a key that is not padded, or limits the bucketed key."""
     if key not in per_second:
         raise _unknown_key("length", key, per_second)
     for name, others in (("limits", settings.limits), ("sub_buckets", settings.sub_buckets)):
@@ -314,7 +322,10 @@ def _check_keys(settings: PlanSettings, key: str, per_second: Mapping[str, float
 
 
 def _check_together(settings: PlanSettings) -> None:
-    """Refuse settings that exclude each other: packed rows have one shape, and plain order has no buckets to divide."""
+    """Raise SettingsError if settings exclude each other.
+
+    Packed rows have one shape, and plain order has no buckets to divide.
+    """
     if settings.packing is not None and (settings.shapes != "auto" or settings.pad_to != "bucket"):
         raise _not_together("packing", f'shapes = {settings.shapes!r}, pad_to = "{settings.pad_to}"')
     if settings.carry and (others := _not_for_carry(settings)):
@@ -324,7 +335,7 @@ def _check_together(settings: PlanSettings) -> None:
 
 
 def _not_for_carry(settings: PlanSettings) -> list[str]:
-    """The settings under which rows would change from batch to batch, or epochs would begin in mid-recording."""
+    """Return the settings that exclude `carry`: rows would change between batches, or epochs begin in mid-recording."""
     found = {
         "packing": settings.packing is not None,
         "sub_buckets": bool(settings.sub_buckets),
@@ -347,6 +358,7 @@ def _not_together(name: str, other: str) -> SettingsError:
 
 
 def _steps_a_unit(name: str, given: Amount, key: str, per_second: Mapping[str, float | None]) -> float:
+    """Return how many steps one unit of an amount is; raise SettingsError for seconds of a key without time."""
     if given.unit != "s":
         return 1.0
     steps = per_second[key]

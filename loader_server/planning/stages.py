@@ -1,8 +1,8 @@
-"""The stages of a plan: from which epoch on which samples take part, and how many batches an epoch may then have.
+"""The stages of a plan: which samples take part from which epoch on, and how many batches an epoch may then have.
 
 Rules: pure; without a curriculum there is one stage, from epoch 0. All stages share the shapes that are best for all
-samples; a stage has those up to its longest sample, so no shape comes up that was not known from the beginning.
-Must not know the order of samples or batches.
+samples; a stage has those up to its longest sample, so every shape is known from the beginning. Must not know the order
+of samples or batches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["PlanStage", "stages_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Totals:
-    """What a pass holds: planned samples by bucket, the sum of their lengths, and how many samples there are in all."""
+    """Contents of a pass: planned samples by bucket, the sum of their lengths, and the number of all samples."""
 
     counts: NDArray[np.int64]
     length: int
@@ -42,7 +42,7 @@ class _Totals:
 
 
 class PlanStage:
-    """What is planned from one epoch on."""
+    """The plan from one epoch on."""
 
     def __init__(self, first_epoch: int, recipe: Recipe) -> None:
         self.first_epoch = first_epoch
@@ -50,43 +50,50 @@ class PlanStage:
         self._least, self._most = _totals_of_passes(recipe)
 
     def most_batches(self, group: int) -> int:
-        """An upper bound on the batches of an epoch; exact where all samples are one window."""
+        """Return an upper bound on the batches of an epoch, exact for bucket counts, one window and no mixing."""
         recipe, counts, samples = self.recipe, self._most.counts, self._most.samples
         rows = recipe.rows * group
         windows = window_count(samples, recipe.settings.window, recipe.settings.order)
         if recipe.packed:
-            # At most one row of each block is less than half full.
+            # Best fit leaves at most one row of each block less than half full: two such rows would have become one.
+            # Blocks end with their window, so there are up to one more a window than full ones; likewise groups.
             most_rows = 2 * self._most.length // int(recipe.tally.edges[0])
             groups = (most_rows + samples // BLOCK + windows) // int(rows[0]) + windows
         elif recipe.settings.carry:
-            # No lane holds more than its share and one recording.
+            # Each recording goes to the lane that holds least, so none exceeds the average by more than one recording.
             groups = int(counts.sum()) // int(rows[0]) + windows * (1 + int(recipe.tally.run[0]))
         elif not recipe.counted:
+            # Plain order: a group ends when it is full, or with its window. It is full with the fewest samples if these
+            # are the longest.
             longest = {key: np.array([length]) for key, length in recipe.shapes[-1].lengths.items()}
             groups = int(counts.sum()) // (int(recipe.limits.rows(longest)[0]) * group) + windows
         elif windows == 1 and recipe.mixture is None:
             groups = int(groups_needed(counts[None], recipe.rows, group, recipe.limits.subs).sum())
         else:
+            # In each window, a bucket's leftover costs at most 1 - fl/fb groups more than its share. Here fb and fl are
+            # the samples in a group of the bucket and in one of the larger bucket that it spills into. A leftover L of
+            # at most fl spills, and takes L/fl groups instead of L/fb; a larger one closes a group, which then lacks
+            # less than fb - fl samples. The last bucket adds one group that is not full.
             larger = [spills_into(bucket, recipe.limits.subs) for bucket in range(len(rows) - 1)]
             spilled = float((1 - rows[larger] / rows[:-1]).sum())
             groups = int((-(-counts // rows)).sum()) + math.ceil(windows * (1 + spilled))
         return -(-groups // recipe.settings.epoch_parts) * group
 
     def fewest_groups(self, group: int) -> int:
-        """A lower bound on the groups of a pass; exact where bucket counts tell and all samples are one window."""
+        """Return a lower bound on the groups of a pass, exact for bucket counts, one window and no mixing."""
         recipe, counts = self.recipe, self._least.counts
-        if recipe.counted:  # the same samples in several windows never make fewer
+        if recipe.counted:  # cutting the same samples into several windows never makes fewer groups
             return int(groups_needed(counts[None], recipe.rows, group, recipe.limits.subs).sum())
         if recipe.packed:
             cells = int(recipe.tally.edges[0] * recipe.rows[0]) * group
             return -(-self._least.length // cells)
-        # A sample takes at least its share of a batch of its length.
+        # A sample takes at least 1 / rows of a batch padded to its own bucket. Fractions keep the sum exact.
         shares = zip(counts.tolist(), recipe.rows.tolist(), strict=True)
         return math.ceil(sum(Fraction(samples, rows) for samples, rows in shares) / group)
 
 
 def _totals_of_passes(recipe: Recipe) -> tuple[_Totals, _Totals]:
-    """The least and the most that a pass may hold."""
+    """Return the least and the most that a pass may hold; they are equal without mixing."""
     tally, mixture, sizes = recipe.tally, recipe.mixture, np.diff(recipe.table.segments)
     if mixture is None:
         counts = tally.counts.sum(axis=0, dtype=np.int64)
@@ -102,12 +109,12 @@ def _totals_of_passes(recipe: Recipe) -> tuple[_Totals, _Totals]:
 def stages_of(
     recipe: Recipe, by_epoch: Iterable[tuple[int, Limits]], keeper: Keeper, digest: str
 ) -> tuple[PlanStage, ...]:
-    """The stages, first one first, of a plan with this recipe for all of its samples."""
+    """Return the stages of a plan by first epoch, ascending; `recipe` covers all samples."""
     return tuple(PlanStage(epoch, _recipe_within(limits, recipe, keeper, digest)) for epoch, limits in by_epoch)
 
 
 def _recipe_within(limits: Limits, recipe: Recipe, keeper: Keeper, digest: str) -> Recipe:
-    """The same recipe for only those samples that are within these limits."""
+    """Return the recipe restricted to the samples within these limits; the keeper may already have their tally."""
     if limits == recipe.limits:
         return recipe
     name = f"{digest}-{limits.max_length}"

@@ -1,4 +1,4 @@
-"""Reads all lengths before a plan is made: once to choose buckets, once to count each segment's samples by bucket.
+"""The reading of all lengths before a plan is made: once to choose buckets, once to count each segment by bucket.
 
 Rules: pure; linear in the number of samples, with one block of segments in memory at a time; the result is a handful of
 arrays that can be kept on disk, so that a plan can be opened without reading lengths. Every sample that is dropped is
@@ -31,74 +31,77 @@ __all__ = ["LEFT_OUT", "LengthTable", "LengthTally", "Progress", "bucket_of", "n
 
 Progress = Callable[[int, int], None]
 
-#: Stands in place of a length: the sample takes no part.
+#: Stands in place of a length: the stream's filter drops the sample.
 LEFT_OUT = -1
 
-#: Samples whose lengths are in memory at once.
+#: Samples whose lengths are in memory at once; a segment that is larger is read whole.
 _BLOCK = 2**18
-#: Why samples are dropped. The stream's filter came later than the others, but is asked first.
+#: Reasons to drop samples. "filtered" is last so that kept tallies, which store counts by position, stay valid, but it
+#: is checked first.
 _REASONS = ("empty", "too_short", "too_long", "filtered")
 _FILTERED = _REASONS.index("filtered")
-#: The arrays of a tally.
+#: Arrays of a tally that are kept under their own names.
 _KEPT = ("edges", "counts", "dropped", "lengths", "samples", "sums", "above", "run")
 
 
 class LengthTable(Protocol):
-    """What the planner reads from an index."""
+    """The planner's view of an index."""
 
     @property
     def fingerprint(self) -> str:
-        """The index's fingerprint."""
+        """Fingerprint of the index."""
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The padded keys of a sample, after transforms, the bucketed one among them."""
+        """Padded keys of a sample, after transforms, the bucketed one among them."""
 
     @property
     def segments(self) -> NDArray[np.int64]:
-        """The sample number at which each segment starts, and the number of samples at the end."""
+        """First sample of each segment, and the number of samples at the end."""
 
     def lengths(self, key: str, start: int, stop: int) -> NDArray[np.int64]:
-        """The lengths, after transforms, of samples `start` to `stop` (excluded); the bucketed one of a sample that the
-        stream's filter leaves out is `LEFT_OUT`.
+        """Return the lengths, after transforms, of samples `start` to `stop` (excluded).
+
+        The bucketed length of a sample that the stream's filter drops is `LEFT_OUT`.
         """
 
     def begins(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """Which of these samples are the first chunk of a recording; no segment begins within one. Asked only where
-        state is carried.
+        """Return which of these samples are the first chunk of a recording; no segment begins within one.
+
+        Called only if state is carried.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthTally:
-    """What reading all lengths found: all that a plan needs to number its batches."""
+    """Results of reading all lengths: all that a plan needs to number its batches."""
 
-    #: The padded length of the bucketed key in each bucket, ascending.
+    #: Padded length of the bucketed key in each bucket, ascending.
     edges: Integers
-    #: For each other key, the longest sample of each bucket and the smaller ones, whose samples may spill into it.
+    #: For each other key, its greatest length in each bucket and all smaller ones, whose samples may spill into it.
     others: Mapping[str, Integers]
     #: Samples of each segment in each bucket.
     counts: NDArray[np.int32]
-    #: Samples dropped, by reason: empty, too_short, too_long, filtered.
+    #: Numbers of dropped samples in the order of `_REASONS`: empty, too_short, too_long, filtered.
     dropped: Integers
     #: The lengths that occur among planned samples, and how many samples have each; long ones share bins.
     lengths: Integers
     samples: Integers
-    #: The sum of planned samples' lengths in each segment.
+    #: Sum of planned samples' lengths in each segment.
     sums: Integers
-    #: How many planned samples are longer than the budget: an array of one.
+    #: How many planned samples are longer than the budget, as an array of one.
     above: Integers
-    #: Where state is carried, the most chunks of a recording: an array of one.
+    #: With carried state, the most chunks of a recording, as an array of one; else 0.
     run: Integers = field(default_factory=lambda: np.zeros(1, np.int64))
 
     def arrays(self) -> dict[str, NDArray[np.integer]]:
-        """These arrays by name, for a keeper."""
+        """Return the tally's arrays by name, for a keeper."""
         own = {name: getattr(self, name) for name in _KEPT}
         return own | {f"other.{key}": longest for key, longest in self.others.items()}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, NDArray[np.integer]]) -> LengthTally:
-        """Made from what `arrays` gave."""
+        """Return the tally that gave these arrays; one kept before `run` existed has a run of 0."""
         return cls(
             edges=arrays["edges"].astype(np.int64),
             others={
@@ -116,14 +119,17 @@ class LengthTally:
         )
 
     def dropped_by_reason(self) -> dict[str, int]:
-        """The reasons that occurred, and how many samples each took."""
+        """Return how many samples were dropped for each reason that occurred."""
         return {reason: int(count) for reason, count in zip(_REASONS, self.dropped, strict=False) if count}
 
 
 def tally_lengths(
     table: LengthTable, settings: PlanSettings, limits: Limits, progress: Progress | None = None
 ) -> LengthTally:
-    """Read all lengths twice, for the histogram and for each segment's bucket counts; once more for sub-buckets."""
+    """Read all lengths twice, for the histogram and for each segment's bucket counts; once more for sub-buckets.
+
+    Raise DataError if no sample is left, SettingsError if one is longer than the boundaries that the settings name.
+    """
     size = int(table.segments[-1])
     passes = 2 if limits.sub_key is None else 3
 
@@ -152,13 +158,15 @@ def tally_lengths(
 
 
 def narrowed(table: LengthTable, limits: Limits, tally: LengthTally) -> LengthTally:
-    """The tally of only those samples that are within narrower limits, in the same buckets, up to the last that has
-    any; so what is left over of short samples does not spill into shapes of longer ones.
+    """Return the tally of the samples within narrower limits, in the same buckets up to the last that has any.
+
+    Larger buckets are cut off so that leftovers of short samples do not spill into shapes of longer ones.
     """
     found = _looked_over(table, limits, _tell_nobody)
     subs = {} if limits.sub_key is None else {limits.sub_key: tally.others[limits.sub_key]}
     counts, sums, _ = _count_buckets(table, limits, (tally.edges, subs), _tell_nobody)
     last = int(np.flatnonzero(counts.any(axis=0))[-1])
+    # Whole buckets only: spilling counts on each bucket having all its sub-buckets.
     used = (last // limits.subs + 1) * limits.subs
     return LengthTally(
         edges=tally.edges[:used],
@@ -175,7 +183,7 @@ def narrowed(table: LengthTable, limits: Limits, tally: LengthTally) -> LengthTa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FirstLook:
-    """What the first pass over all lengths found, as a tally has it; `total` is the sum of planned lengths."""
+    """Results of the first pass over all lengths, as in `LengthTally`; `total` is the sum of planned lengths."""
 
     lengths: Integers
     samples: Integers
@@ -185,11 +193,13 @@ class _FirstLook:
 
 
 def _looked_over(table: LengthTable, limits: Limits, tell: Callable[[int], None]) -> _FirstLook:
+    """Return the histogram and sums of the first pass over all lengths; raise DataError if no sample is left."""
     histogram, dropped, total = LengthHistogram(), np.zeros(len(_REASONS) + 1, np.int64), 0
     above = np.zeros(1, np.int64)
     for start, stop in _blocks(table.segments):
         lengths = _lengths(table, limits, start, stop)
         reason = _reason(lengths, limits)
+        # The last count, of samples without a reason, is cut off at the end.
         dropped += np.bincount(reason, minlength=len(dropped))
         kept = lengths[limits.key][reason == len(_REASONS)]
         histogram.add(kept)
@@ -207,8 +217,10 @@ def _tell_nobody(_done: int) -> None:
 
 
 def _longest_run(table: LengthTable) -> Integers:
+    """Return the most chunks that any recording has."""
     most = np.zeros(1, np.int64)
     for start, stop in _blocks(table.segments):
+        # A block is whole segments, and no segment begins within a recording, so no recording is cut in two here.
         firsts = np.flatnonzero(table.begins(start, stop))
         most = np.maximum(most, np.diff(np.append(firsts, stop - start)).max(initial=0))
     return most
@@ -217,49 +229,56 @@ def _longest_run(table: LengthTable) -> Integers:
 def bucket_of(
     lengths: Mapping[str, Integers], limits: Limits, edges: Integers, others: Mapping[str, Integers]
 ) -> Integers:
-    """The bucket of each sample, -1 where it takes no part."""
+    """Return the bucket of each sample, -1 if it is dropped."""
     kept = _reason(lengths, limits) == len(_REASONS)
     bucket = np.searchsorted(edges[:: limits.subs], lengths[limits.key]) * limits.subs
     if limits.sub_key is not None:
         for sub in range(limits.subs - 1):
-            # Samples too long for any bucket are not kept, so any edge will do for them.
+            # A sample too long for any bucket is dropped below, so any edge will do for it.
             edge = others[limits.sub_key][np.minimum(bucket // limits.subs * limits.subs + sub, len(edges) - 1)]
             bucket += lengths[limits.sub_key] > edge
     return np.where(kept, bucket, -1)
 
 
 def _blocks(segments: Integers) -> Iterator[tuple[int, int]]:
-    """Ranges of samples of about one block, each made of whole segments."""
+    """Yield ranges of samples of about one block, each made of whole segments."""
     first = 0
     while first < len(segments) - 1:
+        # At least one segment, even if it is larger than a block.
         after = max(int(np.searchsorted(segments, segments[first] + _BLOCK, side="right")) - 1, first + 1)
         yield int(segments[first]), int(segments[after])
         first = after
 
 
 def _lengths(table: LengthTable, limits: Limits, start: int, stop: int) -> dict[str, Integers]:
-    """The lengths that decide whether a sample takes part, and in which bucket."""
+    """Return the lengths that decide whether a sample takes part, and in which bucket."""
     return {key: table.lengths(key, start, stop) for key in limits.deciding}
 
 
 def _reason(lengths: Mapping[str, Integers], limits: Limits) -> Integers:
-    """The number of the reason to drop each sample, or that of no reason."""
+    """Return the index in `_REASONS` of the reason to drop each sample, or `len(_REASONS)` if it is kept."""
     own = lengths[limits.key]
     too_long = np.zeros(len(own), bool) if limits.longest is None else own > limits.longest
     for key, budget in limits.budgets.items():
         too_long |= lengths[key] > budget
+    # `np.select` takes the first condition that holds: `LEFT_OUT` is also below `min_length`, but counts as filtered.
     reasons = (_FILTERED, *range(_FILTERED))
     found = np.select([own < 0, own == 0, own < limits.min_length, too_long], reasons, len(_REASONS))
     return np.asarray(found, np.int64)
 
 
 def _edges(found: _FirstLook, settings: PlanSettings, limits: Limits, size: int) -> Integers:
-    """The buckets' padded lengths: those asked for, or chosen."""
+    """Return the buckets' padded lengths: those that the settings name, or the best ones.
+
+    Raise SettingsError if a sample is longer than the last length named.
+    """
     lengths, samples = found.lengths, found.samples
     if limits.boundaries:
         if lengths[-1] > limits.boundaries[-1]:
             raise _too_long(int(lengths[-1]), limits)
         return np.array(limits.boundaries, np.int64)
+    # Several lengths may be padded alike. On the reversed array `np.unique` finds the last of them, at which the
+    # cumulative count has all of them.
     padded, last = np.unique(limits.padded(lengths)[::-1], return_index=True)
     costs = Costs(
         lengths=padded,
@@ -276,7 +295,10 @@ def _edges(found: _FirstLook, settings: PlanSettings, limits: Limits, size: int)
 
 
 def _sub_edges(table: LengthTable, limits: Limits, edges: Integers, tell: Callable[[int], None]) -> Integers:
-    """The second key's padded length in each sub-bucket, for least padding; the last one takes all that spill."""
+    """Return the second key's padded length in each sub-bucket, for least padding.
+
+    The last sub-bucket of each bucket is as long as those of smaller buckets, because their leftovers spill into it.
+    """
     assert limits.sub_key is not None
     found = [LengthHistogram() for _ in edges]
     for start, stop in _blocks(table.segments):
@@ -302,7 +324,7 @@ def _count_buckets(
     buckets_of: tuple[Integers, dict[str, Integers]],
     tell: Callable[[int], None],
 ) -> tuple[NDArray[np.int32], Integers, dict[str, Integers]]:
-    """Each segment's bucket counts and sum of lengths, and each other key's longest sample by bucket."""
+    """Return each segment's bucket counts and sum of lengths, and each other key's greatest length by bucket."""
     edges, subs = buckets_of
     segments, buckets = table.segments, len(edges)
     counts = np.zeros((len(segments) - 1, buckets), np.int32)
@@ -315,9 +337,10 @@ def _count_buckets(
         first, after = np.searchsorted(segments, [start, stop])
         size = int(after - first)
         segment = np.repeat(np.arange(size), np.diff(segments[first : after + 1]))[kept]
+        # Segment and bucket as one number, so that a single bincount counts the whole block.
         within = segment * buckets + bucket[kept]
         counts[first:after] = np.bincount(within, minlength=size * buckets).reshape(-1, buckets)
-        # Exact, although numpy adds in float64: the lengths of a segment sum to less than 2**53.
+        # numpy sums weights in float64, which is exact here: the lengths of a segment sum to less than 2**53.
         sums[first:after] = np.bincount(segment, weights=lengths[limits.key][kept], minlength=size)
         for key, longest in others.items():
             np.maximum.at(longest, bucket[kept], table.lengths(key, start, stop)[kept])

@@ -1,4 +1,4 @@
-"""Transforms: what a raw sample becomes before it is put into a batch.
+"""Transforms: functions and classes that turn a raw sample into what is put into a batch.
 
 A module that defines a transform, built-in or a user's own, imports all that it needs from here;
 `docs/transforms.md` shows how to write one.

@@ -1,7 +1,7 @@
-"""The transforms of one stream, in order: applies them to samples, and knows fields and lengths of the results.
+"""The transforms of one stream, in order: applied to samples, with the fields and lengths of the results.
 
-Rules: results are checked against what was declared, so a batch never meets another dtype or shape; a transform
-that raises anything masks the sample, but input and output errors and exhausted memory are passed on, because they say
+Rules: results are checked against the declarations, so a batch never meets another dtype or shape; a transform that
+raises anything masks the sample, but input and output errors and exhausted memory are passed on, because they say
 nothing about the sample (see blame); all transforms that draw random numbers for a sample share one generator, keyed
 by seed, epoch and sample. A chain with an undeclared transform is `measured`: its fields are found while indexing and
 bound to it with `bound`. Must not know sources, plans or batches.
@@ -41,23 +41,23 @@ __all__ = ["BYTES_VERSION", "Chain"]
 
 _HERE = FilePlaces()
 
-#: Raised whenever a built-in transform, or decoding, gives other bytes than before: all workers of a job have the same.
+#: Version of the bytes, which all workers of a job must share: raise it whenever a built-in transform, or decoding,
+#: gives other bytes than before.
 BYTES_VERSION = 2
 
 _ARRAYS = (np.ndarray, np.generic)
 
-#: Packages whose version shapes the bytes of a sample, whatever its transforms; transforms and sources name further
-#: ones.
+#: Packages whose version affects the bytes of every sample; transforms and sources name further ones.
 _PACKAGES = ("numpy",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """The transforms of one stream, in order.
+    """Transforms of one stream, in order.
 
     `fields` are the values of a result; while the chain is `measured` and not yet bound, they are what the values would
-    be if the undeclared transforms changed nothing. `recipe` is the fingerprint of names, settings, files that these
-    name and source texts; `fingerprint` adds the versions of all that affects the bytes, ours and those of packages.
+    be if the undeclared transforms changed nothing. `recipe` is the fingerprint of names, settings, files named in
+    settings, and source texts; `fingerprint` adds the versions of all code that affects the bytes, ours and packages'.
     """
 
     steps: tuple[NamedTransform, ...]
@@ -77,8 +77,10 @@ class Chain:
         raw: tuple[Field, ...],
         places: FilePlaces = _HERE,
     ) -> Chain:
-        """Find the transforms, read their sub-tables, and work out what they make of the raw fields; files that these
-        tables name are looked for in `places`.
+        """Find the transforms, read their sub-tables, and derive the fields of the result from the raw fields.
+
+        Files that these tables name are looked for in `places`. Raise SettingsError if a name, a setting or a
+        declaration does not fit, or if statistics were made from other transforms.
         """
         steps = find_transforms(names, tables, where, places)
         fields = raw
@@ -90,6 +92,7 @@ class Chain:
         draws = any(step.draws for step in steps)
         return Chain(steps=steps, raw=raw, fields=fields, draws=draws, recipe=recipe, where=where, asked=asked)
 
+    # Pickle what the chain was made from, not the chain: a user's transform need not be picklable.
     def __reduce__(self) -> tuple[object, ...]:
         return _remade, (self.asked, self.where, self.raw, self.fields)
 
@@ -100,8 +103,9 @@ class Chain:
 
     @property
     def index_recipe(self) -> str:
-        """The recipe of what an index depends on: all transforms if lengths are measured; else those that tell which
-        samples they may refuse, and all before them; empty if there are none of either kind.
+        """Recipe of the transforms that an index depends on; empty if there are none.
+
+        These are all transforms if lengths are measured; else those with `may_refuse`, and all before them.
         """
         if self.measured:
             return self.recipe
@@ -110,47 +114,50 @@ class Chain:
 
     @property
     def steady_recipe(self) -> str:
-        """The recipe of the transforms that draw nothing."""
+        """Recipe of the transforms that draw nothing."""
         return _steady_recipe(self.steps)
 
     @property
     def shaping(self) -> Iterator[str]:
-        """The identities of the transforms that change lengths, and so which batch a sample is in."""
+        """Identities of the transforms that change lengths, and so which batch a sample is in."""
         return (step.identity for step in self.steps if step.outputs is not None and step.outputs.lengths)
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of all that affects the bytes that this chain makes."""
+        """Fingerprint of everything that affects the bytes of this chain's results."""
         return _fingerprint(self.steps)
 
     @property
     def packages(self) -> dict[str, str]:
-        """The versions of the packages that the bytes depend on."""
+        """Versions of the packages that the bytes depend on."""
         return _packages(self.steps)
 
     @property
     def steady_steps(self) -> int:
-        """How many transforms come before the first that draws random numbers."""
+        """Number of transforms before the first that draws random numbers."""
         return next((place for place, step in enumerate(self.steps) if step.draws), len(self.steps))
 
     @property
     def steady_fingerprint(self) -> str:
-        """The fingerprint of all that affects what these steps make."""
+        """Fingerprint of everything that affects the results of the transforms before the first that draws."""
         return _fingerprint(self.steps[: self.steady_steps])
 
     def bound(self, fields: tuple[Field, ...]) -> Chain:
-        """The same chain with the fields that were found while indexing."""
+        """Return the chain with the fields that were found while indexing."""
         return replace(self, fields=fields)
 
     def lengths(self, raw_lengths: Lengths) -> dict[str, NDArray[np.int64]]:
-        """The length of every padded field, from those of raw samples, as if undeclared transforms changed none."""
+        """Return the length of every padded field, given those of raw samples.
+
+        Undeclared transforms count as changing no length.
+        """
         lengths = dict(raw_lengths)
         for step in self.steps:
             lengths |= self.foretold(step, lengths)
         return {field.key: np.asarray(lengths[field.key], np.int64) for field in self.fields if field.padded}
 
     def doubtful(self, raw_lengths: Lengths) -> NDArray[np.bool_]:
-        """Which samples some transform may refuse, as far as lengths tell: each says so itself (`may_refuse`)."""
+        """Return which samples some transform may refuse, judging by lengths: those that its `may_refuse` returns."""
         lengths = dict(raw_lengths)
         found = np.zeros(len(next(iter(lengths.values()), ())), np.bool_)
         for step in self.steps:
@@ -161,16 +168,16 @@ class Chain:
         return found
 
     def foretold(self, step: NamedTransform, lengths: Lengths) -> dict[str, NDArray[np.int64]]:
-        """The lengths that one transform changes, from those before it; none if it is undeclared."""
+        """Return the lengths that one transform changes, given those before it; none if it is undeclared."""
         rules = step.outputs.lengths if step.outputs is not None else {}
         return {key: _length(rules[key], lengths, f"{self.where}, {step.name}") for key in rules}
 
     def apply(self, sample: dict[str, Any], *, seed: int, epoch: int, number: int) -> dict[str, NDArray[np.generic]]:
-        """The values of all fields for the sample of this number; a SampleError says why there are none."""
+        """Return the values of all fields for the sample of this number; raise SampleError if it cannot be used."""
         return self.finish(sample, (seed, epoch, number))
 
     def begin(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """The sample after the transforms that come before the first that draws: the same in each epoch."""
+        """Return the sample after the transforms before the first that draws, which is the same in each epoch."""
         for step in self.steps[: self.steady_steps]:
             sample = _apply(step, sample, None, self.where)
         return sample if self.steady_steps < len(self.steps) else dict(self._values(sample))
@@ -178,7 +185,7 @@ class Chain:
     def finish(
         self, sample: dict[str, Any], key: tuple[int, int, int], done: int = 0
     ) -> dict[str, NDArray[np.generic]]:
-        """The values of all fields, when `done` transforms are already applied; the key is seed, epoch and number."""
+        """Return the values of all fields, with `done` transforms applied already; the key: seed, epoch and number."""
         return dict(self._values(self._transform(sample, key, done)))
 
     def _values(self, made: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[np.generic]]]:
@@ -187,8 +194,9 @@ class Chain:
     def stages(
         self, sample: dict[str, Any], key: tuple[int, int, int], rng: np.random.Generator | None = None, done: int = 0
     ) -> Iterator[tuple[NamedTransform, dict[str, Any]]]:
-        """Each transform that is not done, and what it makes of the sample; the key is seed, epoch and number, and
-        `rng` what stands for their generator.
+        """Yield each transform from `done` on, with the sample after it; the key is seed, epoch and sample number.
+
+        `rng` replaces the sample's own generator.
         """
         rng = rng or (generator_for(*key) if self.draws else None)  # making a generator takes 33 µs
         for step in self.steps[done:]:
@@ -197,18 +205,18 @@ class Chain:
 
     @property
     def takes_columns(self) -> bool:
-        """Whether all transforms take a batch's samples at once as well."""
+        """Whether all transforms also take a batch's samples at once."""
         return all(isinstance(step.call, OfColumns) and not step.draws for step in self.steps)
 
     def on_columns(self, columns: Columns) -> Columns:
-        """The values of all fields for the samples of a batch, as `apply` gives them for each of these."""
+        """Return the values of all fields for a batch's samples, equal to those of `apply` for each sample."""
         for step in self.steps:
             assert isinstance(step.call, OfColumns)
             step.call.on_columns(columns)
         return {field.key: column_of(field, columns) for field in self.fields}
 
     def measure(self, sample: dict[str, Any], number: int, where: str) -> tuple[tuple[Field, ...], dict[str, int]]:
-        """The fields of all that comes out, declared or not, and the lengths of the padded ones."""
+        """Return the fields of everything in the result, declared or not, and the lengths of the padded ones."""
         made = self._transform(sample, (0, 0, number))
         assumed = {field.key: field for field in self.fields}
         arrays = {key: value for key, value in made.items() if key in assumed or isinstance(value, _ARRAYS)}
@@ -222,6 +230,10 @@ class Chain:
 
 
 def _apply(step: NamedTransform, sample: dict[str, Any], rng: np.random.Generator | None, where: str) -> dict[str, Any]:
+    """Return the sample after one transform.
+
+    Our own errors and MemoryError are passed on; any other is raised as SampleError or ReadError (see `_failed`).
+    """
     handed = step.refusing or rng
     assert handed is not None, "a transform that draws has its chain make a generator"
     try:
@@ -230,11 +242,12 @@ def _apply(step: NamedTransform, sample: dict[str, Any], rng: np.random.Generato
         raise
     except BaseException as error:  # a user's code, and a panic in Rust is no Exception
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-            raise  # it was Ctrl-C, which no other thread gets
+            raise  # Ctrl-C, which Python raises in the main thread only: elsewhere the transform itself raised it
         raise _failed(step, error, where) from error
 
 
 def _failed(step: NamedTransform, error: BaseException, where: str) -> SampleError | ReadError:
+    """Return a SampleError, or a ReadError if the failure tells nothing about the sample."""
     if is_the_samples(error):
         return SampleError(
             reason="transform",
@@ -252,7 +265,7 @@ def _failed(step: NamedTransform, error: BaseException, where: str) -> SampleErr
 
 
 def _sample(returned: dict[str, Any] | None, changed: dict[str, Any]) -> dict[str, Any]:
-    """The result of a transform: the dict that it returned, or the one that it changed in place."""
+    """Return the sample after a transform: the dict that it returned, or the one that it changed in place."""
     if returned is None:
         return changed
     if not isinstance(returned, dict):
@@ -266,6 +279,7 @@ def _remade(
     raw: tuple[Field, ...],
     fields: tuple[Field, ...],
 ) -> Chain:
+    """Make a chain from its pickled form."""
     names, tables, places = asked
     return Chain.make(names, tables, where, raw, places).bound(fields)
 
@@ -284,14 +298,15 @@ def _recipe(steps: Sequence[NamedTransform]) -> str:
 
 
 def _steady_recipe(steps: Sequence[NamedTransform]) -> str:
-    """The recipe without transforms that draw: an evaluation stream, which does not augment, uses training's
-    statistics.
+    """Return the recipe without transforms that draw.
+
+    An evaluation stream, which does not augment, uses the statistics made for training.
     """
     return _recipe([step for step in steps if not step.draws])
 
 
 def _refuse_other_statistics(step: NamedTransform, before: Sequence[NamedTransform], where: str) -> None:
-    """Refuse statistics that were made from other transforms than those before this one."""
+    """Raise SettingsError if statistics were made from other transforms than those before this one."""
     made_of = getattr(step.call, "made_of", None)
     if made_of is not None and made_of != _steady_recipe(before):
         raise SettingsError(
@@ -303,7 +318,7 @@ def _refuse_other_statistics(step: NamedTransform, before: Sequence[NamedTransfo
 
 
 def _after(fields: tuple[Field, ...], step: NamedTransform, where: str) -> tuple[Field, ...]:
-    """The fields after one step."""
+    """Return the fields after one step; raise SettingsError if a padded output has no length."""
     if step.outputs is None:
         return fields
     kept = {field.key: field for field in fields if field.key not in step.outputs.removes}
@@ -317,13 +332,14 @@ def _after(fields: tuple[Field, ...], step: NamedTransform, where: str) -> tuple
                 where=where,
                 remedy=f'Declare lengths={{"{field.key}": …}}.',
             )
+        # A transform that changes only values need not repeat how many steps make a second.
         inherits = same_length and field.per_second is None and before is not None
         kept[field.key] = replace(field, per_second=before.per_second) if inherits and before else field
     return tuple(kept.values())
 
 
 def _checked(field: Field, made: Mapping[str, Any], where: str) -> NDArray[np.generic]:
-    """The value of one field, of the dtype and shape that were declared."""
+    """Return the value of one field; raise SampleError unless it has the declared dtype and shape."""
     value = made.get(field.key)
     if not field.shape and isinstance(value, bool | int | float):
         value = np.asarray(value, field.dtype)
@@ -350,7 +366,7 @@ def _unfit(reason: str, field: Field, got: str, where: str) -> SampleError:
 
 
 def _measured_field(key: str, value: object, assumed: Field | None, where: str) -> Field:
-    """The assumed field if the value fits it; otherwise one whose first axis is padded."""
+    """Return the assumed field if the value fits it, otherwise one whose first axis is padded."""
     if assumed is not None:
         with contextlib.suppress(SampleError):
             _checked(assumed, {key: value}, where)
@@ -373,17 +389,20 @@ def _measured_field(key: str, value: object, assumed: Field | None, where: str) 
 
 @functools.cache
 def _dtype_name(dtype: np.dtype[Any]) -> str:
-    """Cached, because numpy takes 4 µs to find it."""
+    """Return the dtype's name; cached, because numpy takes 4 µs to find it."""
     return str(dtype)
 
 
 def _may_refuse(step: NamedTransform) -> LengthRule | None:
-    """A transform's function that tells from lengths which samples it may refuse, if it has one."""
+    """Return a transform's rule that predicts from lengths which samples it may refuse, or None if it has none."""
     return getattr(step.call, "may_refuse", None)
 
 
 def _length(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[np.int64]:
-    """The lengths that a declared rule gives, which may be one number for all samples."""
+    """Return the lengths by a declared rule, one for each sample even if the rule gives a single number.
+
+    Raise SettingsError unless they are whole numbers.
+    """
     made = _told(rule, lengths, where)
     if not np.issubdtype(made.dtype, np.integer):
         raise SettingsError(
@@ -393,7 +412,7 @@ def _length(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[np.int64]
 
 
 def _told(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[Any]:
-    """Apply a rule to lengths; a SettingsError if it asks for one that is not there."""
+    """Apply a rule to lengths; raise SettingsError if it asks for a length that is missing."""
     try:
         return np.asarray(rule(lengths))
     except KeyError as missing:

@@ -1,8 +1,8 @@
 """`characters`: a transcript to int32 numbers, one for each character; 0 is left free for padding and blanks.
 
 Rules: pure; characters are numbered from 1 in the order of the alphabet; a letter that the alphabet has only in the
-other case counts as that one (`letters`). The declared length is the transcript's, an upper bound where unknown
-characters are dropped. Texts that lose more than 5 % of their letters are refused, unless settings ask for it.
+other case counts as that one (`letters`). The declared length is the transcript's, an upper bound if unknown characters
+are dropped. Texts that lose more than 5 % of their letters are refused, unless settings ask for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Characters", "CharactersSettings"]
 
-#: The share of letters that may be dropped without being asked for: typing errors and foreign names have less.
+#: Share of letters that may be dropped if `unknown` is not given: typing errors and foreign names have less.
 _MOST_DROPPED = 0.05
 
 
@@ -56,7 +56,7 @@ class CharactersSettings:
     draws=False,
 )
 class Characters(CountsLetters):
-    """The transform: `text`, a string, becomes int32 `[characters]`."""
+    """Transform of `text`, a string, to int32 `[characters]`."""
 
     key = "text"
 
@@ -74,20 +74,20 @@ class Characters(CountsLetters):
         self.alphabet = Alphabet(settings.alphabet)
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Replace the transcript by its numbers."""
+        """Replace the transcript by its numbers; raise SampleError for an unknown character if `unknown = "mask"`."""
         sample["text"] = self._numbered(sample["text"])
 
     def on_columns(self, columns: Columns) -> None:
-        """Replace the transcripts of all samples."""
+        """Replace the transcripts of all samples by their numbers."""
         columns["text"] = [self._numbered(words) for words in listed(columns, "text")]
 
     @property
     def masks(self) -> bool:
-        """Whether unknown = "mask"."""
+        """Whether `unknown` is "mask"."""
         return self._masks
 
     def refuse_dropping(self, counts: LetterCounts, where: str) -> None:
-        """Raise a DataError if more than 5 % of all letters are dropped and `unknown` is not given."""
+        """Raise DataError if more than 5 % of all letters are dropped and `unknown` is not given."""
         if self._unknown is not None or counts.share_dropped <= _MOST_DROPPED:
             return
         letters = [letter for letter, _ in counts.commonest]
@@ -101,6 +101,7 @@ class Characters(CountsLetters):
         )
 
     def _numbered(self, words: str) -> NDArray[np.int32]:
+        # UTF-32 has one number for each character, so numpy looks all of them up at once.
         points = np.frombuffer(words.encode("utf-32-le"), np.uint32)
         ids = self.alphabet.numbers_of(points)
         known = ids > 0
@@ -116,17 +117,17 @@ class Characters(CountsLetters):
 
 
 def _named(counts: LetterCounts) -> str:
-    """The commonest letters that are dropped, and how often each is."""
+    """Return the commonest dropped letters, and how often each occurs."""
     return ", ".join(f"{_shown(letter)} {count:,}" for letter, count in counts.commonest)
 
 
 def _shown(letter: str) -> str:
-    """A letter as people can read it, even if it joins the one before."""
+    """Return a letter in readable form: a combining mark, which would join the quote before it, as its code point."""
     return f"U+{ord(letter):04X}" if unicodedata.category(letter).startswith("M") else repr(letter)
 
 
 def _quoted(alphabet: str, more: list[str]) -> str:
-    """The alphabet with further letters, in the case that it has, as TOML has a string."""
+    """Return the alphabet with further letters, in the alphabet's case, quoted for TOML."""
     upper = any(map(str.isupper, alphabet)) and not any(map(str.islower, alphabet))
     cased = [other if len(other := letter.upper() if upper else letter.lower()) == 1 else letter for letter in more]
     return json.dumps(alphabet + "".join(dict.fromkeys(cased)), ensure_ascii=False)

@@ -1,8 +1,7 @@
 """Transforms that take a batch's samples at once, as columns, and writing the columns into a batch. Pure.
 
-Rules: a transform makes of columns what it makes of one sample after another, to the byte. If one of the samples cannot
-be used, anything may be raised: then each is taken by itself, which tells which one it is, so nothing here has to find
-it.
+Rules: a transform gives the same bytes for columns as for one sample after another. If one of the samples cannot be
+used, anything may be raised: the builder then falls back to sample by sample, so nothing here has to find the bad one.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["ColumnsOfBatch", "OfColumns", "column_of", "listed"]
 
 
 class OfColumns(abc.ABC):
-    """A transform that takes a batch's samples at once as well; it must not draw."""
+    """Transform that also takes a batch's samples at once; it must not draw."""
 
     @abc.abstractmethod
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any] | None:
@@ -35,11 +34,11 @@ class OfColumns(abc.ABC):
 
     @abc.abstractmethod
     def on_columns(self, columns: Columns) -> None:
-        """Change the columns as the transform changes each sample."""
+        """Change the columns as `__call__` changes each sample."""
 
 
 def listed(columns: Columns, key: str) -> list[Any]:
-    """The column of this key, which has to be a list."""
+    """Return the column of this key; raise TypeError unless it is a list."""
     column = columns[key]
     if not isinstance(column, list):
         raise TypeError(f'"{key}" is no list')
@@ -47,7 +46,7 @@ def listed(columns: Columns, key: str) -> list[Any]:
 
 
 def column_of(field: Field, columns: Columns) -> Column:
-    """The column of a field, with the dtype and shape that were declared; a TypeError for any other."""
+    """Return the column of a field; raise TypeError unless it has the declared dtype and shape."""
     found = columns.get(field.key)
     if not _is_of(field, found):
         raise TypeError(f'"{field.key}" is no column of {field.dtype} {field.shape}')
@@ -56,6 +55,7 @@ def column_of(field: Field, columns: Columns) -> Column:
 
 
 def _is_of(field: Field, column: Column | None) -> bool:
+    """Return whether a column has the field's dtype and shape."""
     if isinstance(column, list):
         return field.padded and all(_is_value_of(field, value) for value in column)
     if isinstance(column, Ragged):
@@ -68,13 +68,13 @@ def _is_value_of(field: Field, value: Any) -> bool:
 
 
 class ColumnsOfBatch:
-    """Writes the columns of a batch's samples like a source that gathers."""
+    """Source of a batch's columns, which writes them like any source that gathers."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write one sample into each row, lengths, and zeros after padded values; a ValueError if there is no room."""
+        """Write one sample into each row, its length, and zeros after it; raise ValueError if there is no room."""
         for key, column in self._columns.items():
             if isinstance(column, np.ndarray):
                 out[key][:] = column

@@ -35,18 +35,18 @@ class CtcFitSettings:
 @built_in("ctc_fit")
 @transform(settings=CtcFitSettings, draws=False)
 class CtcFit:
-    """The transform: a sample whose labels do not fit is refused."""
+    """Transform that refuses a sample whose labels do not fit its frames."""
 
     def __init__(self, settings: CtcFitSettings) -> None:
         self._labels, self._frames, self._reduction = settings.labels, settings.frames, settings.reduction
 
     def may_refuse(self, lengths: Lengths) -> NDArray[np.bool_]:
-        """Which samples may have too few frames, judging by lengths."""
+        """Return which samples may have too few frames, judging by lengths; lengths do not show repeated labels."""
         doubtful: NDArray[np.bool_] = lengths[self._labels] > lengths[self._frames] // self._reduction
         return doubtful
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Refuse it, or leave it as it is."""
+        """Raise SampleError if the labels do not fit; else leave the sample as it is."""
         labels, frames = sample[self._labels], len(sample[self._frames]) // self._reduction
         repeats = int(np.count_nonzero(labels[1:] == labels[:-1]))
         if len(labels) + repeats > frames:

@@ -1,4 +1,4 @@
-"""How a transform says what it makes and what it needs, so that batches can be planned before anything is built.
+"""Declarations of transforms: what each makes and needs, so that batches can be planned before anything is built.
 
 A transform is called with `(sample, rng)`: it changes the dict `sample` in place, or returns another one. A decorator
 declares it:
@@ -19,14 +19,15 @@ need an upper bound. Functions of lengths are called with int64 arrays, one numb
 and of the raw sample (of recordings: `audio` in frames, `audio_rate` in hertz, `text` in characters). With
 `measured=True`, and without the decorator, outputs and lengths are found while indexing.
 
-A transform draws random numbers unless it says `draws=False`. Its `settings` are a frozen dataclass of `setting(...)`
-fields, read from its table in the job file. A function with settings is called with `(sample, rng, settings=...)`. A
-class is constructed once in each process, with its settings if it has any, and the instance is called; where outputs
-depend on settings, it sets `self.outputs`. Files that it reads are settings with the parser `file`: their
-content counts as other settings do. `packages` are installed packages whose version changes the bytes.
+A transform draws random numbers unless it declares `draws=False`. Its `settings` are a frozen dataclass of
+`setting(...)` fields, read from its table in the job file. A function with settings is called with
+`(sample, rng, settings=...)`. A class is constructed once in each process, with its settings if it has any, and the
+instance is called; if outputs depend on settings, it sets `self.outputs`. Files that it reads are settings with the
+parser `file`: their content counts as other settings do. `packages` are installed packages whose version changes the
+bytes.
 
-Rules: pure; what is declared is checked when it is declared. A built-in transform registers itself by `built_in`, with
-its name in job files; this module imports none.
+Rules: pure; a declaration is checked when it is made. A built-in transform registers itself by `built_in`, with its
+name in job files; this module imports none.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """What a transform makes: the fields that are new or differ, the lengths that differ, the keys that are gone."""
+    """The outputs of a transform: fields that are new or differ, lengths that differ, keys that are gone."""
 
     fields: tuple[Field, ...] = ()
     lengths: Mapping[str, LengthRule] = field(default_factory=dict)
@@ -78,14 +79,14 @@ class Outputs:
         per_second: Mapping[str, float] | None = None,
         removes: tuple[str, ...] = (),
     ) -> Outputs:
-        """Outputs in the form that `transform` takes; for classes whose outputs depend on their settings."""
+        """Return outputs in the form that `transform` takes, for classes whose outputs depend on their settings."""
         fields = tuple(_field(key, spec, (per_second or {}).get(key)) for key, spec in (outputs or {}).items())
         return Outputs(fields=fields, lengths=dict(lengths or {}), removes=_names("removes", removes, example="audio"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What a transform says about itself. Without outputs it is measured while indexing."""
+    """A transform's declaration. Without outputs it is measured while indexing."""
 
     outputs: Outputs | None = None
     draws: bool = True
@@ -104,7 +105,21 @@ def transform(  # noqa: PLR0913 - what a transform may say of itself, each by na
     settings: type[Any] | None = None,
     packages: Iterable[str] = (),
 ) -> Callable[[_F], _F]:
-    """Declare a transform; `per_second` is how many steps of a key make a second, where its length was changed."""
+    """Declare a transform; raise SettingsError for a declaration that contradicts itself or cannot be read.
+
+    Args:
+        outputs: New or changed keys: dtype, then axes, None for a padded first one.
+        lengths: Functions that give the lengths of padded keys.
+        per_second: How many steps of a key make a second, if its length changes.
+        removes: Keys that the transform deletes.
+        measured: Find outputs and lengths while indexing instead of declaring them.
+        draws: Whether the transform draws random numbers.
+        settings: Frozen dataclass of `setting(...)` fields.
+        packages: Installed packages whose version changes the bytes.
+
+    Returns:
+        The decorator, which returns the function with its declaration attached.
+    """
     given = outputs or lengths or per_second or removes
 
     def declare(function: _F) -> _F:
@@ -123,12 +138,12 @@ def transform(  # noqa: PLR0913 - what a transform may say of itself, each by na
     return declare
 
 
-#: The built-in transforms that were imported, by their names in a job file.
+#: Built-in transforms whose modules were imported, by their names in a job file.
 BUILT_INS: dict[str, Callable[..., Any]] = {}
 
 
 def built_in(name: str) -> Callable[[_F], _F]:
-    """Register a transform under the name that job files call it by, without a module."""
+    """Register a transform under its name in job files, which has no module part."""
 
     def register(function: _F) -> _F:
         if name in BUILT_INS:
@@ -140,7 +155,7 @@ def built_in(name: str) -> Callable[[_F], _F]:
 
 
 def declaration_of(function: object) -> Declaration:
-    """What a transform declares; one that declares nothing is measured, and may draw."""
+    """Return a transform's declaration; without one it is measured, and may draw."""
     found = getattr(function, "declaration", None)
     return found if isinstance(found, Declaration) else Declaration()
 
@@ -161,7 +176,7 @@ def _refuse_both(given: object) -> None:
 
 
 def _refuse_unread(function: Callable[..., Any], settings: type[Any] | None) -> None:
-    """Refuse settings that cannot be read from a job file, and a transform that does not take them."""
+    """Raise SettingsError for settings that cannot be read from a job file, or a transform that does not take them."""
     if settings is None:
         return
     if not _is_of_settings(settings):
@@ -188,7 +203,10 @@ def _is_of_settings(kind: object) -> bool:
 
 
 def _names(what: str, names: Iterable[str], *, example: str) -> tuple[str, ...]:
-    """Return the names as a tuple, and refuse what is none, above all a text, which would be taken letter by letter."""
+    """Return the names as a tuple; raise SettingsError for anything else.
+
+    Above all for a single text, which would be taken letter by letter.
+    """
     if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
         raise SettingsError(
             expected=f"{what} that are a tuple of names, each a text that is not empty",

@@ -1,4 +1,4 @@
-"""Finds the transforms that a stream names, and makes them ready to be called.
+"""The search for the transforms that a stream names, and their construction.
 
 Rules: built-in transforms and a user's own are found, declared and given settings in the same way; only their code is
 identified differently: ours by the version of its bytes, a user's by its source. A class is constructed once in each
@@ -43,7 +43,7 @@ __all__ = ["NamedTransform", "built_ins", "find_transforms", "settings_of_built_
 
 _HERE = FilePlaces()
 
-#: An instance of a dataclass of settings, which is hashable, as it is frozen; None where there is none.
+#: An instance of a dataclass of settings, which is hashable, as it is frozen; None if there are no settings.
 _Settings: TypeAlias = Any
 
 
@@ -53,13 +53,13 @@ class NamedTransform:
 
     name: str
     call: Transform
-    #: None: its outputs are measured while indexing.
+    #: Declared outputs; None if they are measured while indexing.
     outputs: Outputs | None
-    #: The fingerprint of its settings, the content of files that they name and, if it is a user's own, its source.
+    #: Its settings with the hashes of files that they name; for a user's own transform, a hash of its source and these.
     identity: str
-    #: The versions of the installed packages that its bytes depend on.
+    #: Versions of the installed packages that its bytes depend on.
     packages: Mapping[str, str]
-    #: What it gets instead of a generator; None if it draws.
+    #: Passed instead of a generator to a transform that must not draw; None if it draws.
     refusing: RefusingGenerator | None = field(repr=False, compare=False)
 
     @property
@@ -71,19 +71,21 @@ class NamedTransform:
 def find_transforms(
     names: tuple[str, ...], tables: Mapping[str, Table], where: str, places: FilePlaces = _HERE
 ) -> tuple[NamedTransform, ...]:
-    """The transforms of these names, in this order, with their settings from the tables named for them; files that
-    these name are looked for in `places`.
+    """Return the transforms of these names, in this order, each with the settings from its table.
+
+    Files that settings name are looked for in `places`. Raise SettingsError for an unknown name, a table that belongs
+    to no transform, or settings that do not fit.
     """
     targets = [
         _target(name, f"{where}, transforms") for name in names
-    ]  # before tables: a misspelt name is reported first
+    ]  # before the tables, so that a misspelt name is reported instead of its table
     owned = _tables_by_transform(names, tables, where)
     found = zip(names, targets, strict=True)
     return tuple(_made(name, target, owned.get(name), where, places) for name, target in found)
 
 
 def named_files(names: tuple[str, ...], tables: Mapping[str, Table], where: str) -> list[str]:
-    """Return the files that the settings of these transforms name, as they stand there."""
+    """Return the names of the files in these transforms' settings, as written there."""
     owned = _tables_by_transform(names, tables, where)
     targets = [(name, _target(name, f"{where}, transforms")) for name in names]
     made = (_settings(name, declaration_of(target), owned.get(name), f"{where}, {name}") for name, target in targets)
@@ -91,14 +93,17 @@ def named_files(names: tuple[str, ...], tables: Mapping[str, Table], where: str)
 
 
 def built_ins() -> dict[str, Callable[..., Any]]:
-    """Return all built-in transforms by their names in a job file, in the order of these."""
+    """Return all built-in transforms by their names in a job file, sorted."""
     for module in _modules_of_built_ins().values():
         importlib.import_module(module)
     return dict(sorted(BUILT_INS.items()))
 
 
 def _built_in(name: str) -> Callable[..., Any] | None:
-    """Return the built-in transform of this name, or None; its module has the same name, and no other is imported."""
+    """Return the built-in transform of this name, or None.
+
+    Its module has the same name, so no other is imported.
+    """
     module = _modules_of_built_ins().get(name)
     if module is not None:
         importlib.import_module(module)
@@ -107,13 +112,13 @@ def _built_in(name: str) -> Callable[..., Any] | None:
 
 @functools.cache
 def _modules_of_built_ins() -> dict[str, str]:
-    """Return the modules in which built-in transforms may be, by the last part of their names."""
+    """Return the modules that may define built-in transforms, by the last part of their names."""
     found = pkgutil.walk_packages(transforms.__path__, f"{transforms.__name__}.")
     return {module.name.rpartition(".")[2]: module.name for module in found}
 
 
 def settings_of_built_ins() -> dict[str, type[Any]]:
-    """The settings of each built-in transform that has some."""
+    """Return the settings class of each built-in transform that has settings."""
     declared = {name: declaration_of(target).settings for name, target in built_ins().items()}
     return {name: settings for name, settings in declared.items() if settings is not None}
 
@@ -122,7 +127,7 @@ def settings_of_built_ins() -> dict[str, type[Any]]:
 
 
 def table_names(names: Iterable[str]) -> set[str]:
-    """What the tables of these transforms may be called: the full name, or the part after the colon."""
+    """Return the possible names of these transforms' tables: the full name, or the part after the colon."""
     return {part for name in names for part in (name, _short(name))}
 
 
@@ -131,6 +136,7 @@ def _short(name: str) -> str:
 
 
 def _tables_by_transform(names: tuple[str, ...], tables: Mapping[str, Table], where: str) -> dict[str, Table]:
+    """Return each transform's table of settings; raise SettingsError for a second one, or one that is no table."""
     found: dict[str, Table] = {}
     for key, table in tables.items():
         name = _owner(key, names, where)
@@ -153,7 +159,7 @@ def _tables_by_transform(names: tuple[str, ...], tables: Mapping[str, Table], wh
 
 
 def _owner(key: str, names: tuple[str, ...], where: str) -> str:
-    """The transform that a table belongs to."""
+    """Return the transform that a table belongs to; raise SettingsError if there is none, or more than one."""
     owners = [key] if key in names else [name for name in dict.fromkeys(names) if _short(name) == key]
     if len(owners) == 1:
         return owners[0]
@@ -176,6 +182,7 @@ def _owner(key: str, names: tuple[str, ...], where: str) -> str:
 
 
 def _made(name: str, target: Callable[..., Any], table: Table | None, where: str, places: FilePlaces) -> NamedTransform:
+    """Make one transform ready: read its settings, hash the files they name, construct it, and identify its code."""
     declaration, place = declaration_of(target), f"{where}, {name}"
     packages = _versions(declaration.packages, name, place)
     settings = with_paths(_settings(name, declaration, table, place), places)
@@ -194,7 +201,7 @@ def _made(name: str, target: Callable[..., Any], table: Table | None, where: str
 
 
 def _target(name: str, where: str) -> Callable[..., Any]:
-    """The function or class of a name."""
+    """Return the function or class of a name; raise SettingsError if there is none."""
     place, _, attribute = name.partition(":")
     if place and attribute:
         return import_named(name, "a function", where)
@@ -211,6 +218,7 @@ def _target(name: str, where: str) -> Callable[..., Any]:
 
 
 def _settings(name: str, declaration: Declaration, table: Table | None, where: str) -> _Settings:
+    """Return the transform's settings from its table, or None if it declares none; raise SettingsError on mismatch."""
     if declaration.settings is not None:
         with _blaming_settings(name, where):
             made: _Settings = read_table(declaration.settings, table or {}, where)
@@ -226,13 +234,14 @@ def _settings(name: str, declaration: Declaration, table: Table | None, where: s
 
 
 def _ready(target: Callable[..., Any], settings: _Settings, content: str, name: str, where: str) -> Transform:
-    """What to call for each sample."""
+    """Return the callable for each sample."""
     if isinstance(target, type):
         with _blaming_settings(name, where):
             return _callable(_instance(target, settings, content))
     return functools.partial(target, settings=settings) if settings is not None else target
 
 
+# `_content` is part of the cache key only: a file that changed under the same name makes another instance.
 @functools.cache
 def _instance(kind: Callable[..., Any], settings: Hashable, _content: str) -> object:
     return kind(settings) if settings is not None else kind()
@@ -262,7 +271,7 @@ def _blaming_settings(name: str, where: str) -> Iterator[None]:
 
 
 def _modules(name: str, target: Callable[..., Any]) -> list[str]:
-    """Where a user's transform is looked for, and where it is defined."""
+    """Return the modules in which a user's transform was looked for and is defined."""
     place = name.partition(":")[0]
     return sorted({place, getattr(inspect.unwrap(target), "__module__", None) or place})
 
@@ -274,6 +283,7 @@ def _identity(content: str, code: OwnCode | None) -> str:
 
 
 def _versions(packages: tuple[str, ...], name: str, where: str) -> dict[str, str]:
+    """Return the installed versions of these packages; raise SettingsError if one is missing."""
     versions = {}
     for package in packages:
         try:

@@ -1,6 +1,6 @@
-"""Where the random numbers of transforms come from.
+"""Random number generators of transforms.
 
-Rules: pure. A sample has one generator an epoch, the same whoever builds it; a transform that says it draws nothing
+Rules: pure. A sample has one generator an epoch, the same whoever builds it; a transform that declares `draws=False`
 gets one that refuses, so that no transform can draw the same numbers for every sample without anyone noticing.
 """
 
@@ -21,24 +21,25 @@ __all__ = ["Drawn", "RecordingGenerator", "RefusingGenerator", "generator_for"]
 
 
 def generator_for(seed: int, epoch: int, sample: int) -> np.random.Generator:
-    """The generator of one sample in one epoch: the same whoever builds it, however often."""
+    """Return the generator of one sample in one epoch: the same whoever builds it, however often."""
     return np.random.Generator(_bits_for(seed, epoch, sample))
 
 
 def _bits_for(seed: int, epoch: int, sample: int) -> np.random.BitGenerator:
+    # The key alone defines the sequence: no state passes from one sample to the next, so their order does not matter.
     return np.random.Philox(key=key_of("augment", seed, epoch, sample))
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A call of a generator: what was asked for, and what it gave."""
+    """A call of a generator: the method and its result."""
 
     method: str
     got: Any
 
 
 class RecordingGenerator(np.random.Generator):
-    """Gives the numbers that `generator_for` gives, and keeps them in `drawn` for those who want to see them."""
+    """Generator with the same numbers as `generator_for`, which keeps them in `drawn` for inspection."""
 
     def __init__(self, seed: int, epoch: int, sample: int) -> None:
         super().__init__(_bits_for(seed, epoch, sample))
@@ -53,7 +54,7 @@ class RecordingGenerator(np.random.Generator):
 def _recorded(name: str, method: Callable[..., Any], drawn: list[Drawn]) -> Callable[..., Any]:
     def call(*args: Any, **named: Any) -> Any:
         got = method(*args, **named)
-        # A copy: transforms go on with what they drew. `shuffle` gives nothing, and changes what it gets.
+        # A copy, because transforms may change what they drew. `shuffle` returns None and changes its argument instead.
         drawn.append(Drawn(name, np.array(args[0] if got is None and args else got)))
         return got
 
@@ -61,7 +62,7 @@ def _recorded(name: str, method: Callable[..., Any], drawn: list[Drawn]) -> Call
 
 
 class RefusingGenerator(np.random.Generator):
-    """What a transform with `draws=False` gets: touching it raises an error that names the transform.
+    """Generator for a transform with `draws=False`: any access raises an error that names the transform.
 
     It is a `Generator` by type, so that libraries accept it, and are refused as well once they draw.
     """
@@ -71,6 +72,7 @@ class RefusingGenerator(np.random.Generator):
         object.__setattr__(self, "_refused", (transform, where))
 
     def __getattribute__(self, name: str) -> Any:
+        # `isinstance` reads `__class__`, which draws nothing.
         if name == "__class__":
             return RefusingGenerator
         transform, where = object.__getattribute__(self, "_refused")

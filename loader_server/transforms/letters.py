@@ -1,9 +1,9 @@
-"""What an alphabet makes of characters: their numbers, and how many letters are dropped or folded.
+"""An alphabet's effect on characters: their numbers, and how many letters are dropped or folded.
 
 A letter is any character but blanks, punctuation and control characters: digits, symbols and combining marks carry
 meaning as well. It is folded if the alphabet has it only in the other case, and dropped if the alphabet lacks both.
 
-Rules: pure; numbers and counts come from one table, so a count says what happens to the texts.
+Rules: pure; numbers and counts come from one table, so counts match what happens to the texts.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Alphabet", "CountsLetters", "LetterCounter", "LetterCounts", "counting_step"]
 
-#: Letters that a count names.
+#: Most letters that a count names.
 _NAMED = 10
 _CODE_POINTS = 0x110000
-#: Unicode's categories of what is no letter: blanks, punctuation, control characters.
+#: Unicode categories of characters that are no letters: blanks, punctuation, control characters.
 _NO_LETTERS = ("Z", "P", "C")
-#: What becomes of a character: letters first.
+#: Fates of a character. Those of letters come first, so that `fates <= _DROPPED` finds letters.
 _KEPT, _FOLDED, _DROPPED, _OTHER_KEPT, _OTHER_DROPPED, _NOT_LOOKED_UP = range(6)
 
 
@@ -45,16 +45,17 @@ class Alphabet:
 
     def numbers_of(self, points: NDArray[np.uint32]) -> NDArray[np.int32]:
         """Return the number of each code point; 0 if it has none."""
+        # The table ends one beyond the highest code point of the alphabet; that entry, 0, serves all higher ones.
         numbers: NDArray[np.int32] = self._numbers[np.minimum(points, len(self._numbers) - 1)]
         return numbers
 
 
 def _numbers(alphabet: str) -> NDArray[np.int32]:
-    """Return the number of each code point; the last entry is for all code points beyond, which have none."""
+    """Return the table of numbers by code point; its last entry stands for all code points beyond, which have none."""
     numbers = {ord(character): place for place, character in enumerate(alphabet, 1)}
     for character in alphabet:
         for other in (character.upper(), character.lower()):
-            if len(other) == 1:
+            if len(other) == 1:  # "ß".upper() is "SS": such a letter has no single other case
                 numbers.setdefault(ord(other), numbers[ord(character)])
     table = np.zeros(max(numbers) + 2, np.int32)
     table[list(numbers)] = list(numbers.values())
@@ -63,10 +64,10 @@ def _numbers(alphabet: str) -> NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterCounts:
-    """What becomes of the letters of all samples.
+    """Counts of all samples' letters by fate.
 
-    `commonest` are the ten commonest of those that are dropped, `others_dropped` counts blanks, punctuation and control
-    characters, and `samples_...` count samples with any such.
+    `commonest` are the ten commonest dropped letters, `others_dropped` counts blanks, punctuation and control
+    characters, and `samples_...` count samples that have any such character.
     """
 
     samples: int
@@ -82,12 +83,12 @@ class LetterCounts:
 
     @property
     def share_dropped(self) -> float:
-        """The share of letters that are dropped."""
+        """Share of letters that are dropped."""
         return self.dropped / self.letters if self.letters else 0.0
 
 
 class CountsLetters(OfColumns):
-    """A transform that drops or folds letters of the texts under `key`."""
+    """Transform that drops or folds letters of the texts under `key`."""
 
     key: str
     alphabet: Alphabet
@@ -99,13 +100,13 @@ class CountsLetters(OfColumns):
 
     @abc.abstractmethod
     def refuse_dropping(self, counts: LetterCounts, where: str) -> None:
-        """Raise a DataError if more letters are dropped than anybody may want."""
+        """Raise DataError if more letters are dropped than anybody may want."""
 
 
 def counting_step(chain: Chain) -> tuple[CountsLetters, str] | None:
     """Return the transform that drops letters, and the name of a user's own one before it; None if none drops any.
 
-    What comes before it may change the texts, so that counts of the source's texts say nothing.
+    A user's transform may change the texts, so that counts of the source's texts are not those of the batches.
     """
     own = ""
     for step in chain.steps:
@@ -116,12 +117,12 @@ def counting_step(chain: Chain) -> tuple[CountsLetters, str] | None:
 
 
 class LetterCounter:
-    """Counts what becomes of the letters of texts, block by block."""
+    """Counter of the fates of letters in texts, block by block."""
 
     def __init__(self, alphabet: Alphabet) -> None:
         self._alphabet = alphabet
         self._own = np.array(sorted(map(ord, alphabet.characters)), np.uint32)
-        #: Of each code point, looked up when it is met.
+        #: Fate of each code point, looked up when it first occurs.
         self._fates = np.full(_CODE_POINTS, _NOT_LOOKED_UP, np.uint8)
         self._dropped: Counter[int] = Counter()
         self._letters = self._folded = self._others_dropped = 0
@@ -129,6 +130,7 @@ class LetterCounter:
 
     def add(self, texts: Sequence[str]) -> None:
         """Count the texts of further samples."""
+        # "surrogatepass", because a lone surrogate in one text must not end the count of all others.
         points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
         ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
         fates = self._fates_of(points)
@@ -145,7 +147,7 @@ class LetterCounter:
         self._samples_unknown += len(np.union1d(samples[_DROPPED], samples[_OTHER_DROPPED]))
 
     def counts(self) -> LetterCounts:
-        """Return what was counted so far."""
+        """Return the counts so far."""
         commonest = sorted(self._dropped.items(), key=lambda item: (-item[1], item[0]))[:_NAMED]
         return LetterCounts(
             samples=self._samples,
@@ -160,7 +162,9 @@ class LetterCounter:
         )
 
     def _fates_of(self, points: NDArray[np.uint32]) -> NDArray[np.uint8]:
+        """Return the fate of each code point, looking up those that occur for the first time."""
         fates = np.take(self._fates, points)
+        # Unicode's categories are looked up once for each character that occurs, which is slow Python code.
         if fates.max(initial=_KEPT) == _NOT_LOOKED_UP:
             new = np.unique(points[fates == _NOT_LOOKED_UP])
             unknown, own = self._alphabet.numbers_of(new) == 0, np.isin(new, self._own)
@@ -172,6 +176,6 @@ class LetterCounter:
 
 
 def _texts_with(characters: NDArray[np.intp], ends: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Which texts have any of the characters at these places, which rise; `ends` says where each text ends."""
+    """Return which texts have any of the characters at these ascending places; `ends` are the ends of the texts."""
     of_texts = np.searchsorted(ends, characters, side="right")
     return of_texts[np.flatnonzero(np.diff(of_texts, prepend=-1))]

@@ -1,4 +1,4 @@
-"""Files that a transform's settings name, a vocabulary or a source of noises: where they are, and what is in them.
+"""Files that a transform's settings name, such as a vocabulary or a source of noises: their places and content.
 
 Rules: a file is looked for below the job file's folder, or where a joining host has fetched it. A file is identified by
 its content: a copy under another name or in another place is the same, so machines may keep it where they like, and a
@@ -28,7 +28,7 @@ _BLOCK_BYTES = 2**20
 
 
 def with_paths(settings: Any, places: FilePlaces) -> Any:
-    """The settings, with each file's path in place of its name."""
+    """Return the settings with each file's path in place of its name."""
     if settings is None:
         return None
     values = _said(settings)
@@ -37,7 +37,7 @@ def with_paths(settings: Any, places: FilePlaces) -> Any:
 
 
 def names_in(settings: Any) -> list[str]:
-    """Return the names of the files that the settings name, as they stand there."""
+    """Return the names of the files in the settings, as written there."""
     found: list[str] = []
     for value in _said(settings).values() if settings is not None else ():
         _each_file(value, lambda file: found.append(file) if isinstance(file, FileName) else file)
@@ -45,10 +45,10 @@ def names_in(settings: Any) -> list[str]:
 
 
 def content_of_settings(settings: Any, where: str) -> str:
-    """All that the settings say, with each file's digest in place of its path; a SettingsError if one is missing.
+    """Return all settings as text, with each file's hash in place of its path.
 
-    A setting that is left out and then None adds nothing, so that a setting that is introduced later does not change
-    the content of earlier ones; one that `means` a value adds that.
+    A setting that is None adds nothing, so that a setting added later does not change the content of earlier ones; one
+    declared with `means` adds that value. Raise SettingsError if a file cannot be read.
     """
     if settings is None:
         return ""
@@ -73,6 +73,10 @@ def _each_file(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _digest(path: FileName | SideSource, where: str) -> str:
+    """Return the hash of a file's content, or of a side source.
+
+    Raise SettingsError if the file cannot be read, DataError if the source cannot be used.
+    """
     if isinstance(path, SideSource):
         return path.digest(f"{where}, recordings")
     state = xxhash.xxh3_128()

@@ -1,4 +1,4 @@
-"""Who made a sample longer than its batch has room for: the source, or one of the transforms?
+"""The blame for a sample longer than its batch has room for: the source's, or one of the transforms'.
 
 Rules: pure except for the transforms, which run once more and draw the same numbers; the first that breaks its
 declaration is named, and only if none does, those without one.
@@ -23,7 +23,7 @@ _Lengths = dict[str, Any]
 def blame_for_length(
     chain: Chain, sample: dict[str, Any], lengths: Mapping[str, int], key: tuple[int, int, int]
 ) -> str:
-    """A sentence that says who is to blame and what to do; `lengths` are the raw sample's, as the index has them."""
+    """Return a sentence that names the culprit and the remedy; `lengths` are the raw sample's, from the index."""
     foretold: _Lengths = {name: np.array([length]) for name, length in lengths.items()}
     for name, most, made in _longer(sample, foretold):
         return f'The source gave {made} steps of "{name}" where the index says {most}: run loader-server index.'
@@ -40,7 +40,7 @@ def blame_for_length(
 
 
 def _longer(sample: Mapping[str, Any], foretold: _Lengths) -> list[tuple[str, int, int]]:
-    """The keys that are longer than declared, with both lengths."""
+    """Return the keys that are longer than declared, with both lengths."""
     found = [(key, int(most[0]), _length(sample.get(key))) for key, most in foretold.items()]
     return [(key, most, made) for key, most, made in found if made > most]
 

@@ -1,1 +1,1 @@
-"""One window of an epoch: how its samples fill batches, one by one, packed, or in lanes. Pure."""
+"""One window of an epoch: how its samples fill batches, one a row, packed, or in lanes. Pure."""

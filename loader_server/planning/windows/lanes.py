@@ -1,4 +1,4 @@
-"""Carried state: the chunks of one recording come in consecutive batches, in the same row of the same place.
+"""Lanes for carried state: the chunks of one recording come in consecutive batches, in the same row.
 
 A lane is a row of one place of the group: if there are as many ranks as batches in a group, a rank has the same lanes
 in each step. Rules: pure; a run is the chunks of one recording that follow one another, and takes consecutive places of
@@ -26,7 +26,7 @@ __all__ = ["balanced", "in_lanes"]
 
 
 def in_lanes(filling: Filling, given: Candidates, key: str, length: int) -> WindowPlan:
-    """Lay a window's runs into lanes, and the lanes' next chunks into one group after another."""
+    """Lay a window's runs into lanes; each group then takes the next chunk of every lane."""
     begins = _run_begins(given)
     firsts = np.flatnonzero(begins)
     sizes = np.diff(np.append(firsts, len(begins)))
@@ -34,7 +34,9 @@ def in_lanes(filling: Filling, given: Candidates, key: str, length: int) -> Wind
     turn = _turns(filling, given, firsts, sizes)
     lane = _by_what_they_hold(balanced(sizes, turn, rows * filling.group), sizes)
     run = np.cumsum(begins) - 1
+    # A chunk's step: where its run begins in the lane, and its place in the run.
     step = _offsets(lane, turn, sizes)[run] + np.arange(len(run)) - firsts[run]
+    # By step, then by lane: `lexsort` takes the last key first.
     dealt = np.lexsort((lane[run], step))
     steps = np.arange(int(step.max(initial=-1)) + 1)
     starts = np.searchsorted(step[dealt], steps)
@@ -50,14 +52,15 @@ def in_lanes(filling: Filling, given: Candidates, key: str, length: int) -> Wind
 
 
 def _run_begins(given: Candidates) -> NDArray[np.bool_]:
-    """Where a recording begins, or goes on after a chunk that takes no part."""
+    """Return which samples begin a run: a recording begins, or continues after a chunk that was dropped."""
     assert given.begins is not None, "only chunks have recordings"
+    # -2 and not -1, with which sample 0 would seem to continue something.
     gaps: NDArray[np.bool_] = np.diff(given.samples, prepend=-2) != 1
     return given.begins | gaps
 
 
 def _turns(filling: Filling, given: Candidates, firsts: Integers, sizes: Integers) -> Integers:
-    """The place of each run in the order of the pass."""
+    """Return the rank of each run in the order of the pass."""
     order = sample_order(filling.data_pass, given.samples[firsts], given.cycles[firsts])
     if filling.data_pass.order == "sorted":
         order = np.argsort(sizes, kind="stable")
@@ -65,8 +68,9 @@ def _turns(filling: Filling, given: Candidates, firsts: Integers, sizes: Integer
 
 
 def balanced(sizes: Integers, turn: Integers, lanes: int) -> Integers:
-    """The lane of each run: longest first (equal ones by turn), each to the lane that holds least."""
+    """Return the lane of each run: longest first (ties by turn), each to the lane that holds least."""
     lane_of = np.empty(len(sizes), np.int64)
+    # A heap of (steps held, lane): among equal lanes the lowest number wins, on every machine.
     held = [(0, lane) for lane in range(lanes)]
     for run in np.lexsort((turn, -sizes)).tolist():
         holds, lane = held[0]
@@ -76,13 +80,14 @@ def balanced(sizes: Integers, turn: Integers, lanes: int) -> Integers:
 
 
 def _by_what_they_hold(lane: Integers, sizes: Integers) -> Integers:
-    """The same lanes, the fullest first."""
+    """Renumber the lanes, the fullest first."""
     held = np.bincount(lane, weights=sizes)
+    # The argsort of an argsort is the rank of each lane.
     return np.argsort(np.argsort(-held, kind="stable"), kind="stable")[lane]
 
 
 def _offsets(lane: Integers, turn: Integers, sizes: Integers) -> Integers:
-    """Where in its lane each run begins."""
+    """Return the step at which each run begins in its lane."""
     order = np.lexsort((turn, lane))
     before = np.cumsum(sizes[order]) - sizes[order]
     first = np.searchsorted(lane[order], lane[order])

@@ -1,8 +1,8 @@
 """Packing: several short samples in one row, told apart by segment ids and positions.
 
 Rules: pure; rows are filled by best fit, longest samples first, within blocks of samples in the order of the pass, so
-that a sample shares its row with others in each pass; then rows are dealt to batches as samples are. Packed batches
-have one shape. Must not know lengths of other keys: a packed stream has one padded key.
+that a sample shares its row with other samples in each pass; then rows are dealt to batches in a shuffled order. Packed
+batches have one shape. Must not know lengths of other keys: a packed stream has one padded key.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ BLOCK = 4096
 
 
 def in_rows(filling: Filling, given: Candidates, key: str, capacity: int) -> WindowPlan:
-    """Pack a window's samples into rows, and deal the rows to groups."""
+    """Pack a window's samples into rows of `capacity` steps, and deal the rows to groups."""
     order = sample_order(filling.data_pass, given.samples, given.cycles)
     row = np.empty(len(order), np.int64)
     rows = 0
     for start in range(0, len(order), BLOCK):
         block = slice(start, start + BLOCK)
+        # Rows are numbered within the block, and then through the window.
         own = best_fit(given.lengths[key][order[block]], capacity)
         row[block] = rows + own
         rows += int(own.max()) + 1
+    # The argsort of an order is its inverse: the place of each row among the dealt ones.
     place = np.argsort(row_order(filling.data_pass, filling.window, rows), kind="stable")[row]
     dealt = np.argsort(place, kind="stable")
     lengths = given.lengths[key][order[dealt]]
@@ -57,8 +59,9 @@ def in_rows(filling: Filling, given: Candidates, key: str, capacity: int) -> Win
 
 
 def best_fit(lengths: Integers, capacity: int) -> Integers:
-    """The row of each sample: longest first, into the fullest row that still takes it."""
+    """Return the row of each sample: longest first, into the fullest row that still takes it, else a new one."""
     row_of = np.empty(len(lengths), np.int64)
+    # The distinct rooms left in open rows, ascending, and the rows that have each: bisection finds the best fit.
     rooms: list[int] = []
     rows_with: dict[int, list[int]] = {}
     shortest = int(lengths.min(initial=capacity))
@@ -76,6 +79,7 @@ def best_fit(lengths: Integers, capacity: int) -> Integers:
                 del rooms[at]
         row_of[sample] = row
         left = room - length
+        # A row with less room than the shortest sample never fits again; leaving it out keeps the search short.
         if left >= shortest:
             waiting = rows_with.setdefault(left, [])
             if not waiting:

@@ -29,20 +29,20 @@ __all__ = ["Candidates", "Filling", "WindowPlan", "in_buckets", "in_sequence"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """The samples of a window that take part: number, bucket, and the lengths of each padded key that is needed."""
+    """Samples of a window that take part: number, bucket, and the lengths of each padded key that is needed."""
 
     samples: Integers
     #: How often each sample's segment was used before: above 0 only where a mixed source starts over.
     cycles: Integers
     buckets: Integers
     lengths: Mapping[str, Integers]
-    #: Where state is carried: which of them are the first chunk of a recording.
+    #: With carried state only: which samples are the first chunk of a recording.
     begins: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filling:
-    """How a window is filled: its pass, its number, the rows of each bucket, and settings."""
+    """Parameters of filling a window: its pass, its number, the rows of each bucket, and settings."""
 
     data_pass: DataPass
     window: int
@@ -56,7 +56,7 @@ class Filling:
 class WindowPlan:
     """Groups in the order in which they are served: each takes the rows from start to stop, `rows` a batch.
 
-    A row is one sample, or, where samples are packed, the samples from one of `row_starts` to the next.
+    A row is one sample, or, with packing, the samples from one of `row_starts` to the next.
     """
 
     samples: Integers
@@ -64,16 +64,16 @@ class WindowPlan:
     stops: Integers
     buckets: Integers
     rows: Integers
-    #: The longest sample of each group for each key, where batches are padded to it.
+    #: Greatest length in each group by key, for batches that are padded to it.
     longest: Mapping[str, Integers]
-    #: With packing: the sample at which each row starts (and their number), and each sample's place in its row.
+    #: With packing: the first sample of each row (and at the end their number), and each sample's offset in its row.
     row_starts: Integers | None = None
     offsets: Integers | None = None
-    #: Where state is carried: which samples begin a recording.
+    #: With carried state: which samples begin a recording, or continue one after a dropped chunk.
     resets: NDArray[np.bool_] | None = None
 
     def largest_first(self) -> WindowPlan:
-        """The same plan, with a group of the largest bucket first."""
+        """Return the plan with a group of the largest bucket moved to the front."""
         if not len(self.buckets):
             return self
         largest = int(np.argmax(self.buckets))
@@ -88,11 +88,11 @@ class WindowPlan:
         )
 
     def row_of(self, sample: int) -> int:
-        """The row of the sample at this index."""
+        """Return the row of the sample at this index."""
         return sample if self.row_starts is None else int(np.searchsorted(self.row_starts, sample, side="right")) - 1
 
     def first_of(self, row: int) -> int:
-        """The index of the first sample of a row."""
+        """Return the index of the first sample of a row."""
         return row if self.row_starts is None else int(self.row_starts[row])
 
 
@@ -109,7 +109,7 @@ def in_buckets(filling: Filling, given: Candidates, key: str) -> WindowPlan:
 
 
 def _filled(own: Integers, by_length: Integers, capacity: Integers, subs: int) -> tuple[Integers, Integers]:
-    """Each sample's bucket after spilling, and the samples that each bucket takes."""
+    """Return each sample's bucket after spilling, and the number of samples that each bucket takes."""
     in_own = by_length[_stable_order(own[by_length])]
     waiting = np.split(in_own, np.cumsum(np.bincount(own, minlength=len(capacity)))[:-1])
     bucket, sizes = np.empty(len(own), np.int64), np.empty(len(capacity), np.int64)
@@ -118,6 +118,7 @@ def _filled(own: Integers, by_length: Integers, capacity: Integers, subs: int) -
         sizes[at] = min(len(waiting[at]), room)
         if len(left := waiting[at][room:]):
             larger = spills_into(at, subs)
+            # Leftovers go first, so that it is the larger bucket's own longest samples that spill on.
             waiting[larger] = np.concatenate([left, waiting[larger]])
     return bucket, sizes
 
@@ -167,17 +168,21 @@ def in_sequence(filling: Filling, given: Candidates, limits: Limits, edges: Inte
 
 
 def _next_group(lengths: Mapping[str, Integers], start: int, group: int, limits: Limits) -> tuple[int, int]:
-    """How many samples from `start` fit into `group` batches padded to the longest of them, and the rows of each."""
+    """Return how many samples from `start` fit into `group` batches padded to their longest, and each batch's rows."""
+    # No more than if all were as short as the first; then the running maximum of lengths gives the rows that would fit
+    # if the group ended at each sample. Rows only fall with it, so the first sample that does not fit ends the group.
     most = group * int(limits.rows({key: of[start : start + 1] for key, of in lengths.items()})[0])
     running = {key: np.maximum.accumulate(of[start : start + most]) for key, of in lengths.items()}
     rows = limits.rows(running)
     count = np.arange(1, len(rows) + 1)
+    # The appended False is where `argmin` ends if all of them fit.
     fits = int(np.argmin(np.append(count <= rows * group, False)))
     needed = -(-fits // (group * limits.rows_multiple)) * limits.rows_multiple
     return fits, min(int(rows[fits - 1]), needed)
 
 
 def _laplace_or_plain(filling: Filling, given: Candidates, key: str) -> Integers:
+    """Return the order of samples: sorted, in runs of alternately rising and falling length, or as in the pass."""
     order = sample_order(filling.data_pass, given.samples, given.cycles)
     lengths = given.lengths[key][order]
     if filling.data_pass.order == "sorted":
@@ -189,6 +194,6 @@ def _laplace_or_plain(filling: Filling, given: Candidates, key: str) -> Integers
 
 
 def _stable_order(values: Integers) -> Integers:
-    """A stable argsort; numbers below 65 536 take numpy's radix sort, five times as fast."""
+    """Return a stable argsort; numbers below 65 536 take numpy's radix sort, five times as fast."""
     small = values.size and int(values.max()) < 2**16
     return np.argsort(values.astype(np.uint16) if small else values, kind="stable")

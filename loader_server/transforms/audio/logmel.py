@@ -1,7 +1,7 @@
 """`logmel`: audio to logarithmic mel bands, float32, a whole utterance at once.
 
-Rules: pure; exactly as many frames as declared, and at least one where there is any audio. Without a convention the
-bytes are ours, and stay what they are.
+Rules: pure; exactly as many frames as declared, and at least one if there is any audio. Without a convention the bytes
+are ours, and never change.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["LogMelSettings", "LogMelTransform"]
 @built_in("logmel")
 @transform(settings=LogMelSettings, draws=False, packages=("soxr",))
 class LogMelTransform(OfOneRate):
-    """The transform: `audio` becomes float32 `[frames, bands]`."""
+    """Transform of `audio` to float32 `[frames, bands]`."""
 
     def __init__(self, settings: LogMelSettings) -> None:
         self._convention = CONVENTIONS[settings.convention] if settings.convention else OWN
@@ -43,15 +43,15 @@ class LogMelTransform(OfOneRate):
         )
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Replace the audio by its bands."""
+        """Replace the audio by its log-mel bands."""
         (sample["audio"],) = self._features([(sample["audio"], sample["audio_rate"])])
 
     def empty_bands(self, highest_hz: float) -> tuple[int, int]:
-        """How many bands take in no frequency below this one, and how many there are."""
+        """Return how many bands take in no frequency below `highest_hz`, and how many there are."""
         return self._mel.empty_bands(highest_hz)
 
     def on_columns(self, columns: Columns) -> None:
-        """Replace the audio of all samples."""
+        """Replace the audio of all samples by its log-mel bands."""
         columns["audio"] = self._features(recordings_of(columns))
 
     def _features(self, recordings: Sequence[Recording]) -> list[NDArray[np.float32]]:

@@ -1,7 +1,7 @@
-"""Recordings whose rate is below the one that a transform resamples to: what they leave empty.
+"""Bands left empty by recordings whose sample rate is below the one that a transform resamples to.
 
-Resampling adds no frequencies: above half a recording's own rate there is nothing, at whatever rate a transform wants
-it. Rules: pure; bands are counted by the filters that the transform uses.
+Resampling adds no frequencies: above half a recording's own rate (the Nyquist frequency) there is nothing, at whatever
+rate a transform wants it. Rules: pure; bands are counted by the filters that the transform uses.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ __all__ = ["LowRate", "OfOneRate", "low_rates"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowRate:
-    """Samples of one rate that a transform raises; without `bands`, it makes none."""
+    """Samples of one rate that a transform upsamples; `bands` is 0 if it makes no bands."""
 
     transform: str
     rate: int
     own_rate: int
     samples: int
-    #: The highest frequency that there is after the transforms before it.
+    #: Highest frequency left after the transforms before it.
     highest_hz: float
     empty_bands: int
     bands: int
 
 
 class OfOneRate(OfColumns):
-    """A transform that resamples audio to `rate`."""
+    """Transform that resamples audio to `rate`."""
 
     rate: int
 
     @abc.abstractmethod
     def empty_bands(self, highest_hz: float) -> tuple[int, int]:
-        """Return how many bands get nothing from audio without frequencies above this one, and how many there are.
+        """Return how many bands get nothing from audio without frequencies above `highest_hz`, and how many there are.
 
         A transform that makes no bands returns 0 and 0.
         """
 
 
 def low_rates(chain: Chain, rates: NDArray[np.int64]) -> Iterator[LowRate]:
-    """Yield what each transform raises of samples with these rates, the lowest rate first."""
+    """Yield the samples that a transform upsamples, if bands stay empty or if it makes none; lowest rate first."""
     own_rates, counts = np.unique(rates[rates > 0], return_counts=True)
     reached = own_rates.copy()
     for step in chain.steps:
@@ -70,4 +70,5 @@ def low_rates(chain: Chain, rates: NDArray[np.int64]) -> Iterator[LowRate]:
                     empty_bands=empty,
                     bands=bands,
                 )
+        # A transform that lowers the rate also removes frequencies for those after it.
         reached = np.minimum(reached, step.call.rate)

@@ -1,6 +1,6 @@
-"""Audio to the energies of its mel bands, a whole utterance at once, by any of the conventions.
+"""Mel band energies of audio, a whole utterance at once, by any of the conventions.
 
-Rules: pure; exactly as many frames as `length` says; an utterance shorter than a window is padded with zeros to one
+Rules: pure; exactly as many frames as `length` gives; an utterance shorter than a window is padded with zeros to one
 frame; the bytes depend only on the audio and the settings.
 """
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 __all__ = ["MelBands", "Recording", "logarithms", "recordings_of"]
 
-#: Bytes of frames that are transformed at once. With fewer, calls cost more than the work in them (2.6 s at 8 kHz take
+#: Bytes of frames per Fourier transform. With fewer, calls cost more than the work in them (2.6 s at 8 kHz take
 #: 0.32 ms with 32 frames at once, 0.23 with 120, 0.21 with 240); with many more, they do not fit into the cache. A
 #: remainder of up to half as many joins the last block, which saves 0.02 ms.
 _BLOCK_BYTES = 240 * 2**10
-#: Rows that are transformed at once are a multiple of this: numpy takes four in one go, and a remainder one by one,
-#: which costs more than rows of zeros do (64 µs for 358 rows of 256, 56 for 360).
+#: Rows per Fourier transform are a multiple of this: numpy takes four in one go, and a remainder one by one, which
+#: costs more than additional rows of zeros (64 µs for 358 rows of 256, 56 for 360).
 _ROWS_IN_ONE_GO = 4
-#: Bands that are multiplied at once: a band uses only a few bins, so a product of all bins and bands is mostly zeros.
+#: Bands per matrix product: a band uses only a few bins, so a product of all bins and bands is mostly zeros.
 _BANDS_AT_ONCE = 32
 
 
-#: Audio, and its rate.
+#: Audio and its sample rate.
 Recording: TypeAlias = "tuple[NDArray[np.float32], int]"
 
 
@@ -47,51 +47,54 @@ class _Piece(NamedTuple):
     """Frames whose bands are summed at once."""
 
     framed: NDArray[np.float32]
-    #: The same with higher frequencies raised, where the convention says so.
+    #: The same frames after pre-emphasis; None if the convention has none.
     raised: NDArray[np.float32] | None
-    #: Where their bands go.
+    #: Where their bands are written.
     bands: NDArray[np.float32]
 
 
 class MelBands:
-    """Turns recordings into `[frames, bands]` of energy."""
+    """Filter bank that turns recordings into `[frames, bands]` of energy."""
 
     def __init__(self, settings: MelSettings, bands: int, convention: Convention) -> None:
         self.rate = settings.rate
         said = mel_frames(settings, convention)
         self._window, self._hop, self._fft, self._margin = said.window, said.hop, said.fft, said.margin
         self._convention = convention
-        #: Frames whose bands are summed at once: BLAS rounds by their number, so it belongs to our bytes.
+        #: Frames whose bands are summed at once. BLAS rounds differently for other numbers of rows, so another number
+        #: would change the bytes.
         self._block = max(1, _BLOCK_BYTES // (4 * self._fft))
         self._most = self._block + self._block // 2
-        # A row for each frame, and zeros where frames are filled up: multiplying in one go takes half the time.
+        # One row of window weights for each frame, with zeros up to the FFT size: a single product of whole rows takes
+        # half the time.
         self._taper = np.zeros((_filled_up(self._most), self._fft), np.float32)
         self._taper[:, : self._window] = convention.taper(self._window)
         self._bands = bands
         filters = convention.filters(self._fft, settings.rate, bands, said.edges_hz)
-        #: The lowest frequency that each band takes in; infinite if it takes in none at all.
+        #: Lowest frequency that each band takes in; infinite if it takes in none at all.
         self._lowest_hz = _lowest_hz(filters, settings.rate / self._fft)
         full_scale = np.float32(2**15 if convention.like_kaldi else 1)
-        self._strips = _strips(filters * np.float32(self._fft**2) * full_scale**2)  # the scale of _spectrum, and ours
+        # The weights undo the division by the FFT size in `_spectrum`, squared, and scale the audio from -1 to 1.
+        self._strips = _strips(filters * np.float32(self._fft**2) * full_scale**2)
 
     @property
     def per_second(self) -> float:
-        """How many frames make a second."""
+        """Number of frames a second."""
         return self.rate / self._hop
 
     def length(self, lengths: Lengths) -> NDArray[np.int64]:
-        """How many frames recordings of this length make."""
+        """Return how many frames recordings of these lengths and rates make; 0 for empty ones."""
         samples = resampled_length(lengths["audio"], lengths["audio_rate"], self.rate)
         spare = np.maximum(samples + 2 * self._margin - self._window, 0)
         return np.where(samples > 0, 1 + spare // self._hop, 0)
 
     def empty_bands(self, highest_hz: float) -> tuple[int, int]:
-        """How many bands take in no frequency below this one, and how many there are."""
+        """Return how many bands take in no frequency below `highest_hz`, and how many there are."""
         used = np.isfinite(self._lowest_hz)
         return int((used & (self._lowest_hz >= highest_hz)).sum()), self._bands
 
     def energies(self, recordings: Sequence[Recording]) -> list[NDArray[np.float32]]:
-        """The energies of the bands of each recording: the same, whichever others are given with it."""
+        """Return the band energies of each recording; they do not depend on the other recordings in the call."""
         made: list[NDArray[np.float32]] = []
         tapered = np.zeros((0, self._fft), np.float32)
         for together in self._blocks(self._pieces(recordings, made)):
@@ -104,7 +107,7 @@ class MelBands:
         return made
 
     def _padded(self, audio: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
-        """The audio at our rate, with what is before the first frame and after the last one."""
+        """Return the audio at our rate, with the convention's padding on both sides, at least as long as a window."""
         audio = np.ascontiguousarray(resampled(audio, rate, self.rate))
         if self._margin and len(audio):
             audio = np.pad(audio, self._margin, mode=self._convention.padding)  # type: ignore[call-overload]
@@ -113,7 +116,7 @@ class MelBands:
         return audio
 
     def _pieces(self, recordings: Iterable[Recording], made: list[NDArray[np.float32]]) -> Iterator[_Piece]:
-        """The frames of recordings, as many at a time as are multiplied at once; `made` gets a place for the bands."""
+        """Yield the recordings' frames in pieces that are summed at once; append each recording's bands to `made`."""
         for audio in itertools.starmap(self._padded, recordings):
             made.append(bands := np.empty((self._frames_of(len(audio)), self._bands), np.float32))
             framed = self._framed(audio, len(bands))
@@ -123,7 +126,7 @@ class MelBands:
                 yield _Piece(framed[frames], None if raised is None else raised[frames], bands[frames])
 
     def _blocks(self, pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-        """Which of them are transformed at once."""
+        """Yield lists of pieces that are Fourier-transformed at once."""
         together, frames = list[_Piece](), 0
         for piece in pieces:
             if frames + len(piece.bands) > self._most:
@@ -135,7 +138,10 @@ class MelBands:
             yield together
 
     def _transform(self, pieces: Sequence[_Piece], tapered: NDArray[np.float32]) -> None:
-        """Write the bands of these; `tapered` has a row for each of their frames, and perhaps some of zeros."""
+        """Write the bands of these pieces.
+
+        `tapered` is scratch space with a row for each of their frames, and perhaps some of zeros.
+        """
         start = 0
         for piece in pieces:
             windows = tapered[start : (start := start + len(piece.bands)), : self._window]
@@ -153,24 +159,28 @@ class MelBands:
                 np.matmul(of_piece[:, bins], weights, out=piece.bands[:, bands], casting="same_kind")
 
     def _frames_of(self, samples: int) -> int:
-        """How many frames padded audio has."""
+        """Return how many frames padded audio has."""
         return 1 + (samples - self._window) // self._hop if samples else 0
 
     def _framed(self, audio: NDArray[np.float32], frames: int) -> NDArray[np.float32]:
-        """The frames of the audio, as views of its memory."""
+        """Return the frames of the audio as views of its memory, which overlap."""
         shape, strides = (frames, self._window), (self._hop * audio.itemsize, audio.itemsize)
         framed: NDArray[np.float32] = np.ndarray(shape, np.float32, audio, strides=strides)
         return framed  # np.lib.stride_tricks.as_strided takes ten times as long
 
 
 def recordings_of(columns: Columns) -> list[Recording]:
-    """The recordings in a batch's columns."""
+    """Return the recordings in a batch's columns."""
     return list(zip(listed(columns, "audio"), listed(columns, "audio_rate"), strict=True))
 
 
 def logarithms(energies: NDArray[np.float32], convention: Convention, range_db: float) -> NDArray[np.float32]:
-    """The logarithms of energies, in place; with a range in decibels, none is further than that below the highest."""
-    # Comparing first takes a third of the time of raising. With a NaN among them, no comparison is true.
+    """Replace energies by their logarithms, in place.
+
+    With `range_db`, raise values further than that below the highest one; only conventions in decibels use it.
+    """
+    # Comparing takes a third of the time of clipping. `not >=` instead of `<`: with a NaN, both comparisons are false,
+    # and the clipping must then run for the other values.
     if energies.size and not energies.min() >= convention.floor:
         np.maximum(energies, np.float32(convention.floor), out=energies)
     if not convention.decibels:
@@ -184,14 +194,16 @@ def logarithms(energies: NDArray[np.float32], convention: Convention, range_db: 
 
 
 def _raised(audio: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Each sample less a share of the one before; the first one unchanged."""
+    """Return the audio after pre-emphasis; the first sample stays unchanged."""
     raised: NDArray[np.float32] = audio.copy()
     raised[1:] -= EMPHASIS * audio[:-1]
     return raised
 
 
 def _write_without_mean(block: NDArray[np.float32], raised: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """Write frames less their means, higher frequencies raised; a frame's first sample serves as the one before it."""
+    """Write frames less their means, after pre-emphasis; a frame's first sample also serves as the one before it."""
+    # Pre-emphasis of x - m is (x[i] - c * x[i-1]) - (1 - c) * m. `raised` already has the first term for the whole
+    # audio; only the first column, whose predecessor lies outside the frame, is computed anew.
     means = block.mean(axis=1, keepdims=True)
     rest = 1 - EMPHASIS
     np.subtract(raised, rest * means, out=out)
@@ -203,8 +215,9 @@ def _filled_up(frames: int) -> int:
 
 
 def _spectrum(frames: NDArray[np.float32]) -> NDArray[np.complexfloating]:
-    """The Fourier transforms of frames, divided by their length: where that is a power of two, this rounds nothing."""
-    # Unscaled, numpy 2 (2.4 still) transforms float32 in float64 and rounds: 120 µs for 260 frames of 256, not 80.
+    """Return the Fourier transforms of frames, divided by their length: exact if that is a power of two."""
+    # Without scaling, numpy 2 (still in 2.4) computes float32 input in float64 and rounds: 120 µs for 260 frames of
+    # 256, instead of 80.
     return np.fft.rfft(frames, norm="forward")
 
 
@@ -214,7 +227,7 @@ def _lowest_hz(filters: NDArray[np.float32], bin_hz: float) -> NDArray[np.float6
 
 
 def _strips(filters: NDArray[np.float32]) -> list[tuple[slice, slice, NDArray[np.float32]]]:
-    """The filters in strips of neighbouring bands: the bins that they use, the bands, and the weights."""
+    """Return the filters in strips of neighbouring bands: the bins that they use, the bands, and the weights."""
     strips = []
     for start in range(0, filters.shape[1], _BANDS_AT_ONCE):
         bands = slice(start, start + _BANDS_AT_ONCE)

@@ -41,7 +41,7 @@ class MfccSettings(MelSettings):
 @built_in("mfcc")
 @transform(settings=MfccSettings, draws=False, packages=("soxr",))
 class Mfcc(OfOneRate):
-    """The transform: `audio` becomes float32 `[frames, coefficients]`."""
+    """Transform of `audio` to float32 `[frames, coefficients]`."""
 
     def __init__(self, settings: MfccSettings) -> None:
         if settings.coefficients > settings.bands:
@@ -62,15 +62,15 @@ class Mfcc(OfOneRate):
         )
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Replace the audio by its coefficients."""
+        """Replace the audio by its cepstral coefficients."""
         (sample["audio"],) = self._coefficients([(sample["audio"], sample["audio_rate"])])
 
     def empty_bands(self, highest_hz: float) -> tuple[int, int]:
-        """How many bands take in no frequency below this one, and how many there are."""
+        """Return how many bands take in no frequency below `highest_hz`, and how many there are."""
         return self._mel.empty_bands(highest_hz)
 
     def on_columns(self, columns: Columns) -> None:
-        """Replace the audio of all samples."""
+        """Replace the audio of all samples by its cepstral coefficients."""
         columns["audio"] = self._coefficients(recordings_of(columns))
 
     def _coefficients(self, recordings: Sequence[Recording]) -> list[NDArray[np.float32]]:
@@ -80,11 +80,11 @@ class Mfcc(OfOneRate):
 
 
 def _cosines(bands: int, coefficients: int, lifter: int) -> NDArray[np.float32]:
-    """The orthonormal cosine transform of the second kind, `[bands, coefficients]`, weighed by the lifter."""
+    """Return the orthonormal discrete cosine transform (DCT-II), `[bands, coefficients]`, with liftering."""
     order = np.arange(coefficients)
     cosines = np.cos(np.pi / bands * np.outer(np.arange(bands) + 0.5, order)) * np.sqrt(2 / bands)
     cosines[:, 0] = np.sqrt(1 / bands)
-    if lifter:
+    if lifter:  # Kaldi's liftering weights, 1 + L/2 sin(πn/L)
         cosines *= 1 + lifter / 2 * np.sin(np.pi * order / lifter)
     made: NDArray[np.float32] = cosines.astype(np.float32)
     return made

@@ -1,4 +1,4 @@
-"""`noise`: a recording from another source is mixed into the audio, at a ratio that is drawn.
+"""`noise`: mixes a recording from another source into the audio, at a signal-to-noise ratio that is drawn.
 
 Rules: which part of the noise is used is drawn as well, and a noise shorter than the audio starts over; powers are
 means over the whole utterance; if either is silent, nothing is mixed. The result may be louder than 1.
@@ -38,7 +38,7 @@ class NoiseSettings:
 @built_in("noise")
 @transform(settings=NoiseSettings, packages=("soxr",))
 class RecordedNoise:
-    """The transform: `audio` keeps its length."""
+    """Transform that mixes noise into `audio`, which keeps its length."""
 
     def __init__(self, settings: NoiseSettings) -> None:
         self._noises = DrawnRecordings(settings.recordings, "transform noise, recordings")
@@ -46,7 +46,7 @@ class RecordedNoise:
         self._share = settings.share
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Mix noise into the audio, or leave it as it is."""
+        """Mix noise into the audio, or leave it as it is, as drawn."""
         if rng.random() >= self._share:
             return
         noise = self._noises.draw(rng, sample["audio_rate"])
@@ -57,18 +57,20 @@ class RecordedNoise:
 
 
 def part_of(noise: NDArray[np.float32], length: int, rng: np.random.Generator) -> NDArray[np.float32]:
-    """A part of a noise, from a place that is drawn; a noise that is too short starts over at its end."""
+    """Return a part of a noise, from a place that is drawn; a noise that is too short starts over at its end."""
     if len(noise) >= length:
         start = int(rng.integers(len(noise) - length, endpoint=True))
         return noise[start : start + length]
     start = int(rng.integers(len(noise)))
+    # `np.resize` repeats its input until the length is reached.
     return np.resize(np.concatenate([noise[start:], noise[:start]]), length)
 
 
 def mixed(audio: NDArray[np.float32], noise: NDArray[np.float32], snr_db: float) -> NDArray[np.float32]:
-    """Audio mixed with noise whose power is this many decibels lower."""
+    """Return the audio mixed with the noise at this signal-to-noise ratio; unchanged if either is silent."""
     loud, loud_noise = (float(np.dot(one, one)) for one in (audio, noise))
     if not loud or not loud_noise:
         return audio
+    # Decibels of power, hence 20 for amplitudes: the ratio of powers becomes 10 ** (snr_db / 10).
     made: NDArray[np.float32] = audio + np.float32(np.sqrt(loud / loud_noise) * 10 ** (-snr_db / 20)) * noise
     return made

@@ -1,6 +1,6 @@
-"""Recordings that transforms mix into others: drawn from a separate source, at the rate that is asked for.
+"""Recordings that transforms mix into others: drawn from a separate source, and resampled to a given rate.
 
-Rules: only the generator chooses which one comes; the last ones decoded are kept, bounded in bytes, which does not
+Rules: only the generator chooses which one is drawn; those decoded last are cached, bounded in bytes, which does not
 affect the output. Files are opened with the first recording, not while settings are read.
 """
 
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["DrawnRecordings"]
 
+#: Most bytes of decoded recordings in the cache; the last one drawn stays even if it is larger.
 _KEPT_BYTES = 64 * 2**20
 
 
 class DrawnRecordings:
-    """The recordings of a source."""
+    """Recordings of a source, to be drawn at random."""
 
     def __init__(self, said: SideSource, where: str) -> None:
         self._said = said
@@ -38,6 +39,7 @@ class DrawnRecordings:
 
     @cached_property
     def _source(self) -> Source:
+        """The source, opened with the first recording; SettingsError if its samples have no audio."""
         source = self._said.open(self._where)
         if all(field.key != "audio" for field in source.fields):
             raise SettingsError(
@@ -49,8 +51,12 @@ class DrawnRecordings:
         return source
 
     def draw(self, rng: np.random.Generator, rate: int) -> NDArray[np.float32]:
-        """Draw one of them, at this rate; it is shared, so it must not be changed."""
+        """Draw a recording, at this rate. The array is shared with later calls: do not change it.
+
+        Raise SettingsError if the source has no recordings, SampleError if the sample drawn has no audio.
+        """
         number = int(rng.integers(self._source.samples))
+        # Taken out and put back at the end, so that the first entry is always the least recently used.
         audio = self._kept.pop((number, rate), None)
         if audio is None:
             audio = self._decoded(number, rate)
@@ -62,6 +68,7 @@ class DrawnRecordings:
         return audio
 
     def _decoded(self, number: int, rate: int) -> NDArray[np.float32]:
+        """Read, decode and resample one recording; raise SampleError if it has no audio."""
         (raw,) = read_patiently(self._source.read, [number], bool)
         sample = self._source.decode(number, raw)
         audio = sample.get("audio")

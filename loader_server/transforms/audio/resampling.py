@@ -1,4 +1,4 @@
-"""Audio at another rate, with a length that is known beforehand.
+"""Resampling of audio, to a length that is known beforehand.
 
 Rules: pure; a length depends only on the two rates and the number of samples, and is rounded up, so that no audio
 becomes empty.
@@ -22,25 +22,28 @@ soxr = library("soxr", extra="loader", use="which resamples audio")
 
 
 def resampled_length(samples: NDArray[np.int64], rate: NDArray[np.int64], new_rate: int) -> NDArray[np.int64]:
-    """How many samples `resampled` gives."""
+    """Return how many samples `resampled` gives."""
     wide = np.asarray(samples, np.int64)
     return np.asarray(-(-wide * new_rate // np.asarray(rate, np.int64)), np.int64)
 
 
 def resampled(audio: NDArray[np.float32], rate: int, new_rate: int) -> NDArray[np.float32]:
-    """Audio at another rate, cut or padded where libsoxr's length differs from ours, which is by about a sample."""
+    """Return the audio at another rate, cut or padded by about a sample to the length that `resampled_length` gives.
+
+    Raise SampleError unless it is float32.
+    """
     if audio.dtype != np.float32:
         raise _not_float(audio)
     if rate == new_rate or not len(audio):
         return audio
     made: NDArray[np.float32] = soxr.resample(audio, rate, new_rate)
     length = -(-len(audio) * new_rate // rate)
-    # libsoxr rounds lengths in its own way, which the index could not predict.
+    # libsoxr rounds lengths in its own way, which the index cannot predict.
     return made[:length] if len(made) >= length else np.pad(made, (0, length - len(made)))
 
 
 def _not_float(audio: NDArray[np.generic]) -> SampleError:
-    """Whole numbers would be taken for audio that is 32 768 times as loud."""
+    """Return the error for audio of whole numbers, which would be taken for audio 32 768 times as loud."""
     return SampleError(
         reason="dtype",
         expected="audio as float32 from -1 to 1",

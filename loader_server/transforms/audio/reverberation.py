@@ -1,7 +1,7 @@
-"""`reverberation`: the audio as it would sound in a room, by an impulse response from another source.
+"""`reverberation`: makes the audio sound as in a room, by an impulse response from another source.
 
-Rules: the length stays, and so does the time of what is said: the response counts from its loudest value, the direct
-sound, on. The power of the whole utterance stays, too.
+Rules: the length stays, and so does the time of speech: the response starts at its loudest value, the direct sound. The
+power of the whole utterance stays, too.
 """
 
 from __future__ import annotations
@@ -35,26 +35,27 @@ class ReverberationSettings:
 @built_in("reverberation")
 @transform(settings=ReverberationSettings, packages=("soxr",))
 class Reverberation:
-    """The transform: `audio` keeps its length."""
+    """Transform that adds reverberation to `audio`, which keeps its length."""
 
     def __init__(self, settings: ReverberationSettings) -> None:
         self._responses = DrawnRecordings(settings.recordings, "transform reverberation, recordings")
         self._share = settings.share
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Convolve the audio with a response, or leave it as it is."""
+        """Convolve the audio with a response, or leave it as it is, as drawn."""
         if rng.random() < self._share:
             sample["audio"] = reverberated(sample["audio"], self._responses.draw(rng, sample["audio_rate"]))
 
 
 def reverberated(audio: NDArray[np.float32], response: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The audio in that room, as long, as loud and at the same time as before."""
+    """Return the audio convolved with the response, as long, as loud and at the same time as before."""
     if not len(audio):
         return audio
     direct = int(np.abs(response).argmax())
-    response = response[: direct + len(audio)]  # what sounds later is never heard
+    response = response[: direct + len(audio)]  # later values only affect what is cut off below
     size = 1 << (len(audio) + len(response) - 2).bit_length()
-    # With forward scaling numpy 2 transforms float32 as such, which takes half the time; the scale is undone below.
+    # With forward scaling numpy 2 transforms float32 as float32, in half the time. The result is then 1 / size of the
+    # convolution, which the scaling to the old power undoes.
     spectrum = np.fft.rfft(audio, size, norm="forward") * np.fft.rfft(response, size, norm="forward")
     made = np.fft.irfft(spectrum, size, norm="forward")[direct : direct + len(audio)].astype(np.float32)
     before, after = (float(np.dot(one, one)) for one in (audio, made))

@@ -1,4 +1,4 @@
-"""`speed_perturb`: the recording played faster or slower, in pitch as well, by a factor that is drawn.
+"""`speed_perturb`: plays the recording faster or slower, in pitch as well, by a factor that is drawn.
 
 Rules: pure; the declared length is that of the slowest factor, an upper bound; the batch carries the real one. Factor 1
 leaves the audio as it is.
@@ -35,11 +35,12 @@ class SpeedPerturbSettings:
 @built_in("speed_perturb")
 @transform(settings=SpeedPerturbSettings, packages=("soxr",))
 class SpeedPerturb:
-    """The transform: `audio` keeps its rate and becomes longer or shorter."""
+    """Transform that makes `audio` longer or shorter; it keeps its rate."""
 
     def __init__(self, settings: SpeedPerturbSettings) -> None:
+        # As a float 0.9 is not exactly 9/10; small whole numbers keep lengths predictable with integers alone.
         self._factors = [Fraction(factor).limit_denominator(1000) for factor in settings.factors]
-        # The key itself stays as it is declared, steps a second included.
+        # Only the length changes: dtype, shape and steps a second stay as declared before.
         self.outputs = Outputs.of(lengths={"audio": self._longest})
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:

@@ -1,6 +1,6 @@
 """`waveform`: the audio itself, at one rate, for models that compute their own features.
 
-Rules: pure; int16 gives back the very numbers of a 16-bit recording that has the rate already, and anything louder than
+Rules: pure; int16 reproduces the exact values of a 16-bit recording that has the rate already, and anything louder than
 full scale is clipped.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Waveform", "WaveformSettings"]
 
-#: What 1.0 is in 16 bits.
+#: 1.0 in 16 bits.
 _FULL_SCALE = np.float32(2**15)
 
 
@@ -44,7 +44,7 @@ class WaveformSettings:
 @built_in("waveform")
 @transform(settings=WaveformSettings, draws=False, packages=("soxr",))
 class Waveform(OfOneRate):
-    """The transform: `audio` becomes `[samples]` at this rate."""
+    """Transform of `audio` to `[samples]` at one rate."""
 
     def __init__(self, settings: WaveformSettings) -> None:
         self.rate = settings.rate
@@ -56,16 +56,16 @@ class Waveform(OfOneRate):
         )
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Resample the audio."""
+        """Resample the audio, and convert it to int16 if the settings ask for that."""
         sample["audio"] = self._made(sample["audio"], sample["audio_rate"])
         sample["audio_rate"] = self.rate
 
     def empty_bands(self, highest_hz: float) -> tuple[int, int]:
-        """None: it makes no bands."""
+        """Return 0 and 0: it makes no bands."""
         return 0, 0
 
     def on_columns(self, columns: Columns) -> None:
-        """Resample the audio of all samples."""
+        """Resample the audio of all samples, and convert it to int16 if the settings ask for that."""
         made = list(map(self._made, listed(columns, "audio"), listed(columns, "audio_rate")))
         columns |= {"audio": made, "audio_rate": [self.rate] * len(made)}
 
@@ -79,5 +79,6 @@ class Waveform(OfOneRate):
 
 def _in_16_bits(audio: NDArray[np.float32]) -> NDArray[np.int16]:
     scaled = np.rint(audio * _FULL_SCALE)
+    # 1.0 scales to 32 768, one more than int16 holds: without clipping it would wrap around to -32 768.
     made: NDArray[np.int16] = np.clip(scaled, -_FULL_SCALE, _FULL_SCALE - 1, out=scaled).astype(np.int16)
     return made

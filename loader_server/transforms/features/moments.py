@@ -1,6 +1,6 @@
 """Mean and deviation of features, gathered piece by piece.
 
-Rules: pure; exact for any number of pieces, in float64; merged in one order the result is the same to the last bit,
+Rules: pure; accurate for any number of pieces, in float64; merged in one order the result is the same to the last bit,
 whoever gathered the pieces.
 """
 
@@ -27,15 +27,16 @@ class Moments:
 
     @staticmethod
     def of(values: NDArray[np.generic]) -> Moments:
-        """The moments of values `[steps, ...]`, with at least one step."""
+        """Return the moments of values `[steps, ...]`, with at least one step."""
         wide = values.astype(np.float64)
         mean: _Numbers = np.asarray(wide.mean(axis=0))
         squares: Any = np.square(wide - mean).sum(axis=0)
         return Moments(len(wide), mean, np.asarray(squares))
 
     def merged(self, other: Moments) -> Moments:
-        """The moments of both, by the formula of Chan, Golub and LeVeque, exact even if means are large."""
+        """Return the moments of both, by the formula of Chan, Golub and LeVeque, accurate even if means are large."""
         steps = self.steps + other.steps
+        # Sums of squares minus the squared mean would cancel if the mean is large; differences of means do not.
         apart = other.mean - self.mean
         mean = self.mean + apart * (other.steps / steps)
         squares = self.squares + other.squares + apart**2 * (self.steps * other.steps / steps)
@@ -43,5 +44,5 @@ class Moments:
 
     @property
     def deviation(self) -> _Numbers:
-        """The standard deviation of all steps."""
+        """Standard deviation of all steps."""
         return np.sqrt(self.squares / self.steps)

@@ -1,9 +1,9 @@
-"""`normalise`: features less their mean, divided by their deviation, for each band.
+"""`normalise`: subtracts the mean from features and divides by the deviation, for each band.
 
 Mean and deviation are each sample's own, or those of the data: a file that `loader-server index --statistics` makes
 from the output of the transforms before it.
 
-Rules: pure once it is made; statistics say which transforms they were made from, and are refused after any others. A
+Rules: pure once it is made; statistics name the transforms they were made from, and are refused after any others. A
 band that never changes becomes 0.
 """
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Normalise", "NormaliseSettings", "StatisticsFile", "statistics_text"]
 
-#: Smaller deviations are raised to this one.
+#: Smaller deviations are raised to this one, so that a constant band is not divided by 0.
 _LEAST_DEVIATION = 1e-5
 
 _Numbers = NDArray[np.float64]
 
 
 class StatisticsFile(FileName):
-    """A file that is made from the data."""
+    """Name of a file that is made from the data."""
 
     __slots__ = ()
 
@@ -61,12 +61,12 @@ class NormaliseSettings:
 @built_in("normalise")
 @transform(settings=NormaliseSettings, draws=False)
 class Normalise(OfColumns):
-    """The transform: the features keep their shape."""
+    """Transform that normalises features, which keep their shape."""
 
     def __init__(self, settings: NormaliseSettings) -> None:
         self._key = settings.key
         self._scales = settings.variance
-        #: The recipe of the transforms before it that draw nothing; None where it needs no statistics.
+        #: Recipe of the transforms that the statistics were made from, without those that draw; None without a file.
         self.made_of: str | None = None
         self._known: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
         if settings.statistics is not None:
@@ -78,10 +78,11 @@ class Normalise(OfColumns):
         sample[self._key] = self._normalised(sample[self._key])
 
     def on_columns(self, columns: Columns) -> None:
-        """Replace the features of all samples."""
+        """Replace the features of all samples by normalised ones."""
         columns[self._key] = list(map(self._normalised, listed(columns, self._key)))
 
     def _normalised(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return normalised features, by the statistics or else by the sample's own moments."""
         if not len(features):
             return features
         if self._known is not None:
@@ -98,12 +99,13 @@ class Normalise(OfColumns):
 
 
 def statistics_text(recipe: str, moments: Moments) -> str:
-    """The content of the file; numbers are written so that reading gives exactly the same ones."""
+    """Return the content of a statistics file; numbers are written so that reading restores them exactly."""
     numbers = {"mean": moments.mean.tolist(), "deviation": moments.deviation.tolist()}
     return json.dumps({"made_of": recipe, "steps": moments.steps, **numbers}, indent=1) + "\n"
 
 
 def _read(path: str) -> tuple[str, _Numbers, _Numbers]:
+    """Return recipe, mean and deviation from a statistics file; raise SettingsError if it is not one."""
     try:
         with open(path, encoding="utf-8") as opened:  # noqa: PTH123 - it is a name, as settings have it
             said = json.load(opened)

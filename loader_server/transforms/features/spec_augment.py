@@ -1,4 +1,4 @@
-"""`spec_augment`: wipes stripes of time and of frequency out of features, after Park et al. (2019).
+"""`spec_augment`: masks stripes of time and of frequency in features (SpecAugment), after Park et al. (2019).
 
 Rules: pure; the input is left alone, because a source may hold on to it. A stripe's width is drawn first and then
 its place, so that every allowed place is equally likely; widths of 0 are drawn too. Time is not warped.
@@ -32,13 +32,13 @@ class SpecAugmentSettings(StripeSettings):
 @built_in("spec_augment")
 @transform(settings=SpecAugmentSettings)
 class SpecAugmentTransform:
-    """The transform: the features keep their shape."""
+    """Transform that masks stripes of features, which keep their shape."""
 
     def __init__(self, settings: SpecAugmentSettings) -> None:
         self._settings = settings
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Wipe out as many stripes as asked for, in a copy."""
+        """Mask as many stripes as the settings ask for, in a copy; raise SettingsError unless there are two axes."""
         said = self._settings
         features: NDArray[np.float32] = sample[said.key].copy()
         if features.ndim != 2:

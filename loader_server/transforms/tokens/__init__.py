@@ -1,1 +1,1 @@
-"""Tokens: texts as the ids that a trained tokenizer gives them."""
+"""Tokens: texts as ids from a trained tokenizer."""

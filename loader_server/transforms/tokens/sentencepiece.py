@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["SentencePiece", "SentencePieceSettings"]
 
 
-#: The library makes a thread for several texts, which takes as long as it saves with this many.
+#: Fewest texts to encode in one call: the library starts a thread for it, which pays off only from this many on.
 _MANY = 32
 
 
@@ -39,7 +39,7 @@ class SentencePieceSettings:
 @built_in("sentencepiece")
 @transform(settings=SentencePieceSettings, measured=True, draws=False, packages=("sentencepiece",))
 class SentencePiece(TextEncoder):
-    """The transform: each of its keys, a string, becomes ids `[tokens]`."""
+    """Transform of its keys, each a string, to ids `[tokens]`."""
 
     def __init__(self, settings: SentencePieceSettings) -> None:
         models = {key: _loaded(path) for key, path in settings.models}
@@ -57,18 +57,18 @@ class SentencePiece(TextEncoder):
 
 
 class _SentencePieceModel:
-    """A model, and whether ids have its ends."""
+    """A SentencePiece model that adds begin and end tokens as the settings ask."""
 
     def __init__(self, model: Any, *, add_bos: bool, add_eos: bool) -> None:
         self._encode = partial(model.encode, out_type=int, add_bos=add_bos, add_eos=add_eos)
 
     def ids(self, text: str) -> list[int]:
-        """Of one text."""
+        """Return the ids of one text."""
         found: list[int] = self._encode(text)
         return found
 
     def ids_of_all(self, texts: list[str]) -> list[list[int]]:
-        """Of each of several."""
+        """Return the ids of each of several texts."""
         if len(texts) < _MANY:
             return list(map(self.ids, texts))
         found: list[list[int]] = self._encode(texts, num_threads=1)

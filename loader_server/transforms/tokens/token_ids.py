@@ -1,4 +1,4 @@
-"""What transforms that turn texts into ids by a trained model have in common: a model for each key, ids as an array.
+"""The common part of transforms that turn texts into ids by a trained model: a model for each key, ids as an array.
 
 Rules: the bytes depend only on the text, the model's content, the settings and the library's version, and not on which
 texts are encoded with it; a key that samples do not have is an error of the job file, not of every sample.
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
 
 __all__ = ["TextEncoder", "TextModel", "refuse_narrow_dtype", "refuse_other_keys", "token_dtype"]
 
-#: The parser of the setting for the dtype of ids.
+#: Parser of the setting for the dtype of ids.
 token_dtype = choice("int32", "int64", "uint16")
 
 
 class TextModel(Protocol):
-    """A trained model, as it is set."""
+    """A trained model with the settings of one key."""
 
     @abstractmethod
     def ids(self, text: str) -> Sequence[int]:
-        """Of one text."""
+        """Return the ids of one text."""
 
     @abstractmethod
     def ids_of_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
-        """Of each of several, which are the same."""
+        """Return the ids of each of several texts, the same as `ids` gives."""
 
 
 class TextEncoder(OfColumns):
-    """Replaces each text by its ids."""
+    """Transform that replaces each text by its ids."""
 
     def __init__(self, models: Mapping[str, TextModel], dtype: str) -> None:
         self._models = tuple(models.items())
         self._dtype = np.dtype(dtype)
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Replace the texts."""
+        """Replace the texts; raise SettingsError if the sample lacks a key."""
         for key, model in self._models:
             if key not in sample:
                 raise _lacking(key, sample)
@@ -70,7 +70,7 @@ def _lacking(key: str, sample: Mapping[str, Any]) -> SettingsError:
 
 
 def refuse_other_keys(setting: str, keys: Iterable[str], models: Mapping[str, object]) -> None:
-    """Refuse a setting for a key that has no model."""
+    """Raise SettingsError if a setting names a key that has no model."""
     for key in keys:
         if key not in models:
             raise SettingsError(
@@ -82,7 +82,7 @@ def refuse_other_keys(setting: str, keys: Iterable[str], models: Mapping[str, ob
 
 
 def refuse_narrow_dtype(dtype: str, ids: int, model: str) -> None:
-    """Refuse a dtype that cannot hold all ids of a model."""
+    """Raise SettingsError if the dtype cannot hold all ids of a model."""
     if ids - 1 > np.iinfo(dtype).max:
         raise SettingsError(
             expected=f"a dtype that holds the {ids} ids of {model}",

@@ -1,8 +1,8 @@
 """`tokenizers`: texts to ids by Hugging Face tokenizers (`tokenizer.json`), one for each key.
 
-Rules: token lengths are measured while indexing and kept; nothing is drawn; truncation and padding that a file asks for
-are left out, because the plan pads batches. A process uses one thread: a worker has only one core, and the library's
-own threads would not survive a fork. The library is imported only when a file is loaded.
+Rules: token lengths are measured while indexing and kept; nothing is drawn; truncation and padding settings of a file
+are switched off, because the plan pads batches. A process uses one thread: a worker has only one core, and the
+library's own threads would not survive a fork. The library is imported only when a file is loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Tokenizers", "TokenizersSettings"]
 
 
-#: What the library makes of a text is 100 times as large: 128 at a time cost 31 µs each, 8 to 32 cost 27.
+#: Texts per call. The library's result is 100 times as large as the text: 128 at a time cost 31 µs each, 8 to 32 cost
+#: 27.
 _AT_A_TIME = 16
 
 
@@ -45,7 +46,7 @@ class TokenizersSettings:
 @built_in("tokenizers")
 @transform(settings=TokenizersSettings, measured=True, draws=False, packages=("tokenizers",))
 class Tokenizers(TextEncoder):
-    """The transform: each of its keys, a string, becomes ids `[tokens]`."""
+    """Transform of its keys, each a string, to ids `[tokens]`."""
 
     def __init__(self, settings: TokenizersSettings) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -61,19 +62,19 @@ class Tokenizers(TextEncoder):
 
 
 class _TokenizerModel:
-    """A tokenizer with what ids begin and end with besides."""
+    """A tokenizer that adds the begin and end tokens of the settings."""
 
     def __init__(self, model: Any, first: list[int], last: list[int], *, special_tokens: bool) -> None:
-        # This way leaves out where in the text a token is, which nobody wants here: 24 µs for 35 tokens, not 43.
+        # The fast variant skips the tokens' offsets in the text, which nobody needs here: 24 µs for 35 tokens, not 43.
         self._encode = partial(model.encode_batch_fast, add_special_tokens=special_tokens)
         self._first, self._last = first, last
 
     def ids(self, text: str) -> list[int]:
-        """Of one text."""
+        """Return the ids of one text."""
         return self.ids_of_all([text])[0]
 
     def ids_of_all(self, texts: list[str]) -> list[list[int]]:
-        """Of each of several."""
+        """Return the ids of each of several texts."""
         first, last = self._first, self._last
         parts = (texts[start : start + _AT_A_TIME] for start in range(0, len(texts), _AT_A_TIME))
         found = [one.ids for part in parts for one in self._encode(part)]
@@ -98,7 +99,7 @@ def _loaded(path: str) -> Any:
 
 
 def _id(name: str, token: str | None, model: Any, path: str) -> list[int]:
-    """The id of a token that is asked for, as a list of one; an empty list if none is."""
+    """Return a list of the token's id, empty if no token is given; raise SettingsError if the token is unknown."""
     if token is None:
         return []
     found = model.token_to_id(token)
