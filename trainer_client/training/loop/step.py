@@ -151,8 +151,8 @@ def _assign(variables: list[Any], values: list[Any]) -> None:
 
 def _are_finite(values: list[Any]) -> Any:
     dense = [one.values if isinstance(one, tf.IndexedSlices) else one for one in values if one is not None]
-    # If any value is not finite, their sum is not, and summing takes half the time of looking at each. A sum may also be
-    # too large though all values are finite, so then each is looked at.
+    # If any value is not finite, their sum is not, and summing takes half the time of looking at each. The sum may also
+    # be too large though all values are finite, so then each is looked at.
     total = tf.add_n([tf.cast(tf.reduce_sum(one), tf.float32) for one in dense])
     each = lambda: tf.reduce_all([tf.reduce_all(tf.math.is_finite(one)) for one in dense])  # noqa: E731 - a branch
     return tf.cond(tf.math.is_finite(total), lambda: True, each)

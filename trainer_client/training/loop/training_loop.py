@@ -137,7 +137,8 @@ class TrainingLoop(BaseLoop):
         """Take one step, count it once it is applied, and return its loss."""
         cursor = self._session.cursor
         with self._timed("step"):
-            # Model and cursor disagree until the cursor has moved: if anything ends the step in between, nothing is saved.
+            # Model and cursor disagree until the cursor has moved: if anything ends the step in between, nothing is
+            # saved.
             self._is_in_step = True
             epoch = cursor.at.epoch
             loss, rows, _ = self._finite_step(element)

@@ -56,7 +56,7 @@ class PredictionParts:
     def __init__(self, output: Path) -> None:
         self.output = output
         self.folder = output.with_name(output.name + ".parts")
-        #: Of the prediction that was begun or joined; in the names of its parts, so those of an earlier one do not count.
+        #: Id of the prediction that was begun or joined. Its parts have it in their names, so older ones do not count.
         self._id = ""
         #: For each sample, 1 + the number of the batch in which it came here; 0: it has not come.
         self._batch_of = np.zeros(0, np.int32)

@@ -121,7 +121,7 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
         return bool(self.reason)
 
     def _may_come_later(self, logs: Mapping[str, Any]) -> bool:
-        """Not every epoch need be evaluated."""
+        """Return whether a later epoch may have the value, as not every epoch need be evaluated."""
         return self._monitor.startswith("val_") and not any(name.startswith("val_") for name in logs)
 
     def _decide(self) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["JOB_ENDED", "STEPS_DONE", "Run", "progress_of"]
 
 JOB_ENDED = "the job was ended"
-#: Where callbacks of a loop of ours find in their `params` how many steps are done since the model began.
+#: Under this key, callbacks of our own loops find in their `params` how many steps are done since the model began.
 STEPS_DONE = "steps done"
 
 
@@ -242,7 +242,10 @@ class Run:
 
 
 def progress_of(until: Until, session: FeedSession) -> RunProgress:
-    """How far a run of this feed is; ranks in step agree on how long it has gone on, because clocks differ."""
+    """Return the progress of a run on this feed.
+
+    Ranks in lockstep agree on how long it has gone on, because clocks differ.
+    """
 
     def agree(spent_s: float, totals: RunTotals) -> float:
         return session.agree(spent_s, epoch=totals.epochs, step=totals.steps)

@@ -180,7 +180,7 @@ class ServedModel:
         """
         cut = m.Save(serial=0, generation=self.generation, cut=secrets.randbits(63), settled=settled)
         replies = self._values(self._servers.ask_all(cut))
-        # Variables of no part come from every server. Those of the first count, which decides, so they are assigned last.
+        # Variables of no part come from every server. Those of the first count, which decides: they are assigned last.
         for (said, frame), parts in reversed(list(zip(replies, self._shares, strict=True))):
             self._take_all(parts, frame)
             self.version = said.version

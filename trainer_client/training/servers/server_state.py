@@ -315,7 +315,7 @@ class ServerState:
     def _apply_held(self, said: m.Order) -> list[Instruction]:
         assert said.lease is not None
         key = (said.trainer, said.lease)
-        # Their trainer pushed them before it asked the first server, so we have lost them, and cannot follow.
+        # Their trainer pushed them before it asked the first server; without them this server cannot follow.
         if key not in self._held:
             return self._lose()
         del self._held[key]

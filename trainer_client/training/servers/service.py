@@ -46,8 +46,8 @@ __all__ = ["ParameterServer"]
 _LOOK_MS = 200
 #: How soon to look again whether libzmq has sent waiting answers, or whether a stopped connection may go on.
 _SOON_MS = 20
-#: Orders to the other servers are sent after each `_AT_ONCE` messages; after `_MOST_MESSAGES`, what is left waits for the
-#: next turn. Trainers have one or two under way, and each may be as large as a share.
+#: Orders to the other servers are sent after each `_AT_ONCE` messages; after `_MOST_MESSAGES`, what is left waits for
+#: the next turn. Trainers have one or two under way, and each may be as large as a share.
 _AT_ONCE, _MOST_MESSAGES = 16, 1024
 #: How often to look whether a flood has ended.
 _TIDY_S = 0.5
@@ -181,7 +181,7 @@ class ParameterServer:
                     self._answer(one)
                 case Tell(message):
                     for _, orders in self._others:
-                        # A server that is gone would gather one `agree` after another; its other orders tell as much.
+                        # A server that is gone would gather one `agree` after another; any order has the version.
                         if not orders or message.what != "agree":
                             orders.append(encode(message))
                 case Adopt(parts):  # the store has done so already, in `_take_in`

@@ -65,8 +65,8 @@ class _Settlement:
 
     def __init__(self, step: TrainStep) -> None:
         self._step = step
-        #: Held while one of our graphs is traced: towers may find at the same time that they need a new one, and a trace
-        #: runs the model's Python.
+        #: Held while one of our graphs is traced: towers may find at the same time that they need a new one,
+        #: and tracing runs the model's Python.
         self.tracing = threading.Lock()
         self.settle = TracedStep(tf.function(self._settled, reduce_retracing=True, autograph=False))
 
