@@ -80,6 +80,7 @@ def train(order: TrainOrder, **settings: Any) -> None:
         callbacks = _callbacks(order, judges)
         order.module.refuse_unknown_parameters()
         loop_settings = LoopSettings(**settings)
+        # This takes the ranks from whoever trains on them, so all that may be refused without them was refused above.
         feed = stack.enter_context(_connect(order, order.stream, **ranks, **order.metrics))
         _refuse_evaluation(feed)
         for judge in judges:
@@ -109,6 +110,7 @@ def _train_with_servers(order: TrainOrder, settings: dict[str, Any]) -> None:
     _refuse_closed(order, settings, writes=place.is_master)
     until = settings["until"]
     with ExitStack() as stack:
+        # Only the chief calls callbacks, so only it connects to validation streams.
         names = order.judges if place.is_master else ()
         judges = [stack.enter_context(_connect_judge(order, name, rank=0)) for name in names]
         feed = stack.enter_context(

@@ -89,6 +89,7 @@ class CheckpointFolder:
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         newest = self._newest_number()
+        # Refused early, before much is written; another writer may still come in between, which `_put` finds out.
         if self._chained and newest != self._last:
             raise _overtaken(self._folder, newest)
         path = self._folder / f"{newest + 1:08d}.npz"
@@ -136,6 +137,7 @@ class CheckpointFolder:
         """Return the file name, arrays and record of the newest intact checkpoint, as `read_last` does."""
         reasons: dict[Path, str] = {}
         self._last = self._newest_number()
+        # A file that appears meanwhile is left out, so that a chain counts it as another's.
         for path in reversed([path for path in self._list_paths() if int(path.stem) <= self._last]):
             try:
                 found = _read(path)

@@ -57,7 +57,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     Args:
         feed: The feed that `fit` reads.
         folder: Where the checkpoints are.
-        every: Save after every so many batches, too. None: only after epochs.
+        every: Save whenever this many batches were trained on, too. None: only after epochs.
         keep: How many checkpoints to keep.
         early_stop: Rules that end training. What they go by is kept in the checkpoint, so a resumed run stops where an
             unbroken one would.
@@ -111,8 +111,11 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._progress: RunProgress | None = None
         if until is not None:
             self._progress = progress_of(until, self._session)
+        #: Rows trained on when steps were last counted, and when results were last shared.
         self._rows = self._rows_before = 0
+        #: What to assign once the model has its variables; None: nothing.
         self._pending: dict[str, NDArray[np.generic]] | None = None
+        #: The epoch of `fit`, and that of the feed's cursor as it began.
         self._epoch = self._feed_epoch = 0
         #: Whether a step was taken; and how many since the last save.
         self._trained = False
@@ -295,6 +298,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
                 self._stop_with_the_job()
             raise
         except BaseException as error:
+            # `fit` does not call `on_train_end` after an error, so the wrapper would stay on the model.
             self._unwrap()
             if isinstance(error, KeyboardInterrupt):
                 self._tell_what_is_saved()

@@ -38,7 +38,7 @@ __all__ = ["EvaluateOrder", "Follow", "evaluate", "models_own", "no_checkpoint"]
 
 #: How often to look for a new checkpoint in a folder, because nothing announces one.
 _LOOK_EVERY_S = 1.0
-#: How often to ask meanwhile whether the loaders are there: nothing is read that would tell.
+#: How often to ask meanwhile whether the loaders are there, as nothing is read that would show it.
 _ASK_EVERY_S = 5.0
 
 

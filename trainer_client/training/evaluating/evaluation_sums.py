@@ -93,6 +93,7 @@ class RankSums(OwnSums):
 
     def whole(self) -> NDArray[np.float64]:
         """Return the sums over all ranks, after waiting for them."""
+        # A rank that had no batch has a single zero so far: all ranks have to send states of the same size.
         own = np.broadcast_to(super().whole(), (self._nbytes // 8,)).astype("<f8").tobytes()
         return np.frombuffer(self._session.sum_states(own, epoch=self._epoch, step=self._step), "<f8")
 
@@ -143,7 +144,7 @@ class Judged:
 
 
 def sums_of(session: FeedSession, judged: Judged) -> EvaluationSums:
-    """Return the sums for the way in which the stream's trainers share it."""
+    """Return the sums for this stream, by how trainers share it: leases, ranks in lockstep, or one process."""
     if session.in_queue:
         version = f"{judged.version} {judged.epoch} {judged.step} {session.receiver.spec.plan_digest}"
         return LeasedSums(session, label=judged.label, version=version)

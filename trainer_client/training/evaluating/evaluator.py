@@ -44,9 +44,11 @@ class Evaluator:
         self._rows = keras.metrics.Sum(name="rows")
         #: Metrics whose variables are no sums over batches.
         self._unsummed: list[Any] = []
+        #: The metrics' variables; None until the first batch, when metrics make them.
         self._states: MetricVector | None = None
         #: Values to assign to the model's variables before its first batch.
         self._arrays: Sequence[NDArray[Any]] | None = None
+        #: How many batches were counted, in all evaluations.
         self._batches = 0
         self._begin_step()
 
@@ -69,6 +71,7 @@ class Evaluator:
         self._arrays = arrays
         for metric in self._all():
             metric.reset_state()
+        # A process that gets no batch adds to shared sums as well, so it has to know the metrics' variables.
         if sums.is_shared and hasattr(data, "example"):
             self._prepare(*keras.utils.unpack_x_y_sample_weight(data.example()))
         whole = self._sum(data, sums)
@@ -156,6 +159,7 @@ class Evaluator:
         states = self._states
         assert states is not None
         self._batches += 1
+        # The second term is true for powers of two.
         is_checked = self._batches <= _CHECKED or self._batches & (self._batches - 1) == 0
         once, twice = self._step(*parts, tf.constant(is_checked))
         if is_checked:
@@ -164,6 +168,7 @@ class Evaluator:
             if found:
                 refuse_unsummed(found if sums.is_shared else [], where=_SEVERAL)
                 self._note_unsummed(found, sums, sofar=sums.whole())
+                # The step has changed: it no longer resets these metrics, and counts this batch in them.
                 once, _ = self._step(*parts, tf.constant(False))  # noqa: FBT003 - a tensor
         return once - states.base
 
@@ -197,6 +202,7 @@ class Evaluator:
             metric.reset_state()
         self._count(summed, targets, outputs, rows)
         if rows > 0:
+            # Never reset, and counted once only: they have the batches of this whole evaluation in them.
             for metric in self._unsummed:
                 metric.update_state(targets, outputs)
         once = self._states.read()

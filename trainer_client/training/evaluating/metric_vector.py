@@ -83,6 +83,7 @@ class MetricVector:
         """Return the metrics to which a batch added something else when it was counted a second time."""
         with np.errstate(invalid="ignore"):  # infinite losses
             first, second = once - self.base, twice - once
+        # Sums that are not finite cannot be compared, so nothing is held against them.
         alike = np.isclose(second, first, _RELATIVE, _ABSOLUTE, equal_nan=True) | ~np.isfinite(once)
         return [metric for metric, place in zip(self._metrics, self._places, strict=True) if not np.all(alike[place])]
 

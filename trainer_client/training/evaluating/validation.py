@@ -82,6 +82,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         form: dict[str, Any] = {"inputs": inputs, "targets": targets, "weights": weights, "map": map}
         self._data = [(feed, feed.dataset(**form)) for feed in feeds]
         self._evaluator: Evaluator | None = None
+        #: How many epochs are done, and the first of the steps that run at a time.
         self._epoch = self._first = 0
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:

@@ -95,8 +95,10 @@ class BaseLoop:
         self._progress = progress_of(settings.until, session)
         self._teller = Teller(session, settings.summaries, settings.tell_every, is_quiet=not writes)
         self._writes = writes
+        #: Means over the epoch in training.
         self._noted = NotedMeans()
         self._log = Log("trainer", stream=session.stream)
+        #: Rows when steps were last counted, and steps at the last checkpoint.
         self._rows = self._saved_steps = 0
         self._saved_at_s = time.monotonic()
 

@@ -39,7 +39,7 @@ class Placement(Protocol):
         """Return the elements of steps: each iteration goes from the cursor to the end of its epoch."""
 
     def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
-        """Return the same for a feed whose batches a user's function makes, which have any shapes."""
+        """Return the elements that a user's function makes of the feed's batches, which have any shapes."""
 
     def one_of(self, element: Any) -> Any:
         """Return what one replica has of a step's element."""

@@ -49,6 +49,7 @@ class TrainStep:
         #: How often TensorFlow traced it: once for each shape.
         self.traces = 0
         self._loss_of = _by_rows(keras.losses.get(loss))
+        #: Whether the loss is scaled before gradients are computed, as float16 needs.
         self._scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
     def inputs(self, element: Any) -> Any:
@@ -79,7 +80,8 @@ class TrainStep:
         before = [tf.identity(one.value) for one in statistics]
         with tf.GradientTape() as tape:
             variables = [one.value for one in self.model.trainable_variables]
-            tape.watch(variables)  # in a scope of Keras' their values are tensors
+            # A tape watches variables by itself, but within a scope of Keras their values are tensors.
+            tape.watch(variables)
             outputs = tf.nest.map_structure(_in_float32, self.model(inputs, training=True))
             # Read at once: while replicas sum, another one calls the model, which then has that one's losses.
             added = self.model.losses
@@ -109,6 +111,7 @@ class TrainStep:
     def apply(self, part: Contribution, became: Any) -> None:
         """Apply the gradients, and, if the outcome is APPLIED, keep the new statistics."""
         self.optimizer.apply(part.gradients, self.model.trainable_variables)
+        # An optimizer that scales the loss is called for gradients that overflow, too: they leave no statistics behind.
         for one, after in zip(statistics_of(self.model), part.statistics, strict=True):
             one.assign(tf.where(became == APPLIED, after, one.value))
 
@@ -185,5 +188,6 @@ def _row_means(values: Any, mask: Any) -> Any:
     within = list(range(1, values.shape.rank))
     if mask is None or not within:
         return tf.reduce_mean(values, within)
+    # Keras's own mask, such as that of padding in a row: only what it lets through counts.
     counts = tf.cast(mask, values.dtype)
     return tf.math.divide_no_nan(tf.reduce_sum(values * counts, within), tf.reduce_sum(counts, within))

@@ -39,11 +39,14 @@ class Teller:
         self.scope = Scope.FEED if session.world > session.replicas else Scope.WHOLE
         self._session = session
         self._every = every
+        #: How many steps were done when it was last looked whether a line is due.
         self._told_steps = 0
+        #: Losses since the last line.
         self._noted = NotedMeans()
         self._is_quiet = is_quiet
         self._summaries = Summaries(summaries) if summaries is not None and not is_quiet else None
         self._log = Log("trainer", stream=session.stream)
+        #: The figures at the last line.
         self._before = self._figures(0)
         #: Smoothed numbers of ready and of staged batches; empty before the first step.
         self._ahead: list[float] = []
@@ -89,6 +92,7 @@ class Teller:
         epoch = float(session.cursor.at.epoch)
         rounds = session.epoch_rounds()
         if rounds is not None:
+            # The part of the epoch that is done, as its rounds are those in all and those that are left.
             epoch += 1 - rounds[1] / max(rounds[0], 1)
         left_s = seconds_left(
             rates.steps_per_s, progress.left(epoch), epoch_steps=None if rounds is None else rounds[0]

@@ -26,6 +26,7 @@ class TracedStep:
     def get_concrete_function(self, *specs: Any) -> Any:
         """Trace the function for these specs and return the graph, which later calls use."""
         graph = self._function.get_concrete_function(*specs)
+        # A graph that is kept would be called even though the user has functions run eagerly.
         if not tf.config.functions_run_eagerly():
             self._graph = graph
         return graph

@@ -39,6 +39,7 @@ class TrainingLoop(BaseLoop):
     ) -> None:
         placement.refuse_other_world(data.feed)
         super().__init__(model, data, placement, settings, callbacks, writes=placement.writes)
+        #: Whether a step is in hand, and whether the epoch is over but not saved.
         self._is_in_step = self._is_ending_epoch = False
 
     def run(self) -> str:

@@ -35,6 +35,7 @@ def masked_mean(per_row: Any, weight: Any) -> Any:
     """
     weight = tf.cast(weight, per_row.dtype)
     total = tf.reduce_sum(weight)
+    # Only the divisor is summed: each replica's part of the sum stays here, and is its share of the mean.
     replica = replica_of_several()
     if replica is not None:
         total = replica.all_reduce(tf.distribute.ReduceOp.SUM, total)

@@ -214,6 +214,7 @@ class _Parts:
     def __init__(self, output: Path, batches: int) -> None:
         self._parts = PredictionParts(output)
         self._batches = batches
+        # The same methods as those of `_Processor`, which is the other kind of sink.
         self.lock, self.has, self.take = self._parts.lock, self._parts.has, self._parts.write
 
     def checkpoint(self, folder: CheckpointFolder) -> tuple[str, Arrays, dict[str, Any]]:

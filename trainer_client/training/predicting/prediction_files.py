@@ -120,6 +120,7 @@ class _ParquetRows:
         pa, parquet = library("pyarrow", extra="parquet", use="which writes Parquet"), _parquet()
         if self._schema is None:
             self._schema = pa.schema([(SAMPLE, pa.int64())])
+        # Closing comes here too, so that a file without any rows is a Parquet file all the same.
         if self._writer is None:
             self._writer = parquet.ParquetWriter(self._file, self._schema)
         self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))

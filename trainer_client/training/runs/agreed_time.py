@@ -35,6 +35,7 @@ class AgreedTime:
         """Return the time that all ranks agree on after `steps` steps; this rank has measured `spent_s`."""
         if steps >= self._next_step:
             self._agreed_s = self._agree(spent_s)
+            # How many steps are left at the pace so far; all ranks derive the same from the time that they agreed on.
             steps_left = steps * (self._limit_s - self._agreed_s) / max(self._agreed_s, 1e-9)
             self._next_step = steps + max(1, int(steps_left / 2))
         return self._agreed_s

@@ -69,6 +69,7 @@ def run_elastic(
     while feed is not None:
         log = Log("trainer", rank=feed.rank, world=feed.world)
         log.info("a world begins")
+        # The end of `train` is not the end of the run: `end_together` waits until all trainers are done.
         feed._session.ends_later = True
         with feed, _End(feed, armed=new_process):
             try:

@@ -50,6 +50,7 @@ class ModelModule:
         self.name = module
         self.parameters = parameters
         self._names = {**({"model": name} if model else {}), **{piece: said for piece, said in names.items() if said}}
+        #: The parameters that any function takes that was called.
         self._known: set[str] = set()
 
     @property

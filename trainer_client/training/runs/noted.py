@@ -19,12 +19,14 @@ class NotedMeans:
     def __init__(self) -> None:
         #: The largest number of rows in any of them.
         self.rows = 0
+        #: By name, the sum over rows and the number of rows.
         self._sums: dict[str, tuple[float, int]] = {}
 
     def add(self, means: Mapping[str, float], rows: int) -> None:
         """Add the means of a batch with this many rows; without rows, values that are not numbers are ignored."""
         for name, mean in means.items():
             total, over = self._sums.get(name, (0.0, 0))
+            # Not `rows * mean` without rows: zero times NaN would make the whole sum NaN.
             self._sums[name] = (total + rows * float(mean) if rows else total, over + rows)
             self.rows = max(self.rows, over + rows)
 

@@ -38,6 +38,7 @@ class RunProgress:
         self._until = until
         self._prints = prints
         self._clock = clock
+        #: The totals where the run began, and those so far.
         self._there = self._totals = RunTotals()
         self._limits: RunLimits = until.from_there(self._there)
         self._began_s = clock()
@@ -68,6 +69,7 @@ class RunProgress:
         if self._prints:
             line = f"{what} from epoch {there.epochs}, step {there.steps}, until {self._limits}"
             print(starting_line(line), flush=True)
+        # `passed` comes first: it says that nothing was trained, where `_look` would say that a limit is reached.
         self.stop(self._limits.passed(there))
         self._look()
 

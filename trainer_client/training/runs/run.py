@@ -159,6 +159,7 @@ class Run:
                 self.done()
                 if self.reason:
                     return
+        # With a reason to end, such as a job that was ended, the batches stopped before the epoch was over.
         if self.reason:
             return
         session.count_to_end(batches)

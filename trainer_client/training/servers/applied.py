@@ -25,11 +25,13 @@ class _EpochApplied:
         return number < self.fresh and number not in self.missing
 
     def add(self, number: int) -> None:
+        # A number beyond `fresh` leaves those in between missing: batches are applied in any order.
         self.missing.discard(number)
         self.missing.update(range(self.fresh, number))
         self.fresh = max(self.fresh, number + 1)
 
     def unite(self, other: _EpochApplied) -> None:
+        # Missing in both is what neither has: one that is behind has nothing from its `fresh` on.
         self.missing = {one for one in self.missing | other.missing if not (self.has(one) or other.has(one))}
         self.fresh = max(self.fresh, other.fresh)
 
@@ -70,6 +72,7 @@ class AppliedBatches:
     def done_set(self) -> DoneSet:
         """Return the same in the form in which it crosses the wire and lies in checkpoints."""
         last = max([*self._epochs, self._settled])
+        # An epoch before the last one that is not listed is whole, so all others have to be listed.
         listed = {*range(self._settled, last + 1), *self._epochs}
         return DoneSet(tuple(_packed(at, self._epochs.get(at, _EpochApplied())) for at in sorted(listed)))
 

@@ -26,6 +26,7 @@ class CollectedGradients:
         self._optimizer = optimizer
         self._places = {id(one): at for at, one in enumerate(variables)}
         self._goes_on = goes_on
+        #: Buffers of the last gradients, by variable: whole ones here, row numbers and values below.
         self._dense: dict[int, Any] = {}
         self._rows: dict[int, tuple[Any, Any]] = {}
 
@@ -65,5 +66,6 @@ class CollectedGradients:
 
 
 def _buffer(dtype: Any, shape: tuple[int | None, ...]) -> Any:
+    # Rows are as many as the batch names, so their first dimension is open; it begins at 0.
     begin = tf.zeros([0 if size is None else size for size in shape], dtype)
     return tf.Variable(begin, trainable=False, shape=shape, validate_shape=None not in shape)

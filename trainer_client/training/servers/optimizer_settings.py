@@ -27,6 +27,7 @@ class OptimizerSettings:
         self._optimizer = model.optimizer
         #: Where the learning rate comes from: a variable, a schedule, or a function.
         self._source = self._optimizer._learning_rate  # noqa: SLF001 - `learning_rate` is its value
+        #: Whether the rate is a plain number, which callbacks may set.
         self._is_settable = isinstance(self._source, keras.Variable)
         self._config = self._read_config()
 

@@ -73,6 +73,7 @@ class ServedLoop(BaseLoop):
         self._servers, self._worker = servers, worker
         if worker.workers > 1:
             self._teller.scope = Scope.SHARE
+        #: Whether the servers, as far as we know, serve the generation that we joined.
         self._is_joined = False
         #: Steps since the last pull; None: pull before the next.
         self._since_pull: int | None = None
@@ -181,6 +182,7 @@ class ServedLoop(BaseLoop):
                 session.cursor.count(1)
                 self._note_step(loss, rows)
             else:
+                # Refused gradients were computed from values that are too old, so pull before the next batch.
                 session.leases.give_back()
                 self._since_pull = None
             self._progress.stop(self._served.over)
@@ -203,6 +205,7 @@ class ServedLoop(BaseLoop):
                 self._since_pull = 0
             loss, rows, became = self._finite_step(element)
             self._since_pull += 1
+            # A batch with nothing to apply is pushed without gradients, so that servers know it as done.
             return loss, rows, self._served.push(lease, self._kept.read() if became == APPLIED else {})
         except MovedError:
             self._is_joined = False
@@ -275,6 +278,7 @@ class ServedLoop(BaseLoop):
 
     def _begin_as_chief(self) -> RunTotals:
         totals = self._saved.read(self._model, self._early_stop)
+        # Servers that outlived the last chief may be ahead of its checkpoint: what they have is not trained again.
         if totals is not None and self._can_go_on():
             self._log.info("goes on with what parameter servers have", version=self._served.version)
             return replace(totals, steps=self._served.version)

@@ -55,6 +55,7 @@ class ServedModel:
     def __init__(self, model: Any, optimizer: Any, servers: ServerConnections, settings: SharesSettings) -> None:
         #: The version of the values that were pulled, and the newest that was heard of.
         self.version = self._heard_version = 0
+        #: The generation that was joined; 0: none.
         self.generation = 0
         #: Why the run is over; empty while it goes on.
         self.over = ""
@@ -63,8 +64,11 @@ class ServedModel:
         self._state = OptimizerVariables(optimizer, self._variables)
         self._servers = servers
         self._settings = settings
+        #: Our name at the servers, a new one each time that we join.
         self._trainer = secrets.randbits(63)
+        #: The parts that each server holds.
         self._shares: list[tuple[VariablePart, ...]] = []
+        #: The batch whose gradients the first server refused last: the others are still to drop them.
         self._refused: Lease | None = None
 
     @property
@@ -87,6 +91,7 @@ class ServedModel:
         shown = [said for said, _ in self._servers.ask_all(m.Look(serial=0, trainer=self._trainer), heed)]
         self.over = shown[0].over
         generations = {one.generation for one in shown}
+        # 0 is a server without a share: it was started again, or the chief has not given it one.
         if len(generations) > 1 or 0 in generations:
             return False
         self.version = self._heard_version = shown[0].version

@@ -91,6 +91,7 @@ class ServerConnections:
             return
         if isinstance(said, wire.Refused):
             raise error_of(said, "parameter server")
+        # The answer to a question that was given up, or asked twice, may come late: its serial is of no question now.
         if asked is not None and getattr(said, "serial", None) == asked.message.serial:
             asked.reply = (said, frames[1].buffer if len(frames) > 1 else memoryview(b""))
 

@@ -10,7 +10,9 @@ Rules, each with the interleaving behind it:
 - A trainer that was silent for long is forgotten, with its gradients that wait; if it comes back, it begins anew.
 - A server that missed an order serves nothing any more: all go back to the last checkpoint.
 - A learning rate that the chief set comes with each order, so all servers apply a batch at the same rate.
-- A process that hears that the run is over ends by itself, whatever it missed: nobody may be left to repeat it. Pure.
+- A process that hears that the run is over ends by itself, whatever it missed: nobody may be left to repeat it.
+
+Pure: messages and the time are passed in.
 """
 
 from __future__ import annotations
@@ -115,20 +117,26 @@ class ServerState:
     """The state of one server; the first of all is told that it is."""
 
     def __init__(self, *, is_first: bool) -> None:
+        #: Names the shares that the chief gave out together; 0: this server serves none.
         self.generation = 0
         #: How many batches are applied.
         self.version = 0
         #: Why the run is over, so that no gradients are taken; empty while it goes on.
         self.over = ""
+        #: Whether this server may exit, and whether it waits only until all trainers have heard that the run is over.
         self.has_ended = self._is_finishing = False
+        #: The parts of the model's variables that are held here.
         self.parts: tuple[VariablePart, ...] = ()
+        #: How many pushes were answered with each code.
         self.counts = dict.fromkeys(("applied", "held", "repeated", "stale", "moved", "over"), 0)
         self._is_first = is_first
+        #: How many versions old gradients may be, and after how many batches the run is over (0: never).
         self._staleness = self._most = 0
         self._applied = AppliedBatches(DoneSet((EpochDone(0, 0, ()),)))
         #: When each trainer was last heard.
         self._heard_s: dict[int, float] = {}
         self._now_s = self._agreed_s = 0.0
+        #: Gradients that wait for the first server's order to apply them.
         self._held: dict[Key, None] = {}
         #: The learning rate that was set since the share was given, and by which message of which trainer.
         self._rate: float | None = None
@@ -169,11 +177,12 @@ class ServerState:
         self._is_finishing = self.has_ended = False
         self._staleness, self._most = said.staleness, said.most
         self._applied = AppliedBatches(said.done)
+        # What belonged to the share before is void: its cut and rate, gradients that are held, and trainers that wait.
         self._cut = self._rate = None
         dropped = [Drop(key) for key in self._take_held(lambda _key: True)]
         self._waits.clear()
         self._pulls.clear()
-        self._end_at_most()
+        self._end_at_most()  # the checkpoint may have reached the limit already
         return [*dropped, Adopt(said.parts), self._taken(asker, said.serial, "serving")]
 
     def _withdraw(self, asker: bytes, said: m.Withdraw) -> list[Instruction]:

@@ -136,6 +136,7 @@ class ParameterServer:
             self._send(asker, encode(turned_away))
             return False
         payload = frames[2].buffer if len(frames) == 3 else memoryview(b"")
+        # The message says how long its frame is; with another one it cannot be carried out.
         if getattr(said, "nbytes", 0) != payload.nbytes:
             return False
         try:

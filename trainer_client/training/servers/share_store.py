@@ -39,9 +39,13 @@ class ShareStore:
         self._variables: list[Any] = []
         self._optimizer: Any = None
         self._common: list[Any] = []
+        #: All variables, in the order of a frame.
         self._all: list[Any] = []
+        #: Steps of the optimizer as graphs, by the parts that have gradients, and whether those are rows.
         self._updates: dict[tuple[tuple[int, bool], ...], Any] = {}
+        #: Gradients that wait for the first server's order.
         self._held: dict[Key, Gradients | None] = {}
+        #: The share as it was when last cut for a checkpoint.
         self._copy = b""
         #: The frame that `values` returns, kept until a value changes.
         self._values: bytes | None = None
@@ -55,6 +59,7 @@ class ShareStore:
         optimizer = self._make_optimizer()
         state = OptimizerVariables(optimizer, variables)
         everything = [*variables, *state.common, *(one for each in state.of_each for one in each)]
+        # Nothing that is held changes until the frame is known to fit.
         arrays = split_frame(frame, [(tuple(one.shape), one.dtype) for one in everything])
         for variable, array in zip(everything, arrays, strict=True):
             variable.assign(array)
@@ -122,6 +127,7 @@ class ShareStore:
         if one.rows is None:
             return tf.constant(next(arrays))
         shape, (numbers, values) = self._parts[one.place].shape, (next(arrays), next(arrays))
+        # The numbers come from another process: none may reach the optimizer that is not a row of the part.
         if one.rows and not 0 <= int(numbers.min()) <= int(numbers.max()) < shape[0]:
             raise _not_of_this_share(f"row {int(numbers.max())} of {shape[0]}")
         return tf.IndexedSlices(tf.constant(values), tf.constant(numbers), tf.constant(shape, tf.int64))

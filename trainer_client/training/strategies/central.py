@@ -83,5 +83,6 @@ def _sum_of(gradients: Sequence[Any], parts: Sequence[Any]) -> Any:
 
 
 def _mean_of(values: Sequence[Any], parts: Sequence[Any]) -> Any:
+    # A tower without rows may have statistics that are not finite. They count for nothing, but NaN times 0 is NaN.
     pairs = zip(values, parts, strict=True)
     return tf.add_n([tf.math.multiply_no_nan(one, tf.cast(part, one.dtype)) for one, part in pairs])

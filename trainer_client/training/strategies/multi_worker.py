@@ -102,6 +102,7 @@ class MultiWorker(Replicated):
         It may be called as often as you like: it looks only every few seconds.
         """
         if time.monotonic() - self._looked_s >= _LOOK_EVERY_S:
+            # A failed precondition means here that a process answers, but is not the one that we began with.
             with _naming_the_lost(len(self._peers), (*_GONE, tf.errors.FailedPreconditionError)):
                 for peer in self._peers:
                     context.context().check_collective_ops_peer_health(peer, timeout_in_ms=_SILENT_MS)
@@ -145,6 +146,7 @@ def _naming_the_lost(processes: int, gone: tuple[type[Exception], ...] = _GONE) 
     try:
         yield
     except tf.errors.OpError as error:
+        # An exchange that was aborted may have another class, and is known by its text.
         if not isinstance(error, gone) and "Collective ops is aborted" not in error.message:
             raise
         said = [line for line in error.message.splitlines() if line.startswith(("Collective ops", "Additional GRPC"))]

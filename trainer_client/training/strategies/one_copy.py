@@ -34,6 +34,7 @@ class OneCopy:
         self.judging = {"rank": 0}
         self.said = f"{name}: {len(devices)} towers on {', '.join(devices)}; variables on {', '.join(places)} ({taken})"
         self._devices = devices
+        #: Whether new variables are the optimizer's, which go beside the model's.
         self._is_model_built = False
         self._places = LeastLoaded(places)
 

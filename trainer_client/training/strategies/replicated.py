@@ -149,6 +149,7 @@ class Replicated:
 
         part, became, may_apply, counts = strategy.run(compute, (element, asked))
         towers.refuse_different_here()
+        # All replicas derived this from the same sums, so the first one's is that of all.
         tf.cond(self._first(may_apply), lambda: strategy.run(step.apply, (part, became)), lambda: None)
         return tf.stack([self._first(one) for one in (part.loss, part.rows, became)]), self._first(counts)
 
@@ -165,7 +166,9 @@ class Replicated:
         Counts are how many replicas have each gradient, then how many are asked to stop. Statistics are means over
         rows.
         """
+        # A replica without rows may have statistics that are not finite. They count for nothing, but NaN * 0 is NaN.
         of_rows = [tf.math.multiply_no_nan(tf.cast(one, tf.float32), part.rows) for one in part.statistics]
+        # All replicas have to sum the same tensors, so a missing gradient goes in as zeros, and out as None.
         having, gradients = towers.note(part.gradients)
         counts = tf.concat([having, [asked]], 0)
         loss, rows, weight, counts, *sums = _sum_of_all([*part[:3], counts, *gradients, *of_rows])
@@ -246,4 +249,4 @@ def _sum_nothing(optimizer: Any) -> None:
     """
     while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
-    optimizer._all_reduce_sum_gradients = list  # noqa: SLF001 - as said
+    optimizer._all_reduce_sum_gradients = list  # noqa: SLF001 - nothing public does it

@@ -136,6 +136,7 @@ def _go_on(scope: _Noting, after: Sequence[Any]) -> None:
     """Assign what the forward pass changed, and advance the seeds by their draws."""
     for variable, value in zip(scope.changed, after, strict=True):
         variable.assign(value)
+    # A seed's state is the seed itself and a counter, of which only the counter moves.
     for seed, many in scope.seeds():
         seed.assign(seed.value + tf.constant([0, many], seed.value.dtype))
 

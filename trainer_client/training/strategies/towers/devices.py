@@ -42,6 +42,7 @@ def kinds_of(devices: tuple[str, ...]) -> list[str]:
 def _divide_cpu(parts: int) -> None:
     (cpu,) = tf.config.list_physical_devices("CPU")
     configured = tf.config.get_logical_device_configuration(cpu) or [None]
+    # Left alone if there are enough parts: devices cannot be set up again once anything has used them.
     if len(configured) < parts:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * parts)
 

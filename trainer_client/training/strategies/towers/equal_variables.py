@@ -52,6 +52,7 @@ def refuse_unsynchronised(model: Any) -> None:
 
 
 def _differs_by_design(variable: Any) -> bool:
+    # Each replica counts on its own in these, and they are combined only when they are read.
     return bool(variable.value.synchronization == tf.VariableSynchronization.ON_READ)
 
 
