@@ -432,13 +432,13 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     def _share_first_weights(self) -> None:
         """Have all ranks of the first elastic world begin with the chief's weights.
 
-        The chief commits them before it says where it starts, which the others wait for.
+        The chief commits them, if its model is built, before it says where it starts, which the others wait for.
         """
         if self._writes():
             if self.model.built:
                 self._save(0, self._session.cursor.state())
             return
-        # This waits until the chief has said where it starts; by then its checkpoint is there.
+        # This waits until the chief has said where it starts; what it commits first is there by then.
         self._session.cursor.restore(self._session.cursor.state())
         found = self._folder.read_last()
         if found is not None:

@@ -153,6 +153,7 @@ def _assign(variables: list[Any], values: list[Any]) -> None:
 
 
 def _are_finite(values: list[Any]) -> Any:
+    """Return whether all values are finite, gradients among them."""
     dense = [one.values if isinstance(one, tf.IndexedSlices) else one for one in values if one is not None]
     # If any value is not finite, their sum is not, and summing takes half the time of looking at each. The sum may also
     # be too large though all values are finite, so then each is looked at.
@@ -179,6 +180,10 @@ def _by_rows(loss: Any) -> Callable[[Any, Any, Any], Any]:
 
 
 def _row_means(values: Any, mask: Any) -> Any:
+    """Return the mean loss within each row, over what Keras's mask lets through.
+
+    Raise SettingsError for a loss that has one value for the whole batch.
+    """
     if values.shape.rank == 0:
         raise SettingsError(
             expected="a loss with a value for each row, as rows without a sample have to count for nothing",

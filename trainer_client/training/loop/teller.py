@@ -85,6 +85,7 @@ class Teller:
             self._tell(progress)
 
     def _tell(self, progress: RunProgress) -> None:
+        """Print a progress line and write its figures to the summaries."""
         totals, session = progress.totals, self._session
         loss, self._noted = self._noted.means(), NotedMeans()
         now = self._figures(totals.steps)

@@ -39,7 +39,7 @@ class TrainingLoop(BaseLoop):
     ) -> None:
         placement.refuse_other_world(data.feed)
         super().__init__(model, data, placement, settings, callbacks, writes=placement.writes)
-        #: Whether a step is in hand, and whether the epoch is over but not saved.
+        #: Whether a step is in hand, and whether the epoch is over but not evaluated yet.
         self._is_in_step = self._is_ending_epoch = False
 
     def run(self) -> str:
@@ -76,6 +76,7 @@ class TrainingLoop(BaseLoop):
     # --- steps ---
 
     def _train_epoch(self, interruption: ctrl_c.Interruption) -> None:
+        """Train to the epoch's end or until a stop; raise KeyboardInterrupt if that was asked for."""
         epoch = self._session.cursor.at.epoch
         self._callbacks.on_epoch_begin(epoch)
         self._take_steps(interruption)
@@ -158,6 +159,7 @@ class TrainingLoop(BaseLoop):
     # --- the end of an epoch ---
 
     def _end_epoch(self, epoch: int) -> None:
+        """Share the epoch's results, let callbacks evaluate it, and save; not saved if the job is ended meanwhile."""
         if self._session.in_queue:  # in lockstep its last step has counted it
             self._progress.count(epochs=epoch + 1)
         totals, noted = self._progress.totals, self._noted
@@ -187,6 +189,7 @@ class TrainingLoop(BaseLoop):
             raise self._interrupted(error) from None
 
     def _begin(self) -> None:
+        """Warm up, restore the newest checkpoint and begin the run from there."""
         with self._timed("warm_up"):
             self._warm_up()
         self._saved.begin()

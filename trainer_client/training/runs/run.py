@@ -146,6 +146,7 @@ class Run:
         self._session.end_run(self.reason, epoch=self._there.epochs, step=self._there.steps)
 
     def _epoch(self) -> Iterator[Batch]:
+        """Yield the rest of the epoch, and count each batch once the next is asked for."""
         session = self._session
         if session.most_epochs is not None and self._feed.epoch >= session.most_epochs:
             self.stop(f"all {session.most_epochs} epochs of the feed are over")

@@ -46,6 +46,7 @@ class CollectedGradients:
 
     def _keep(self, at: int, gradient: Any, variable: Any) -> None:
         # Buffers outlive the graph that is being traced, so they are made outside it, once for each variable.
+        """Put a gradient into its buffer, which is made when the variable first has one."""
         with tf.init_scope():
             if isinstance(gradient, tf.IndexedSlices):
                 if at not in self._rows:

@@ -43,7 +43,7 @@ __all__ = ["ServedLoop", "ServedSettings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedSettings:
-    """The settings of one worker of those that share servers."""
+    """Settings of a worker that shares servers with others."""
 
     #: Whether this worker gives servers their shares, commits checkpoints and ends the run.
     is_chief: bool
@@ -96,6 +96,7 @@ class ServedLoop(BaseLoop):
         return self.reason
 
     def _train(self, interruption: ctrl_c.Interruption) -> None:
+        """Train until there is a reason to end; raise KeyboardInterrupt, after saving, if interrupted."""
         try:
             self._begin(interruption)
             while not (self.reason and self._end()):
@@ -128,6 +129,7 @@ class ServedLoop(BaseLoop):
     # --- steps ---
 
     def _train_epoch(self, interruption: ctrl_c.Interruption) -> None:
+        """Train to the epoch's end, or until the run is over, interrupted, or taken back elsewhere."""
         epoch = self._session.cursor.at.epoch
         self._call(lambda: self._callbacks.on_epoch_begin(epoch))
         iterator, batch = iter(self._data.elements), 0
@@ -212,6 +214,10 @@ class ServedLoop(BaseLoop):
             return loss, rows, False
 
     def _end_epoch(self, epoch: int) -> None:
+        """Share the epoch's results, evaluate it on the servers' values, and commit those.
+
+        In the chief nothing of it is done, beyond sharing, if servers have moved.
+        """
         noted, self._noted = self._noted, NotedMeans()
         self._progress.count(epochs=self._session.cursor.at.epoch)
         logs, rows, whose = self._results_of(epoch, noted)
@@ -248,6 +254,7 @@ class ServedLoop(BaseLoop):
     # --- beginning and ending ---
 
     def _begin(self, interruption: ctrl_c.Interruption) -> None:
+        """Give servers their shares, as the chief, or wait for that; then begin the run from there."""
         self._saved.begin()
         self._model.stop_training = False
         there = RunTotals(epochs=self._session.cursor.at.epoch)

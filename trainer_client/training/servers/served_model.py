@@ -162,6 +162,7 @@ class ServedModel:
     def _share(
         self, parts: tuple[VariablePart, ...], generation: int, done: DoneSet, version: int
     ) -> tuple[Any, bytes]:
+        """Return the message and the frame that give a server these parts of the model."""
         arrays = [plain_value(one) for one in self._variables]
         slots = {part.variable: [plain_value(one) for one in self._state.of_each[part.variable]] for part in parts}
         frame = frame_of(
@@ -251,6 +252,7 @@ class ServedModel:
         return said.code in ("applied", "repeated")
 
     def _push(self, at: int, lease: Lease, gradients: dict[int, Any], refused: Lease | None) -> tuple[Any, bytes]:
+        """Return the message and the frame with a server's part of the gradients."""
         parts, arrays = [], list[Any]()
         for place, part in enumerate(self._shares[at]):
             one = gradients.get(part.variable)

@@ -171,6 +171,7 @@ class ServerState:
         return [Tell(self._order("forget", trainer=said.trainer))] if self._is_first and is_known else []
 
     def _serve(self, asker: bytes, said: m.ServeShare) -> list[Instruction]:
+        """Hold the share that the chief gives, in place of all there was."""
         if said.generation == self.generation:  # the answer was lost
             return [self._taken(asker, said.serial, "serving")]
         self.generation, self.version, self.parts, self.over = said.generation, said.version, said.parts, ""
@@ -189,6 +190,7 @@ class ServerState:
         return [*self._lose(), self._taken(asker, said.serial, "withdrawn")]
 
     def _pull(self, asker: bytes, said: m.Pull) -> list[Instruction]:
+        """Answer with our values, or wait until they have all that the trainer knows of."""
         if not self._is_of_now(said.generation) or said.trainer not in self._heard_s:
             return [self._taken(asker, said.serial, "moved")]
         # We are behind the first server: these values would lack gradients that the trainer knows to be applied.
@@ -199,6 +201,7 @@ class ServerState:
         return [Answer(asker, values, values=True)]
 
     def _push(self, asker: bytes, said: m.Push) -> list[Instruction]:
+        """Hold the gradients, or, in the first server, apply or refuse them and order the others to apply."""
         key = (said.trainer, said.lease)
         instructions: list[Instruction] = []
         # The first server tells nobody of gradients that it refuses, so their trainer does, with its next push.
@@ -214,6 +217,7 @@ class ServerState:
         return [*instructions, self._taken(asker, said.serial, code)]
 
     def _judge(self, said: m.Push) -> str:
+        """Return what becomes of pushed gradients; if they are to be applied, count their batch."""
         if not self._is_of_now(said.generation) or said.trainer not in self._heard_s:
             return "moved"
         if not self._is_first:
@@ -238,6 +242,7 @@ class ServerState:
     # --- the learning rate ---
 
     def _set_rate(self, asker: bytes, said: m.SetRate) -> list[Instruction]:
+        """Use the rate from now on; the others hear of it with the next order."""
         if not self._is_of_now(said.generation) or said.trainer not in self._heard_s:
             return [self._taken(asker, said.serial, "moved")]
         # A message that was asked twice may come after a newer one: it must not bring the old rate back.
@@ -256,6 +261,7 @@ class ServerState:
     # --- checkpoints ---
 
     def _save(self, asker: bytes, said: m.Save) -> list[Instruction]:
+        """Cut the share, in the first server, and order the others to; they answer when that order comes."""
         if not self._is_of_now(said.generation):
             return [self._taken(asker, said.serial, "moved")]
         if self._cut is not None and self._cut[0] == said.cut:  # the answer was lost, or the order came first
@@ -275,6 +281,7 @@ class ServerState:
     # --- the end ---
 
     def _finish(self, asker: bytes, said: m.Finish) -> list[Instruction]:
+        """Note that the run is over; the server ends once all trainers have heard so."""
         if said.generation != self.generation != 0:  # a server without a share has to end, too
             return [self._taken(asker, said.serial, "moved")]
         self.over = self.over or said.why
@@ -306,6 +313,7 @@ class ServerState:
 
     def _obey(self, _asker: bytes, said: m.Order) -> list[Instruction]:
         # Whatever the generation: a server that missed orders has to end, too, as nobody may be left to repeat this.
+        """Carry out an order of the first server; if one was missed before it, stop serving."""
         self.has_ended |= said.what == "end" and not self._is_first
         if said.generation != self.generation or self._is_first or self.has_ended:
             return []

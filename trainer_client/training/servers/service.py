@@ -118,6 +118,7 @@ class ParameterServer:
         return True
 
     def _hear(self, frames: list[zmq.Frame], now_s: float) -> None:
+        """Take in a message, unless its sender is not heard for now; note a message that was of no use."""
         asker = frames[0].bytes
         if not self._patience.hears(asker, now_s):
             self._brakes.note_useless(frames[0])
@@ -176,6 +177,7 @@ class ParameterServer:
     # --- carrying out ---
 
     def _carry_out(self, instructions: list[Instruction], gradients: Gradients | None = None) -> None:
+        """Send, queue and apply what was decided, in order."""
         for one in instructions:
             match one:
                 case Answer():
@@ -199,6 +201,7 @@ class ParameterServer:
         self._send(answer.to, encode(replace(message, nbytes=len(frame))), frame)
 
     def _send(self, to: bytes, *frames: bytes) -> None:
+        """Send an answer, unless the peer leaves others unread: it asks again once it reads."""
         if not self._unread.reads(to):  # it asks again once it reads
             self._aftermath.note()
             return

@@ -45,6 +45,7 @@ class Central(OneCopy):
         contribute: Callable[[Any], Contribution],
         elements: Sequence[Any],
     ) -> Any:
+        """Compute each tower's contribution on its device, then apply all of them together."""
         made, towers = [], Towers(step.model)
         for device, element in zip(self._devices, elements, strict=True):
             with tf.device(device):

@@ -48,6 +48,7 @@ class _Compiled:
         self._strangers: list[Any] = []
 
     def __call__(self, element: Any) -> Contribution:
+        """Return one replica's contribution to a step, and assign what its forward pass changed."""
         _refuse_synchronized(self._step.model)
         # A trace finds the variables that the model reads without listing them. They have to go in as values, too, so
         # trace again with them until there are no more.
