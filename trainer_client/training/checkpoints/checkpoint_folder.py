@@ -194,7 +194,7 @@ class CheckpointFolder:
 
     def _drop_old(self) -> None:
         # Damaged files do not count as kept: they must not push out the intact ones before them.
-        """Remove all but the newest `keep` intact checkpoints, and the drafts of writers that died."""
+        """Remove what is older than the newest `keep` intact checkpoints, and all drafts."""
         whole = [path for path in self._list_paths() if path not in self._damaged]
         oldest = int(whole[-self._keep :][0].stem)
         self._remove(path for path in self._list_paths() if int(path.stem) < oldest)

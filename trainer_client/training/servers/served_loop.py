@@ -254,7 +254,7 @@ class ServedLoop(BaseLoop):
     # --- beginning and ending ---
 
     def _begin(self, interruption: ctrl_c.Interruption) -> None:
-        """Give servers their shares, as the chief, or wait for that; then begin the run from there."""
+        """Join the servers, to which the chief may have to give shares first, and begin the run from there."""
         self._saved.begin()
         self._model.stop_training = False
         there = RunTotals(epochs=self._session.cursor.at.epoch)
