@@ -1,4 +1,4 @@
-"""Everything that trains: loops, strategies, parameter servers, checkpoints, and what a trained model is asked for.
+"""The training room: loops, strategies, parameter servers, checkpoints, evaluation and prediction.
 
 Rules: it uses feeds as users do, and no module of a feed imports it.
 """

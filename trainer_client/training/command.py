@@ -1,4 +1,4 @@
-"""The arguments of `trainer-client train`; what it needs is imported when it runs."""
+"""Arguments of `trainer-client train`; what the command needs is imported when it runs."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ applies its gradients at once. multi-worker: in several processes, as TF_CONFIG 
 variables. parameter-server: in several processes, of which servers hold the variables and workers share a stream in
 queue mode"""
 
-#: The options that only some strategies heed; the help shows those of the strategy that is named before --help.
+#: The options that only some strategies use; the help shows those of the strategy that is named before --help.
 _STRATEGY_OPTIONS: dict[str, dict[str, Any]] = {
     "replicas": {
         "type": whole,
@@ -205,9 +205,9 @@ _STRATEGY_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class _ChooseStrategy(argparse.Action):
-    """`--strategy NAME`, after which `--help` shows the options that this strategy heeds."""
+    """The `--strategy NAME` action: a `--help` after it shows the options that this strategy uses."""
 
-    #: Set once the options are there.
+    #: The options of all strategies; set once they are added, which is after this one.
     own: Sequence[argparse.Action] = ()
 
     def __call__(
@@ -218,6 +218,7 @@ class _ChooseStrategy(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         setattr(namespace, self.dest, values)
+        # Arguments are taken in order, so a `--help` that comes later prints the texts that are set here.
         for action in self.own:
             heeded = action.dest in HEEDED[values]
             action.help = _STRATEGY_OPTIONS[action.dest]["help"] if heeded else argparse.SUPPRESS

@@ -1,6 +1,7 @@
-"""The trained model as a file: `.keras`, or a folder of a SavedModel that serves any number of rows of any length.
+"""Export of the trained model: a `.keras` file, or a SavedModel folder that serves any number of rows of any length.
 
-Rules: it is there whole or not at all; it is written in a folder beside it whose name nobody can guess.
+Rules: the export is there whole or not at all. It is written first into a temporary folder beside it, whose name nobody
+can guess.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ __all__ = ["export_model"]
 
 
 def export_model(model: Any, inputs: Any, path: Path) -> None:
-    """Write it; `inputs` are specs of what it is called with, in which padded lengths that differ are None."""
+    """Write the model to `path`, replacing an earlier export there.
+
+    `inputs` are the specs of the model's inputs; padded lengths that differ between batches are None in them.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         draft = Path(folder, path.name)
@@ -25,6 +29,7 @@ def export_model(model: Any, inputs: Any, path: Path) -> None:
             model.save(draft)
         else:
             _save_served(model, inputs, draft)
+            # A folder cannot be renamed over one that holds files.
             shutil.rmtree(path, ignore_errors=True)
         draft.replace(path)
 

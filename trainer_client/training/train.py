@@ -1,8 +1,8 @@
-"""`trainer-client train`: trains the model of a user's module on a running job's stream, to a target.
+"""`trainer-client train`: training of a user's model on a running job's stream, up to a target.
 
-Rules: whatever can fail without a rank fails before one is taken, because a rank is taken from whoever trains on it:
-the user's module, the model and its optimizer, and streams to judge by. Before TensorFlow is imported, which takes
-seconds, the coordinator has answered. One process of all writes.
+Rules: whatever can fail without a rank fails before one is taken, because attaching takes the rank from whoever trains
+on it: the user's module, the model and its optimizer, and the validation streams. The coordinator has answered before
+TensorFlow is imported, which takes seconds. Only one process of a run writes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["TrainOrder", "train"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOrder:
-    """What the command line says, but for the loop's own settings."""
+    """The settings of the command line, except the loop's own (see `LoopSettings`)."""
 
     module: ModelModule
     endpoint: str
@@ -42,19 +42,22 @@ class TrainOrder:
     keys: str
     connect_timeout_s: float
     strategy: StrategyOptions
-    #: Streams to judge the model by, and after how many epochs or steps each time, as `Validation` has it.
+    #: Validation streams, and how often to evaluate on them: `epochs` or `steps` of `Validation`.
     judges: tuple[str, ...]
     judge_every: dict[str, Any]
-    #: None: write no model at the end.
+    #: Where to write the trained model at the end; None: nowhere.
     export: Path | None
     precision: str
     seed: int | None
-    #: Where to serve metrics, as `connect` has it.
+    #: Where to serve metrics: arguments of `connect`.
     metrics: dict[str, Any]
 
 
 def train(order: TrainOrder, **settings: Any) -> None:
-    """Train until the target is reached."""
+    """Train until the target is reached, with the strategy that the order names.
+
+    Folders, validation streams and the user's module are checked before the training feed attaches.
+    """
     if order.export is not None:
         _refuse_to_replace(order.export)
     if order.strategy.name == "parameter-server":
@@ -62,7 +65,9 @@ def train(order: TrainOrder, **settings: Any) -> None:
         return
     with ExitStack() as stack:
         _wait_for_coordinator(order)
-        placement = None if order.strategy.name == "single" else _placement(order)  # which says the ranks
+        # Ranks come from the placement, which imports TensorFlow. Only with a single device are the ranks known before:
+        # then a bad validation stream is refused before that import.
+        placement = None if order.strategy.name == "single" else _placement(order)
         ranks = {} if placement is None else placement.ranks
         judging = {"rank": 0} if placement is None else placement.judging
         judges = [stack.enter_context(_connect_judge(order, name, **judging)) for name in order.judges]
@@ -75,6 +80,7 @@ def train(order: TrainOrder, **settings: Any) -> None:
         callbacks = _callbacks(order, judges)
         order.module.refuse_unknown_parameters()
         loop_settings = LoopSettings(**settings)
+        # This takes the ranks from whoever trains on them, so all that may be refused without them was refused above.
         feed = stack.enter_context(_connect(order, order.stream, **ranks, **order.metrics))
         _refuse_evaluation(feed)
         for judge in judges:
@@ -86,7 +92,10 @@ def train(order: TrainOrder, **settings: Any) -> None:
 
 
 def _train_with_servers(order: TrainOrder, settings: dict[str, Any]) -> None:
-    """The same as one of several workers, or as a parameter server."""
+    """Train as one of several workers, or serve as a parameter server, by this process's role.
+
+    Raise SettingsError for validation by steps, as workers take no steps together.
+    """
     from trainer_client.training.servers import command as servers
 
     if "steps" in order.judge_every:
@@ -101,6 +110,7 @@ def _train_with_servers(order: TrainOrder, settings: dict[str, Any]) -> None:
     _refuse_closed(order, settings, writes=place.is_master)
     until = settings["until"]
     with ExitStack() as stack:
+        # Only the chief calls callbacks, so only it connects to validation streams.
         names = order.judges if place.is_master else ()
         judges = [stack.enter_context(_connect_judge(order, name, rank=0)) for name in names]
         feed = stack.enter_context(
@@ -124,7 +134,7 @@ def _train_with_servers(order: TrainOrder, settings: dict[str, Any]) -> None:
 
 
 def _wait_for_coordinator(order: TrainOrder) -> None:
-    """Wait for it before TensorFlow and the user's module are imported, which takes seconds."""
+    """Wait until the coordinator answers, before the slow imports of TensorFlow and the user's module."""
     keys = ClientKeys.read(order.keys, "trainer", to="coordinator") if order.keys else None
     wait_for_coordinator(order.endpoint, keys, order.connect_timeout_s)
 
@@ -134,7 +144,10 @@ def _connect(order: TrainOrder, stream: str, **how: Any) -> Feed:
 
 
 def _connect_judge(order: TrainOrder, stream: str, **how: Any) -> Feed:
-    """Connect to judge the model, and refuse a stream for training; before a rank is taken from anybody who trains."""
+    """Connect to a validation stream, before the training feed takes anybody's rank.
+
+    Raise SettingsError if the stream is one for training.
+    """
     feed = _connect(order, stream, work="evaluate", **how)
     if not feed._session.evaluation:
         feed.close()
@@ -178,7 +191,10 @@ def _model(order: TrainOrder, placement: Placement) -> Any:
 
 
 def _refuse_without_roles(module: ModelModule) -> None:
-    """Refuse a module that says nothing of its data; which of the two ways a stream takes is known once it is open."""
+    """Raise SettingsError if the module has neither `dataset_pipeline` nor `feed_keys`.
+
+    Which of the two the stream needs is only known once it is open.
+    """
     if module.find("dataset_pipeline") is None:
         module.feed_keys()
 
@@ -198,7 +214,7 @@ def _data(order: TrainOrder, feed: Feed, placement: Placement) -> TrainingData:
 
 
 def _callbacks(order: TrainOrder, judges: list[Feed]) -> list[Any]:
-    """Judging comes first, so that the module's own have what it came to."""
+    """Return the callbacks, with validation first, so that the module's own find its values in the logs."""
     own = list(order.module.make_if_there("callbacks") or ())
     if not judges:
         return own
@@ -209,7 +225,7 @@ def _callbacks(order: TrainOrder, judges: list[Feed]) -> list[Any]:
 
 
 def _refuse_to_replace(path: Path) -> None:
-    """Refuse to export to a folder that holds something else, which would be gone."""
+    """Raise SettingsError if the export would replace a folder that is not an exported model."""
     is_folder_for_file = path.suffix == ".keras" and path.is_dir()
     is_no_model = path.is_dir() and any(path.iterdir()) and not (path / "saved_model.pb").exists()
     if is_folder_for_file or is_no_model:
@@ -220,7 +236,7 @@ def _refuse_to_replace(path: Path) -> None:
 
 
 def _refuse_closed(order: TrainOrder, settings: dict[str, Any], *, writes: bool) -> None:
-    """Refuse now, and not after hours of training, places that the process that writes may not write to."""
+    """Raise SettingsError now, not after hours of training, for a folder that the writer may not write to."""
     places = {
         "--checkpoint": settings["checkpoints"],
         "--summaries": settings["summaries"],

@@ -1,1 +1,1 @@
-"""What a run keeps of a model and its place in the data, committed and restored together."""
+"""Checkpoints of a model and its place in the data, committed and restored together."""

@@ -2,9 +2,9 @@
 
 Rules it keeps:
 - A checkpoint is one file, written under another name, synced and renamed: it is there whole or not at all.
-- It ends with a digest of all its bytes. A file whose digest does not match is damaged, wherever the damage is.
-- Where several may take themselves for the one that writes, checkpoints are a chain: each follows the one that its
-  writer read or wrote last. A writer that was overtaken, a chief that was stopped and taken for dead, is told so.
+- It ends with a hash of all its bytes. A file whose hash does not match is damaged, wherever the damage is.
+- Where several processes may take themselves for the writer, checkpoints are a chain: each follows the one that its
+  writer read or wrote last. A writer that was overtaken, such as a chief that was stopped and taken for dead, fails.
 - A damaged file is named and skipped, and the one before it is read. If none is left, that is an error: only a folder
   without any checkpoint means starting from nothing.
 
@@ -38,29 +38,29 @@ __all__ = ["Arrays", "CheckpointFolder"]
 
 Arrays = dict[str, "NDArray[np.generic]"]
 
-#: Format 1 had no digest but the checksum of each array.
+#: Format 1 had no hash of the file, only the checksum of each array.
 _FORMAT = 2
 _RECORD = "record"
 #: An empty file beside the checkpoints: training has ended.
 _FINISHED = "finished"
-#: Stands before the digest at the end of the file; readers of plain .npz files ignore what follows the archive.
+#: Stands before the hash at the end of the file; readers of plain .npz files ignore what follows the archive.
 _SEAL = b"stoker checkpoint, xxh3-128 of all before this: "
 _TAIL_BYTES = len(_SEAL) + 16
 _PIECE_BYTES = 2**20
-#: What file systems say that have no hard links, as many network mounts.
+#: Errors of file systems that have no hard links, such as many network mounts.
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 #: Where an archive states its number of entries.
 _ENTRIES_FROM_END = -12
 
 
 class _DamagedError(Exception):
-    """A file is not an intact checkpoint; the message says why."""
+    """An error of a file that is not an intact checkpoint; the message says why."""
 
 
 class CheckpointFolder:
-    """Numbered checkpoint files in a folder, of which the last `keep` intact ones are kept; a chain if it is `chained`.
+    """Numbered checkpoint files in a folder, of which the newest `keep` intact ones are kept.
 
-    A chain is read before it is written.
+    With `chained` they are a chain, which has to be read before it is written.
     """
 
     def __init__(self, folder: str | Path, keep: int, *, chained: bool = False) -> None:
@@ -78,13 +78,18 @@ class CheckpointFolder:
         return str(self._folder)
 
     def refuse_closed(self) -> None:
-        """Raise a SettingsError if no checkpoint can be written here: that is better known before training."""
+        """Raise SettingsError if no checkpoint can be written here, which is better known before training."""
         refuse_closed(self._folder, where="checkpoints")
 
     def write(self, arrays: Mapping[str, NDArray[np.generic]], record: Mapping[str, Any]) -> Path:
-        """Commit one checkpoint, whole or not at all."""
+        """Commit one checkpoint, whole or not at all, then remove old ones; return its path.
+
+        Raise MachineError if the system refuses to write, and, in a chain, WorldChangedError if another trainer has
+        written a checkpoint since we last read or wrote one.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         newest = self._newest_number()
+        # Refused early, before much is written; another writer may still come in between, which `_put` finds out.
         if self._chained and newest != self._last:
             raise _overtaken(self._folder, newest)
         path = self._folder / f"{newest + 1:08d}.npz"
@@ -101,17 +106,19 @@ class CheckpointFolder:
         self._put(temporary, path)
         self._last = newest + 1
         self.newest_used = path
+        # A rename outlasts a power failure only once its folder is synced, so old checkpoints go after that.
         _sync_folder(self._folder)
         self._drop_old()
         return path
 
     def _put(self, temporary: Path, path: Path) -> None:
+        """Give the draft its name; in a chain, raise WorldChangedError if another writer has taken it."""
         if not self._chained:
             temporary.replace(path)
             return
         try:
             _name(temporary, path)
-        except (FileExistsError, FileNotFoundError):  # or has tidied up meanwhile
+        except (FileExistsError, FileNotFoundError):  # or the other has removed our draft
             raise _overtaken(self._folder, self._newest_number()) from None
         finally:
             temporary.unlink(missing_ok=True)
@@ -120,14 +127,18 @@ class CheckpointFolder:
         return max((int(path.stem) for path in self._list_paths()), default=0)
 
     def read_last(self) -> tuple[Arrays, dict[str, Any]] | None:
-        """The newest intact checkpoint; None if there is no checkpoint at all."""
+        """Return the arrays and record of the newest intact checkpoint; None if there is no checkpoint at all.
+
+        Raise DataError if there are some, but all are damaged.
+        """
         found = self.read_newest_whole()
         return None if found is None else found[1:]
 
     def read_newest_whole(self) -> tuple[str, Arrays, dict[str, Any]] | None:
-        """The same, with its name."""
+        """Return the file name, arrays and record of the newest intact checkpoint, as `read_last` does."""
         reasons: dict[Path, str] = {}
         self._last = self._newest_number()
+        # A file that appears meanwhile is left out, so that a chain counts it as another's.
         for path in reversed([path for path in self._list_paths() if int(path.stem) <= self._last]):
             try:
                 found = _read(path)
@@ -145,7 +156,10 @@ class CheckpointFolder:
         return None
 
     def read(self, name: str, *, otherwise: str) -> tuple[Arrays, dict[str, Any]]:
-        """The checkpoint of this name; `otherwise` is what a user may do if it is gone."""
+        """Return the arrays and record of the checkpoint of this name.
+
+        Raise DataError if it cannot be read; `otherwise` is what a user may do then.
+        """
         try:
             return _read(self._folder / name)
         except (OSError, _DamagedError) as error:
@@ -155,7 +169,7 @@ class CheckpointFolder:
             ) from error  # fmt: skip
 
     def newest(self) -> str:
-        """The name of the newest checkpoint; empty if there is none."""
+        """Return the name of the newest checkpoint, which may be damaged; empty if there is none."""
         return "".join(path.name for path in self._list_paths()[-1:])
 
     def mark(self, *, finished: bool) -> None:
@@ -167,7 +181,7 @@ class CheckpointFolder:
             (self._folder / _FINISHED).unlink(missing_ok=True)
 
     def is_finished(self) -> bool:
-        """Whether training has ended, so that no more checkpoints come."""
+        """Return whether training has ended, so that no more checkpoints come."""
         return (self._folder / _FINISHED).exists()
 
     def _list_paths(self) -> list[Path]:
@@ -179,6 +193,8 @@ class CheckpointFolder:
         return sorted(paths, key=lambda path: int(path.stem))
 
     def _drop_old(self) -> None:
+        # Damaged files do not count as kept: they must not push out the intact ones before them.
+        """Remove what is older than the newest `keep` intact checkpoints, and all drafts."""
         whole = [path for path in self._list_paths() if path not in self._damaged]
         oldest = int(whole[-self._keep :][0].stem)
         self._remove(path for path in self._list_paths() if int(path.stem) < oldest)
@@ -213,18 +229,24 @@ def _none_is_whole(folder: Path, reasons: Mapping[Path, str]) -> DataError:
 
 
 def _name(temporary: Path, path: Path) -> None:
-    """Unlike a renaming this fails if another was faster."""
+    """Give the draft its name; raise FileExistsError if another writer was faster.
+
+    A rename would replace the other's checkpoint instead.
+    """
     try:
         os.link(temporary, path)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        path.touch(exist_ok=False)  # a claim; for a moment it is a damaged checkpoint, which is passed over
+        path.touch(exist_ok=False)  # a claim: until it is replaced, readers skip it as damaged
         temporary.replace(path)
 
 
 def _raise_in_our_words(error: BaseException, folder: Path) -> None:
-    """Raise a MachineError if the system refused to write; closing a half-written archive may raise anything then."""
+    """Raise MachineError if the system refused to write; return if it was something else.
+
+    Closing a half-written archive may raise anything then, so the system's error is sought in the context.
+    """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__context__
@@ -238,12 +260,13 @@ def _raise_in_our_words(error: BaseException, folder: Path) -> None:
 def _write(file: IO[bytes], arrays: Mapping[str, NDArray[np.generic]], record: Mapping[str, Any]) -> None:
     text = json.dumps({**record, "format": _FORMAT}).encode()
     np.savez(file, **arrays, **{_RECORD: np.frombuffer(text, np.uint8)})  # type: ignore[arg-type]
+    # Hashing reads the file back, and leaves its position at the end, where the seal belongs.
     length = file.seek(0, os.SEEK_END)
     file.write(_SEAL + _compute_digest(file, length))
 
 
 def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:
-    """Arrays and record of an intact checkpoint; else OSError or _DamagedError."""
+    """Return arrays and record of an intact checkpoint; else raise OSError or _DamagedError."""
     with path.open("rb") as file:
         arrays, record = _parse(file) if _is_sealed(file) else _parse_without_seal(file)
     del record["format"]
@@ -251,7 +274,7 @@ def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:
 
 
 def _is_sealed(file: IO[bytes]) -> bool:
-    """Whether the file ends with a digest; if so, it must match."""
+    """Return whether the file ends with a hash; raise _DamagedError if the hash does not match."""
     length = file.seek(0, os.SEEK_END) - _TAIL_BYTES
     if length < 0:
         return False
@@ -265,7 +288,7 @@ def _is_sealed(file: IO[bytes]) -> bool:
 
 
 def _compute_digest(file: IO[bytes], length: int) -> bytes:
-    """The digest of the first `length` bytes; leaves the file's position behind them."""
+    """Return the hash of the first `length` bytes, and leave the file's position behind them."""
     state, left = xxhash.xxh3_128(), length
     file.seek(0)
     while left and (piece := file.read(min(left, _PIECE_BYTES))):
@@ -282,7 +305,10 @@ def _parse(file: IO[bytes]) -> tuple[Arrays, dict[str, Any]]:
 
 
 def _parse_without_seal(file: IO[bytes]) -> tuple[Arrays, dict[str, Any]]:
-    """A file of format 1, which had checksums only, or a later one whose end is missing."""
+    """Return arrays and record of a file of format 1, which had checksums only.
+
+    Raise _DamagedError if the file is a later one whose end is missing, or if it cannot be read.
+    """
     try:
         arrays, record = _parse(file)
         if record["format"] != 1:
@@ -296,7 +322,7 @@ def _parse_without_seal(file: IO[bytes]) -> tuple[Arrays, dict[str, Any]]:
 
 
 def _check_archive(file: IO[bytes]) -> None:
-    """Check that all arrays are there and match their checksums; with a damaged length, parsing would stop before."""
+    """Raise an error unless all arrays are there and match their checksums."""
     with zipfile.ZipFile(file) as archive:
         there = archive.infolist()
         for entry in there:  # `testzip` would look at only one of two with the same name
@@ -305,6 +331,7 @@ def _check_archive(file: IO[bytes]) -> None:
                     pass
     file.seek(_ENTRIES_FROM_END, os.SEEK_END)
     entries = int.from_bytes(file.read(2), "little")
+    # With a damaged length, the listing stops early and all that it has is intact.
     if len(there) != entries:
         raise _DamagedError(f"it has {len(there)} arrays of {entries}")
 

@@ -1,4 +1,4 @@
-"""The batches that `fit` trains on: how long each was waited for, and that it counts once its step is done.
+"""The batches that `fit` trains on, with the wait for each, counted once their steps are done.
 
 Rules: a step is done when the next batch is asked for, or when the train function has returned. TensorFlow wraps what a
 feed raises, so the error is taken from the session. Keras is not needed here.
@@ -25,7 +25,7 @@ __all__ = ["CountedBatches", "EpochTimes", "StopWatch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochTimes:
-    """How an epoch's time was spent: waiting for data, or computing."""
+    """The time of an epoch, divided into waiting for data and computing."""
 
     steps: int
     wait_s: float
@@ -33,7 +33,7 @@ class EpochTimes:
 
 
 class StopWatch:
-    """Adds up waiting; the rest of the time counts as computing."""
+    """A clock that adds up waiting; the rest of the time counts as computing."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -41,17 +41,20 @@ class StopWatch:
         self._began_s = time.perf_counter()
 
     def times(self) -> EpochTimes:
-        """The times so far."""
+        """Return the times so far."""
         total_s = time.perf_counter() - self._began_s
         return EpochTimes(steps=self.steps, wait_s=self.wait_s, compute_s=total_s - self.wait_s)
 
 
 class CountedBatches:
-    """Times the wait for each batch, and counts it as trained on when the next is asked for, or at `finish`."""
+    """An iterator that times the wait for each batch, and counts the batch as trained on.
+
+    It counts when the next batch is asked for, or at `finish`. It stops when the job is ended.
+    """
 
     def __init__(self, iterator: Iterator[Any], session: FeedSession, watch: StopWatch) -> None:
         self.count = 0
-        #: Whether no more came because the job was ended.
+        #: Whether it stopped because the job was ended.
         self.ended = False
         self._iterator = iterator
         self._session = session
@@ -77,7 +80,7 @@ class CountedBatches:
         return batch
 
     def finish(self) -> None:
-        """The step that took the last batch is done."""
+        """Count the last batch as trained on, unless it is counted already."""
         if self._in_step:
             self._in_step = False
             self.count += 1
@@ -89,6 +92,7 @@ class CountedBatches:
         try:
             return next(self._iterator)
         except (tf.errors.OpError, RuntimeError):
+            # TensorFlow wraps whatever the feed raised; the session has the error itself.
             ctrl_c.raise_pending()
             error = self._session.error or self._session.ended
             if error is None:

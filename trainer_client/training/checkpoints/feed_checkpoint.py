@@ -1,9 +1,10 @@
-"""`FeedCheckpoint`: the model and the cursor of what it was trained on, committed together and restored together.
+"""`FeedCheckpoint`: a model and the cursor of what it was trained on, committed together and restored together.
 
 Rules it keeps:
 - What a train step took is counted, never what was read ahead. Keras does not tell its callbacks the difference, so the
   model's train function is wrapped and given a Python iterator that counts and times.
-- In an elastic world rank 0 writes, once more as it ends, between two steps. The first world begins with its weights.
+- In an elastic world rank 0 writes, and once more when the world ends, between two steps. All ranks of the first world
+  begin with rank 0's weights.
 - A checkpoint holds weights, the seeds of random layers and the optimizer's state, as plain arrays; nothing is pickled.
 
 It must not know how a feed gets its batches.
@@ -56,7 +57,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     Args:
         feed: The feed that `fit` reads.
         folder: Where the checkpoints are.
-        every: Save after every so many batches, too. None: only after epochs.
+        every: Save whenever this many batches were trained on, too. None: only after epochs.
         keep: How many checkpoints to keep.
         early_stop: Rules that end training. What they go by is kept in the checkpoint, so a resumed run stops where an
             unbroken one would.
@@ -110,8 +111,11 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._progress: RunProgress | None = None
         if until is not None:
             self._progress = progress_of(until, self._session)
+        #: Rows trained on when steps were last counted, and when results were last shared.
         self._rows = self._rows_before = 0
+        #: What to assign once the model has its variables; None: nothing.
         self._pending: dict[str, NDArray[np.generic]] | None = None
+        #: The epoch of `fit`, and that of the feed's cursor as it began.
         self._epoch = self._feed_epoch = 0
         #: Whether a step was taken; and how many since the last save.
         self._trained = False
@@ -123,7 +127,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
 
     @property
     def epochs(self) -> int:
-        """What to pass to `fit` as `epochs`, so that it goes on until the target; looks at the newest checkpoint.
+        """Number of `epochs` to pass to `fit` so that it trains until the target, given the newest checkpoint.
 
         Returns:
             The number of epochs in all; a very large one if the target is no number of epochs.
@@ -158,7 +162,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         return self._progress.reason if self._progress is not None else ""
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Restore, and install the counting iterator."""
+        """Restore the newest checkpoint, and install the counting iterator."""
         self._warn_of_replicas()
         if self._writes():
             self._folder.refuse_closed()
@@ -173,31 +177,39 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._watch = StopWatch()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Early stopping may go by what the model was just judged by, so only now may the step be saved."""
+        """Note the value for early stopping if the model was just evaluated, then save if it is due.
+
+        Without early stopping, `_train` has saved already. With it a save waits until here, because it holds the values
+        that early stopping goes by, and an earlier callback may have added one.
+        """
         if self._early_stop is not None and JOB_ENDED not in self.params:
             self.model.stop_training |= self._early_stop.note_step(logs or {})
             self._save_if_due()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commit the epoch; its times go into the logs as well."""
+        """Share the epoch's results, decide on early stopping, and commit; the wait goes into the logs.
+
+        If the job was ended before the epoch was evaluated, nothing is saved.
+        """
         self.times = self._watch.times()
         if logs is not None:
             logs["data_wait_s"] = self.times.wait_s
+        # Keras ends the epoch even if training was stopped within it. The epoch is not over then, and not counted.
         stopped_inside = self.model.stop_training and self._session.cursor.at.epoch == self._feed_epoch
         self._count(0, epochs=epoch if stopped_inside else epoch + 1)
         try:
             told = self._share(epoch if stopped_inside else epoch + 1, logs or {}, is_whole=not stopped_inside)
-        except EndedError:  # other ranks will tell nothing more, and what is not judged is not saved as such
+        except EndedError:  # no results of other ranks come, and without them the epoch is not evaluated
             self.model.stop_training = self._job_ended = True
             return
         if self._early_stop is not None and JOB_ENDED in self.params:
-            return  # as above
+            return  # the epoch is not evaluated
         if self._early_stop is not None and not stopped_inside:
             self.model.stop_training |= self._early_stop.note(epoch, told)
         self._save(epoch if stopped_inside else epoch + 1, self._session.cursor.state())
 
     def _share(self, epochs: int, logs: Mapping[str, Any], *, is_whole: bool) -> Mapping[str, Any]:
-        """Share the epoch's results; early stopping uses the means over all ranks."""
+        """Share the epoch's results; return the logs, with the means over all ranks if early stopping needs them."""
         session = self._session
         rows, self._rows_before = session.trained_rows - self._rows_before, session.trained_rows
         means = {name: value for name, value in logs.items() if name != "data_wait_s"}
@@ -211,7 +223,10 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         return int(plain_value(self.model.optimizer.iterations)) if self.model.optimizer is not None else 0
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Remove the counting iterator, and mark the checkpoints as complete for whoever follows them."""
+        """Remove the counting iterator, mark the checkpoints as finished, and print how training ended.
+
+        Raise SettingsError if there is a checkpoint to restore, but the model was never built.
+        """
         self.model._initial_epoch = None  # noqa: SLF001 - see _restore; there may have been no epoch
         self._unwrap()
         if self._writes():
@@ -227,7 +242,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             self._session.end_run(self.reason, epoch=self._progress.totals.epochs, step=self._step())
 
     def _why_it_ended(self) -> str:
-        """Why training ended, if not because it reached the target."""
+        """Return why training ended, if not because it reached the target."""
         if self._job_ended or JOB_ENDED in self.params:
             return JOB_ENDED
         if self._early_stop is not None and self._early_stop.reason:
@@ -246,7 +261,10 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     # --- counting ---
 
     def _wrap(self) -> None:
-        """Replace the train function, or the wrapper that a `fit` which ended in an error left there."""
+        """Replace the train function by ours, which calls it.
+
+        A `fit` that ended in an error may have left our wrapper there: then the function inside it is taken.
+        """
         function = self.model.train_function
         left = getattr(function, "__self__", None)
         self._train_function = left._train_function if isinstance(left, FeedCheckpoint) else function  # noqa: SLF001
@@ -263,12 +281,13 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self.model.stop_training = self.params[JOB_ENDED] = True
 
     def _train(self, iterator: Iterator[Any]) -> Any:
-        """One execution of the train function, over batches that are counted as they are taken."""
+        """Run the train function once, over batches that are counted as they are taken."""
         assert self._train_function is not None
         taken = CountedBatches(iterator, self._session, self._watch)
         try:
             first = self._take_first(taken)
             self._restore_pending(first)
+            # The first batch is taken before the step, because a model without variables is built on it and restored.
             logs = self._train_function(itertools.chain((first,), taken))
             taken.finish()
             self._trained = True
@@ -279,6 +298,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
                 self._stop_with_the_job()
             raise
         except BaseException as error:
+            # `fit` does not call `on_train_end` after an error, so the wrapper would stay on the model.
             self._unwrap()
             if isinstance(error, KeyboardInterrupt):
                 self._tell_what_is_saved()
@@ -288,7 +308,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         return logs
 
     def _tell_what_is_saved(self) -> None:
-        """Say at which step `fit` was interrupted, and what it resumes at."""
+        """Log at which step `fit` was interrupted, and which checkpoint it resumes at."""
         saved = self._session.saved or "none"
         self._log.warning("training is interrupted", step=self._step(), checkpoint=saved)
 
@@ -297,7 +317,10 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             self._save_inside()
 
     def _stop_with_the_job(self) -> None:
-        """Saved at once: what Keras does before the epoch's end may need batches of the job, too."""
+        """Stop training, as the job was ended, and save at once.
+
+        What Keras does before the epoch's end may need batches of the job, too.
+        """
         self.model.stop_training = self._job_ended = True
         self._save_inside()
 
@@ -310,7 +333,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             raise
 
     def _count(self, steps: int, *, epochs: int) -> None:
-        """Count steps that are done, and epochs in all; ranks in step may wait here to agree on the time."""
+        """Count steps that are done, and epochs in all; ranks in lockstep may wait here to agree on the time."""
         rows, self._rows = self._session.trained_rows - self._rows, self._session.trained_rows
         try:
             if self._progress is not None:
@@ -322,15 +345,17 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             raise
 
     def _commit_the_last(self) -> None:
-        """Between two steps the model is whole: if the elastic world ends here, its chief commits."""
+        """Save what is unsaved as the elastic world ends: between two steps the model is whole."""
         if self._unsaved:
             self._save_inside()
 
     # --- saving ---
 
     def _save_inside(self) -> None:
-        """Save inside an epoch. The value for early stopping is only known at its end, so the save of its last step
-        waits.
+        """Save inside an epoch.
+
+        The value for early stopping is only known at the epoch's end, so with it the save after the last step waits for
+        that.
         """
         feed = self._session.cursor.state()
         at_end = self._session.cursor.epoch_of(feed) > self._feed_epoch
@@ -338,8 +363,11 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             self._save(self._epoch + at_end, feed)
 
     def _save(self, next_epoch: int, feed: Mapping[str, Any]) -> None:
-        """Every process reads its variables, because reading may need all processes; one of them writes."""
-        if self._pending is not None or not (self._trained or self.model.built):  # it may have no variables yet
+        """Save the model with this epoch and cursor, unless it has no variables, or is not restored, yet.
+
+        Every process reads its variables, because reading may need all processes; one of them writes.
+        """
+        if self._pending is not None or not (self._trained or self.model.built):  # there may be no variables yet
             return
         began_s = time.perf_counter()
         arrays = {str(at): plain_value(variable) for at, variable in enumerate(self._variables())}
@@ -359,7 +387,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._unsaved = 0
 
     def _writes(self) -> bool:
-        """Whether it is this process that writes."""
+        """Return whether this process is the one that writes."""
         if self._session.is_elastic and self._session.rank:
             return False
         return bool(self.model.distribute_strategy.extended.should_checkpoint)
@@ -374,7 +402,10 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     # --- restoring ---
 
     def _restore(self) -> None:
-        """Restore cursor and epoch now, and the variables as well if the model has them already."""
+        """Restore cursor and epoch now, and the variables as well if the model has them already.
+
+        Without a checkpoint the feed goes to its beginning.
+        """
         self._pending = None
         self._trained = False
         self._unsaved = 0
@@ -399,11 +430,15 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             self._assign()
 
     def _share_first_weights(self) -> None:
-        """All begin with the chief's: it commits before it says where it starts, which the others wait for."""
+        """Have all ranks of the first elastic world begin with the chief's weights.
+
+        The chief commits them, if its model is built, before it says where it starts, which the others wait for.
+        """
         if self._writes():
             if self.model.built:
                 self._save(0, self._session.cursor.state())
             return
+        # This waits until the chief has said where it starts; what it commits first is there by then.
         self._session.cursor.restore(self._session.cursor.state())
         found = self._folder.read_last()
         if found is not None:
@@ -412,7 +447,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
                 self._assign()
 
     def _begin(self, there: RunTotals) -> bool:
-        """Begin with the totals of the checkpoint; whether the target is reached already."""
+        """Begin with the totals of the checkpoint; return whether the target is reached already."""
         self._rows = self._rows_before = self._session.trained_rows
         if self._progress is None:
             return False
@@ -423,7 +458,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         return self._early_stop is not None and self._early_stop.restore(state)
 
     def _restore_pending(self, batch: Any) -> None:
-        """A model without variables is built by calling it on the batch that it is about to be trained on."""
+        """Assign what is left to restore, after building the model by calling it on this batch."""
         if self._pending is not None:
             inputs, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
             self.model(inputs)
@@ -439,11 +474,14 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
 
 
 def _totals(record: Mapping[str, Any]) -> RunTotals:
-    """The totals in a checkpoint; one from an earlier release, or from a run without a target, has fewer."""
+    """Return the totals in a checkpoint; what an earlier release, or a run without a target, lacks is 0."""
     return RunTotals.of({"steps": record.get("step", 0)} | record.get("run", {}) | {"epochs": record.get("epoch", 0)})
 
 
 def _check_keras(version: str) -> None:
-    """Before 3.7 a train function that is given a Python iterator would train on its first batch over and over."""
+    """Raise SettingsError for a Keras before 3.7.
+
+    There, a train function that is given a Python iterator would train on its first batch over and over.
+    """
     if tuple(int(part) for part in version.split(".")[:2]) < (3, 7):
         raise SettingsError(expected="Keras 3.7 or later", got=version, where="FeedCheckpoint", remedy="Upgrade keras.")

@@ -1,7 +1,7 @@
 """The evaluation that `fit` makes by itself, of `validation_data=`, if the job is ended meanwhile.
 
 Rules: the epoch then has no values of it, rather than those of a part. TensorFlow passes on an error's words and not
-the error, so it is known by its name in them. An `evaluate` that a user calls raises the error as it is.
+the error, so it is recognised by its name in them. An `evaluate` that a user calls raises the error as it is.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["FitEvaluation"]
 
 _NAME = f"{EndedError.__module__}.{EndedError.__qualname__}:"
-#: With this Keras asks for the evaluation of an epoch.
+#: The argument with which Keras's `fit` evaluates an epoch.
 _OF_FIT = "_use_cached_eval_dataset"
 
 
 class FitEvaluation:
-    """In place of a model's `evaluate` from `install` to `remove`; calls `on_ended` if the job is."""
+    """A stand-in for a model's `evaluate` from `install` to `remove`; calls `on_ended` if the job is ended."""
 
     def __init__(self, model: Any, on_ended: Callable[[], None]) -> None:
         self._model = model
@@ -31,18 +31,18 @@ class FitEvaluation:
         self._evaluate: Callable[..., Any] = model.evaluate
 
     def install(self) -> None:
-        """From now on; one that a `fit` which ended in an error left there goes."""
+        """Put this in place of the model's `evaluate`, or of a stand-in that a failed `fit` left there."""
         if isinstance(self._evaluate, FitEvaluation):
             self._evaluate = self._evaluate._evaluate  # noqa: SLF001 - another of this class
         self._model.evaluate = self
 
     def remove(self) -> None:
-        """The model is as it was."""
+        """Give the model its own `evaluate` back."""
         if self._model.evaluate is self:
             self._model.evaluate = self._evaluate
 
     def __call__(self, *data: Any, **how: Any) -> Any:
-        """Evaluate; without values if the job is ended meanwhile."""
+        """Evaluate; if the job is ended while `fit` evaluates, call `on_ended` and return no values."""
         try:
             return self._evaluate(*data, **how)
         except (EndedError, tf.errors.OpError) as error:

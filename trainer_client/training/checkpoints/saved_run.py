@@ -1,4 +1,4 @@
-"""What a run of the loop commits and restores: variables, cursor, totals, and what was evaluated, all in one file.
+"""The checkpoints of our training loop: variables, cursor, totals, and what was evaluated, all in one file.
 
 Rules: the file is the one that `FeedCheckpoint` writes, so `fit` goes on where the loop stopped and the other way
 round, and `evaluate` and `predict` read both. It must not know when to save.
@@ -31,12 +31,12 @@ class SavedRun:
         self._writes = writes
 
     def begin(self) -> None:
-        """Tell whoever follows the checkpoints that some may come."""
+        """Mark the folder as unfinished, so that its followers wait for checkpoints."""
         if self._writes:
             self._folder.mark(finished=False)
 
     def finish(self) -> None:
-        """Tell them that no more come."""
+        """Mark the folder as finished, so that its followers stop waiting."""
         if self._writes:
             self._folder.mark(finished=True)
 
@@ -48,8 +48,10 @@ class SavedRun:
         noted: NotedMeans,
         early_stop: EarlyStop | None,
     ) -> Path | None:
-        """Commit one checkpoint, whole or not at all, with a cursor that was taken with the variables. All processes
-        read their variables, because reading may need all; one of them writes, and gets the file's path.
+        """Commit one checkpoint, whole or not at all; return its path, or None in a process that does not write.
+
+        The cursor `feed` has to be taken together with the variables. All processes read their variables, because
+        reading may need all of them.
         """
         arrays = {str(at): plain_value(variable) for at, variable in enumerate(_variables(model))}
         record = {
@@ -70,7 +72,10 @@ class SavedRun:
         session: FeedSession,
         early_stop: EarlyStop | None,
     ) -> tuple[RunTotals, NotedMeans]:
-        """Go to the newest checkpoint; without one the feed goes to its beginning, and the model stays as it is."""
+        """Restore the newest checkpoint, and return its totals and the means noted so far.
+
+        Without one the feed goes to its beginning, and the model stays as it is.
+        """
         found = self._folder.read_last()
         record: dict[str, Any] = {}
         if found is None:
@@ -86,7 +91,7 @@ class SavedRun:
         return RunTotals.of(done), NotedMeans.of(record.get("noted", {}))
 
     def read(self, model: Any, early_stop: EarlyStop | None) -> RunTotals | None:
-        """The same, but for the feed's place: its totals; None without one."""
+        """Restore the newest checkpoint, but not the feed's place; return its totals, or None if there is none."""
         found = self._folder.read_last()
         if found is None:
             return None

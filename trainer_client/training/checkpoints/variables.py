@@ -21,13 +21,16 @@ __all__ = ["assign_values", "plain_value"]
 
 
 def plain_value(variable: Any) -> NDArray[np.generic]:
-    """The value in a dtype that a file of plain arrays can hold; float32 represents every bfloat16 exactly."""
+    """Return the value in a dtype that a file of plain arrays can hold.
+
+    A bfloat16 becomes a float32, which represents it exactly.
+    """
     value: NDArray[np.generic] = tf.convert_to_tensor(variable).numpy()
     return value if value.dtype.isbuiltin == 1 else value.astype(np.float32)
 
 
 def assign_values(variables: Sequence[Any], arrays: Sequence[NDArray[np.generic]]) -> None:
-    """Give each variable its value; refused if they are not the variables of that model."""
+    """Assign each variable its value; raise DataError if their number or a shape differs."""
     if [tuple(v.shape) for v in variables] != [a.shape for a in arrays]:
         raise _another_model(variables, arrays)
     for variable, array in zip(variables, arrays, strict=True):
@@ -35,7 +38,7 @@ def assign_values(variables: Sequence[Any], arrays: Sequence[NDArray[np.generic]
 
 
 def _another_model(variables: Sequence[Any], arrays: Sequence[NDArray[np.generic]]) -> DataError:
-    """The error that names the first variable whose value is another one's, or how many values there are."""
+    """Return the error that names the first variable of another shape, or says how many values there are."""
     pairs = zip(variables, arrays, strict=False)
     odd = [(place, one, array) for place, (one, array) in enumerate(pairs) if tuple(one.shape) != array.shape]
     expected, got = f"the model's {len(variables)} variables", f"{len(arrays)} values"

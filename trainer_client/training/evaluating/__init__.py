@@ -1,1 +1,1 @@
-"""Judging a model by evaluation streams: while it is trained, or whenever there is a new checkpoint."""
+"""Evaluation of a model on evaluation streams: while it is trained, or whenever there is a new checkpoint."""

@@ -1,9 +1,9 @@
 """`trainer-client evaluate`: a model's loss and metrics on evaluation streams, once or for each new checkpoint.
 
-Rules: a checkpoint is read whole before it is evaluated, so training may write others meanwhile; all streams are judged
-by the same one. Values are those of all samples, whoever else evaluates the same; if batches were given up they are
-those of a share, which the line says, and so does the exit code. Losing the loaders is an error, never an end.
-TensorFlow is imported only once the loaders have let us in, so that nobody waits for it after mistyping their address.
+Rules: a checkpoint is read whole before it is evaluated, so training may write others meanwhile; it is evaluated on all
+streams. Values are those of all samples, whoever else evaluates the same; if batches were given up they are those of a
+share, which the line says, and so does the exit code. Losing the loaders is an error, never an end. TensorFlow is
+imported only once the loaders have let us in, so that nobody waits for it after mistyping their address.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ __all__ = ["EvaluateOrder", "Follow", "evaluate", "models_own", "no_checkpoint"]
 
 #: How often to look for a new checkpoint in a folder, because nothing announces one.
 _LOOK_EVERY_S = 1.0
-#: How often to ask meanwhile whether the loaders are there: nothing is read that would tell.
+#: How often to ask meanwhile whether the loaders are there, as nothing is read that would show it.
 _ASK_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Follow:
-    """Go on with each new checkpoint until training ends, or for `max_time_s`."""
+    """Settings to go on with each new checkpoint until training ends, or for `max_time_s`."""
 
     #: Infinite if there is no limit.
     max_time_s: float
@@ -52,7 +52,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateOrder:
-    """What the command line says."""
+    """The settings of the command line."""
 
     module: ModelModule
     endpoint: str
@@ -60,9 +60,9 @@ class EvaluateOrder:
     keys: str
     connect_timeout_s: float
     checkpoints: Path
-    #: None: evaluate once.
+    #: How to follow training; None: evaluate once.
     follow: Follow | None
-    #: None: write no summaries.
+    #: The folder for summaries; None: write none.
     summaries: Path | None
     as_json: bool
 
@@ -83,7 +83,9 @@ def evaluate(order: EvaluateOrder) -> int:
             )
         samples = checkpoints = shares = 0
         version = order.module.version(("model", "loss", "eval_metrics"))
-        with suppress(EndedError) if order.follow is not None else nullcontext():  # so did the training that we follow
+        with (
+            suppress(EndedError) if order.follow is not None else nullcontext()
+        ):  # the training that we follow has ended, too
             for arrays, record in _versions(order, feeds.values(), began_s):
                 own = models_own(arrays, record)
                 judged = Judged(
@@ -112,7 +114,7 @@ def _evaluator(module: ModelModule) -> Evaluator:
 
 
 def _connect(order: EvaluateOrder, stream: str) -> Feed:
-    """Connect, saying what for, so that a stream for training refuses before we take anybody's place."""
+    """Connect as an evaluator, so that a stream for training refuses us before we take anybody's place."""
     return connect(
         order.endpoint,
         stream=stream,
@@ -165,7 +167,7 @@ def _versions(order: EvaluateOrder, feeds: Iterable[Feed], began_s: float) -> It
 
 
 def no_checkpoint(folder: CheckpointFolder, *, is_followed: bool = False) -> DataError:
-    """The error if there is no model to evaluate, or to predict with; `is_followed` if one was waited for."""
+    """Return the error for a folder without a checkpoint; `is_followed` if one was waited for."""
     remedy = (
         "Train with FeedCheckpoint into this folder, and allow more time with --max-time, if that was all that lacked."
         if is_followed
@@ -175,7 +177,7 @@ def no_checkpoint(folder: CheckpointFolder, *, is_followed: bool = False) -> Dat
 
 
 def models_own(arrays: Arrays, record: dict[str, Any]) -> list[Any]:
-    """The model's values, without the optimizer's that follow them."""
+    """Return the model's values, without the optimizer's, which follow them."""
     return [arrays[str(at)] for at in range(record.get("model_variables", len(arrays)))]
 
 
@@ -183,7 +185,7 @@ def models_own(arrays: Arrays, record: dict[str, Any]) -> list[Any]:
 
 
 def _share(feed: Feed, judged: Judged, values: dict[str, float], sums: EvaluationSums) -> None:
-    """Tell the coordinator the values, for `loader-server status`."""
+    """Report the values to the coordinator, for `loader-server status`."""
     means = {name: value for name, value in values.items() if name != "rows"}
     feed._session.share_results(
         means, rows=int(values["rows"]), epoch=judged.epoch, step=judged.step,

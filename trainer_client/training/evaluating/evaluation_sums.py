@@ -1,9 +1,10 @@
-"""The sums of metric states over all samples of an evaluation, whoever evaluates which: this process alone, ranks in
-lockstep that each have a share, or trainers in queue mode that lease batches.
+"""Sums of metric states over all samples of an evaluation, whoever evaluates which.
+
+This process may evaluate alone; or ranks in lockstep have a share each; or trainers in queue mode lease batches.
 
 Rules: states are what a batch alone adds to the metrics' variables, as float64. Sums are handed out once they are over
 all batches, and only then. In queue mode an evaluation is known by its name, which is the same for all who evaluate one
-model, at one step, by the same metrics; a name holds digests of all three. It must not know TensorFlow: states are
+model, at one step, by the same metrics; a name holds hashes of all three. It must not know TensorFlow: states are
 anything that NumPy makes an array of.
 """
 
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = ["EvaluationSums", "Judged", "LeasedSums", "OwnSums", "RankSums", "digest_of_arrays", "sums_of"]
 
-#: Room in a name for its digest.
+#: The longest label of a name, which leaves room for a hash.
 _LABEL = NAME.longest - 20
 
 
 class EvaluationSums(Protocol):
-    """One evaluation, for whoever computes metrics."""
+    """The sums of one evaluation, for whoever computes metrics."""
 
     #: What the evaluation is called where others may take part; empty where nobody can.
     name: str
@@ -43,10 +44,10 @@ class EvaluationSums(Protocol):
         """Whether others add to the sums, so that nothing but sums counts."""
 
     def begin(self, layout: str, nbytes: int) -> None:
-        """Begin; `layout` says which metrics these are, and a batch's states take so many bytes."""
+        """Begin; `layout` describes the metrics, and a batch's states take `nbytes` bytes."""
 
     def add(self, states: Any) -> None:
-        """Add what the batch in hand contributes."""
+        """Add the states of the batch in hand."""
 
     def whole(self) -> NDArray[np.float64] | None:
         """Return the sums over all batches; None if some are left, so that reading goes on."""
@@ -63,20 +64,20 @@ class OwnSums:
         self._sums: Any = None
 
     def begin(self, layout: str, nbytes: int) -> None:
-        """As `EvaluationSums` has it."""
+        """Begin with no sums."""
         self._sums = None
 
     def add(self, states: Any) -> None:
-        """As `EvaluationSums` has it; without waiting for a device to have computed them."""
+        """Add the states of a batch, without waiting for a device to have computed them."""
         self._sums = states if self._sums is None else self._sums + states
 
     def whole(self) -> NDArray[np.float64]:
-        """As `EvaluationSums` has it."""
+        """Return the sums of this process's batches."""
         return np.asarray(0.0 if self._sums is None else self._sums, np.float64)
 
 
 class RankSums(OwnSums):
-    """Ranks in lockstep each evaluate their own batches, and add them up at the end."""
+    """Sums over ranks in lockstep, which each evaluate their own batches and add them up at the end."""
 
     is_shared = True
 
@@ -86,18 +87,19 @@ class RankSums(OwnSums):
         self._nbytes = 0
 
     def begin(self, layout: str, nbytes: int) -> None:
-        """As `EvaluationSums` has it."""
+        """Begin with no sums, and note the size of states."""
         super().begin(layout, nbytes)
         self._nbytes = nbytes
 
     def whole(self) -> NDArray[np.float64]:
-        """As `EvaluationSums` has it: waits for all ranks."""
+        """Return the sums over all ranks, after waiting for them."""
+        # A rank that had no batch has a single zero so far: all ranks have to send states of the same size.
         own = np.broadcast_to(super().whole(), (self._nbytes // 8,)).astype("<f8").tobytes()
         return np.frombuffer(self._session.sum_states(own, epoch=self._epoch, step=self._step), "<f8")
 
 
 class LeasedSums:
-    """Trainers in queue mode evaluate what they lease; the coordinator adds each batch once."""
+    """Sums over trainers in queue mode: they evaluate what they lease, and the coordinator adds each batch once."""
 
     is_shared = True
 
@@ -108,17 +110,20 @@ class LeasedSums:
         self._label, self._version = label, version
 
     def begin(self, layout: str, nbytes: int) -> None:
-        """As `EvaluationSums` has it."""
+        """Name the evaluation by a hash of what its results depend on, and begin it under that name."""
         digest = digest64(f"{self._version} {layout}".encode())
         self.name = f"{self._label[:_LABEL]} {digest:016x}"
         self._leases.begin_evaluation(self.name, nbytes)
 
     def add(self, states: Any) -> None:
-        """As `EvaluationSums` has it: the batch in hand is told done with this."""
+        """Note the states of the batch in hand, which is reported done with them."""
         self._leases.note_states(np.asarray(states, "<f8").tobytes())
 
     def whole(self) -> NDArray[np.float64] | None:
-        """As `EvaluationSums` has it; if the job was ended, what is left will never be done."""
+        """Return the sums of all trainers, or None if batches are left.
+
+        Raise EndedError if some are left and the job was ended, as they will never be done.
+        """
         answer = self._leases.ask_sums()
         if answer is None:
             if self._session.ended is not None:
@@ -130,7 +135,7 @@ class LeasedSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """Which model an evaluation judges: what people call it, a digest of all that its results hang on, and when."""
+    """The model that an evaluation judges: its name for people, a hash of what results depend on, and when."""
 
     label: str
     version: str
@@ -139,7 +144,7 @@ class Judged:
 
 
 def sums_of(session: FeedSession, judged: Judged) -> EvaluationSums:
-    """Return the sums for the way in which the stream's trainers share it."""
+    """Return the sums for this stream, by how trainers share it: leases, ranks in lockstep, or one process."""
     if session.in_queue:
         version = f"{judged.version} {judged.epoch} {judged.step} {session.receiver.spec.plan_digest}"
         return LeasedSums(session, label=judged.label, version=version)
@@ -149,7 +154,7 @@ def sums_of(session: FeedSession, judged: Judged) -> EvaluationSums:
 
 
 def digest_of_arrays(arrays: Iterable[Any]) -> str:
-    """Return a digest of arrays' bytes, dtypes and shapes."""
+    """Return a hash of arrays' bytes, dtypes and shapes."""
     whole = [np.ascontiguousarray(array) for array in arrays]
     parts = [f"{array.dtype}{array.shape}{digest64(array.tobytes()):016x}" for array in whole]
     return f"{digest64(' '.join(parts).encode()):016x}"

@@ -1,10 +1,10 @@
-"""Evaluates a model on a data set: its loss and metrics, over rows that hold a sample and no others.
+"""Evaluation of a model on a data set: its loss and metrics, over rows that hold a sample and no others.
 
-Rules: every sample has the same weight in a mean, however the batches are filled, so masked rows are left out before
+Rules: every sample has the same weight in a mean, however the batches are filled, so masked rows are removed before
 loss and metrics see them; the weights of a batch say which those are. Each batch is counted by metrics that were reset,
 and what it added to their variables is summed in float64, here or by whoever sums for several processes. So the result
-is the same however batches are shared. A metric whose variables are no sums is counted in the usual way where this
-process has all batches, and refused by name where it has not. This module must not know feeds or checkpoints.
+is the same however batches are shared. A metric whose variables are no sums is counted in the usual way if this process
+has all batches, and refused by name if it has not. This module must not know feeds or checkpoints.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Evaluator"]
 
-#: The first batches are counted twice, to see whether that adds twice as much; later ones at powers of two.
+#: How many first batches are counted twice, to see whether that adds twice as much; later ones are at powers of two.
 _CHECKED = 8
 
 
 class Evaluator:
-    """One model, whose variables come from a checkpoint before each evaluation."""
+    """An evaluator of one model, whose variables may come from a checkpoint before each evaluation."""
 
     def __init__(self, model: Any, loss: Any, metrics: Sequence[Any]) -> None:
         self._model = model
@@ -44,9 +44,11 @@ class Evaluator:
         self._rows = keras.metrics.Sum(name="rows")
         #: Metrics whose variables are no sums over batches.
         self._unsummed: list[Any] = []
+        #: The metrics' variables; None until the first batch, when metrics make them.
         self._states: MetricVector | None = None
-        #: To be assigned to the model's variables before its first batch.
+        #: Values to assign to the model's variables before its first batch.
         self._arrays: Sequence[NDArray[Any]] | None = None
+        #: How many batches were counted, in all evaluations.
         self._batches = 0
         self._begin_step()
 
@@ -69,6 +71,7 @@ class Evaluator:
         self._arrays = arrays
         for metric in self._all():
             metric.reset_state()
+        # A process that gets no batch adds to shared sums as well, so it has to know the metrics' variables.
         if sums.is_shared and hasattr(data, "example"):
             self._prepare(*keras.utils.unpack_x_y_sample_weight(data.example()))
         whole = self._sum(data, sums)
@@ -77,7 +80,7 @@ class Evaluator:
         return self._results(whole)
 
     def _sum(self, data: Any, sums: EvaluationSums, *, goes_on: bool = False) -> NDArray[np.float64] | None:
-        """Read data to its end; the sums over all batches, or None if others have left some."""
+        """Read data to its end; return the sums over all batches, or None if others have left some."""
         has_begun = goes_on or self._begin(sums)
         for batch in data:
             parts = keras.utils.unpack_x_y_sample_weight(batch)
@@ -89,7 +92,11 @@ class Evaluator:
         return sums.whole() if has_begun else np.zeros(())
 
     def _begin(self, sums: EvaluationSums) -> bool:
-        """Begin, if it is known by now what metrics' variables there are; whether it is."""
+        """Begin the sums, if metrics have their variables by now; return whether they have.
+
+        Raise SettingsError for metrics that cannot be summed, or are too large, if several processes share the
+        evaluation.
+        """
         states = self._states
         if states is None:
             return False
@@ -120,7 +127,7 @@ class Evaluator:
     # --- before the first batch ---
 
     def _prepare(self, inputs: Any, targets: Any, weight: Any) -> None:
-        """Give the model its values, and metrics the variables that they make when they first see outputs."""
+        """Assign the model's values, and have metrics make the variables that depend on outputs."""
         if self._arrays is not None:
             if not self._model.built:
                 self._model(inputs)
@@ -136,7 +143,7 @@ class Evaluator:
             self._states = MetricVector(self._all())
 
     def _trace_for_any_shape(self, data: Any) -> None:
-        """One graph for all shapes: the first ones of a stream would each have one of their own."""
+        """Trace one graph for all shapes; if the model needs sizes, each shape has one of its own."""
         spec = getattr(data, "element_spec", None)
         if spec is None or not self._model.built:
             return
@@ -152,6 +159,7 @@ class Evaluator:
         states = self._states
         assert states is not None
         self._batches += 1
+        # The second term is true for powers of two.
         is_checked = self._batches <= _CHECKED or self._batches & (self._batches - 1) == 0
         once, twice = self._step(*parts, tf.constant(is_checked))
         if is_checked:
@@ -160,13 +168,14 @@ class Evaluator:
             if found:
                 refuse_unsummed(found if sums.is_shared else [], where=_SEVERAL)
                 self._note_unsummed(found, sums, sofar=sums.whole())
+                # The step has changed: it no longer resets these metrics, and counts this batch in them.
                 once, _ = self._step(*parts, tf.constant(False))  # noqa: FBT003 - a tensor
         return once - states.base
 
     def _note_unsummed(
         self, metrics: Sequence[Any], sums: EvaluationSums, *, sofar: NDArray[np.float64] | None = None
     ) -> None:
-        """Count these in the usual way from now on, from what they came to so far."""
+        """Count these metrics in the usual way from now on, starting from their sums so far."""
         new = [metric for metric in metrics if metric not in self._unsummed]
         if not new:
             return
@@ -179,7 +188,10 @@ class Evaluator:
                 self._states.load(metric, self._states.base + sofar)
 
     def _judge(self, inputs: Any, targets: Any, weight: Any, is_checked: Any) -> tuple[Any, Any]:
-        """The metrics' variables, reset before, once they have counted a batch, and if asked to, once more."""
+        """Count a batch with metrics that were reset, and, if it is checked, count it once more.
+
+        Return the metrics' variables after each.
+        """
         assert self._states is not None
         outputs = self._model(inputs, training=False)
         if weight is not None:
@@ -190,6 +202,7 @@ class Evaluator:
             metric.reset_state()
         self._count(summed, targets, outputs, rows)
         if rows > 0:
+            # Never reset, and counted once only: they have the batches of this whole evaluation in them.
             for metric in self._unsummed:
                 metric.update_state(targets, outputs)
         once = self._states.read()
@@ -224,7 +237,7 @@ def _named(name: str, result: Any) -> Iterator[tuple[str, float]]:
 
 
 def _rows_of(values: Any, weight: Any) -> Any:
-    """The rows of each tensor that hold a sample."""
+    """Return each tensor with only the rows that hold a sample."""
     return tf.nest.map_structure(lambda one: tf.boolean_mask(one, weight != 0), values)
 
 

@@ -44,11 +44,11 @@ class MetricVector:
 
     @property
     def nbytes(self) -> int:
-        """What the vector takes."""
+        """Size of the vector in bytes."""
         return 8 * self.size
 
     def layout(self) -> str:
-        """Return which metrics these are, for all that their variables depend on."""
+        """Return a description of the metrics, with the shapes of their variables."""
         shapes = [[one.shape for one in variables] for variables in self._variables]
         return " ".join(f"{describe(metric)}{shape}" for metric, shape in zip(self._metrics, shapes, strict=True))
 
@@ -83,11 +83,12 @@ class MetricVector:
         """Return the metrics to which a batch added something else when it was counted a second time."""
         with np.errstate(invalid="ignore"):  # infinite losses
             first, second = once - self.base, twice - once
+        # Sums that are not finite cannot be compared, so nothing is held against them.
         alike = np.isclose(second, first, _RELATIVE, _ABSOLUTE, equal_nan=True) | ~np.isfinite(once)
         return [metric for metric, place in zip(self._metrics, self._places, strict=True) if not np.all(alike[place])]
 
     def refuse_too_large(self) -> None:
-        """Raise an error if the vector takes more than an evaluation by several processes may."""
+        """Raise SettingsError if the vector takes more than an evaluation by several processes may."""
         if self.nbytes > MOST_STATE_BYTES:
             largest = max(self._metrics, key=lambda metric: self.place(metric).stop - self.place(metric).start)
             place = self.place(largest)
@@ -99,7 +100,7 @@ class MetricVector:
 
 
 def refuse_unsummed(metrics: Sequence[Any], *, where: str) -> None:
-    """Raise an error that names these metrics, if there are any."""
+    """Raise SettingsError that names these metrics, if there are any."""
     if metrics:
         names = ", ".join(f"{one.name} ({type(one).__name__})" for one in metrics)
         raise SettingsError(

@@ -82,10 +82,11 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         form: dict[str, Any] = {"inputs": inputs, "targets": targets, "weights": weights, "map": map}
         self._data = [(feed, feed.dataset(**form)) for feed in feeds]
         self._evaluator: Evaluator | None = None
+        #: How many epochs are done, and the first of the steps that run at a time.
         self._epoch = self._first = 0
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Prepare: the model is compiled by now."""
+        """Make the evaluator, as the model is compiled by now."""
         self._evaluator = Evaluator(self.model, self.model.loss, self._metrics)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -97,8 +98,10 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         self._first = batch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Evaluate if one of them was due. Their beginning is counted back from their end, because before the first of
-        them a checkpoint may not be restored yet.
+        """Evaluate if one of the steps that have just run was due.
+
+        Their beginning is counted back from their end, because before the first of them a checkpoint may not be
+        restored yet.
         """
         if self._steps is not None:
             done = self._step()
@@ -112,7 +115,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
             self._judge_all(epoch + 1, logs)
 
     def _judge_all(self, epochs: int, logs: dict[str, Any] | None) -> None:
-        """Evaluate on all feeds, and tell it in the logs, unless the job was ended before all were."""
+        """Evaluate on all feeds and put the values into the logs; if the job is ended meanwhile, stop training."""
         try:
             for feed, data in self._data:
                 self._judge(feed._session, data, epochs)
@@ -129,19 +132,22 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         sums = sums_of(session, self._judged(session, epochs, step))
         values = self._evaluator.evaluate(data, sums=sums)
         means = {name: value for name, value in values.items() if name != "rows"}
-        rows = int(values["rows"]) if session.rank == 0 else 0  # all have the same, so that one tells them
+        rows = int(values["rows"]) if session.rank == 0 else 0  # all have the same, so one reports them
         session.share_results(means, rows=rows, epoch=epochs, step=step, evaluation=sums.name)
         self.results[session.stream] = values
         if session.rank == 0:
             print(judged_line(session.stream, step, epochs, values, given_up=sums.given_up), flush=True)
 
     def _judged(self, session: FeedSession, epochs: int, step: int) -> Judged:
-        """The model as it is now; its variables tell it from others only where others could share its evaluation."""
+        """Return the description of the model as it is now.
+
+        Its variables are hashed in queue mode only, where others could share its evaluation.
+        """
         values = [plain_value(variable) for variable in self.model.variables] if session.in_queue else []
         return Judged(label=self.model.name, version=digest_of_arrays(values), epoch=epochs, step=step)
 
     def _step(self) -> int:
-        """The step since the model began from nothing. `fit` counts updates only, which are its steps."""
+        """Return the step since the model began from nothing; of `fit`, the updates, which are its steps."""
         done: int | None = self.params.get(STEPS_DONE)
         return int(plain_value(self.model.optimizer.iterations)) if done is None else done
 

@@ -1,1 +1,1 @@
-"""Our own training loop, one step after another, and what it asks of a strategy."""
+"""Our own training loop, one step after another, and the interface to a strategy."""

@@ -1,10 +1,11 @@
-"""What our training loops have in common, wherever the variables are: warming up, one step after another, what is told
-and heeded between two of them, and when to save.
+"""The common part of our training loops, wherever the variables are.
+
+It warms up, takes one step after another, reports and heeds callbacks between two of them, and decides when to save.
 
 Rules:
 - All planned shapes go through the step before training begins, the largest first. It is traced once for all of them,
-  or for each if the model has to know sizes; one traced later is counted and told.
-- A step whose gradients are not finite is tried again, and then ends training, with the batch named.
+  or for each if the model has to know sizes; a later trace is counted and reported.
+- A step whose gradients are not finite is retried, and then ends training, with the batch named.
 - It must not know what a checkpoint holds, nor when an epoch is over: the loops do.
 """
 
@@ -40,19 +41,19 @@ __all__ = ["BaseLoop", "LoopSettings", "TrainingData"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
-    """How far to train, what to save when, and what to tell."""
+    """Settings of a training loop: how far to train, when to save, and what to report."""
 
     until: Until
     checkpoints: Path
     keep: int = 3
-    #: Between epochs' ends; None: not by steps, or not by time.
+    #: When to save within an epoch; None: not by steps, or not by time.
     save_every_steps: int | None = None
     save_every_s: float | None = 600.0
     tell_every: int = 100
-    #: How often a batch is tried again whose gradients are not finite.
+    #: How often to retry a batch whose gradients are not finite.
     retries: int = 10
     xla: bool = False
-    #: None: write none.
+    #: The folder for summaries; None: write none.
     summaries: Path | None = None
 
 
@@ -67,7 +68,7 @@ class TrainingData:
 
 
 class BaseLoop:
-    """A compiled model, its data, and how far its run is; `writes` says whether this process writes what is written."""
+    """A loop over a compiled model and its data; `writes` says whether this process saves and reports."""
 
     def __init__(  # noqa: PLR0913 - each is a part of its own
         self,
@@ -86,7 +87,7 @@ class BaseLoop:
         any_shape = data.for_each_shape is None
         self._take_step = placement.compiled(self._step, xla=settings.xla, any_shape=any_shape)
         self._callbacks = keras.callbacks.CallbackList(list(callbacks), model=model)
-        #: As `fit` gives them to callbacks; one that finds that the job was ended says so there.
+        #: What `fit` gives to callbacks as `params`; one that finds that the job was ended notes it there.
         self._params: dict[str, Any] = {"verbose": 0, "epochs": None, "steps": None}
         self._callbacks.set_params(self._params)
         self._early_stop = _only_early_stop(callbacks)
@@ -94,8 +95,10 @@ class BaseLoop:
         self._progress = progress_of(settings.until, session)
         self._teller = Teller(session, settings.summaries, settings.tell_every, is_quiet=not writes)
         self._writes = writes
+        #: Means over the epoch in training.
         self._noted = NotedMeans()
         self._log = Log("trainer", stream=session.stream)
+        #: Rows when steps were last counted, and steps at the last checkpoint.
         self._rows = self._saved_steps = 0
         self._saved_at_s = time.monotonic()
 
@@ -107,16 +110,17 @@ class BaseLoop:
     # --- before the first step ---
 
     def _warm_up(self) -> None:
-        """Build the model, trace its step and try each shape; nothing of it changes what the model was before."""
+        """Build the model, trace its step and try each shape; the model's values stay as they were."""
         for_each_shape = self._data.for_each_shape
         if for_each_shape is None:
-            self._build(self._placement.one_of(next(iter(self._data.elements))))  # reading moves nothing
+            self._build(self._placement.one_of(next(iter(self._data.elements))))  # reading does not move the cursor
             self._when_built()
             self._trace_for_any_shape()
             return
         for_each_shape(self._build)
         self._when_built()
         self._trace_for_any_shape()
+        # Elements without samples have no gradients applied, but a forward pass may change what is not trained.
         state = self._model.non_trainable_variables
         before = [plain_value(variable) for variable in state]
         for_each_shape(lambda element: self._take_step(self._placement.for_all(element)))
@@ -128,10 +132,13 @@ class BaseLoop:
                 self._model(self._step.inputs(element))
 
     def _when_built(self) -> None:
-        """The model has its variables, and its step is traced next."""
+        """Do what a loop needs once the model has its variables, before its step is traced."""
 
     def _trace_for_any_shape(self) -> None:
-        """One graph for all shapes, as `fit` has: one for each takes a second or more, each time that a run begins."""
+        """Trace one graph for all shapes, as `fit` has; if the model needs sizes, each shape gets its own.
+
+        A graph for each shape takes a second or more to trace, each time that a run begins.
+        """
         spec = self._placement.any_element(self._data.elements)
         if spec is None:
             return
@@ -139,7 +146,7 @@ class BaseLoop:
             self._take_step.get_concrete_function(spec)  # type: ignore[attr-defined] # of a tf.function
         except SettingsError:
             raise
-        except Exception as error:  # whatever the model raises where it needs a size
+        except Exception as error:  # a model may raise anything if it needs a size
             self._log.info("the step is traced for each shape: it fails where sizes are open", error=str(error))
 
     # --- a step ---
@@ -153,7 +160,10 @@ class BaseLoop:
         return element
 
     def _finite_step(self, element: Any) -> tuple[float, int, float]:
-        """Loss, valid rows and what became of a step whose gradients are finite, in however many tries."""
+        """Return loss, valid rows and outcome of a step, retried while its gradients are not finite.
+
+        Raise DataError after the last retry.
+        """
         for attempt in range(1 + self._settings.retries):
             loss, rows, became = self._take_step(element).numpy().tolist()
             if became != NOT_FINITE:
@@ -164,7 +174,7 @@ class BaseLoop:
         raise self._not_finite()
 
     def _in_hand(self) -> tuple[int, int]:
-        """Epoch and number of the batch that is trained on, the first one's if each replica has one."""
+        """Return epoch and number of the batch in training, the first one's if each replica has one."""
         session = self._session
         at = session.cursor.at if session.leases is None else session.leases.in_hand()
         return at.epoch, at.number
@@ -179,7 +189,7 @@ class BaseLoop:
         )  # fmt: skip
 
     def _note_step(self, loss: float, rows: int) -> None:
-        """A step was applied, and the cursor knows it."""
+        """Note a step that was applied and that the cursor has counted."""
         session = self._session
         trained, self._rows = session.trained_rows - self._rows, session.trained_rows
         self._noted.add({"loss": loss}, rows)
@@ -188,13 +198,13 @@ class BaseLoop:
         self._progress.count(epochs=session.cursor.at.epoch, steps=steps, samples=trained)
 
     def _steps_done(self) -> int:
-        """How many steps are in the model, the one that was just applied included."""
+        """Return how many steps are in the model, with the one that was just applied."""
         return self._progress.steps + 1
 
     # --- between two steps ---
 
     def _look_up(self) -> None:
-        """What is to be told, saved or heeded now and then."""
+        """Report, save and heed callbacks, as far as each is due between two steps."""
         if self._step.traces > self._teller.traces:
             self._teller.count_traces(self._step.traces)
         self._teller.tell_progress(self._progress)
@@ -216,14 +226,14 @@ class BaseLoop:
     # --- saving ---
 
     def _is_save_due(self) -> bool:
-        """Whether to save now, between two steps."""
+        """Return whether to save now, between two steps."""
         raise NotImplementedError
 
     def _save(self) -> Any:
         raise NotImplementedError
 
     def _is_long_ago(self, steps: int) -> bool:
-        """Whether the last checkpoint is, after so many steps."""
+        """Return whether the last checkpoint is old enough to save again, by steps or by time."""
         every_s, every = self._settings.save_every_s, self._settings.save_every_steps
         by_time = every_s is not None and time.monotonic() - self._saved_at_s >= every_s
         return by_time or (every is not None and steps - self._saved_steps >= every)
@@ -252,7 +262,10 @@ class BaseLoop:
 
 
 def _only_early_stop(callbacks: Sequence[Any]) -> EarlyStop | None:
-    """The one among the callbacks; what it saw is kept with the checkpoint from now on."""
+    """Return the `EarlyStop` among the callbacks, if any; its state is kept in checkpoints from now on.
+
+    Raise SettingsError if there are several.
+    """
     found = [one for one in callbacks if isinstance(one, EarlyStop)]
     if len(found) > 1:
         raise SettingsError(

@@ -1,4 +1,4 @@
-"""Where training takes place: what the loop asks of a strategy.
+"""The interface between the training loop and a strategy.
 
 Rules: the loop knows nothing else of strategies, so another one is another class in the room `strategies`. A step's
 outcome is the same on all replicas, for all of them have to take the same decisions.
@@ -19,53 +19,56 @@ __all__ = ["Placement"]
 
 
 class Placement(Protocol):
-    """One strategy."""
+    """A strategy, as the training loop sees it."""
 
-    #: What was taken, to be told; nothing where there was nothing to choose.
+    #: A phrase on what was chosen, to be printed; empty if there was nothing to choose.
     said: str
     #: This process's place among all replicas, as `connect` takes it; empty: as the environment says.
     ranks: dict[str, int]
 
-    #: Its place among those that judge by evaluation streams, as `connect` takes it too.
+    #: Its place among the processes that evaluate on validation streams, as `connect` takes it too.
     judging: dict[str, int]
 
     def scope(self) -> AbstractContextManager[Any]:
-        """Where the model's and the optimizer's variables are made."""
+        """Return the scope in which the model's and the optimizer's variables are made."""
 
     def refuse_other_world(self, feed: Feed) -> None:
-        """Refuse a feed whose ranks are not this strategy's replicas."""
+        """Raise SettingsError for a feed whose ranks are not this strategy's replicas."""
 
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
-        """A pass from the cursor to the end of its epoch, each time that it is iterated; an element is one step's."""
+        """Return the elements of steps: each iteration goes from the cursor to the end of its epoch."""
 
     def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
-        """The same of a feed whose batches a user's function makes, which have any shapes."""
+        """Return the elements that a user's function makes of the feed's batches, which have any shapes."""
 
     def one_of(self, element: Any) -> Any:
-        """What one replica has of a step's element."""
+        """Return what one replica has of a step's element."""
 
     def any_element(self, elements: Iterable[Any]) -> Any:
-        """What all elements have in common, for one graph for all shapes; None: each shape has a graph of its own."""
+        """Return a spec of all elements, for one graph for all shapes; None: each shape has its own graph."""
 
     def for_all(self, element: Any) -> Any:
-        """One step's element, in which each replica has this one."""
+        """Return a step's element in which each replica has this one."""
 
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
-        """The step as a graph; with `any_shape`, one for all shapes, of which there may be any number."""
+        """Return the step as a graph; with `any_shape`, one graph for any number of shapes."""
 
     def prepare_optimizer(self, model: Any) -> None:
-        """The model is built, and its optimizer is next: refuse trained variables of which replicas have no copies that
-        could be kept equal.
+        """Prepare for the optimizer's variables, which come next; the model is built.
+
+        Raise SettingsError for trained variables of which replicas have no copies that could be kept equal.
         """
 
     def refuse_unequal(self, model: Any) -> None:
-        """Refuse variables, the optimizer's too, that are not the same on all replicas; all processes call it at the
-        same step.
+        """Raise DataError for variables, the optimizer's too, that are not the same on all replicas.
+
+        All processes call it at the same step.
         """
 
     def heeds(self, *, asked: bool) -> bool:
-        """Whether to stop now, this process having been asked to or not: all processes of a run do after the same
-        step.
+        """Return whether to stop now; `asked` says whether this process was asked to.
+
+        All processes of a run stop after the same step.
         """
 
     @property

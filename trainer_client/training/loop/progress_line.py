@@ -1,7 +1,7 @@
-"""The line that tells every so many steps how training is going.
+"""The progress line of training, which is printed every so many steps.
 
-Rules: pure; figures are those since the line before, the loss among them: a mean over samples. A line says which of
-them are of this process alone, where a run has several. It must not know feeds or TensorFlow.
+Rules: pure; figures are those since the line before, the loss among them, which is a mean over samples. If a run has
+several processes, a line says which of the figures are of this process alone. It must not know feeds or TensorFlow.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ __all__ = ["Figures", "Rates", "Scope", "progress_line", "seconds_left"]
 
 
 class Scope(Enum):
-    """Which of a line's figures are of this process alone, though others train the same model."""
+    """The figures of a line that are of this process alone, though others train the same model."""
 
     #: There is no other process.
     WHOLE = "whole"
-    #: Waiting and padding; the loss is of all, who go in step.
+    #: Waiting and padding; the loss is of all processes, which train in lockstep.
     FEED = "feed"
     #: The loss as well, as each process takes batches of its own.
     SHARE = "share"
@@ -27,7 +27,7 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What grew so far, at a moment."""
+    """Counts that only grow, as they are at a moment."""
 
     at_s: float
     steps: int = 0
@@ -38,16 +38,16 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What lies between two moments."""
+    """Rates and fractions between two moments."""
 
     steps_per_s: float
-    #: Shares of time and of bytes.
+    #: Fractions of the time, and of the bytes.
     waiting: float
     padding: float
 
     @classmethod
     def between(cls, before: Figures, now: Figures) -> Rates:
-        """Rates and shares."""
+        """Return the rates between two readings of the figures."""
         seconds = max(now.at_s - before.at_s, 1e-9)
         padded = now.padded_bytes - before.padded_bytes
         return cls(
@@ -60,8 +60,10 @@ class Rates:
 def progress_line(
     place: tuple[float, int], loss: float | None, rates: Rates, left_s: float | None, scope: Scope = Scope.WHOLE
 ) -> str:
-    """Return the line; `place` is the epoch, which counts what is done of the one in training as a part, and the step.
-    Without samples there is no loss.
+    """Return the progress line.
+
+    `place` is the epoch, with a fraction for the part of it that is done, and the step. Without samples there is no
+    loss.
     """
     epoch, step = place
     said = "no samples" if loss is None else f"loss {loss:.4f}"
@@ -79,8 +81,9 @@ def progress_line(
 def seconds_left(
     steps_per_s: float, left: tuple[float | None, float | None, float | None], *, epoch_steps: int | None
 ) -> float | None:
-    """How long it takes until the first of the limits, of which `left` has steps, epochs and seconds; epochs are as
-    long as this one. None where nothing is known.
+    """Return the seconds until the first of the limits is reached, or None if nothing is known.
+
+    `left` is the steps, epochs and seconds until each limit; all epochs are taken to have `epoch_steps` steps.
     """
     steps, epochs, limit_s = left
     to_go = [steps] if steps is not None else []

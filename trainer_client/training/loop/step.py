@@ -1,8 +1,8 @@
 """One training step as a graph: a batch's loss over its valid rows, gradients, and the optimizer's update.
 
-Rules: rows weigh as their weights say, so a row without a sample changes nothing, and a batch without any changes no
-variable. Gradients that are not finite are never applied. What is not applied leaves no batch statistics behind. It
-must not know feeds, epochs or files.
+Rules: rows count by their weights, so a row without a sample changes nothing, and a batch without any changes no
+variable. Gradients that are not finite are never applied. A step that is not applied leaves no batch statistics behind.
+It must not know feeds, epochs or files.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ __all__ = [
     "APPLIED", "NOTHING_TO_APPLY", "NOT_FINITE", "Contribution", "TrainStep", "refuse_own_train_step", "statistics_of",
 ]  # fmt: skip
 
-#: What became of a step.
+#: Outcomes of a step.
 APPLIED, NOTHING_TO_APPLY, NOT_FINITE = 0.0, 1.0, 2.0
 
 
 class Contribution(NamedTuple):
-    """What one replica computed of a step, or what all of them came to."""
+    """The results of one replica's part of a step, or those of all replicas together."""
 
     loss: Any
     rows: Any
     #: The sum of the rows' weights.
     weight: Any
-    #: Of the trainable variables; None where there is none.
+    #: For each trainable variable, its gradient; None if it has none.
     gradients: list[Any]
-    #: What the forward pass made of the variables that it changes by itself.
+    #: New values of the variables that the forward pass changes by itself.
     statistics: list[Any]
 
 
 class TrainStep:
-    """Called with an element, gives its loss, its valid rows and what became of it, in one tensor."""
+    """A training step: called with an element, it returns loss, valid rows and outcome in one tensor."""
 
     def __init__(self, model: Any, loss: Any, optimizer: Any) -> None:
         self.model = model
@@ -49,39 +49,42 @@ class TrainStep:
         #: How often TensorFlow traced it: once for each shape.
         self.traces = 0
         self._loss_of = _by_rows(keras.losses.get(loss))
+        #: Whether the loss is scaled before gradients are computed, as float16 needs.
         self._scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
     def inputs(self, element: Any) -> Any:
-        """The model's inputs in an element."""
+        """Return the model's inputs in an element."""
         return keras.utils.unpack_x_y_sample_weight(element)[0]
 
     def variables_read(self) -> list[Any]:
-        """Those that `contribute` reads."""
+        """Return the variables that `contribute` reads."""
         return [*self.model.variables, *([self.optimizer.dynamic_scale] if self._scales else [])]
 
     def __call__(self, element: Any) -> Any:
-        """Train on it, where there is no other replica."""
+        """Train on the element, where there is no other replica; return loss, valid rows and outcome."""
         return self.settle(self.contribute(element))
 
     def settle(self, part: Contribution) -> Any:
-        """Change the variables by what all replicas came to, if that may be; the outcome."""
+        """Apply the contribution of all replicas, if that is allowed; return loss, valid rows and outcome."""
         became = self.became(part)
         tf.cond(self.may_apply(part, became), lambda: self.apply(part, became), lambda: None)
         return tf.stack([part.loss, part.rows, became])
 
     def contribute(self, element: Any) -> Contribution:
-        """What one replica computes of a step. It changes no variable, but for seeds."""
+        """Return one replica's contribution to a step; no variable is changed except seeds."""
         self.traces += 1  # Python runs while TensorFlow traces, and only then
         inputs, targets, weight = keras.utils.unpack_x_y_sample_weight(element)
+        # The forward pass assigns its statistics at once. They are put back below, because only a step that is applied
+        # may keep them, and that is not known yet.
         statistics = statistics_of(self.model)
         before = [tf.identity(one.value) for one in statistics]
         with tf.GradientTape() as tape:
             variables = [one.value for one in self.model.trainable_variables]
-            tape.watch(variables)  # in a scope of Keras' their values are tensors
+            # A tape watches variables by itself, but within a scope of Keras their values are tensors.
+            tape.watch(variables)
             outputs = tf.nest.map_structure(_in_float32, self.model(inputs, training=True))
-            added = (
-                self.model.losses
-            )  # at once: while replicas sum, another one calls the model, which then has its own
+            # Read at once: while replicas sum, another one calls the model, which then has that one's losses.
+            added = self.model.losses
             weight = tf.ones(tf.shape(tf.nest.flatten(outputs)[0])[:1]) if weight is None else weight
             loss = self._loss_of(targets, outputs, weight)
             weight_of_rows = tf.reduce_sum(tf.cast(weight, tf.float32))
@@ -93,26 +96,30 @@ class TrainStep:
         return Contribution(tf.cast(loss, tf.float32), rows, weight_of_rows, gradients, after)
 
     def became(self, part: Contribution) -> Any:
-        """What becomes of a step with these gradients, which are those of all replicas."""
+        """Return the outcome of a step with this contribution of all replicas."""
         finite = _are_finite([part.loss, *part.gradients])
         return tf.where(part.rows > 0, tf.where(finite, APPLIED, NOT_FINITE), NOTHING_TO_APPLY)
 
     def may_apply(self, part: Contribution, became: Any) -> Any:
-        """Whether to call `apply`. An optimizer that scales the loss applies no gradients that are too large by itself,
-        and scales less from then on.
+        """Return whether to call `apply`.
+
+        An optimizer that scales the loss is called even if gradients overflow: it does not apply those, and scales less
+        from then on.
         """
         return (part.rows > 0) & tf.math.is_finite(part.loss) if self._scales else became == APPLIED
 
     def apply(self, part: Contribution, became: Any) -> None:
-        """Change the variables."""
+        """Apply the gradients, and, if the outcome is APPLIED, keep the new statistics."""
         self.optimizer.apply(part.gradients, self.model.trainable_variables)
+        # An optimizer that scales the loss is called for gradients that overflow, too: they leave no statistics behind.
         for one, after in zip(statistics_of(self.model), part.statistics, strict=True):
             one.assign(tf.where(became == APPLIED, after, one.value))
 
 
 def statistics_of(model: Any) -> list[Any]:
-    """What a model's forward pass itself changes, such as means over batches; not what was frozen, which may be large,
-    nor seeds, which are no floats and do go on.
+    """Return the variables that a model's forward pass itself changes, such as means over batches.
+
+    Those that were frozen, which may be large, are left out, and so are seeds, which are no floats and do go on.
     """
     layers = model._flatten_layers()  # noqa: SLF001 - no public list tells what was frozen from what never trains
     frozen = {id(one) for layer in layers for one in layer._trainable_variables}  # noqa: SLF001 - as above
@@ -121,7 +128,7 @@ def statistics_of(model: Any) -> list[Any]:
 
 
 def refuse_own_train_step(model: Any) -> None:
-    """A step of the model's own would not be taken, in silence."""
+    """Raise SettingsError for a model with a `train_step` of its own, which would silently not be taken."""
     if type(model).train_step is not keras.Model.train_step:
         raise SettingsError(
             expected="a model that is called with inputs and gives outputs",
@@ -135,7 +142,7 @@ def _in_float32(output: Any) -> Any:
 
 
 def _shares(losses: list[Any], weight: Any) -> list[Any]:
-    """One replica's shares of what the model adds, which count for as much as its rows weigh."""
+    """Return this replica's shares of the losses that the model adds, by the weight of its rows."""
     share = share_of_all(weight) if losses else 1.0
     return [one * tf.cast(share, one.dtype) for one in losses]
 
@@ -146,15 +153,20 @@ def _assign(variables: list[Any], values: list[Any]) -> None:
 
 
 def _are_finite(values: list[Any]) -> Any:
+    """Return whether all values are finite, gradients among them."""
     dense = [one.values if isinstance(one, tf.IndexedSlices) else one for one in values if one is not None]
-    # A sum is not finite if any of it is not, and takes half the time of looking at each; it may only be too large.
+    # If any value is not finite, their sum is not, and summing takes half the time of looking at each. The sum may also
+    # be too large though all values are finite, so then each is looked at.
     total = tf.add_n([tf.cast(tf.reduce_sum(one), tf.float32) for one in dense])
     each = lambda: tf.reduce_all([tf.reduce_all(tf.math.is_finite(one)) for one in dense])  # noqa: E731 - a branch
     return tf.cond(tf.math.is_finite(total), lambda: True, each)
 
 
 def _by_rows(loss: Any) -> Callable[[Any, Any, Any], Any]:
-    """The mean over rows, by weight; what a row without a sample computes is replaced before it can be infinite."""
+    """Return a function that computes the weighted mean of the loss over rows.
+
+    What a row without a sample computes is replaced before it can be infinite.
+    """
     if isinstance(loss, RowLoss):
         return lambda targets, outputs, weight: loss(targets, outputs, sample_weight=weight)
     per_row = loss.call if isinstance(loss, keras.losses.Loss) else loss
@@ -168,6 +180,10 @@ def _by_rows(loss: Any) -> Callable[[Any, Any, Any], Any]:
 
 
 def _row_means(values: Any, mask: Any) -> Any:
+    """Return the mean loss within each row, over what Keras's mask lets through.
+
+    Raise SettingsError for a loss that has one value for the whole batch.
+    """
     if values.shape.rank == 0:
         raise SettingsError(
             expected="a loss with a value for each row, as rows without a sample have to count for nothing",
@@ -177,5 +193,6 @@ def _row_means(values: Any, mask: Any) -> Any:
     within = list(range(1, values.shape.rank))
     if mask is None or not within:
         return tf.reduce_mean(values, within)
+    # Keras's own mask, such as that of padding in a row: only what it lets through counts.
     counts = tf.cast(mask, values.dtype)
     return tf.math.divide_no_nan(tf.reduce_sum(values * counts, within), tf.reduce_sum(counts, within))

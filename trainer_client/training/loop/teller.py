@@ -1,5 +1,6 @@
-"""What the loop tells while it trains: a progress line every so many steps, summaries, and steps traced too late.
-Summaries have the batches ahead of the model as well, smoothed over steps.
+"""Reports of a training loop: a progress line every so many steps, summaries, and steps traced too late.
+
+Summaries have the number of batches ahead of the model as well, smoothed over steps.
 
 Rules: one process of all speaks. A loss is the mean over the samples of all steps since the line before. A step has one
 line at most: one that was not applied, because its gradients came too late, is no step. It decides nothing.
@@ -25,40 +26,43 @@ if TYPE_CHECKING:
 
 __all__ = ["Teller"]
 
-#: What each step leaves of a smoothed figure: it is about the mean of the last twenty.
+#: How much of a smoothed figure each step leaves: the figure is about the mean of the last twenty.
 _LEFT = 0.95
 
 
 class Teller:
-    """Of one run; `traces` is how often the step was traced, as far as it was told."""
+    """The reports of one run; `traces` is how often the step was traced, as far as it was reported."""
 
     def __init__(self, session: FeedSession, summaries: Path | None, every: int, *, is_quiet: bool) -> None:
         self.traces = 0
-        #: Of which steps and losses lines tell.
+        #: Which figures of a line are of this process alone.
         self.scope = Scope.FEED if session.world > session.replicas else Scope.WHOLE
         self._session = session
         self._every = every
+        #: How many steps were done when it was last looked whether a line is due.
         self._told_steps = 0
+        #: Losses since the last line.
         self._noted = NotedMeans()
         self._is_quiet = is_quiet
         self._summaries = Summaries(summaries) if summaries is not None and not is_quiet else None
         self._log = Log("trainer", stream=session.stream)
+        #: The figures at the last line.
         self._before = self._figures(0)
-        #: Batches that are ready, and that are staged; none before the first step.
+        #: Smoothed numbers of ready and of staged batches; empty before the first step.
         self._ahead: list[float] = []
 
     def begin(self, progress: RunProgress, traces: int) -> None:
-        """Training begins; what was traced so far was to be."""
+        """Begin the reports of a run; the traces so far were to be expected."""
         self.traces = traces
         self._before = self._figures(progress.totals.steps)
         self._told_steps, self._noted = progress.totals.steps, NotedMeans()
 
     def note_step(self, loss: float, rows: int) -> None:
-        """A step was applied, with this mean loss over so many samples."""
+        """Note a step that was applied, with its mean loss over this many samples."""
         self._noted.add({"loss": loss}, rows)
 
     def note_ahead(self) -> None:
-        """The model asks for its next batch: note how many there are."""
+        """Note how many batches are ahead of the model, as it asks for its next one."""
         if self._summaries is None:
             return
         now = self._session.batches_ahead()
@@ -66,18 +70,22 @@ class Teller:
         self._ahead = [_LEFT * old + (1 - _LEFT) * new for old, new in zip(before, now, strict=True)]
 
     def count_traces(self, traces: int) -> None:
-        """The step was traced for another shape, in the midst of training."""
+        """Count and log traces in the midst of training, for shapes that were not planned."""
         self._session.count_retraces(traces - self.traces)
         self.traces = traces
         self._log.warning("a step was traced again: its shape was not planned", traces=traces)
 
     def tell_progress(self, progress: RunProgress) -> None:
-        """Tell how it is going, if it is time. Where others take steps as well, the count may pass over a multiple."""
+        """Print a progress line if it is time.
+
+        Where other processes take steps as well, the count may pass over a multiple of the interval.
+        """
         before, self._told_steps = self._told_steps, progress.steps
         if not self._is_quiet and progress.steps // self._every > before // self._every:
             self._tell(progress)
 
     def _tell(self, progress: RunProgress) -> None:
+        """Print a progress line and write its figures to the summaries."""
         totals, session = progress.totals, self._session
         loss, self._noted = self._noted.means(), NotedMeans()
         now = self._figures(totals.steps)
@@ -85,6 +93,7 @@ class Teller:
         epoch = float(session.cursor.at.epoch)
         rounds = session.epoch_rounds()
         if rounds is not None:
+            # The part of the epoch that is done, as its rounds are those in all and those that are left.
             epoch += 1 - rounds[1] / max(rounds[0], 1)
         left_s = seconds_left(
             rates.steps_per_s, progress.left(epoch), epoch_steps=None if rounds is None else rounds[0]
@@ -95,11 +104,11 @@ class Teller:
         self._summarize(totals.steps, values)
 
     def tell_judged(self, steps: int, values: Mapping[str, float]) -> None:
-        """What the model was judged by within an epoch, of which lines have been printed."""
+        """Write the values of an evaluation within an epoch to the summaries; its lines are printed already."""
         self._summarize(steps, {name: float(value) for name, value in values.items() if name != "loss"})
 
     def tell_epoch(self, totals: RunTotals, logs: Mapping[str, Any], whose: str = "") -> None:
-        """Tell what an epoch came to, validation included; `whose`, if that needs to be said."""
+        """Print and summarize the values of an epoch, validation included; `whose` is added to the step."""
         if self._is_quiet:
             return
         values = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
@@ -122,6 +131,6 @@ class Teller:
         )
 
     def close(self) -> None:
-        """No more is told."""
+        """Close the summaries."""
         if self._summaries is not None:
             self._summaries.close()

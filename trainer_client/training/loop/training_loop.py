@@ -4,7 +4,7 @@ Rules:
 - A batch counts as trained on when its step was applied; then, and only then, the cursor moves. A checkpoint is never
   written in between, so model and cursor always agree.
 - Ctrl-C and SIGTERM wait for the step in hand, and what was trained on is saved.
-- Steps are taken and told as `base_loop` has it; gradients that are not finite never reach a variable.
+- Steps are taken and reported by `base_loop`; gradients that are not finite never reach a variable.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["LoopSettings", "TrainingData", "TrainingLoop"]
 
 
 class TrainingLoop(BaseLoop):
-    """Trains a compiled model: `TrainingLoop(model, data, placement, settings).run()`."""
+    """A loop that trains a compiled model: `TrainingLoop(model, data, placement, settings).run()`."""
 
     def __init__(
         self,
@@ -39,20 +39,24 @@ class TrainingLoop(BaseLoop):
     ) -> None:
         placement.refuse_other_world(data.feed)
         super().__init__(model, data, placement, settings, callbacks, writes=placement.writes)
+        #: Whether a step is in hand, and whether the epoch is over but not evaluated yet.
         self._is_in_step = self._is_ending_epoch = False
 
     def run(self) -> str:
-        """Train until the target is reached, or training ends early; why."""
+        """Train until the target is reached, or training ends early; return why it ended.
+
+        Raise KeyboardInterrupt, after saving, if the process is interrupted.
+        """
         with ctrl_c.deferred(reads_on=self._placement.agrees_to_stop) as interruption:
             self._begin_or_tell()
             try:
                 while not self.reason:
                     self._train_epoch(interruption)
-                if self._progress.steps > self._saved_steps:  # it ended within an epoch
+                if self._progress.steps > self._saved_steps:  # training ended within an epoch
                     self._save_if_whole()
             except EndedError:
                 self._progress.stop(JOB_ENDED)
-                with suppress(EndedError):  # in queue mode a coordinator that is gone says no more what is done
+                with suppress(EndedError):  # in queue mode the cursor is asked of the coordinator, which may be gone
                     self._save_if_whole()
             except KeyboardInterrupt as error:
                 self._save_if_whole()
@@ -63,14 +67,16 @@ class TrainingLoop(BaseLoop):
         return self.reason
 
     def check_replicas(self) -> None:
-        """Raise an error if variables, the optimizer's too, are not the same on all replicas. It is checked before
-        the first step as well; all processes have to call it at the same step.
+        """Raise DataError if variables, the optimizer's too, are not the same on all replicas.
+
+        It is checked before the first step as well. All processes have to call it at the same step.
         """
         self._placement.refuse_unequal(self._model)
 
     # --- steps ---
 
     def _train_epoch(self, interruption: ctrl_c.Interruption) -> None:
+        """Train to the epoch's end or until a stop; raise KeyboardInterrupt if that was asked for."""
         epoch = self._session.cursor.at.epoch
         self._callbacks.on_epoch_begin(epoch)
         self._take_steps(interruption)
@@ -81,7 +87,10 @@ class TrainingLoop(BaseLoop):
             raise KeyboardInterrupt
 
     def _take_steps(self, interruption: ctrl_c.Interruption) -> None:
-        """To the epoch's end and no further: an epoch that is over is judged, whatever interrupted its last step."""
+        """Take steps to the epoch's end and no further.
+
+        An epoch that is over is evaluated, even if its last step was interrupted.
+        """
         iterator = iter(self._data.elements)
         batch = 0
         while not (self.reason or self._is_ending_epoch or self._is_stopping(interruption)):
@@ -89,18 +98,20 @@ class TrainingLoop(BaseLoop):
             if element is None:
                 return
             self._refuse_another_run()
-            if self._callbacks.callbacks:  # Keras converts logs for nobody, too
+            if self._callbacks.callbacks:  # Keras converts logs even if there are none
                 self._callbacks.on_train_batch_begin(batch)
             loss = self._train_on(element)
             self._tell_callbacks(batch, loss)
             batch += 1
             self._look_up()
         if self._session.in_queue and not self._is_within_epoch():
-            next(iterator, None)  # the end of the epoch, which is seen only by asking
+            next(iterator, None)  # the epoch's end is only seen by asking for a batch
 
     def _refuse_another_run(self) -> None:
-        """Another model that began on the same queue has taken its batches back: what is done there is no longer what
-        this one was trained on, so nothing more is trained nor saved.
+        """Raise RefusedError if another run has restored or begun on this queue.
+
+        It has taken its batches back: the queue's done-set no longer matches our model, so nothing more is trained or
+        saved.
         """
         leases = self._session.leases
         if leases is not None and leases.is_taken_back:
@@ -113,10 +124,10 @@ class TrainingLoop(BaseLoop):
             )  # fmt: skip
 
     def _tell_callbacks(self, batch: int, loss: float) -> None:
-        """That a step is done; what one of them judges it by is in the logs for those that come later."""
+        """Report a finished step to the callbacks, which may add to the logs for those after them."""
         logs, steps = {"loss": loss}, self._progress.totals.steps
         self._params[STEPS_DONE] = steps
-        for callback in self._callbacks.callbacks:  # the list itself would give them a copy of the logs
+        for callback in self._callbacks.callbacks:  # one by one, as the list would give them copies of the logs
             callback.on_train_batch_end(batch, logs)
         if len(logs) > 1:
             self._teller.tell_judged(steps, logs)
@@ -125,9 +136,11 @@ class TrainingLoop(BaseLoop):
         return self._placement.heeds(asked=interruption.is_asked)
 
     def _train_on(self, element: Any) -> float:
-        """One step, counted once it is applied; its loss."""
+        """Take one step, count it once it is applied, and return its loss."""
         cursor = self._session.cursor
         with self._timed("step"):
+            # Model and cursor disagree until the cursor has moved: if anything ends the step in between, nothing is
+            # saved.
             self._is_in_step = True
             epoch = cursor.at.epoch
             loss, rows, _ = self._finite_step(element)
@@ -146,17 +159,18 @@ class TrainingLoop(BaseLoop):
     # --- the end of an epoch ---
 
     def _end_epoch(self, epoch: int) -> None:
-        if self._session.in_queue:  # in lockstep its last step has told
+        """Share the epoch's results, let callbacks evaluate it, and save; not saved if the job is ended meanwhile."""
+        if self._session.in_queue:  # in lockstep its last step has counted it
             self._progress.count(epochs=epoch + 1)
         totals, noted = self._progress.totals, self._noted
         self._noted = NotedMeans()
         logs: dict[str, Any] = noted.means()
         if noted.rows:
-            rows = noted.rows if self._placement.writes else 0  # the same on all replicas, so that one tells them
+            rows = noted.rows if self._placement.writes else 0  # the same on all replicas, so one reports them
             self._session.share_results(logs, rows=rows, epoch=epoch + 1, step=totals.steps)
-        for callback in self._callbacks.callbacks:  # the list itself would give them a copy of the logs
+        for callback in self._callbacks.callbacks:  # one by one, as the list would give them copies of the logs
             callback.on_epoch_end(epoch, logs)
-        if JOB_ENDED in self._params:  # the epoch is not judged
+        if JOB_ENDED in self._params:  # the epoch is not evaluated
             self._heed_callbacks()
             return
         self._teller.tell_epoch(totals, logs)
@@ -175,6 +189,7 @@ class TrainingLoop(BaseLoop):
             raise self._interrupted(error) from None
 
     def _begin(self) -> None:
+        """Warm up, restore the newest checkpoint and begin the run from there."""
         with self._timed("warm_up"):
             self._warm_up()
         self._saved.begin()
@@ -206,18 +221,19 @@ class TrainingLoop(BaseLoop):
     # --- saving ---
 
     def _is_save_due(self) -> bool:
-        """An epoch that is over is saved once it is judged."""
+        """Return whether to save now; an epoch that is over is saved only once it is evaluated."""
         is_due = self._is_long_ago(self._progress.steps) and self._is_within_epoch()
         return is_due and not self._is_unjudged()
 
     def _is_unjudged(self) -> bool:
-        """Whether early stopping goes by what the model is not judged by yet, at an epoch's end or where the job was
-        ended while it was judged.
+        """Return whether early stopping needs values of the model that it does not have yet.
+
+        That is so at an epoch's end, and if the job was ended while the model was evaluated.
         """
         return self._early_stop is not None and (self._is_ending_epoch or JOB_ENDED in self._params)
 
     def _save_if_whole(self) -> None:
-        """Not within a step."""
+        """Save, unless a step is in hand or early stopping waits for an evaluation."""
         if not self._is_in_step and not self._is_unjudged():
             self._noted = NotedMeans() if self._is_ending_epoch else self._noted
             self._save()
@@ -226,6 +242,6 @@ class TrainingLoop(BaseLoop):
         totals = self._progress.totals
         with self._timed("checkpoint"):
             state = self._session.cursor.state()
-            self._refuse_another_run()  # which the state would be of
+            self._refuse_another_run()  # whose state this would be
             written = self._saved.commit(self._model, state, totals, self._noted, self._early_stop)
         self._note_saved(written, totals.steps)

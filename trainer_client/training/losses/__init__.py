@@ -1,9 +1,8 @@
-"""Losses whose value and gradient masked rows do not change, even where a masked row's own loss is not finite.
+"""Losses whose value and gradient masked rows do not change, even if a masked row's own loss is not finite.
 
 Rules: a mean divides by the sum of weights over all replicas of the step, so that a rank with fewer rows (or none)
-counts for no more than its rows. What a masked row computes is replaced before it can become infinite, because infinity
-times zero is NaN in a gradient, too. Under a strategy, a mean is one replica's share, and the shares add up to the
-mean.
+counts only for its rows. What a masked row computes is replaced before it can become infinite, because infinity times
+zero is NaN, in a gradient too. Under a strategy, a mean is one replica's share, and the shares add up to the mean.
 """
 
 from __future__ import annotations
@@ -24,15 +23,19 @@ _SURELY = 1e9  # a logit so large that it leaves no probability to the others
 
 
 def valid_rows(values: Any, weight: Any) -> Any:
-    """The values with masked rows replaced by zeros, into which no gradient flows."""
+    """Return the values with masked rows replaced by zeros, into which no gradient flows."""
     keep = tf.reshape(weight != 0, tf.concat([tf.shape(weight), tf.ones(tf.rank(values) - 1, tf.int32)], 0))
     return tf.where(keep, values, tf.zeros_like(values))
 
 
 def masked_mean(per_row: Any, weight: Any) -> Any:
-    """The mean of a value per row, by weight; 0 where no row is valid anywhere."""
+    """Return the weighted mean of a value per row, or 0 if no row is valid anywhere.
+
+    With several replicas this is one replica's share of the mean, and the shares add up to it.
+    """
     weight = tf.cast(weight, per_row.dtype)
     total = tf.reduce_sum(weight)
+    # Only the divisor is summed: each replica's part of the sum stays here, and is its share of the mean.
     replica = replica_of_several()
     if replica is not None:
         total = replica.all_reduce(tf.distribute.ReduceOp.SUM, total)
@@ -47,7 +50,7 @@ class RowLoss(keras.losses.Loss):  # type: ignore[misc] # Keras has no types
         self._per_row = per_row
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """The masked mean; without weights every row counts."""
+        """Return the masked mean over rows; without weights every row counts."""
         weight = tf.ones(tf.shape(y_pred)[:1]) if sample_weight is None else tf.convert_to_tensor(sample_weight)
         return masked_mean(self._per_row(y_true, valid_rows(y_pred, weight)), weight)
 
@@ -70,8 +73,9 @@ def _ctc_of_padded(labels: Any, logits: Any) -> Any:
 
 
 def ctc_per_row(labels: Any, logits: Any, label_length: Any, logit_length: Any, weight: Any) -> Any:
-    """The CTC loss of each row; blank is 0, masked rows give finite values and no gradient."""
+    """Return the CTC loss of each row; blank is 0, and masked rows have a loss of 0 and no gradient."""
     valid = weight != 0
+    # A masked row gets all frames and no labels: a loss that is surely finite, so its gradient has no NaN.
     frames = tf.where(valid, tf.cast(logit_length, tf.int32), tf.shape(logits)[1])
     label_length = tf.where(valid, tf.cast(label_length, tf.int32), 0)
     return valid_rows(_ctc(labels, valid_rows(logits, weight), label_length, frames), weight)
@@ -89,14 +93,16 @@ def _ctc(labels: Any, logits: Any, label_length: Any, logit_length: Any) -> Any:
 
 
 def _of_any_shape(values: Any, shape: tuple[int | None, ...]) -> Any:
-    """The same values, of sizes that TensorFlow does not know while it traces. It names the loops of `ctc_loss` by what
-    they compute, not by their sizes, so a second shape would find the first one's loops, and print that as errors.
+    """Return the same values, of sizes that TensorFlow does not know while it traces.
+
+    It names the loops of `ctc_loss` by what they compute, not by their sizes, so a second shape would find the first
+    one's loops, and print that as errors.
     """
     return tf.compat.v1.placeholder_with_default(values, shape)
 
 
 def blank_after(logits: Any, logit_length: Any) -> Any:
-    """Logits that are certainly blank past each row's length, so that the loss is that of the row's own frames."""
+    """Return logits that are certainly blank past each row's length, so that only its own frames count."""
     shape = tf.shape(logits)
     own = tf.sequence_mask(logit_length, shape[1])[:, :, tf.newaxis]
     blank = tf.one_hot(0, shape[2], on_value=0.0, off_value=-_SURELY, dtype=logits.dtype)

@@ -1,4 +1,4 @@
-"""Whether a mean is over the rows of all replicas of a step, or over those of its own replica."""
+"""The rows that a mean is over: those of all replicas of a step, or of its own replica alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ARE_OWN: ContextVar[bool] = ContextVar("means_of_own_rows", default=False)
 
 @contextmanager
 def means_of_own_rows() -> Iterator[None]:
-    """Within it means are those of each replica's own rows, and whoever asked for that weighs them."""
+    """Take means over each replica's own rows within this context; the caller weights them."""
     before = _ARE_OWN.set(True)
     try:
         yield
@@ -27,14 +27,15 @@ def means_of_own_rows() -> Iterator[None]:
 
 
 def replica_of_several() -> Any:
-    """The replica's context if means are over the rows of several; else None."""
+    """Return the replica's context if means are over the rows of several replicas, else None."""
     replica = tf.distribute.get_replica_context()
     return None if _ARE_OWN.get() or replica is None or replica.num_replicas_in_sync == 1 else replica
 
 
 def share_of_all(weight: Any) -> Any:
-    """How much of the weight of all replicas' rows this is, which one replica's rows have; all of it, if means are not
-    over the rows of several.
+    """Return which fraction of the weight of all replicas' rows this weight is, by an all-reduce.
+
+    It is 1 if means are not over the rows of several replicas.
     """
     replica = replica_of_several()
     if replica is None:

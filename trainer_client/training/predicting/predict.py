@@ -1,8 +1,8 @@
 """`trainer-client predict`: a model's outputs for each sample of a stream, shared by any number of trainers.
 
 Rules: the stream is in queue mode, and trainers lease its batches. A batch is reported done once its part is on disk,
-so a killed trainer costs only what it had in hand. Reading goes on, epoch after epoch, until no part is missing: leases
-may have gone to another prediction, or been done in one that was given up. A trainer that sees that none is missing
+so a killed trainer costs only the batch in hand. Trainers read on, epoch after epoch, until no part is missing, because
+leases may have gone to another prediction, or been done in one that was abandoned. A trainer that finds no part missing
 makes the output from the parts, one trainer at a time, so the output is there when any of them ends well. All predict
 with the checkpoint that the first of them found.
 """
@@ -47,7 +47,7 @@ __all__ = ["PredictOrder", "predict"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictOrder:
-    """What the command line says."""
+    """The settings of the command line."""
 
     module: ModelModule
     endpoint: str
@@ -55,13 +55,13 @@ class PredictOrder:
     keys: str
     connect_timeout_s: float
     checkpoints: Path
-    #: None: the user's processor gets the outputs.
+    #: The file for the outputs; None: they go to the module's `prediction_processor`.
     output: Path | None
     as_json: bool
 
 
 def predict(order: PredictOrder) -> None:
-    """Predict, together with other trainers, until every sample is done."""
+    """Predict, together with other trainers, until every sample is done, and print the totals."""
     began_s = time.monotonic()
     if order.output is not None:
         check_format(order.output)
@@ -93,7 +93,7 @@ class _Prediction:
     """One trainer's part in a prediction."""
 
     def __init__(self, order: PredictOrder, feed: Feed, sink: _Parts | _Processor) -> None:
-        #: Samples that this trainer predicted.
+        #: How many usable samples this trainer predicted.
         self.predicted = 0
         self._order = order
         self._session = feed._session
@@ -104,6 +104,7 @@ class _Prediction:
         structure = ElementStructure(**module.feed_keys())
         model = module.make("model")
         module.refuse_unknown_parameters()
+        # Locked, so that of trainers that start at once the first begins, and the others find its checkpoint.
         with sink.lock():
             name, arrays, record = sink.checkpoint(CheckpointFolder(order.checkpoints, 1))
             step, values = record.get("step", 0), models_own(arrays, record)
@@ -117,15 +118,20 @@ class _Prediction:
             print(starting_line(f"predicting {order.stream} with {at}"), flush=True)
 
     def predict(self) -> Finished:
-        """Predict until nothing is left to be done."""
+        """Predict batches until the sink is complete, and return its counts of samples."""
+        # One pass need not do: a batch that another trainer leased may be missing still, and comes in a later epoch.
         while not self._sink.is_complete():
             for batch in self._feed:
+                # Its part may be there already, by a trainer whose lease expired.
                 if not self._sink.has(batch.number):
                     self._predict(batch)
         return self._sink.finish()
 
     def _predict(self, batch: Batch) -> None:
-        """Predict one batch; the outputs of rows without a sample mean nothing, and are dropped."""
+        """Predict one batch and hand its outputs to the sink, without the rows that hold no sample.
+
+        Raise DataError if an output has the name of one of our own columns.
+        """
         there = np.flatnonzero(batch["tag"] >= 0)
         samples = batch["tag"][there]
         outputs = self._predictor.predict(batch, len(batch["tag"]))
@@ -142,7 +148,7 @@ class _Prediction:
 
 
 def _refuse_stream(order: PredictOrder, feed: Feed) -> None:
-    """Refuse a stream whose epoch is not every sample once, each in its own row."""
+    """Raise SettingsError unless the stream's epoch has every sample once, each in a row of its own."""
     session = feed._session
     keys = {field.key for field in session.fields}
     got = ""
@@ -203,15 +209,19 @@ def _sink(order: PredictOrder, feed: Feed) -> _Parts | _Processor:
 
 
 class _Parts:
-    """With `--output`: outputs go into parts, from which the file is made."""
+    """The sink for `--output`: outputs are written to parts, from which the file is made."""
 
     def __init__(self, output: Path, batches: int) -> None:
         self._parts = PredictionParts(output)
         self._batches = batches
+        # The same methods as those of `_Processor`, which is the other kind of sink.
         self.lock, self.has, self.take = self._parts.lock, self._parts.has, self._parts.write
 
     def checkpoint(self, folder: CheckpointFolder) -> tuple[str, Arrays, dict[str, Any]]:
-        """The checkpoint that the prediction began with; the newest, if there is no prediction or it has ended."""
+        """Return the checkpoint that the prediction in progress began with, or else the newest one.
+
+        Raise DataError if it is gone, or if there is none.
+        """
         begun = self._parts.begun()
         if begun and self._parts.finished() is None:
             name = begun["checkpoint"]["file"]
@@ -219,15 +229,15 @@ class _Parts:
         return _newest(folder)
 
     def begin(self, of: dict[str, Any]) -> None:
-        """Join the prediction that was begun; refused if it is of something else."""
+        """Join the prediction in progress, or begin one; raise DataError if it is of something else."""
         self._parts.begin(of, self._batches)
 
     def is_complete(self) -> bool:
-        """Whether every batch is predicted, whoever did it."""
+        """Return whether every batch is predicted, by this trainer or another."""
         return self._parts.finished() is not None or not self._parts.missing()
 
     def finish(self) -> Finished:
-        """Make the output if nobody has; waits while somebody else does so."""
+        """Return the counts of the output; make it first if no trainer has, or wait for one that is making it."""
         with self._parts.lock():
             finished = self._parts.finished()
             if finished is None:
@@ -236,7 +246,10 @@ class _Parts:
 
 
 class _Processor:
-    """Without it: outputs go to the user's function, batch by batch. Only the coordinator knows what is done."""
+    """The sink without `--output`: outputs go to the user's function, batch by batch.
+
+    Nothing is kept here, so only the coordinator knows which batches are done.
+    """
 
     def __init__(self, processor: Callable[[dict[str, NDArray[Any]]], object] | None) -> None:
         self._processor = processor
@@ -244,27 +257,27 @@ class _Processor:
         self._asked = 0
 
     def lock(self) -> nullcontext[None]:
-        """No lock: there is nothing that others could touch."""
+        """Return a context that locks nothing: this sink shares nothing with other trainers."""
         return nullcontext()
 
     def checkpoint(self, folder: CheckpointFolder) -> tuple[str, Arrays, dict[str, Any]]:
-        """The newest checkpoint."""
+        """Return the newest checkpoint; raise DataError if there is none."""
         return _newest(folder)
 
     def begin(self, of: dict[str, Any]) -> None:
-        """Nothing to do: nothing is kept."""
+        """Do nothing: this sink keeps no record."""
 
     def is_complete(self) -> bool:
-        """True after one epoch, or what others left of it."""
+        """Return False when first asked and True from then on: it takes one epoch, or what others left of it."""
         self._asked += 1
         return self._asked > 1
 
     def has(self, _number: int) -> bool:
-        """False: what is leased has to be done."""
+        """Return False: every batch that is leased has to be predicted."""
         return False
 
     def take(self, _number: int, columns: dict[str, NDArray[Any]]) -> None:
-        """Hand over the samples that could be used."""
+        """Count the samples of a batch, and hand the usable ones to the processor, if there is one."""
         usable = ~columns.pop(MASKED)
         self._finished["samples"] += int(np.count_nonzero(usable))
         self._finished[MASKED] += int(np.count_nonzero(~usable))
@@ -272,7 +285,7 @@ class _Processor:
             self._processor({name: column[usable] for name, column in columns.items()})
 
     def finish(self) -> Finished:
-        """The counts of this trainer alone."""
+        """Return the counts of this trainer alone."""
         return self._finished
 
 

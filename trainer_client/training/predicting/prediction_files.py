@@ -1,8 +1,8 @@
-"""The output of a prediction as a file: JSON lines or Parquet, a line for each sample, in the order of the source.
+"""Output files of a prediction: JSON lines or Parquet, a line for each sample, in the order of the source.
 
-Rules: the columns are the sample's number, its name and the model's outputs; samples that could not be used are
-counted and left out. A sample that comes twice is an error. A number that JSON does not have (NaN, an infinite one) is
-null there. Only some rows are in memory at a time. It must not know how the rows came about.
+Rules: the columns are the sample's number, its name and the model's outputs. Samples that could not be used are counted
+and left out. A sample that comes twice is an error. NaN and infinities are null in JSON, which has no such numbers.
+Only some rows are in memory at a time. It must not know how the rows came about.
 """
 
 from __future__ import annotations
@@ -29,18 +29,21 @@ __all__ = ["FORMATS", "check_format", "write_rows"]
 
 _Row = dict[str, Any]
 
-#: How many rows Parquet takes at a time.
+#: How many rows are collected for one write to Parquet.
 _ROWS = 4096
 
 
 def check_format(output: Path) -> None:
-    """Refuse a format that this machine cannot write, before anything is predicted."""
+    """Raise SettingsError if this machine cannot write the output's format, before anything is predicted."""
     if output.suffix == ".parquet":
         _parquet()
 
 
 def write_rows(file: IO[bytes], suffix: str, rows: Iterable[NDArray[np.void]]) -> Finished:
-    """Write the usable rows in the suffix's format; returns how many were usable, and how many were not."""
+    """Write the usable rows in the suffix's format, and return how many rows were usable and how many were not.
+
+    Raise DataError if a sample comes twice, or out of order.
+    """
     finished, last = {"samples": 0, MASKED: 0}, -1
     with FORMATS[suffix](file) as write:
         for row in rows:
@@ -95,7 +98,10 @@ def _parquet() -> Any:
 
 
 class _ParquetRows:
-    """Writes rows with the column types of the first one; a value whose shape varies is a list all the same."""
+    """A Parquet writer whose column types are those of the first row.
+
+    Types hold no lengths: arrays become lists, so later rows may have other lengths.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -114,6 +120,7 @@ class _ParquetRows:
         pa, parquet = library("pyarrow", extra="parquet", use="which writes Parquet"), _parquet()
         if self._schema is None:
             self._schema = pa.schema([(SAMPLE, pa.int64())])
+        # Closing comes here too, so that a file without any rows is a Parquet file all the same.
         if self._writer is None:
             self._writer = parquet.ParquetWriter(self._file, self._schema)
         self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
@@ -144,5 +151,5 @@ def _parquet_rows(file: IO[bytes]) -> Iterator[Callable[[NDArray[np.void]], None
     rows.close()
 
 
-#: By the suffix of the output.
+#: Writers by the suffix of the output.
 FORMATS = {".jsonl": _json_lines, ".parquet": _parquet_rows}

@@ -1,14 +1,15 @@
-"""The outputs of a prediction while it is being made: a folder beside the output, with a file for each batch.
+"""Parts of a prediction in progress: a folder beside the output, with a file for each batch.
 
 Rules, so that any number of trainers may write here, and be killed at any moment:
-- A part is there whole or not at all: it is written under another name, synced and renamed. A batch that two
-  trainers predicted has one part.
-- The folder alone says which batches are done. Leases only divide the work, so a coordinator that forgot them, or
-  that gave some to another prediction, costs time and no sample.
+- A part is there whole or not at all: it is written under another name, synced and renamed. A batch that two trainers
+  predicted has one part.
+- The folder alone says which batches are done. Leases only divide the work, so a coordinator that forgot them, or gave
+  some to another prediction, costs time and no sample.
 - The record says what the outputs were made from: a prediction of anything else into the same output is refused.
-- Whoever ends it removes what others are still writing: that is no error, and what they wrote later they remove.
-- A sample is in one batch only; a second one with it is refused at once, before everything is predicted in vain.
-- Whoever begins or ends something holds the lock, which the kernel releases when its holder dies.
+- The trainer that finishes removes parts that others are still writing. For them that is no error, and they remove what
+  they write later.
+- A sample is in one batch only; a second batch with it is refused at once, not after everything was predicted.
+- Beginning and finishing hold a lock, which the kernel releases when its holder dies.
 
 It must not know TensorFlow, feeds, or the format of the output.
 """
@@ -43,7 +44,7 @@ SAMPLE, TAG, MASKED = "sample", "tag", "masked"
 _FORMAT = 1
 _RECORD = "prediction.json"
 
-#: The most memory for rows that are sorted at a time.
+#: How much memory the rows of one block may take, while they are put in order.
 _BLOCK_BYTES = 2**26
 
 Finished = dict[str, int]
@@ -55,9 +56,9 @@ class PredictionParts:
     def __init__(self, output: Path) -> None:
         self.output = output
         self.folder = output.with_name(output.name + ".parts")
-        #: Names the prediction that was begun or joined; parts of an earlier one do not count.
+        #: Id of the prediction that was begun or joined. Its parts have it in their names, so older ones do not count.
         self._id = ""
-        #: By sample: one more than the number of the batch that it was in here; 0: it was in none.
+        #: For each sample, 1 + the number of the batch in which it came here; 0: it has not come.
         self._batch_of = np.zeros(0, np.int32)
 
     @contextmanager
@@ -72,12 +73,18 @@ class PredictionParts:
     # --- what is predicted ---
 
     def begun(self) -> dict[str, Any]:
-        """What the outputs are made from, under the names given to `begin`; empty if nothing was begun."""
+        """Return what the outputs are made from, as given to `begin`.
+
+        It is empty if nothing was begun, or if the prediction is finished and its output is gone.
+        """
         record = self._read()
         return {} if record.get("finished") and not self.output.exists() else record.get("of", {})
 
     def begin(self, of: Mapping[str, Any], batches: int) -> None:
-        """Join the prediction of all this, or begin it; refused if there is one of something else."""
+        """Join the prediction that is made from `of`, or begin it.
+
+        Raise DataError if there is one of something else, or an output that no prediction here was writing.
+        """
         there = self.begun()
         for name, value in of.items():
             if there and there.get(name) != value:
@@ -95,7 +102,10 @@ class PredictionParts:
         self._write({"format": _FORMAT, "id": self._id, "of": dict(of), "batches": batches})
 
     def finished(self) -> Finished | None:
-        """How many samples the output has, and how many could not be used; None if it is not there yet."""
+        """Return the output's counts of usable and other samples, or None until it is written.
+
+        Raise DataError if another prediction was begun in place of ours.
+        """
         finished: Finished | None = (self._own() if self._id else self._read()).get("finished")
         return finished
 
@@ -129,16 +139,20 @@ class PredictionParts:
     # --- parts ---
 
     def has(self, number: int) -> bool:
-        """Whether this batch is predicted."""
+        """Return whether this batch is predicted."""
         return self._part(number).exists() or self.finished() is not None
 
     def missing(self) -> list[int]:
-        """The batches that are not."""
+        """Return the numbers of the batches that have no part yet."""
         there = {path.stem for path in self.folder.glob("*.npy")}
         return [number for number in range(self._own()["batches"]) if self._part(number).stem not in there]
 
     def write(self, number: int, columns: Mapping[str, NDArray[Any]]) -> None:
-        """A batch is predicted: each column has a value for each of its samples."""
+        """Write the part of one batch; each column has a value for each of its samples.
+
+        Raise DataError if one of the samples came in another batch. If the prediction is over meanwhile, nothing is
+        left.
+        """
         self._refuse_repeated(number, columns[SAMPLE])
         dtype = [(name, column.dtype, column.shape[1:]) for name, column in columns.items()]
         rows = np.empty(len(columns[SAMPLE]), dtype)
@@ -148,21 +162,26 @@ class PredictionParts:
         try:
             with replacing(part) as file:
                 np.save(file, rows, allow_pickle=False)
-        except FileNotFoundError:  # removed meanwhile
+        except FileNotFoundError:  # the trainer that finished has removed our draft
             if not self._is_over():
                 raise
+        # Our rename may have come after the parts were removed: nobody else would remove this one.
         if self._is_over():
             part.unlink(missing_ok=True)
 
     def _is_over(self) -> bool:
-        """Whether this prediction is over, so that nobody reads its parts any more."""
+        """Return whether this prediction is over, so that nobody reads its parts any more."""
         record = self._read()
         return record.get("id") != self._id or "finished" in record
 
     def _refuse_repeated(self, number: int, samples: NDArray[np.int64]) -> None:
-        """Refuse samples that came in another batch; the same batch may come again, when a lease expired."""
+        """Raise DataError for a sample that came in another batch, or twice in this one.
+
+        The same batch may come again, if its lease expired.
+        """
         more = int(samples.max(initial=-1)) + 1 - len(self._batch_of)
         if more > 0:
+            # At least doubled, so that rising sample numbers do not copy the array for each batch.
             self._batch_of = np.pad(self._batch_of, (0, max(more, len(self._batch_of))))
         before, ordered = self._batch_of[samples], np.sort(samples)
         elsewhere = samples[(before != 0) & (before != number + 1)]
@@ -176,13 +195,17 @@ class PredictionParts:
     # --- the end ---
 
     def rows(self) -> Iterator[NDArray[np.void]]:
-        """The rows of all parts in the order of their samples, some at a time."""
+        """Yield the rows of all parts in the order of their samples, a block in memory at a time.
+
+        Raise DataError for a part that cannot be read.
+        """
         paths = [self._part(number) for number in range(self._own()["batches"])]
         samples, widest = [], 1
         for path in paths:
             part = _load(path)
             samples.append(np.array(part[SAMPLE], np.int64))
             widest = max(widest, part.dtype.itemsize)
+        # Only the sample numbers are sorted in memory; rows are gathered from the mapped files, block by block.
         order = np.argsort(np.concatenate([*samples, np.empty(0, np.int64)]), kind="stable")
         block = max(1, _BLOCK_BYTES // widest)
         ends = np.cumsum([len(some) for some in samples])
@@ -190,9 +213,14 @@ class PredictionParts:
             yield from _gather(paths, ends, order[start : start + block])
 
     def finish(self, write_rows: Callable[[IO[bytes], str, Iterator[NDArray[np.void]]], Finished]) -> Finished:
-        """Write the output, by a function that gets its file, its suffix and all rows; then remove the parts."""
+        """Write the output by `write_rows`, remove the parts, and return the counts.
+
+        The function gets the output's file, its suffix and all rows.
+        """
         with replacing(self.output, draft_of(self.folder / "output")) as file:
             finished = write_rows(file, self.output.suffix, self.rows())
+        # The output comes before the record: a trainer that is killed in between leaves a prediction that is not
+        # finished, which the next one finishes again from the same parts.
         self._write({**self._own(), "finished": finished})
         self._remove_parts()
         return finished
@@ -203,7 +231,7 @@ class PredictionParts:
 
 
 def came_again(sample: int, where: str) -> DataError:
-    """The error if a stream's epoch has a sample twice."""
+    """Return the error for a sample that a stream's epoch has twice."""
     return DataError(
         expected="each sample once", got=f"sample {sample} again", where=where,
         remedy="Predict on a stream whose samples come once in each epoch: one that is neither mixed nor packed.",
@@ -222,7 +250,7 @@ def _load(path: Path) -> NDArray[np.void]:
 
 
 def _gather(paths: Sequence[Path], ends: NDArray[np.int64], places: NDArray[np.int64]) -> Iterator[NDArray[np.void]]:
-    """The rows at these places, counted over all parts; each part is opened once."""
+    """Yield the rows at these places, which count over all parts; each part is opened once."""
     part_of = np.searchsorted(ends, places, side="right")
     found: dict[int, NDArray[np.void]] = {}
     by_part = np.argsort(part_of, kind="stable")

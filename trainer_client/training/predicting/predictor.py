@@ -24,16 +24,21 @@ __all__ = ["Predictor"]
 
 
 class Predictor:
-    """One model with these values in its variables; `structure` says which arrays of a batch are its inputs."""
+    """A model with checkpoint values in its variables; `structure` says which arrays of a batch are its inputs."""
 
     def __init__(self, model: Any, structure: ElementStructure, values: Sequence[NDArray[Any]]) -> None:
         self._model = model
         self._structure = structure
+        #: What to assign to the variables before the first batch; None once it is done.
         self._values: Sequence[NDArray[Any]] | None = values
         self._step = tf.function(self._outputs, reduce_retracing=True)
 
     def predict(self, arrays: Mapping[str, NDArray[Any]], rows: int) -> dict[str, NDArray[Any]]:
-        """The outputs for a batch."""
+        """Return the model's outputs for a batch, by name.
+
+        The first call builds the model, if it is not built, and assigns its variables. Raise DataError if an output
+        does not have a row for each row of the batch.
+        """
         tensors = {key: tf.convert_to_tensor(array) for key, array in arrays.items()}
         if self._values is not None:
             if not self._model.built:
@@ -48,14 +53,14 @@ class Predictor:
 
     def _inputs(self, tensors: Mapping[str, Any]) -> Any:
         inputs, own_map = self._structure.inputs, self._structure.map
-        element = ElementStructure(inputs=inputs).of(tensors)  # whatever else is named is not there
+        element = ElementStructure(inputs=inputs).of(tensors)  # without targets and weights
         if own_map is not None:
             element = own_map(element)
         return keras.utils.unpack_x_y_sample_weight(element)[0]
 
 
 def _named(outputs: Any, name: str) -> list[tuple[str, Any]]:
-    """Each tensor under its path; a single one is called `output`."""
+    """Return each tensor with its path as its name; a single one is called `output`."""
     if isinstance(outputs, Mapping):
         parts = [(str(key), value) for key, value in outputs.items()]
     elif isinstance(outputs, tuple | list):
@@ -72,4 +77,4 @@ def _checked(name: str, output: NDArray[Any], rows: int) -> NDArray[Any]:
             expected=f"a row for each of the batch's {rows} rows", got=f"shape {output.shape}", where=f"output {name}",
             remedy="Predict with a model whose outputs keep the rows of its inputs apart.",
         )  # fmt: skip
-    return output.astype("S") if output.dtype == object else output  # texts
+    return output.astype("S") if output.dtype == object else output  # TensorFlow's strings

@@ -1,1 +1,1 @@
-"""What a run consists of besides its model and its data: how far it goes, when it stops early, what it tells."""
+"""Parts of a run besides its model and its data: how far it goes, when it stops early, what it prints."""

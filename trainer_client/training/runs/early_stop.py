@@ -1,4 +1,4 @@
-"""`EarlyStop`: ends `fit` when rules say that it is no use going on, and decides the same when resumed.
+"""`EarlyStop`: the end of `fit` by rules, which decide the same in a run that was resumed.
 
 Rules: the values of all evaluations are its whole state. Given to `FeedCheckpoint`, that state is committed together
 with the model, whichever callback comes first; an epoch that was left in the middle does not count as evaluated. It
@@ -59,7 +59,9 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
         self.reason = ""
         self._rules = rules
         self._monitor = monitor
+        #: Rules take losses, so values of which higher ones are better are negated for them.
         self._sign = 1.0 if mode == "min" else -1.0
+        #: The monitored values, by epoch or by number.
         self._values: dict[int, float] = {}
         self._kept_by_checkpoint = False
 
@@ -69,7 +71,7 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
             self.restore({})
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Note the value if the model was judged after this step, and stop if it is time."""
+        """Note the value if the model was evaluated after this step, and stop if it is time."""
         self.model.stop_training |= self.note_step(logs or {})
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -82,7 +84,7 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
         self._kept_by_checkpoint = True
 
     def note_step(self, logs: Mapping[str, Any]) -> bool:
-        """Note the value if the model was judged after a step, and return whether to stop.
+        """Note the value if the model was evaluated after a step, and return whether to stop.
 
         Args:
             logs: The step's logs.
@@ -92,6 +94,7 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
         """
         if not self._monitor.startswith("val_") or self._monitor not in logs:
             return False
+        # Numbered on, because an epoch may have several evaluations.
         self._values[max(self._values, default=-1) + 1] = float(logs[self._monitor])
         self._decide()
         return bool(self.reason)
@@ -121,7 +124,7 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
         return bool(self.reason)
 
     def _may_come_later(self, logs: Mapping[str, Any]) -> bool:
-        """Not every epoch need be evaluated."""
+        """Return whether a later epoch may have the value, as not every epoch need be evaluated."""
         return self._monitor.startswith("val_") and not any(name.startswith("val_") for name in logs)
 
     def _decide(self) -> None:

@@ -1,7 +1,7 @@
 """`run_elastic`: a training function that is called anew in each world of an elastic run.
 
-Rules: what a training function raises while its world ends is the world's end: an exchange of gradients fails when a
-partner dies, some seconds before the coordinator knows. Nobody leaves a run that is done before all are done.
+Rules: an error of a training function while its world ends counts as the world's end: an exchange of gradients fails
+when a partner dies, some seconds before the coordinator knows. Nobody leaves a run that is done before all are done.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["run_elastic"]
 
 _T = TypeVar("_T")
 
-#: The coordinator knows that a partner of an exchange has died so many heartbeat timeouts later.
+#: How many heartbeat timeouts after the death of a partner the coordinator knows of it.
 _KNOWN_AFTER = GONE_AFTER + 3
 
-#: A process that is to be started anew has so long to leave an exchange in which it may be stuck.
+#: How long a process that is to be started anew may take to leave an exchange in which it may be stuck.
 _LEAVING_S = 30.0
 
 
@@ -69,6 +69,7 @@ def run_elastic(
     while feed is not None:
         log = Log("trainer", rank=feed.rank, world=feed.world)
         log.info("a world begins")
+        # The end of `train` is not the end of the run: `end_together` waits until all trainers are done.
         feed._session.ends_later = True
         with feed, _End(feed, armed=new_process):
             try:
@@ -93,7 +94,7 @@ def _join_next(feed: Feed) -> Feed:
 
 
 def _placed(join: Callable[[], Feed]) -> Feed | None:
-    """The feed of the next world; None if the run came to its end without us."""
+    """Return the feed of the next world; None if the run ended without us."""
     try:
         return join()
     except RefusedError as error:
@@ -103,19 +104,26 @@ def _placed(join: Callable[[], Feed]) -> Feed | None:
 
 
 def _is_end_of_world(feed: Feed, error: Exception) -> bool:
+    """Return whether the error comes from the end of the feed's world; this may wait for the coordinator."""
     if isinstance(error, WorldChangedError):
         return True
     return feed._session.wait_for_change(_KNOWN_AFTER if _may_be_of_exchange(error) else 0)
 
 
 def _may_be_of_exchange(error: Exception) -> bool:
-    """Whether it may be what fails when a partner dies; Gloo, NCCL, Horovod and JAX raise RuntimeErrors."""
+    """Return whether the error may be that of an exchange whose partner died.
+
+    Gloo, NCCL, Horovod and JAX raise RuntimeErrors then.
+    """
     packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
     return isinstance(error, ConnectionError | RuntimeError) or "tensorflow" in packages
 
 
 class _End:
-    """While armed: a process that does not leave a world that is over is ended, whatever it is stuck in."""
+    """A watchdog that ends a process which does not leave a world that is over, whatever it is stuck in.
+
+    It does nothing unless it is armed.
+    """
 
     def __init__(self, feed: Feed, *, armed: bool) -> None:
         self._feed = feed
@@ -134,6 +142,7 @@ class _End:
         while not self._left.is_set():
             if session.wait_for_change(1):
                 if not self._left.wait(_LEAVING_S):
+                    # Harder than SystemExit, which a thread that is stuck in an exchange would never see.
                     os._exit(WorldChangedError.exit_code)
             elif session.error is not None and not isinstance(session.error, WorldChangedError):
                 return  # the feed is lost for another reason, and hears of no change any more

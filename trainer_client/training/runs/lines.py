@@ -26,18 +26,19 @@ __all__ = [
 
 
 def starting_line(what: str) -> str:
-    """The line of a run that begins to do `what`."""
+    """Return the line of a run that begins to do `what`."""
     return f"STARTING: {what}"
 
 
 def serving_line(server: int, servers: int, endpoint: str) -> str:
-    """The line of a parameter server that is there."""
+    """Return the line of a parameter server that begins to serve."""
     return f"SERVING: share {server + 1} of {servers} at {endpoint}"
 
 
 def judged_line(stream: str, step: int, epochs: int, values: Mapping[str, float], *, given_up: int = 0) -> str:
-    """Return the line of an evaluation on a stream: loss and metrics, and over how many samples (`rows`); which are
-    only a share of them if batches were given up.
+    """Return the line of an evaluation on a stream: loss, metrics, and the number of samples (`rows`).
+
+    If batches were given up, it says that the values are those of a share.
     """
     judged = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "rows")
     lacking = f"{given_up} batches were" if given_up > 1 else "1 batch was"
@@ -46,29 +47,27 @@ def judged_line(stream: str, step: int, epochs: int, values: Mapping[str, float]
 
 
 def judged_json(stream: str, step: int, epochs: int, values: Mapping[str, float], **more: object) -> str:
-    """Return the same for scripts; a value that is not finite is null, because JSON has no such numbers."""
+    """Return an evaluation as JSON, for scripts; a value that is not finite is null, as JSON has none."""
     numbers = {name: value if math.isfinite(value) else None for name, value in values.items()}
     return json.dumps({"stream": stream, "step": step, "epoch": epochs, "values": numbers} | more)
 
 
 def finished_line(totals: Sequence[str], seconds: float, why: str = "") -> str:
-    """The line of a run that ended in good order, after `totals` and `seconds`; `why`, if a run can end in several
-    ways.
-    """
+    """Return the line of a run that ended in good order; `why` is for one that can end in several ways."""
     return f"FINISHED: {', '.join([*totals, spell_time(seconds)])}{f': {why}' if why else ''}"
 
 
 def strategy_line(said: str) -> str:
-    """The strategy that was taken."""
+    """Return the line that names the strategy."""
     return f"STRATEGY: {said}"
 
 
 def exported_line(path: Path) -> str:
-    """The model is written."""
+    """Return the line that says where the model was written."""
     return f"EXPORTED: {path}"
 
 
 def spell_time(seconds: float) -> str:
-    """Hours, which may be more than 24, minutes and seconds."""
+    """Return a time as hours, minutes and seconds."""
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

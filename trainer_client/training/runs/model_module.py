@@ -1,4 +1,4 @@
-"""A module of the user's that says what a run needs: the model, its loss, its metrics, the keys of its data.
+"""A user's module with the pieces of a run: the model, its loss, its metrics, the keys of its data.
 
 Rules: a piece is found under its usual name, or under a name that the user gave instead, `module:name`. A function gets
 the parameters that it takes; a parameter that no function takes is an error. A missing piece is reported with an
@@ -50,26 +50,30 @@ class ModelModule:
         self.name = module
         self.parameters = parameters
         self._names = {**({"model": name} if model else {}), **{piece: said for piece, said in names.items() if said}}
+        #: The parameters that any function takes that was called.
         self._known: set[str] = set()
 
     @property
     def full_name(self) -> str:
-        """The full name of the model, in the form that users write."""
+        """Full name of the model, in the form that users write."""
         return self._names.get("model", f"{self.name}:model")
 
     def digest(self) -> str:
-        """A digest of the module's source, to recognise a changed module; what it imports is not covered."""
+        """Return a hash of the module's source, to recognise a changed module; its imports are not covered."""
         path = _imported(self.name).__file__
         return f"{digest64(Path(path).read_bytes()):016x}" if path is not None else ""
 
     def version(self, pieces: Sequence[str]) -> str:
-        """Return a digest of what results hang on here: the source, the names of these pieces, and the parameters."""
+        """Return a hash of what results depend on here: source, names of these pieces, and parameters."""
         names = [self._names.get(piece, piece) for piece in pieces]
         said = json.dumps([self.full_name, self.digest(), names, self.parameters], sort_keys=True)
         return f"{digest64(said.encode()):016x}"
 
     def find(self, piece: str) -> Any:
-        """The piece as the module has it; None if there is none, unless the user named it."""
+        """Return the piece as the module has it; None if there is none.
+
+        Raise SettingsError if the module cannot be imported, or if the user named the piece and it is not there.
+        """
         place, _, attribute = self._names.get(piece, f"{self.name}:{piece}").rpartition(":")
         module = _imported(place or self.name)
         found = getattr(module, attribute, None)
@@ -78,14 +82,17 @@ class ModelModule:
         return found
 
     def require(self, piece: str) -> Any:
-        """The piece as the module has it; an error with an example if there is none."""
+        """Return the piece as the module has it; raise SettingsError, with an example, if there is none."""
         found = self.find(piece)
         if found is None:
             raise self._missing(piece, f"{piece} in {self.name}", nearest(piece, dir(_imported(self.name))))
         return found
 
     def feed_keys(self) -> dict[str, Any]:
-        """The roles of a batch's keys: arguments of `feed.dataset`."""
+        """Return the roles of a batch's keys, as arguments of `feed.dataset`.
+
+        Raise SettingsError if the module has none, or if they are no dict of known roles.
+        """
         keys = self.require("feed_keys")
         known = {"inputs", "targets", "weights", "map"}
         if not isinstance(keys, dict) or not keys.keys() <= known:
@@ -97,16 +104,22 @@ class ModelModule:
         return keys
 
     def make(self, piece: str) -> Any:
-        """What the piece's function returns, called with its parameters."""
+        """Return what the piece's function returns, called with its parameters.
+
+        Raise SettingsError if there is no such piece, or if it is no function.
+        """
         self.require(piece)
         return self._call(piece)
 
     def make_if_there(self, piece: str) -> Any:
-        """The same; None if there is no such piece."""
+        """Return the same as `make`, or None if there is no such piece."""
         return None if self.find(piece) is None else self._call(piece)
 
     def find_function(self, piece: str) -> Callable[..., Any] | None:
-        """The piece as a function to be called later, with arguments of ours; None if there is none."""
+        """Return the piece as a function, to be called later with arguments of ours; None if there is none.
+
+        Raise SettingsError if it is no function.
+        """
         found = self.find(piece)
         if found is not None and not callable(found):
             raise SettingsError(
@@ -126,7 +139,7 @@ class ModelModule:
         return function(**{name: value for name, value in self.parameters.items() if name in taken})
 
     def refuse_unknown_parameters(self) -> None:
-        """Refuse, once all pieces are made, parameters that no function took, because they would do nothing."""
+        """Raise SettingsError for a parameter that no function took; call this once all pieces are made."""
         for name in self.parameters:
             if name not in self._known:
                 raise self._unknown(name)

@@ -1,6 +1,6 @@
-"""How far a run has come, what ends it, and the two lines that it prints.
+"""The progress of a run, what ends it, and the two lines that it prints.
 
-Rules: only one rank prints; an error ends a run without a line, because that is no end in good order. It must not know
+Rules: only one rank prints. An error ends a run without a line, because that is no end in good order. It must not know
 feeds or Keras; the clock is passed in.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["RunProgress"]
 
 
 class RunProgress:
-    """From `begin` to `finish`; may begin again."""
+    """The progress of a run from `begin` to `finish`; a run may begin again."""
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class RunProgress:
         self._until = until
         self._prints = prints
         self._clock = clock
+        #: The totals where the run began, and those so far.
         self._there = self._totals = RunTotals()
         self._limits: RunLimits = until.from_there(self._there)
         self._began_s = clock()
@@ -47,12 +48,12 @@ class RunProgress:
 
     @property
     def steps(self) -> int:
-        """How many steps that is: asked for in every step, and cheaper than the totals."""
+        """Number of steps in all; it is asked for in every step, and cheaper than the totals."""
         return self._totals.steps
 
     @property
     def totals(self) -> RunTotals:
-        """What the run has done since it began from nothing."""
+        """Totals of the run since it began from nothing."""
         return replace(self._totals, seconds=self._there.seconds + self._spent_s())
 
     def _spent_s(self) -> float:
@@ -68,11 +69,12 @@ class RunProgress:
         if self._prints:
             line = f"{what} from epoch {there.epochs}, step {there.steps}, until {self._limits}"
             print(starting_line(line), flush=True)
+        # `passed` comes first: it says that nothing was trained, where `_look` would say that a limit is reached.
         self.stop(self._limits.passed(there))
         self._look()
 
     def count(self, *, epochs: int, steps: int = 0, samples: int = 0) -> bool:
-        """Count steps that are done, and epochs in all; whether the run is over."""
+        """Count steps that are done, and set the epochs in all; return whether the run is over."""
         done = self._totals
         self._totals = RunTotals(
             epochs=epochs, steps=done.steps + steps, samples=done.samples + samples, seconds=done.seconds
@@ -84,7 +86,7 @@ class RunProgress:
         self.stop(self._limits.reached(self._totals, self._common_s()))
 
     def _common_s(self) -> float:
-        """How long it has gone on since it was started, for all ranks alike."""
+        """Return how long the run has gone on since it was started, the same for all ranks."""
         spent_s, steps = self._spent_s(), self._totals.steps - self._there.steps
         return spent_s if self._agreed_time is None else self._agreed_time.after(steps, spent_s)
 
@@ -93,20 +95,20 @@ class RunProgress:
         self.reason = self.reason or why
 
     def go_back(self, *, epochs: int, steps: int) -> None:
-        """No more than this is done: what was done besides is to be done again, though there was a reason to end."""
+        """Go back to these totals, and go on even if there was a reason to end: the rest is to be done again."""
         self.reason = ""
         self._totals = replace(self._totals, epochs=epochs, steps=min(steps, self._totals.steps))
         self._look()
 
     def left(self, epoch: float) -> tuple[float | None, float | None, float | None]:
-        """Steps, epochs and seconds until each limit, at this place between epochs; None where there is none."""
+        """Return the steps, epochs and seconds until each limit, from this place in epochs; None: no limit."""
         limits = self._limits
         steps = None if limits.steps is None else limits.steps - self._totals.steps
         epochs = None if limits.epochs is None else limits.epochs - epoch
         return steps, epochs, None if limits.max_time_s is None else limits.max_time_s - self._spent_s()
 
     def finish(self) -> None:
-        """End the run."""
+        """Print how the run ended, on the rank that prints."""
         totals = self.totals
         if self._prints:
             print(finished_line(totals.words(), totals.seconds, self.reason), flush=True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["JOB_ENDED", "STEPS_DONE", "Run", "progress_of"]
 
 JOB_ENDED = "the job was ended"
-#: Where callbacks of a loop of ours find in their `params` how many steps are done since the model began.
+#: Under this key, callbacks of our own loops find in their `params` how many steps are done since the model began.
 STEPS_DONE = "steps done"
 
 
@@ -146,6 +146,7 @@ class Run:
         self._session.end_run(self.reason, epoch=self._there.epochs, step=self._there.steps)
 
     def _epoch(self) -> Iterator[Batch]:
+        """Yield the rest of the epoch, and count each batch once the next is asked for."""
         session = self._session
         if session.most_epochs is not None and self._feed.epoch >= session.most_epochs:
             self.stop(f"all {session.most_epochs} epochs of the feed are over")
@@ -159,6 +160,7 @@ class Run:
                 self.done()
                 if self.reason:
                     return
+        # With a reason to end, such as a job that was ended, the batches stopped before the epoch was over.
         if self.reason:
             return
         session.count_to_end(batches)
@@ -242,7 +244,10 @@ class Run:
 
 
 def progress_of(until: Until, session: FeedSession) -> RunProgress:
-    """How far a run of this feed is; ranks in step agree on how long it has gone on, because clocks differ."""
+    """Return the progress of a run on this feed.
+
+    Ranks in lockstep agree on how long it has gone on, because clocks differ.
+    """
 
     def agree(spent_s: float, totals: RunTotals) -> float:
         return session.agree(spent_s, epoch=totals.epochs, step=totals.steps)

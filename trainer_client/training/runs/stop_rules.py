@@ -1,4 +1,4 @@
-"""Whether training should stop early: rules that look at the losses of all evaluations so far.
+"""Rules of early stopping, which look at the losses of all evaluations so far.
 
 Rules: pure. A rule is a function of the history alone, so whoever has the history takes the same decision, restarted or
 not; the history is the whole state. Lower is better. NaN is worse than every number.
@@ -139,7 +139,8 @@ class LevelledOff:
 
 
 def stopping_rule(rules: Sequence[StopRule], losses: Sequence[float]) -> StopRule | None:
-    """The first rule by which training stops after these evaluations; None if it goes on."""
+    """Return the first rule by which training stops after these evaluations; None if it goes on."""
+    # NaN compares as False with everything, so rules would pass over it; infinity is worse than every number.
     comparable = [math.inf if math.isnan(loss) else loss for loss in losses]
     return next((rule for rule in rules if losses and rule.holds(comparable)), None)
 

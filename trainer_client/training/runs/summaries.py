@@ -19,7 +19,7 @@ __all__ = ["Summaries", "write_summaries"]
 
 
 class Summaries:
-    """A file of them in a folder, until `close`."""
+    """A summaries file in a folder, until `close`."""
 
     def __init__(self, folder: Path) -> None:
         scalars = tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")  # as TensorBoard knows them
@@ -39,7 +39,7 @@ class Summaries:
 
 
 def write_summaries(folder: Path, step: int, values: Mapping[str, float]) -> None:
-    """The same in a file of its own."""
+    """Write these values into a file of their own."""
     summaries = Summaries(folder)
     summaries.write(step, values)
     summaries.close()

@@ -1,4 +1,4 @@
-"""How far a run goes: to an epoch, to a step, or for a time; and what it has done so far.
+"""The limits of a run, by epochs, steps or time, and the totals of what it has done.
 
 Rules: pure. A number is absolute, so a run that was restarted ends where an unbroken one would; `"+10"` counts from
 where the checkpoint is. Whichever limit comes first ends the run.
@@ -28,16 +28,16 @@ class RunTotals:
     seconds: float = 0.0
 
     def state(self) -> dict[str, Any]:
-        """The totals as plain values, for a checkpoint."""
+        """Return the totals as plain values, for a checkpoint."""
         return {"epochs": self.epochs, "steps": self.steps, "samples": self.samples, "seconds": self.seconds}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> RunTotals:
-        """Made from what `state` returned; a checkpoint of an earlier release has fewer."""
+        """Return the totals from what `state` returned; what an earlier release did not save is 0."""
         return cls(**{name: state[name] for name in ("epochs", "steps", "samples", "seconds") if name in state})
 
     def words(self) -> list[str]:
-        """The totals in words, for the line that says how a run ended."""
+        """Return the totals in words, for the line that says how a run ended."""
         return [f"{self.epochs} epochs", f"{self.steps} steps", f"{self.samples} samples"]
 
 
@@ -98,7 +98,7 @@ class RunLimits:
     max_time_s: float | None
 
     def reached(self, totals: RunTotals, since_start_s: float) -> str:
-        """The limit that ends the run now, in words; empty if it goes on."""
+        """Return the limit that ends the run now, in words; empty if it goes on."""
         if self.epochs is not None and totals.epochs >= self.epochs:
             return f"{self.epochs} epochs are reached"
         if self.steps is not None and totals.steps >= self.steps:
@@ -108,7 +108,7 @@ class RunLimits:
         return ""
 
     def passed(self, there: RunTotals) -> str:
-        """Say that a checkpoint is beyond a limit already, so that nothing is trained; empty if it is not."""
+        """Return a phrase if a checkpoint is beyond a limit already, so that nothing is trained; else empty."""
         limits = ((self.epochs, there.epochs, "epochs"), (self.steps, there.steps, "steps"))
         for limit, done, what in limits:
             if limit is not None and done > limit:
@@ -123,7 +123,10 @@ class RunLimits:
 
 
 def _absolute(name: str, said: int | str | None, there: int) -> int | None:
-    """The absolute number: a number stands for itself, `"+10"` for ten more than there are."""
+    """Return the absolute number: a number stands for itself, `"+10"` for ten more than there are.
+
+    None stays None. Raise SettingsError for anything else.
+    """
     if said is None:
         return None
     text = str(said)

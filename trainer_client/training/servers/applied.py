@@ -1,4 +1,4 @@
-"""Which batches are in the variables that parameter servers hold, as numbers of a stream in queue mode.
+"""The batches in the variables that parameter servers hold, as numbers of a stream in queue mode.
 
 Rules: pure. A number counts once, whoever was leased it and however often. What it costs grows with the numbers that
 are missing, not with those that are applied. What the coordinator knows to be settled is in the variables, or given up.
@@ -16,7 +16,7 @@ __all__ = ["AppliedBatches", "merged"]
 
 @dataclass(slots=True)
 class _EpochApplied:
-    """All below `fresh` are applied, but those missing."""
+    """The applied numbers of one epoch: all below `fresh`, except those missing."""
 
     fresh: int = 0
     missing: set[int] = field(default_factory=set)
@@ -25,38 +25,40 @@ class _EpochApplied:
         return number < self.fresh and number not in self.missing
 
     def add(self, number: int) -> None:
+        # A number beyond `fresh` leaves those in between missing: batches are applied in any order.
         self.missing.discard(number)
         self.missing.update(range(self.fresh, number))
         self.fresh = max(self.fresh, number + 1)
 
     def unite(self, other: _EpochApplied) -> None:
+        # Missing in both is what neither has: one that is behind has nothing from its `fresh` on.
         self.missing = {one for one in self.missing | other.missing if not (self.has(one) or other.has(one))}
         self.fresh = max(self.fresh, other.fresh)
 
 
 class AppliedBatches:
-    """Every epoch before `settled` that is not listed is whole."""
+    """The applied batches of all epochs; one before `settled` that is not listed is whole."""
 
     def __init__(self, done: DoneSet) -> None:
         self._epochs = {one.epoch: _EpochApplied(one.fresh, set(accumulate(one.missing))) for one in done.epochs}
         self._settled = max(self._epochs, default=0)
 
     def has(self, epoch: int, number: int) -> bool:
-        """Whether it is applied."""
+        """Return whether this batch is applied."""
         return self._epochs[epoch].has(number) if epoch in self._epochs else epoch < self._settled
 
     def add(self, epoch: int, number: int) -> None:
-        """Count it as applied."""
+        """Count this batch as applied."""
         self._epochs.setdefault(epoch, _EpochApplied()).add(number)
 
     def forget_before(self, epoch: int) -> None:
-        """All before this epoch are settled, so none of their numbers comes again."""
+        """Drop what is known of earlier epochs: they are settled, so none of their numbers comes again."""
         self._settled = max(self._settled, epoch)
         for one in [one for one in self._epochs if one < epoch]:
             del self._epochs[one]
 
     def unite(self, other: AppliedBatches) -> None:
-        """Count what the other has as well."""
+        """Count all that the other has as well."""
         for at in self._epochs.keys() | other._epochs.keys():
             if self._is_whole(at) or other._is_whole(at):
                 self._epochs.pop(at, None)
@@ -68,8 +70,9 @@ class AppliedBatches:
         return epoch < self._settled and epoch not in self._epochs
 
     def done_set(self) -> DoneSet:
-        """The same as it crosses the wire and lies in checkpoints."""
+        """Return the same in the form in which it crosses the wire and lies in checkpoints."""
         last = max([*self._epochs, self._settled])
+        # An epoch before the last one that is not listed is whole, so all others have to be listed.
         listed = {*range(self._settled, last + 1), *self._epochs}
         return DoneSet(tuple(_packed(at, self._epochs.get(at, _EpochApplied())) for at in sorted(listed)))
 
@@ -81,7 +84,7 @@ def _packed(at: int, epoch: _EpochApplied) -> EpochDone:
 
 
 def merged(settled: DoneSet, applied: DoneSet) -> DoneSet:
-    """What is done in a model with these numbers applied, where the coordinator had these settled before."""
+    """Return the batches that are done: those that the coordinator had settled, and those that are applied."""
     whole = AppliedBatches(settled)
     whole.unite(AppliedBatches(applied))
     return whole.done_set()

@@ -1,8 +1,8 @@
-"""What stands in for the optimizer in a step whose gradients servers apply: it keeps them until they are pushed.
+"""A stand-in for the optimizer in a step whose gradients servers apply: it keeps them until they are pushed.
 
-Rules: gradients are clipped here, by the norm of all of them where the optimizer says so, because each server has a
-share only. Between pulls, if several steps are taken, a trainer's own copy goes on by its own gradients. It must not
-know servers.
+Rules: gradients are clipped here, by the norm of all of them if the optimizer says so, because each server has only a
+share. If several steps are taken between pulls, the trainer's own copy goes on by its own gradients. It must not know
+servers.
 """
 
 from __future__ import annotations
@@ -20,29 +20,33 @@ __all__ = ["CollectedGradients"]
 
 
 class CollectedGradients:
-    """Of one model; `goes_on` says whether its own copy is updated as well."""
+    """The gradients of one model's last step; with `goes_on`, its own copy is updated as well."""
 
     def __init__(self, optimizer: Any, variables: Sequence[Any], *, goes_on: bool) -> None:
         self._optimizer = optimizer
         self._places = {id(one): at for at, one in enumerate(variables)}
         self._goes_on = goes_on
+        #: Buffers of the last gradients, by variable: whole ones here, row numbers and values below.
         self._dense: dict[int, Any] = {}
         self._rows: dict[int, tuple[Any, Any]] = {}
 
     def scale_loss(self, loss: Any) -> Any:
-        """As it is."""
+        """Return the loss as it is."""
         return loss
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Keep them."""
+        """Clip the gradients and keep them; with `goes_on`, apply them to the trainer's own copy as well."""
         known = [(one, variable) for one, variable in zip(gradients, variables, strict=True) if one is not None]
         clipped = self._optimizer._clip_gradients([one for one, _ in known])  # noqa: SLF001 - nothing public clips
         for one, (_, variable) in zip(clipped, known, strict=True):
             self._keep(self._places[id(variable)], one, variable)
+        # As they came: the optimizer clips them itself.
         if self._goes_on:
             self._optimizer.apply([one for one, _ in known], [variable for _, variable in known])
 
     def _keep(self, at: int, gradient: Any, variable: Any) -> None:
+        # Buffers outlive the graph that is being traced, so they are made outside it, once for each variable.
+        """Put a gradient into its buffer, which is made when the variable first has one."""
         with tf.init_scope():
             if isinstance(gradient, tf.IndexedSlices):
                 if at not in self._rows:
@@ -57,11 +61,12 @@ class CollectedGradients:
         self._dense[at].assign(gradient)
 
     def read(self) -> dict[int, Any]:
-        """The last step's, by variable: an array, or numbers of rows and their values, each row once."""
+        """Return the last step's gradients by variable: an array, or row numbers and values, each row once."""
         rows = {at: merge_rows(numbers.numpy(), values.numpy()) for at, (numbers, values) in self._rows.items()}
         return {**{at: one.numpy() for at, one in self._dense.items()}, **rows}
 
 
 def _buffer(dtype: Any, shape: tuple[int | None, ...]) -> Any:
+    # Rows are as many as the batch names, so their first dimension is open; it begins at 0.
     begin = tf.zeros([0 if size is None else size for size in shape], dtype)
     return tf.Variable(begin, trainable=False, shape=shape, validate_shape=None not in shape)

@@ -1,4 +1,4 @@
-"""`trainer-client train --strategy parameter-server`: what a process does, by its role.
+"""`trainer-client train --strategy parameter-server`: the part of each process, by its role.
 
 Rules: all processes have the same arguments, and the environment says which is which.
 """
@@ -28,12 +28,15 @@ if TYPE_CHECKING:
 __all__ = ["connections_to", "epochs_of", "role_with_servers", "serve_share", "steps_of", "worker_settings"]
 
 
-#: What is usual, where nothing is said.
+#: The usual --pull-every: before each step.
 _PULL_EVERY = 1
 
 
 def role_with_servers() -> Role:
-    """The role of this process, in a cluster that has parameter servers."""
+    """Return this process's role; raise SettingsError unless its cluster has parameter servers.
+
+    An evaluator has no part either.
+    """
     place = role()
     if not place.ps_hosts or place.is_evaluator:
         got = "an evaluator" if place.is_evaluator else "no hosts of parameter servers"
@@ -46,7 +49,10 @@ def role_with_servers() -> Role:
 
 
 def serve_share(place: Role, keys: str, make_optimizer: Callable[[], Any]) -> None:
-    """Be a parameter server until the run is over."""
+    """Run a parameter server until the run is over.
+
+    Raise SettingsError if it would be reachable beyond loopback without keys.
+    """
     with quick_import():
         from trainer_client.training.servers.service import ParameterServer
         from trainer_client.training.servers.share_store import ShareStore
@@ -72,19 +78,19 @@ def serve_share(place: Role, keys: str, make_optimizer: Callable[[], Any]) -> No
 
 
 def client_keys(keys: str) -> ClientKeys | None:
-    """What a trainer shows to parameter servers."""
+    """Return the keys that a trainer shows to parameter servers; None without a folder of keys."""
     return ClientKeys.read(keys, "trainer", to="trainer") if keys else None
 
 
 def connections_to(place: Role, keys: str, lost_timeout_s: float) -> ServerConnections:
-    """A worker's connections to all parameter servers."""
+    """Return a worker's connections to all parameter servers."""
     from trainer_client.training.servers.server_connections import ServerConnections
 
     return ServerConnections([f"tcp://{host}" for host in place.ps_hosts], client_keys(keys), lost_timeout_s)
 
 
 def worker_settings(place: Role, options: StrategyOptions, until: Until) -> ServedSettings:
-    """What the command line says of a worker."""
+    """Return a worker's settings from the options of the command line."""
     from trainer_client.training.servers.served_loop import ServedSettings
     from trainer_client.training.servers.served_model import SharesSettings
 
@@ -97,7 +103,10 @@ def worker_settings(place: Role, options: StrategyOptions, until: Until) -> Serv
 
 
 def _bindable(endpoint: str) -> str:
-    """Names are not addresses of an interface: those are served on all."""
+    """Return the endpoint to bind: a host name is served on all interfaces, unless it is of loopback.
+
+    Only addresses can be bound.
+    """
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     try:
         ipaddress.ip_address(host.strip("[]"))
@@ -107,12 +116,18 @@ def _bindable(endpoint: str) -> str:
 
 
 def epochs_of(until: Until) -> int | None:
-    """How many epochs there are in all, which every worker has to know alike."""
+    """Return the number of epochs in all, or None; every worker has to know the same.
+
+    Raise SettingsError for a number that counts from a checkpoint, such as +1.
+    """
     return _absolute(until.epochs, "--epochs")
 
 
 def steps_of(until: Until) -> int:
-    """How many steps of all workers there are; 0: any number."""
+    """Return the number of steps of all workers together; 0: any number.
+
+    Raise SettingsError for a number that counts from a checkpoint, such as +1.
+    """
     return _absolute(until.steps, "--steps") or 0
 
 

@@ -1,8 +1,8 @@
-"""What callbacks may change of an optimizer whose steps servers take, and what they may not.
+"""Changes that callbacks make to an optimizer whose steps servers take: which are allowed, and which are not.
 
 Rules: servers have optimizers of their own, of which only the learning rate follows the chief's. A change of anything
-else would be ignored, so it is refused, by its name. Configurations are compared, so one that an optimizer does not
-tell of itself is not noticed. It must not know servers.
+else would have no effect, so it is refused, by its name. Configurations are compared, so a setting that an optimizer
+leaves out of its own is not noticed. It must not know servers.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ _RATE = "learning_rate"
 
 
 class OptimizerSettings:
-    """Of one model's optimizer, as it is now: `refuse_changes` looks at it again."""
+    """The settings of a model's optimizer as they are now, which `refuse_changes` compares with later ones."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._optimizer = model.optimizer
-        #: A variable, a schedule, or a function.
+        #: Where the learning rate comes from: a variable, a schedule, or a function.
         self._source = self._optimizer._learning_rate  # noqa: SLF001 - `learning_rate` is its value
+        #: Whether the rate is a plain number, which callbacks may set.
         self._is_settable = isinstance(self._source, keras.Variable)
         self._config = self._read_config()
 
@@ -39,7 +40,7 @@ class OptimizerSettings:
         return int(self._optimizer._iterations.numpy())  # noqa: SLF001 - `iterations` is a quotient while gradients accumulate
 
     def refuse_changes(self, steps: int) -> None:
-        """Raise SettingsError if anything but the learning rate is other than it was, with so many steps counted."""
+        """Raise SettingsError if anything but the learning rate has changed; `steps` is the expected count."""
         if self._model.optimizer is not self._optimizer:
             raise _changed(
                 "the optimizer", type(self._optimizer).__name__, f"another {type(self._model.optimizer).__name__}"

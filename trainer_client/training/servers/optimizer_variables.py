@@ -1,7 +1,7 @@
 """An optimizer's variables by what they belong to: those of each variable that it trains, and those of none.
 
-Rules: optimizers make a variable's state by `add_variable_from_reference`, whatever their kind, so watching that tells
-which belong to which. The order is one that does not depend on which other variables are trained.
+Rules: every optimizer makes a variable's state by `add_variable_from_reference`, so watching that call tells which
+belongs to which. The order does not depend on which other variables are trained.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ __all__ = ["OptimizerVariables"]
 
 
 class OptimizerVariables:
-    """Builds an optimizer for these variables."""
+    """The variables of an optimizer, which is built here for these model variables.
+
+    Raise SettingsError if it is built already.
+    """
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
         if optimizer.built:
@@ -25,7 +28,7 @@ class OptimizerVariables:
                 expected="an optimizer that is not built", got="one that is", where="--model, optimizer",
                 remedy="Return a new one, and leave build() to the training loop.",
             )  # fmt: skip
-        #: Of each variable, in the order in which the optimizer made them.
+        #: The state of each variable, in the order in which the optimizer made it.
         self.of_each: list[list[Any]] = [[] for _ in variables]
         places = {id(one): at for at, one in enumerate(variables)}
         make = optimizer.add_variable_from_reference
@@ -40,13 +43,13 @@ class OptimizerVariables:
         optimizer.build(list(variables))
         optimizer.add_variable_from_reference = make
         theirs = {id(one) for state in self.of_each for one in state}
-        #: Of no variable: how many steps were taken, for example.
+        #: State that belongs to no variable, such as the count of steps.
         self.common = [one for one in optimizer.variables if id(one) not in theirs]
 
     def copies(self) -> int:
-        """How many values there are for each number of a variable, its own included."""
+        """Return how many values there are at most for each number of a variable, its own included."""
         return 1 + max((len(state) for state in self.of_each), default=0)
 
     def can_be_cut(self, at: int, shape: tuple[int, ...]) -> bool:
-        """Whether the state of this variable has its shape, so that rows can be updated apart."""
+        """Return whether all state of this variable has its shape, so that rows can be updated apart."""
         return all(tuple(one.shape) == shape for one in self.of_each[at])

@@ -1,13 +1,13 @@
 """The training loop of one worker whose variables parameter servers hold: lease, pull, compute, push.
 
 Rules:
-- A batch is done once its gradients are applied. If they are refused it is given back, which costs it nothing.
-- The chief commits: variables of all servers and the batches that are applied to them, of one cut. If servers lost
-  theirs, it gives all of them the last checkpoint and takes the queue back to it; everybody else waits for that.
+- A batch is done once its gradients are applied. If they are refused it is given back, which costs it no try.
+- The chief commits the variables of all servers with the batches that are applied to them, of one cut. If servers lost
+  theirs, it gives all of them the last checkpoint and takes the queue back to it; everybody else waits meanwhile.
 - A chief that begins while servers serve goes on with what they have.
-- What the chief's callbacks set the learning rate to is on the servers before anything else is trained here. If servers
-  go back to a checkpoint, so does the rate, and the epoch's callbacks are called again.
-- Who joins servers goes where the queue is then: the chief may have taken it back since this worker attached.
+- A learning rate that the chief's callbacks set is on the servers before anything else is trained here. If servers go
+  back to a checkpoint, so does the rate, and the epoch's callbacks are called again.
+- A worker that joins servers goes where the queue is then: the chief may have taken it back since the worker attached.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ __all__ = ["ServedLoop", "ServedSettings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedSettings:
-    """What is peculiar to one worker of those that share servers."""
+    """Settings of a worker that shares servers with others."""
 
-    #: Whether it gives servers their shares, commits checkpoints and ends the run.
+    #: Whether this worker gives servers their shares, commits checkpoints and ends the run.
     is_chief: bool
     #: Steps from one pull to the next.
     pull_every: int
@@ -57,7 +57,7 @@ class ServedSettings:
 
 
 class ServedLoop(BaseLoop):
-    """Trains a compiled model: `ServedLoop(model, data, servers, worker, settings).run()`."""
+    """A loop that trains a compiled model: `ServedLoop(model, data, servers, worker, settings).run()`."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - each is a part of its own
         self,
@@ -73,14 +73,18 @@ class ServedLoop(BaseLoop):
         self._servers, self._worker = servers, worker
         if worker.workers > 1:
             self._teller.scope = Scope.SHARE
+        #: Whether the servers, as far as we know, serve the generation that we joined.
         self._is_joined = False
         #: Steps since the last pull; None: pull before the next.
         self._since_pull: int | None = None
-        #: What callbacks set the learning rate to, and servers do not know yet.
+        #: The learning rate that callbacks set and that servers do not know yet.
         self._rate: float | None = None
 
     def run(self) -> str:
-        """Train until the target is reached, or training ends early; why."""
+        """Train until the target is reached, or training ends early; return why it ended.
+
+        Raise KeyboardInterrupt, after the chief has saved, if the process is interrupted.
+        """
         self._warm_up()
         try:
             with ctrl_c.deferred() as interruption:
@@ -88,10 +92,11 @@ class ServedLoop(BaseLoop):
             self._finish()
         finally:
             self._teller.close()
-            self._served.quit()  # the last word: servers end then, and what they said before has been heard
+            self._served.quit()  # last of all: servers end then, and their answers have been read
         return self.reason
 
     def _train(self, interruption: ctrl_c.Interruption) -> None:
+        """Train until there is a reason to end; raise KeyboardInterrupt, after saving, if interrupted."""
         try:
             self._begin(interruption)
             while not (self.reason and self._end()):
@@ -99,7 +104,7 @@ class ServedLoop(BaseLoop):
                     self._join(interruption)
                 self._train_epoch(interruption)
                 _heed(interruption)
-        except EndedError:  # there is nothing more to train on, whatever servers have
+        except EndedError:  # the job has nothing more to train on, even if servers have moved
             self._progress.stop(JOB_ENDED)
             self._end()
         except KeyboardInterrupt as error:
@@ -107,8 +112,9 @@ class ServedLoop(BaseLoop):
             raise self._interrupted(error) from None
 
     def _end(self) -> bool:
-        """The chief commits what all have trained, and tells servers that the run is over. False if they have moved:
-        what they lost is to be trained again.
+        """Commit what all have trained and end the run, in the chief; return whether it is over.
+
+        It is not if servers have moved: what they lost is to be trained again. For other workers it is.
         """
         if not self._worker.is_chief:
             return True
@@ -123,12 +129,13 @@ class ServedLoop(BaseLoop):
     # --- steps ---
 
     def _train_epoch(self, interruption: ctrl_c.Interruption) -> None:
+        """Train to the epoch's end, or until the run is over, interrupted, or taken back elsewhere."""
         epoch = self._session.cursor.at.epoch
         self._call(lambda: self._callbacks.on_epoch_begin(epoch))
         iterator, batch = iter(self._data.elements), 0
         while not (self.reason or interruption.is_asked):
             if not self._is_joined and self._join(interruption):
-                return  # the queue was taken elsewhere, and what is read is no longer ours
+                return  # the queue is elsewhere, so what was read is no longer ours
             element = self._wait_next(iterator)
             if element is None:
                 self._end_epoch(epoch)
@@ -141,7 +148,10 @@ class ServedLoop(BaseLoop):
             self._look_up()
 
     def _call(self, callbacks: Callable[[], None]) -> None:
-        """Call callbacks; the servers go by the learning rate that they set, and know of nothing else."""
+        """Call callbacks, then send servers the learning rate if they changed it, in the chief.
+
+        Raise SettingsError if they changed anything else of the optimizer.
+        """
         if not (self._worker.is_chief and self._callbacks.callbacks):
             callbacks()
             return
@@ -154,7 +164,7 @@ class ServedLoop(BaseLoop):
             self._set_rate()
 
     def _set_rate(self) -> None:
-        """Tell servers of the rate that was set last, if they do not know it."""
+        """Tell servers the learning rate that was set last, if they do not know it."""
         if self._rate is None:
             return
         try:
@@ -164,7 +174,7 @@ class ServedLoop(BaseLoop):
             self._is_joined = False
 
     def _train_on(self, element: Any) -> float | None:
-        """One step, counted once it is applied; its loss, if it was computed."""
+        """Take one step, and count it or give the batch back; return its loss, or None if none was computed."""
         session = self._session
         with self._timed("step"):
             loss, rows, is_in = self._try(element)
@@ -174,19 +184,20 @@ class ServedLoop(BaseLoop):
                 session.cursor.count(1)
                 self._note_step(loss, rows)
             else:
+                # Refused gradients were computed from values that are too old, so pull before the next batch.
                 session.leases.give_back()
                 self._since_pull = None
             self._progress.stop(self._served.over)
         return loss
 
     def _steps_done(self) -> int:
-        """Return how many steps of all workers are applied: the count that checkpoints have, and all that is told."""
+        """Return how many steps of all workers are applied, as checkpoints and reports count them."""
         steps = max(self._progress.steps, self._served.heard_version)
         self._params[STEPS_DONE] = steps
         return steps
 
     def _try(self, element: Any) -> tuple[float | None, int, bool]:
-        """Loss, valid rows, and whether the batch is in the model."""
+        """Pull if it is due, compute and push; return loss, valid rows and whether the batch is in the model."""
         loss, rows = None, 0
         assert self._session.leases is not None
         lease = self._session.leases.in_hand()
@@ -196,18 +207,23 @@ class ServedLoop(BaseLoop):
                 self._since_pull = 0
             loss, rows, became = self._finite_step(element)
             self._since_pull += 1
+            # A batch with nothing to apply is pushed without gradients, so that servers know it as done.
             return loss, rows, self._served.push(lease, self._kept.read() if became == APPLIED else {})
         except MovedError:
             self._is_joined = False
             return loss, rows, False
 
     def _end_epoch(self, epoch: int) -> None:
+        """Share the epoch's results, evaluate it on the servers' values, and commit those.
+
+        In the chief nothing of it is done, beyond sharing, if servers have moved.
+        """
         noted, self._noted = self._noted, NotedMeans()
         self._progress.count(epochs=self._session.cursor.at.epoch)
         logs, rows, whose = self._results_of(epoch, noted)
-        cut = self._cut()  # which brings the servers' values, so that these are judged
+        cut = self._cut()  # brings the servers' values into the model, so that callbacks evaluate these
         if self._worker.is_chief and cut is None:
-            return  # servers have moved: the epoch is judged when it is over again
+            return  # servers have moved: the epoch is evaluated when it is over again
         self._call(partial(self._tell_callbacks, epoch, logs))
         self._teller.tell_epoch(self._progress.totals, logs, whose)
         if self._early_stop is not None and JOB_ENDED not in self._params:
@@ -216,12 +232,18 @@ class ServedLoop(BaseLoop):
         self._commit(cut)
 
     def _tell_callbacks(self, epoch: int, logs: dict[str, Any]) -> None:
-        """One by one: the list of Keras would give each a copy, and the later ones are to see what the earlier add."""
+        """Call the callbacks with the same logs, so that later ones see what earlier ones add.
+
+        Keras's list of callbacks would give each a copy.
+        """
         for callback in self._callbacks.callbacks:
             callback.on_epoch_end(epoch, logs)
 
     def _results_of(self, epoch: int, noted: NotedMeans) -> tuple[dict[str, Any], int, str]:
-        """Report this worker's part of an epoch; what the chief has from all: means, over how many rows, and whose."""
+        """Report this worker's results of an epoch; return means, over how many rows, and a phrase on whose.
+
+        The chief of several workers returns those of all.
+        """
         logs: dict[str, Any] = noted.means()
         if not self._worker.is_chief or self._worker.workers == 1:
             self._session.share_results(logs, rows=noted.rows, epoch=epoch + 1, step=0)
@@ -232,6 +254,7 @@ class ServedLoop(BaseLoop):
     # --- beginning and ending ---
 
     def _begin(self, interruption: ctrl_c.Interruption) -> None:
+        """Join the servers, to which the chief may have to give shares first, and begin the run from there."""
         self._saved.begin()
         self._model.stop_training = False
         there = RunTotals(epochs=self._session.cursor.at.epoch)
@@ -251,8 +274,9 @@ class ServedLoop(BaseLoop):
         self._call(self._callbacks.on_train_begin)
 
     def _follow_chief(self, interruption: ctrl_c.Interruption) -> bool:
-        """Join servers once the chief has given them shares, and read where the queue is then; whether that is
-        elsewhere.
+        """Join servers once the chief has given them shares, and go where the queue is then.
+
+        Return whether that is elsewhere.
         """
         assert self._session.leases is not None
         self._served.wait_for_shares(self._worker.patience_s, partial(_heed, interruption))
@@ -261,13 +285,14 @@ class ServedLoop(BaseLoop):
 
     def _begin_as_chief(self) -> RunTotals:
         totals = self._saved.read(self._model, self._early_stop)
+        # Servers that outlived the last chief may be ahead of its checkpoint: what they have is not trained again.
         if totals is not None and self._can_go_on():
             self._log.info("goes on with what parameter servers have", version=self._served.version)
             return replace(totals, steps=self._served.version)
         return self._restore()
 
     def _can_go_on(self) -> bool:
-        """Take what servers have, their learning rate included; False if there is nothing to go on with."""
+        """Take the servers' values and learning rate; return False if there is nothing to go on with."""
         if not self._served.look() or self._served.over:
             return False
         try:
@@ -277,8 +302,12 @@ class ServedLoop(BaseLoop):
         return True
 
     def _restore(self) -> RunTotals:
-        """Take the queue back to the last checkpoint, and give it to all servers; the first one is written here."""
+        """Take the queue back to the last checkpoint, and give that to all servers; return its totals.
+
+        If there is none, the first one is written here.
+        """
         is_first = self._saved.read(self._model, None) is None
+        # Servers stop first: nobody may train on values that the queue, once it is taken back, does not match.
         self._served.withdraw()
         totals, self._noted = self._saved.restore(self._model, self._session, self._early_stop)
         self._served.serve(_done_set(self._session.cursor.state()), totals.steps)
@@ -289,7 +318,7 @@ class ServedLoop(BaseLoop):
         return totals
 
     def _join(self, interruption: ctrl_c.Interruption) -> bool:
-        """Join servers that have moved; whether the queue is elsewhere now."""
+        """Join servers that have moved; return whether the queue is elsewhere now."""
         self._since_pull = None
         is_elsewhere = self._join_as_chief(interruption) if self._worker.is_chief else self._follow_chief(interruption)
         self._progress.go_back(epochs=self._session.cursor.at.epoch, steps=self._served.version)
@@ -307,7 +336,7 @@ class ServedLoop(BaseLoop):
         return True
 
     def _when_built(self) -> None:
-        """Gradients go to the servers, which have the optimizer."""
+        """Have the step collect its gradients, as the servers have the optimizer."""
         model = self._model
         self._served = ServedModel(model, model.optimizer, self._servers, self._worker.shares)
         goes_on = self._worker.pull_every > 1
@@ -316,7 +345,7 @@ class ServedLoop(BaseLoop):
         self._optimizer_settings = OptimizerSettings(model)
 
     def _finish(self) -> None:
-        self._callbacks.on_train_end()  # what is set there is for nothing that is trained
+        self._callbacks.on_train_end()  # a rate set there would have no effect, so it is not looked for
         if self._worker.is_chief:
             self._session.end_run(self.reason, epoch=self._progress.totals.epochs, step=0)
         self._saved.finish()
@@ -328,16 +357,18 @@ class ServedLoop(BaseLoop):
         return self._is_joined and self._is_long_ago(self._served.version)
 
     def _save(self) -> bool:
-        """The chief commits what all have trained. Whether it did; if not, servers have moved."""
+        """Commit what all have trained; return whether it was: only in the chief, unless servers have moved."""
         return self._commit(self._cut())
 
     def _cut(self) -> dict[str, Any] | None:
-        """In the chief: one version of all variables, which the model has then; the batches that are in them. None if
-        servers have moved.
+        """Read one version of all variables into the model; return the feed's state with the batches in it.
+
+        Return None in other workers than the chief, or if servers have moved.
         """
         if not self._worker.is_chief or self._served.generation == 0:
             return None
         with self._timed("checkpoint"):
+            # In this order: what the coordinator knows to be settled by now is in the servers' cut, which comes later.
             state = self._session.cursor.state()
             try:
                 done = self._served.save(int(state["epochs"][0][0]))
@@ -351,7 +382,7 @@ class ServedLoop(BaseLoop):
             return state | {"epochs": [[one.epoch, one.fresh, list(one.missing)] for one in epochs]}
 
     def _commit(self, cut: dict[str, Any] | None) -> bool:
-        """Commit what was cut, as long as nothing else was trained or pulled; whether there was anything."""
+        """Commit a cut, as long as nothing else was trained or pulled; return whether there was one."""
         if cut is None:
             return False
         with self._timed("checkpoint"):

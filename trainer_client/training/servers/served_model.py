@@ -1,7 +1,7 @@
 """A model whose trainable variables servers hold, in one trainer: it looks, pulls and pushes; the chief gives shares.
 
-Rules: a trainer knows one generation; where a server has another, it has moved, and whoever asked begins anew.
-Gradients go to all other servers before the first is asked to apply them. It must not know feeds or files.
+Rules: a trainer knows one generation; if a server has another, it has moved, and the trainer begins anew. Gradients go
+to all other servers before the first is asked to apply them. It must not know feeds or files.
 """
 
 from __future__ import annotations
@@ -35,26 +35,27 @@ _LOOK_EVERY_S = 0.2
 
 
 class MovedError(Exception):
-    """The servers have another generation, or none."""
+    """An error: the servers have another generation, or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharesSettings:
-    """What the chief says of shares."""
+    """The chief's settings for the servers' shares."""
 
     staleness: int
-    #: The run is over after so many batches; 0: never.
+    #: The run is over after this many batches; 0: no limit.
     most: int
-    #: How many bytes a server may hold; None: any.
+    #: How many bytes a server may hold; None: no limit.
     memory: int | None
 
 
 class ServedModel:
-    """A built model, and the optimizer whose state servers hold."""
+    """A built model and its optimizer, whose trained variables and state servers hold."""
 
     def __init__(self, model: Any, optimizer: Any, servers: ServerConnections, settings: SharesSettings) -> None:
-        #: Of the values that were pulled, and the newest that was heard of.
+        #: The version of the values that were pulled, and the newest that was heard of.
         self.version = self._heard_version = 0
+        #: The generation that was joined; 0: none.
         self.generation = 0
         #: Why the run is over; empty while it goes on.
         self.over = ""
@@ -63,26 +64,34 @@ class ServedModel:
         self._state = OptimizerVariables(optimizer, self._variables)
         self._servers = servers
         self._settings = settings
+        #: Our name at the servers, a new one each time that we join.
         self._trainer = secrets.randbits(63)
+        #: The parts that each server holds.
         self._shares: list[tuple[VariablePart, ...]] = []
+        #: The batch whose gradients the first server refused last: the others are still to drop them.
         self._refused: Lease | None = None
 
     @property
     def heard_version(self) -> int:
-        """How many batches are applied, by the newest that was heard of."""
+        """How many batches are applied, by the newest version that was heard of."""
         return max(self.version, self._heard_version)
 
     # --- joining ---
 
     def look(self, heed: Callable[[], None] | None = None) -> bool:
-        """Join the servers, if all serve one generation; whether they do."""
-        if self.generation:  # what was said under the last name may still be on its way
+        """Join the servers if all serve one generation; return whether they do.
+
+        Raise SettingsError if they hold another model. `heed` is called while waiting, and may raise to end that.
+        """
+        # Under a new name, as messages under the old one may still be on their way and must not count.
+        if self.generation:
             self.quit()
             self._trainer = secrets.randbits(63)
         self.generation, self._refused = 0, None
         shown = [said for said, _ in self._servers.ask_all(m.Look(serial=0, trainer=self._trainer), heed)]
         self.over = shown[0].over
         generations = {one.generation for one in shown}
+        # 0 is a server without a share: it was started again, or the chief has not given it one.
         if len(generations) > 1 or 0 in generations:
             return False
         self.version = self._heard_version = shown[0].version
@@ -91,7 +100,10 @@ class ServedModel:
         return True
 
     def wait_for_shares(self, patience_s: float, heed: Callable[[], None] | None = None) -> None:
-        """Join them as soon as the chief has given all of them their shares; `heed` may raise, and ends the wait."""
+        """Join the servers as soon as the chief has given all of them their shares.
+
+        Raise LostError if that takes longer than `patience_s`; `heed` may raise as well, and ends the wait.
+        """
         until_s = time.monotonic() + patience_s
         while not self.look(heed):
             if time.monotonic() > until_s:
@@ -114,18 +126,21 @@ class ServedModel:
     # --- the chief ---
 
     def withdraw(self) -> None:
-        """Have the servers serve nothing until they are given shares: nobody else trains meanwhile."""
+        """Have the servers serve nothing until they are given shares, so that nobody trains meanwhile."""
         self._servers.ask_all(m.Withdraw(serial=0))
 
     def set_rate(self, rate: float) -> None:
-        """Have this learning rate applied to all that anybody pushes from now on; MovedError as below."""
+        """Set the learning rate for all that anybody pushes from now on; raise MovedError if servers moved."""
         message = m.SetRate(serial=0, trainer=self._trainer, generation=self.generation, rate=rate)
         answer, _ = self._servers.ask({0: (message, b"")})[0]
         if answer.code == "moved":
             raise MovedError
 
     def serve(self, done: DoneSet, version: int) -> None:
-        """Give every server its share of the model as it is; `done` is what is applied to it."""
+        """Give every server its share of the model as it is; `done` is the batches that are applied to it.
+
+        Raise SettingsError if a share does not fit into a server's memory.
+        """
         held = [
             HeldVariable(
                 shape=tuple(one.shape),
@@ -140,12 +155,14 @@ class ServedModel:
             refuse_too_little_memory(held, shares, self._state.copies(), self._settings.memory)
         generation = secrets.randbits(63)
         questions = {at: self._share(share, generation, done, version) for at, share in enumerate(shares)}
+        # The first server last: it decides for all, so it must not serve before the others hold their shares.
         self._servers.ask({at: one for at, one in questions.items() if at})
         self._servers.ask({0: questions[0]})
 
     def _share(
         self, parts: tuple[VariablePart, ...], generation: int, done: DoneSet, version: int
     ) -> tuple[Any, bytes]:
+        """Return the message and the frame that give a server these parts of the model."""
         arrays = [plain_value(one) for one in self._variables]
         slots = {part.variable: [plain_value(one) for one in self._state.of_each[part.variable]] for part in parts}
         frame = frame_of(
@@ -163,10 +180,13 @@ class ServedModel:
         return message, frame
 
     def save(self, settled: int) -> DoneSet:
-        """Take all that the servers have, of one cut, into model and optimizer; what is applied to it."""
+        """Read one cut of all that the servers hold into model and optimizer; return the batches applied to it.
+
+        Epochs before `settled` are settled, so servers may forget them. Raise MovedError if servers have moved.
+        """
         cut = m.Save(serial=0, generation=self.generation, cut=secrets.randbits(63), settled=settled)
         replies = self._values(self._servers.ask_all(cut))
-        # What is of no part comes from every server. The first one's counts, which decides: so it is taken last.
+        # Variables of no part come from every server. Those of the first count, which decides: they are assigned last.
         for (said, frame), parts in reversed(list(zip(replies, self._shares, strict=True))):
             self._take_all(parts, frame)
             self.version = said.version
@@ -180,8 +200,9 @@ class ServedModel:
         _assign([*values, *common, *slots], frame)
 
     def finish(self, why: str) -> None:
-        """The run is over, for everybody: the first server says so to the others, unless it dies before. MovedError if
-        it goes on with another chief.
+        """End the run for everybody; raise MovedError if it goes on with another chief.
+
+        All servers are told, and the first tells them again, unless it dies before.
         """
         finish = m.Finish(serial=0, generation=self.generation, why=why)
         self._servers.tell_all(finish)
@@ -192,8 +213,9 @@ class ServedModel:
     # --- steps ---
 
     def pull(self) -> None:
-        """Take the servers' values, their learning rate and their count of steps; MovedError if they have another
-        generation.
+        """Take the servers' values, their learning rate and their count of steps.
+
+        Raise MovedError if they have another generation.
         """
         pull = m.Pull(
             serial=0, trainer=self._trainer, generation=self.generation, at_least=self._heard_version
@@ -211,9 +233,13 @@ class ServedModel:
         return replies
 
     def push(self, lease: Lease, gradients: dict[int, Any]) -> bool:
-        """Have a batch's gradients applied; whether it is in the model. MovedError as above."""
+        """Have a batch's gradients applied; return whether the batch is in the model.
+
+        It is not if the gradients were too old, or the run is over. Raise MovedError if servers have moved.
+        """
         refused, self._refused = self._refused, None
         pushed = {at: self._push(at, lease, gradients, refused) for at in range(len(self._servers))}
+        # The first server last: once it has decided, the others can apply the gradients even if this worker is gone.
         held = self._servers.ask({at: one for at, one in pushed.items() if at})
         if any(said.code != "held" for said, _ in held.values()):
             raise MovedError
@@ -226,6 +252,7 @@ class ServedModel:
         return said.code in ("applied", "repeated")
 
     def _push(self, at: int, lease: Lease, gradients: dict[int, Any], refused: Lease | None) -> tuple[Any, bytes]:
+        """Return the message and the frame with a server's part of the gradients."""
         parts, arrays = [], list[Any]()
         for place, part in enumerate(self._shares[at]):
             one = gradients.get(part.variable)
@@ -244,12 +271,12 @@ class ServedModel:
         return message, frame
 
     def quit(self) -> None:
-        """Leave: nothing more is pushed."""
+        """Tell the servers that this trainer leaves and pushes nothing more."""
         self._servers.tell_all(m.Quit(trainer=self._trainer))
 
 
 def _cut(array: Any, part: VariablePart) -> Any:
-    """A part's rows of a variable, or of what has a variable's shape."""
+    """Return a part's rows of an array with the variable's shape; any other array is returned whole."""
     return array[part.start : part.start + part.shape[0]] if part.shape and array.shape[1:] == part.shape[1:] else array
 
 
@@ -268,7 +295,7 @@ def _assign(places: Sequence[tuple[VariablePart | None, Any]], frame: memoryview
 
 
 def refuse_what_servers_cannot_hold(model: Any, optimizer: Any) -> None:
-    """Refuse names that are there twice, constraints, and a loss that is scaled."""
+    """Raise SettingsError for equal names, constraints, several optimizers, or a loss that is scaled."""
     seen: dict[str, int] = {}
     for layer in model._flatten_layers(include_self=False):  # noqa: SLF001 - `layers` has the outer ones only
         inner = {id(one) for below in layer._flatten_layers(include_self=False) for one in below.variables}  # noqa: SLF001

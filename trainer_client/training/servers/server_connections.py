@@ -1,7 +1,7 @@
 """A trainer's connections to all parameter servers: questions to several at once, asked until they are answered.
 
 Rules: used in the thread that waits. A question keeps its serial, so its answer is known whenever it comes, and asking
-twice does nothing twice. A server that says nothing for too long is lost.
+twice does nothing twice. A server that does not answer for too long is lost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Reply", "ServerConnections"]
 
-#: How often to ask again: if the connection was not up, and if there is no answer, each time twice as late.
+#: How long until a question is sent again: if the connection was not up, and if there is no answer. The latter doubles
+#: each time (a back-off).
 _NOT_UP_S, _UNANSWERED_S = 0.05, 2.0
 
 #: An answer, and the frame that followed it.
@@ -35,7 +36,7 @@ Reply = tuple[Any, memoryview]
 
 
 class ServerConnections:
-    """One DEALER for each server, in the order of their endpoints."""
+    """Connections to servers, one DEALER for each, in the order of their endpoints."""
 
     def __init__(self, endpoints: Sequence[str], keys: ClientKeys | None, lost_timeout_s: float) -> None:
         self.endpoints = tuple(endpoints)
@@ -51,14 +52,16 @@ class ServerConnections:
         return len(self.endpoints)
 
     def ask_all(self, message: Any, heed: Callable[[], None] | None = None) -> list[Reply]:
-        """Ask every server the same."""
+        """Ask every server the same, and return their answers as `ask` does."""
         return list(self.ask(dict.fromkeys(range(len(self)), (message, b"")), heed).values())
 
     def ask(
         self, questions: Mapping[int, tuple[Any, bytes]], heed: Callable[[], None] | None = None
     ) -> dict[int, Reply]:
-        """Ask some servers, by their number; all their answers, in the same order. Once one has moved, others are not
-        waited for: they may wait for its orders. `heed` may raise, which ends it.
+        """Ask some servers, by their number, and return their answers in the same order.
+
+        Once one has moved, no more answers are waited for, because the others may wait for its orders: some may be
+        missing. Raise LostError if a server does not answer in time. `heed` may raise, which ends the wait.
         """
         asked = {}
         for at, (message, frame) in questions.items():
@@ -88,11 +91,12 @@ class ServerConnections:
             return
         if isinstance(said, wire.Refused):
             raise error_of(said, "parameter server")
+        # The answer to a question that was given up, or asked twice, may come late: its serial is of no question now.
         if asked is not None and getattr(said, "serial", None) == asked.message.serial:
             asked.reply = (said, frames[1].buffer if len(frames) > 1 else memoryview(b""))
 
     def tell_all(self, message: Any) -> None:
-        """Say something that is not answered, to whoever is there."""
+        """Send a message that is not answered to every server whose connection takes it."""
         for socket in self._sockets:
             try:
                 socket.send(encode(message), zmq.DONTWAIT)
@@ -106,14 +110,14 @@ class ServerConnections:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Hang up; what was said last gets a moment to leave."""
+        """Close the sockets; the last messages get a moment to leave."""
         for socket in self._sockets:
             socket.close(linger=500)
         self._context.term()
 
 
 class _Question:
-    """One question, until it is answered."""
+    """A question, which is repeated until it is answered."""
 
     def __init__(self, socket: zmq.Socket[bytes], message: Any, frame: bytes) -> None:
         self.message = message
@@ -124,11 +128,11 @@ class _Question:
         self._again_s, self._pause_s = 0.0, _UNANSWERED_S
 
     def has_moved(self) -> bool:
-        """Whether the answer is that the server serves nothing, or something else."""
+        """Return whether the answer is that the server has another generation, or none."""
         return self.reply is not None and isinstance(self.reply[0], m.Taken) and self.reply[0].code == "moved"
 
     def send(self, now_s: float) -> None:
-        """Send it if it is time to."""
+        """Send the question if it is time to."""
         if now_s < self._again_s:
             return
         try:
@@ -140,5 +144,5 @@ class _Question:
 
 
 def message_has_frame(message: Any) -> bool:
-    """Whether a frame follows it."""
+    """Return whether a frame follows the message."""
     return isinstance(message, m.ServeShare | m.Push)

@@ -1,17 +1,18 @@
-"""What a parameter server decides: whose gradients it takes, in which order, and what a checkpoint is cut from.
+"""A parameter server's decisions: whose gradients it takes, in which order, and what a checkpoint is cut from.
 
 Rules, each with the interleaving behind it:
 - The first server decides for all, and tells the others in order: at a version each has applied the same batches.
 - The others have a batch's gradients before the first is asked: a worker that dies leaves no step half applied.
 - Gradients wait under their batch: the next ones of a quick worker may come before the order to apply the last.
-- A batch that is applied is applied no more, whoever brings it: its worker may have died before it could say so.
-- Values that are pulled have all that their trainer has pushed: a server that is behind answers when it is not.
+- A batch that is applied is not applied again, whoever brings it: its worker may have died before it reported it.
+- Values that are pulled have all that their trainer has pushed: a server that is behind answers once it is not.
 - A checkpoint is cut where the first says, so its variables and its batches agree without anybody waiting.
-- A trainer that was silent for long is forgotten, and what waits of it; if it comes back, it begins anew.
+- A trainer that was silent for long is forgotten, with its gradients that wait; if it comes back, it begins anew.
 - A server that missed an order serves nothing any more: all go back to the last checkpoint.
-- A learning rate that the chief set comes with each order: what one server applies at a rate, all others do as well.
-- Whoever hears that the run is over ends by itself, whatever it missed: nobody may be left to say so again.
-Pure.
+- A learning rate that the chief set comes with each order, so all servers apply a batch at the same rate.
+- A process that hears that the run is over ends by itself, whatever it missed: nobody may be left to repeat it.
+
+Pure: messages and the time are passed in.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ __all__ = [
     "Adopt", "Answer", "Apply", "ApplyHeld", "AssignRate", "Cut", "Drop", "Hold", "Instruction", "ServerState", "Tell",
 ]  # fmt: skip
 
-#: A trainer that was silent for so long is forgotten: longer than any step.
+#: How long a trainer is silent before it is forgotten: longer than any step.
 _FORGOTTEN_S = 600.0
-#: How often others hear of a version, though nothing happens: one that missed an order notices it then.
+#: How often the others are told the version even if nothing happens, so that one that missed an order notices it.
 _AGREE_EVERY_S = 2.0
-#: At the end of a run, trainers that were silent for so long are not waited for: longer than most steps.
+#: How long a trainer is silent at the end of a run before it is not waited for: longer than most steps.
 _GONE_S = 60.0
 
 #: Gradients of one trainer for one batch.
@@ -45,7 +46,7 @@ Key = tuple[int, Lease]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Send this to whoever asked; with the values of the share, or with the cut of this number."""
+    """An instruction: send this to the asker, with the values of the share, or with the cut of this number."""
 
     to: bytes
     message: Message
@@ -55,56 +56,56 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """The share, with the values that came along, replaces all there was."""
+    """An instruction: hold this share, with the values that came along, in place of all there was."""
 
     parts: tuple[VariablePart, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keep the gradients that came along."""
+    """An instruction: keep the gradients that came along."""
 
     key: Key
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Apply the gradients that came along."""
+    """An instruction: apply the gradients that came along."""
 
     key: Key
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyHeld:
-    """Apply these gradients, which are held."""
+    """An instruction: apply these gradients, which are held."""
 
     key: Key
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget these gradients."""
+    """An instruction: forget these gradients."""
 
     key: Key
 
 
 @dataclass(frozen=True, slots=True)
 class AssignRate:
-    """Go by this learning rate from now on."""
+    """An instruction: use this learning rate from now on."""
 
     rate: float
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Copy all that there is, in place of the last copy."""
+    """An instruction: copy the whole share, in place of the last copy."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Send this to the other servers."""
+    """An instruction: send this to the other servers."""
 
     message: m.Order
 
@@ -113,38 +114,44 @@ Instruction = Answer | Adopt | Hold | Apply | ApplyHeld | Drop | AssignRate | Cu
 
 
 class ServerState:
-    """One server; the first of all is told that it is."""
+    """The state of one server; the first of all is told that it is."""
 
     def __init__(self, *, is_first: bool) -> None:
+        #: Names the shares that the chief gave out together; 0: this server serves none.
         self.generation = 0
         #: How many batches are applied.
         self.version = 0
-        #: Why nothing is taken any more; empty while it is.
+        #: Why the run is over, so that no gradients are taken; empty while it goes on.
         self.over = ""
+        #: Whether this server may exit, and whether it waits only until all trainers have heard that the run is over.
         self.has_ended = self._is_finishing = False
+        #: The parts of the model's variables that are held here.
         self.parts: tuple[VariablePart, ...] = ()
+        #: How many pushes were answered with each code.
         self.counts = dict.fromkeys(("applied", "held", "repeated", "stale", "moved", "over"), 0)
         self._is_first = is_first
+        #: How many versions old gradients may be, and after how many batches the run is over (0: never).
         self._staleness = self._most = 0
         self._applied = AppliedBatches(DoneSet((EpochDone(0, 0, ()),)))
         #: When each trainer was last heard.
         self._heard_s: dict[int, float] = {}
         self._now_s = self._agreed_s = 0.0
+        #: Gradients that wait for the first server's order to apply them.
         self._held: dict[Key, None] = {}
         #: The learning rate that was set since the share was given, and by which message of which trainer.
         self._rate: float | None = None
         self._rate_set_by = (0, 0)
         #: The last cut, and what was applied by then.
         self._cut: tuple[int, int, DoneSet | None] | None = None
-        #: Who waits for which cut.
+        #: Who waits for a cut that is not there yet, by its number.
         self._waits: dict[int, tuple[bytes, m.Save]] = {}
-        #: Which trainers wait for values that are not there yet.
+        #: Pulls that wait for values that are not there yet, by trainer.
         self._pulls: dict[int, tuple[bytes, m.Pull]] = {}
 
     # --- what trainers say ---
 
     def handle(self, asker: bytes, said: Message, now_s: float) -> list[Instruction]:
-        """Take in a message; what is to be done, in order."""
+        """Take in a message; return what is to be done, in order."""
         self._now_s = now_s
         trainer = getattr(said, "trainer", None)
         if trainer in self._heard_s:
@@ -164,25 +171,29 @@ class ServerState:
         return [Tell(self._order("forget", trainer=said.trainer))] if self._is_first and is_known else []
 
     def _serve(self, asker: bytes, said: m.ServeShare) -> list[Instruction]:
+        """Hold the share that the chief gives, in place of all there was."""
         if said.generation == self.generation:  # the answer was lost
             return [self._taken(asker, said.serial, "serving")]
         self.generation, self.version, self.parts, self.over = said.generation, said.version, said.parts, ""
         self._is_finishing = self.has_ended = False
         self._staleness, self._most = said.staleness, said.most
         self._applied = AppliedBatches(said.done)
+        # What belonged to the share before is void: its cut and rate, gradients that are held, and trainers that wait.
         self._cut = self._rate = None
         dropped = [Drop(key) for key in self._take_held(lambda _key: True)]
         self._waits.clear()
         self._pulls.clear()
-        self._end_at_most()
+        self._end_at_most()  # the checkpoint may have reached the limit already
         return [*dropped, Adopt(said.parts), self._taken(asker, said.serial, "serving")]
 
     def _withdraw(self, asker: bytes, said: m.Withdraw) -> list[Instruction]:
         return [*self._lose(), self._taken(asker, said.serial, "withdrawn")]
 
     def _pull(self, asker: bytes, said: m.Pull) -> list[Instruction]:
+        """Answer with our values, or wait until they have all that the trainer knows of."""
         if not self._is_of_now(said.generation) or said.trainer not in self._heard_s:
             return [self._taken(asker, said.serial, "moved")]
+        # We are behind the first server: these values would lack gradients that the trainer knows to be applied.
         if said.at_least > self.version:
             self._pulls[said.trainer] = (asker, said)
             return []
@@ -190,8 +201,10 @@ class ServerState:
         return [Answer(asker, values, values=True)]
 
     def _push(self, asker: bytes, said: m.Push) -> list[Instruction]:
+        """Hold the gradients, or, in the first server, apply or refuse them and order the others to apply."""
         key = (said.trainer, said.lease)
         instructions: list[Instruction] = []
+        # The first server tells nobody of gradients that it refuses, so their trainer does, with its next push.
         if said.refused is not None:
             instructions += [Drop(one) for one in self._take_held(lambda one: one == (said.trainer, said.refused))]
         code = self._judge(said)
@@ -204,10 +217,12 @@ class ServerState:
         return [*instructions, self._taken(asker, said.serial, code)]
 
     def _judge(self, said: m.Push) -> str:
+        """Return what becomes of pushed gradients; if they are to be applied, count their batch."""
         if not self._is_of_now(said.generation) or said.trainer not in self._heard_s:
             return "moved"
         if not self._is_first:
             return "held"
+        # Before `over`: a batch whose answer was lost is in the model, even if the run is over by now.
         if self._applied.has(said.lease.epoch, said.lease.number):
             return "repeated"
         if self.over:
@@ -227,8 +242,10 @@ class ServerState:
     # --- the learning rate ---
 
     def _set_rate(self, asker: bytes, said: m.SetRate) -> list[Instruction]:
+        """Use the rate from now on; the others hear of it with the next order."""
         if not self._is_of_now(said.generation) or said.trainer not in self._heard_s:
             return [self._taken(asker, said.serial, "moved")]
+        # A message that was asked twice may come after a newer one: it must not bring the old rate back.
         trainer, serial = self._rate_set_by
         is_late = said.trainer == trainer and said.serial < serial
         if not is_late:
@@ -244,6 +261,7 @@ class ServerState:
     # --- checkpoints ---
 
     def _save(self, asker: bytes, said: m.Save) -> list[Instruction]:
+        """Cut the share, in the first server, and order the others to; they answer when that order comes."""
         if not self._is_of_now(said.generation):
             return [self._taken(asker, said.serial, "moved")]
         if self._cut is not None and self._cut[0] == said.cut:  # the answer was lost, or the order came first
@@ -263,14 +281,19 @@ class ServerState:
     # --- the end ---
 
     def _finish(self, asker: bytes, said: m.Finish) -> list[Instruction]:
-        if said.generation != self.generation != 0:  # one without a share is to end, too
+        """Note that the run is over; the server ends once all trainers have heard so."""
+        if said.generation != self.generation != 0:  # a server without a share has to end, too
             return [self._taken(asker, said.serial, "moved")]
         self.over = self.over or said.why
         self._is_finishing = True
         return [self._taken(asker, said.serial, "over")]
 
     def look(self, now_s: float) -> list[Instruction]:
-        """Now and then: forget who was silent for too long, and end once everybody has heard that it is over."""
+        """Return what is to be done by the clock.
+
+        Trainers that were silent for too long are forgotten, the other servers are told the version, and the server
+        ends once every trainer that is left has heard that the run is over.
+        """
         if not (self._is_first or self._is_finishing):
             return []
         patience_s = _GONE_S if self._is_finishing else _FORGOTTEN_S
@@ -289,6 +312,8 @@ class ServerState:
     # --- what the first server says ---
 
     def _obey(self, _asker: bytes, said: m.Order) -> list[Instruction]:
+        # Whatever the generation: a server that missed orders has to end, too, as nobody may be left to repeat this.
+        """Carry out an order of the first server; if one was missed before it, stop serving."""
         self.has_ended |= said.what == "end" and not self._is_first
         if said.generation != self.generation or self._is_first or self.has_ended:
             return []
@@ -302,11 +327,12 @@ class ServerState:
         if said.what == "forget":
             self._heard_s.pop(said.trainer, None)
             return [Drop(key) for key in self._take_held(lambda key: key[0] == said.trainer)]
-        return []  # they agree
+        return []  # an `agree` whose version is ours
 
     def _apply_held(self, said: m.Order) -> list[Instruction]:
         assert said.lease is not None
         key = (said.trainer, said.lease)
+        # Their trainer pushed them before it asked the first server; without them this server cannot follow.
         if key not in self._held:
             return self._lose()
         del self._held[key]
@@ -323,7 +349,7 @@ class ServerState:
         return [Cut(number), *(self._saved(*waits[number]) for _ in range(number in waits))]
 
     def _lose(self) -> list[Instruction]:
-        """These variables count no more: an order was missed, or the chief is about to give others."""
+        """Stop serving: an order was missed, or the chief is about to give other variables."""
         self.generation = 0
         return [*(Drop(key) for key in self._take_held(lambda _key: True)), *self._answer_pulls()]
 

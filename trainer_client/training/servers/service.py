@@ -1,8 +1,8 @@
 """A parameter server's process: its socket, its share, and its orders to the other servers.
 
-Rules: one thread; what is decided stands in `server_state`. Nobody is waited for: what cannot be sent is asked for
-again, but for orders, which are kept until their connection is up. Gradients that are not of this share are refused.
-A peer that says much in vain is not heard for a moment, one that leaves answers unread is told nothing more, and one
+Rules: one thread; decisions are made in `server_state`. Nobody is waited for: what cannot be sent is asked for again,
+except orders, which are kept until their connection is up. Gradients that are not of this share are refused. A peer
+whose messages are of no use is not heard for a moment, one that leaves answers unread is sent nothing more, and one
 that sends faster than we take in is stopped (see `shared.fairness`).
 """
 
@@ -44,19 +44,19 @@ if TYPE_CHECKING:
 __all__ = ["ParameterServer"]
 
 _LOOK_MS = 200
-#: How soon to look again whether libzmq has got rid of answers, or whether a stopped connection may go on.
+#: How soon to look again whether libzmq has sent waiting answers, or whether a stopped connection may go on.
 _SOON_MS = 20
-#: Orders to the other servers leave after so many messages; after more turns than these some are left over. Trainers
-#: have one or two under way, and each may be as large as a share.
+#: Orders to the other servers are sent after each `_AT_ONCE` messages; after `_MOST_MESSAGES`, what is left waits for
+#: the next turn. Trainers have one or two under way, and each may be as large as a share.
 _AT_ONCE, _MOST_MESSAGES = 16, 1024
 #: How often to look whether a flood has ended.
 _TIDY_S = 0.5
-#: What was said last gets so long to leave.
+#: How long the last messages get to leave.
 _LINGER_MS = 2000
 
 
 class ParameterServer:
-    """Serves at one endpoint; the first server knows the others' endpoints."""
+    """A parameter server at one endpoint; the first server knows the others' endpoints."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class ParameterServer:
         ]
 
     def serve(self) -> None:
-        """Until the run is over and everybody knows."""
+        """Serve until the run is over and the other servers know, or until one that is gone was given its time."""
         until_s = float("inf")
         while not self.state.has_ended or (not self._has_told() and time.monotonic() < until_s):
             self._router.poll(_SOON_MS if self._brakes.are_on() or self._unread.is_behind() else _LOOK_MS)
@@ -118,6 +118,7 @@ class ParameterServer:
         return True
 
     def _hear(self, frames: list[zmq.Frame], now_s: float) -> None:
+        """Take in a message, unless its sender is not heard for now; note a message that was of no use."""
         asker = frames[0].bytes
         if not self._patience.hears(asker, now_s):
             self._brakes.note_useless(frames[0])
@@ -127,7 +128,7 @@ class ParameterServer:
             self._patience.bear(asker)
 
     def _take_in(self, asker: bytes, frames: list[zmq.Frame], now_s: float) -> bool:
-        """Take in a message; return whether it brought anything nearer."""
+        """Take in a message; return whether it was of any use."""
         said = self._read(asker, frames)
         if said is None:
             return False
@@ -136,10 +137,12 @@ class ParameterServer:
             self._send(asker, encode(turned_away))
             return False
         payload = frames[2].buffer if len(frames) == 3 else memoryview(b"")
+        # The message says how long its frame is; with another one it cannot be carried out.
         if getattr(said, "nbytes", 0) != payload.nbytes:
             return False
         try:
             gradients = self._gradients(said, payload)
+            # A share is tried out before it is decided on: one that we cannot hold must not replace the old one.
             if isinstance(said, m.ServeShare) and said.generation != self.state.generation:
                 self._store.adopt(said.parts, payload)
         except ProtocolError as error:
@@ -151,7 +154,7 @@ class ParameterServer:
         return any(not isinstance(one, Answer) or isinstance(one.message, m.Values) for one in instructions)
 
     def _read(self, asker: bytes, frames: list[zmq.Frame]) -> Message | None:
-        """Return the message, if it is one."""
+        """Return the message, or None if it is none; a peer of another version is told so."""
         try:
             return decode(frames[1].buffer) if len(frames) > 1 else None
         except VersionError as error:
@@ -161,7 +164,11 @@ class ParameterServer:
         return None
 
     def _gradients(self, said: Message, payload: memoryview) -> Gradients | None:
-        """What is decided is carried out, so gradients have to be sound before anything is; as a share has to."""
+        """Return the gradients of a push for this generation, or None if the message has none.
+
+        Raise ProtocolError if they are not of this share. What is decided is always carried out, so gradients have to
+        be checked before anything is decided.
+        """
         if isinstance(said, m.Push) and said.generation == self.state.generation:
             gradients = self._store.read(said.parts, payload)
             return gradients if said.is_step else None
@@ -170,15 +177,17 @@ class ParameterServer:
     # --- carrying out ---
 
     def _carry_out(self, instructions: list[Instruction], gradients: Gradients | None = None) -> None:
+        """Send, queue and apply what was decided, in order."""
         for one in instructions:
             match one:
                 case Answer():
                     self._answer(one)
                 case Tell(message):
                     for _, orders in self._others:
+                        # A server that is gone would gather one `agree` after another; any order has the version.
                         if not orders or message.what != "agree":
                             orders.append(encode(message))
-                case Adopt(parts):  # as it has been: who could not would not have been asked what is decided
+                case Adopt(parts):  # the store has done so already, in `_take_in`
                     self._log.info("a share is served", parts=len(parts), version=self.state.version)
                 case _:
                     self._store.carry_out(one, gradients)
@@ -192,6 +201,7 @@ class ParameterServer:
         self._send(answer.to, encode(replace(message, nbytes=len(frame))), frame)
 
     def _send(self, to: bytes, *frames: bytes) -> None:
+        """Send an answer, unless the peer leaves others unread: it asks again once it reads."""
         if not self._unread.reads(to):  # it asks again once it reads
             self._aftermath.note()
             return
@@ -208,7 +218,7 @@ class ParameterServer:
         return not any(orders for _, orders in self._others)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all sockets; the last messages get a moment to leave."""
         for socket in (self._router, *(dealer for dealer, _ in self._others)):
             socket.close(linger=_LINGER_MS)
         self._context.term()

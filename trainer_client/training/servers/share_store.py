@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Gradients", "ShareStore", "frame_of", "split_frame"]
 
-#: Places of parts, each with its gradient: a tensor, or rows. None in their place: the batch has none anywhere.
+#: Places of parts, each with its gradient: a tensor, or rows. None instead: the batch has no gradients on any server.
 Gradients = Sequence[tuple[int, Any]]
 
 
 class ShareStore:
-    """`make_optimizer` gives a new one for each share that is adopted."""
+    """One share at a time; `make_optimizer` returns a new optimizer for each share that is adopted."""
 
     def __init__(self, make_optimizer: Callable[[], Any]) -> None:
         self._make_optimizer = make_optimizer
@@ -39,19 +39,27 @@ class ShareStore:
         self._variables: list[Any] = []
         self._optimizer: Any = None
         self._common: list[Any] = []
+        #: All variables, in the order of a frame.
         self._all: list[Any] = []
+        #: Steps of the optimizer as graphs, by the parts that have gradients, and whether those are rows.
         self._updates: dict[tuple[tuple[int, bool], ...], Any] = {}
+        #: Gradients that wait for the first server's order.
         self._held: dict[Key, Gradients | None] = {}
+        #: The share as it was when last cut for a checkpoint.
         self._copy = b""
-        #: The values as they are sent, until they change.
+        #: The frame that `values` returns, kept until a value changes.
         self._values: bytes | None = None
 
     def adopt(self, parts: tuple[VariablePart, ...], frame: memoryview) -> None:
-        """Become this share, in place of any other; ProtocolError, and nothing else, if it is another optimizer's."""
+        """Hold this share, with the values in the frame, in place of any other.
+
+        Raise ProtocolError, and keep the old share, if the frame does not fit the parts and our optimizer.
+        """
         variables = [keras.Variable(np.zeros(part.shape, part.dtype), dtype=part.dtype) for part in parts]
         optimizer = self._make_optimizer()
         state = OptimizerVariables(optimizer, variables)
         everything = [*variables, *state.common, *(one for each in state.of_each for one in each)]
+        # Nothing that is held changes until the frame is known to fit.
         arrays = split_frame(frame, [(tuple(one.shape), one.dtype) for one in everything])
         for variable, array in zip(everything, arrays, strict=True):
             variable.assign(array)
@@ -62,7 +70,7 @@ class ShareStore:
     # --- gradients ---
 
     def carry_out(self, instruction: Instruction, gradients: Gradients | None) -> None:
-        """Do what was decided: of gradients that came along, or of those that are held, of the rate, or of a copy."""
+        """Carry out one instruction on gradients that came along, on held ones, on the learning rate or the copy."""
         match instruction:
             case Hold(key):
                 self._held[key] = gradients
@@ -79,13 +87,14 @@ class ShareStore:
                 self._copy = frame_of([one.numpy() for one in self._all])
 
     def apply(self, gradients: Gradients | None) -> None:
-        """Take one step of the optimizer, unless the batch has no gradients on any server."""
+        """Take one step of the optimizer; do nothing for None, a batch without gradients on any server."""
         if gradients is None:
             return
         self._values = None
         if not gradients:  # they are all of other servers' parts, and Keras counts no step without gradients
             self._optimizer._iterations.assign_add(1)  # noqa: SLF001 - `iterations` is a quotient while gradients accumulate
             return
+        # A graph for each set of parts with gradients, as the optimizer needs to know its variables when traced.
         kind = tuple((place, isinstance(one, tf.IndexedSlices)) for place, one in gradients)
         if kind not in self._updates:
             self._updates[kind] = self._update([self._variables[place] for place, _ in gradients])
@@ -98,7 +107,7 @@ class ShareStore:
         )
 
     def read(self, parts: tuple[PartGradient, ...], frame: memoryview) -> Gradients:
-        """The gradients in a frame; ProtocolError if they are not of this share."""
+        """Return the gradients in a frame; raise ProtocolError if they are not of this share."""
         kinds: list[tuple[tuple[int, ...], str]] = []
         for one in parts:
             shape, dtype = self._form(one.place)
@@ -118,6 +127,7 @@ class ShareStore:
         if one.rows is None:
             return tf.constant(next(arrays))
         shape, (numbers, values) = self._parts[one.place].shape, (next(arrays), next(arrays))
+        # The numbers come from another process: none may reach the optimizer that is not a row of the part.
         if one.rows and not 0 <= int(numbers.min()) <= int(numbers.max()) < shape[0]:
             raise _not_of_this_share(f"row {int(numbers.max())} of {shape[0]}")
         return tf.IndexedSlices(tf.constant(values), tf.constant(numbers), tf.constant(shape, tf.int64))
@@ -125,23 +135,23 @@ class ShareStore:
     # --- what is sent ---
 
     def values(self) -> bytes:
-        """The values of the parts, and of the optimizer's variables of no part."""
+        """Return a frame of the parts' values, and of the optimizer's variables of no part."""
         if self._values is None:
             self._values = frame_of([one.numpy() for one in (*self._variables, *self._common)])
         return self._values
 
     def copied(self) -> bytes:
-        """The last copy."""
+        """Return the frame of the last copy."""
         return self._copy
 
 
 def frame_of(arrays: Sequence[Any]) -> bytes:
-    """Arrays one behind the other."""
+    """Return the bytes of arrays, one behind the other."""
     return b"".join(np.ascontiguousarray(one).data.cast("B") if one.size else b"" for one in arrays)
 
 
 def split_frame(frame: memoryview, kinds: Sequence[tuple[tuple[int, ...], str]]) -> list[Any]:
-    """The arrays of these shapes and dtypes in a frame, without a copy; ProtocolError if they are others."""
+    """Return arrays of these shapes and dtypes that view the frame; raise ProtocolError if it has another size."""
     sizes = [int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in kinds]
     if sum(sizes) != frame.nbytes:
         raise _not_of_this_share(f"{frame.nbytes} bytes for {sum(sizes)}")

@@ -1,8 +1,8 @@
-"""Which server holds which rows of which variable.
+"""The division of a model's variables over parameter servers, by rows.
 
-Rules: pure. A variable with enough rows is cut over all servers, so a table may be larger than any one of them; what
-is small, or cannot be cut because its optimizer's state has another shape, goes whole to the emptiest. Every server
-gets about as much, and every row is held once.
+Rules: pure. A variable with enough rows is cut over all servers, so a table may be larger than any one of them. One
+that is small, or cannot be cut because its optimizer's state has another shape, goes whole to the emptiest. Every
+server gets about as much, and every row is held once.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ class HeldVariable:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has."""
+        """Size of the variable in bytes."""
         return self.item_bytes * math.prod(self.shape)
 
 
 def shares_of(variables: Sequence[HeldVariable], servers: int) -> tuple[tuple[VariablePart, ...], ...]:
-    """What each server holds, in the order of variables."""
+    """Return the parts that each server holds, in the order of variables."""
     shares: list[list[VariablePart]] = [[] for _ in range(servers)]
     filled = [0] * servers
+    # Largest first, so that small variables even out what the large ones leave uneven.
     for at in sorted(range(len(variables)), key=lambda at: -variables[at].nbytes):
         one = variables[at]
         for server, (start, stop) in _placed(one, filled):
@@ -64,8 +65,9 @@ def _placed(one: HeldVariable, filled: list[int]) -> list[tuple[int, tuple[int, 
 def refuse_too_little_memory(
     variables: Sequence[HeldVariable], shares: Sequence[Sequence[VariablePart]], copies: int, memory: int
 ) -> None:
-    """Refuse shares that are larger than a server is given; `copies` is how many values each number of a variable has
-    there, its own and the optimizer's.
+    """Raise SettingsError if a share is larger than a server's memory, in bytes.
+
+    `copies` is how many values each number of a variable has there, its own and the optimizer's.
     """
     largest = max(
         sum(variables[part.variable].item_bytes * math.prod(part.shape) for part in share) for share in shares

@@ -1,1 +1,1 @@
-"""The ways in which `trainer-client train` trains: one class a strategy, behind one protocol."""
+"""Strategies of `trainer-client train`: one class each, behind the protocol `Placement`."""

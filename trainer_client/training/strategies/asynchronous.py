@@ -1,11 +1,11 @@
-"""Towers in one process that share one copy of the variables, to which each applies its gradients as they come.
+"""Asynchronous towers in one process: they share one copy of the variables and apply gradients as they come.
 
 Rules:
-- Towers compute at the same time, each in a thread, and none waits for another to apply its gradients. One changes the
-  variables at a time, so no update is torn; what a tower computes may be of variables that others change meanwhile.
-- A round is over when each of its batches was applied once: in between nothing is counted nor saved. A tower whose
-  gradients are not finite is tried again alone.
-- Nothing but applied gradients may change variables: a forward pass that does would meet another's.
+- Towers compute at the same time, each in a thread, and none waits for the gradients of another. Only one changes the
+  variables at a time, so no update is torn; but a tower may compute with variables that others change meanwhile.
+- A round is over when each of its batches was applied once: in between nothing is counted or saved. A tower whose
+  gradients are not finite is retried alone.
+- Only applied gradients may change variables: a forward pass that changed some would race with another tower's.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ __all__ = ["Asynchronous"]
 
 
 class Asynchronous(OneCopy):
-    """On these devices, such as GPU:0 and GPU:1. Gradients are divided by the number of towers, so that a round moves
-    the variables about as far as one step of them all would; with `sums`, they are not.
+    """Asynchronous towers on these devices, such as GPU:0 and GPU:1.
+
+    Gradients are divided by the number of towers, so that a round moves the variables about as far as one step of them
+    all would; with `sums`, they are not.
     """
 
     def __init__(self, devices: tuple[str, ...], variables: VariablesOn = "auto", *, sums: bool = False) -> None:
@@ -45,12 +47,12 @@ class Asynchronous(OneCopy):
         self.said += "" if sums else f"; gradients times 1/{len(devices)}"
 
     def prepare_optimizer(self, model: Any) -> None:
-        """As `Placement` has it."""
+        """Prepare for the optimizer; raise SettingsError for a model whose forward pass changes variables."""
         super().prepare_optimizer(model)
         _refuse_statistics(model)
 
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
-        """As `Placement` has it."""
+        """Return a function that trains all towers on a round; raise SettingsError if the loss is scaled."""
         _refuse_scaled_loss(step.optimizer)
         settlement = _Settlement(step)
         return _AllTowers(
@@ -59,11 +61,12 @@ class Asynchronous(OneCopy):
 
 
 class _Settlement:
-    """What changes the variables by what a tower computed, whichever it is: one graph for all towers."""
+    """The graph that changes the variables by what a tower computed, one for all towers."""
 
     def __init__(self, step: TrainStep) -> None:
         self._step = step
-        #: Held while one of our graphs is traced: towers may find at the same time that they need another.
+        #: Held while one of our graphs is traced: towers may find at the same time that they need a new one,
+        #: and tracing runs the model's Python.
         self.tracing = threading.Lock()
         self.settle = TracedStep(tf.function(self._settled, reduce_retracing=True, autograph=False))
 
@@ -73,7 +76,7 @@ class _Settlement:
 
 
 class _Tower:
-    """One tower's step, in two graphs: what it computes while others do so too, and how that is settled."""
+    """One tower's step in two graphs: one computes while other towers do so too, the other applies the result."""
 
     def __init__(  # noqa: PLR0913 - each is a part of its own
         self, step: TrainStep, device: str, times: float, settlement: _Settlement, *, xla: bool, any_shape: bool
@@ -84,12 +87,15 @@ class _Tower:
         self._contribute = TracedStep(tf.function(self._computed, reduce_retracing=any_shape, autograph=False))
 
     def trace(self, spec: Any) -> None:
-        """Trace it for elements like this."""
+        """Trace both graphs for elements of this spec."""
         part = self._contribute.get_concrete_function(spec).structured_outputs
         self._settle.get_concrete_function(tf.nest.map_structure(_spec_of, part))
 
     def train(self, element: Any, applying: threading.Lock) -> list[float]:
-        """Loss, valid rows, what became of the step, and the rows' weight."""
+        """Compute the gradients, then apply them while holding the lock.
+
+        Return the loss, the valid rows, the outcome and the weight of the rows.
+        """
         part = self._contribute(element)
         with applying:
             outcome: list[float] = self._settle(part).numpy().tolist()
@@ -102,8 +108,9 @@ class _Tower:
 
 
 class _AllTowers:
-    """A step of all towers at once. Called with the same round again, it trains those whose gradients were not finite,
-    and no others.
+    """A step of all towers at once, each in a thread.
+
+    Called again with the same round, it trains only the towers whose gradients were not finite.
     """
 
     def __init__(self, towers: Sequence[_Tower]) -> None:
@@ -114,23 +121,25 @@ class _AllTowers:
         self._outcomes: list[list[float] | None] = []
 
     def get_concrete_function(self, specs: Any) -> None:
-        """Trace it, as a `tf.function` would."""
+        """Trace each tower for its spec, as a `tf.function` would."""
         for tower, spec in zip(self._towers, specs, strict=True):
             tower.trace(spec)
 
     def __call__(self, elements: Any) -> Any:
+        # The loop retries a round by passing the same object again.
         if elements is not self._elements:
             self._elements, self._outcomes = elements, [None] * len(self._towers)
         self._train_those_left()
         outcome = _together([one for one in self._outcomes if one is not None])
         if outcome[2] != NOT_FINITE:
-            self._elements = None  # it lies in the feed's slots
+            self._elements = None  # let go of it, as it lies in the feed's slots
         return tf.constant(outcome, tf.float32)
 
     def _train_those_left(self) -> None:
-        """All have ended when this ends, be it with an error."""
+        """Train the towers whose batch is not settled yet; all threads have ended when this returns or raises."""
         left = [at for at, one in enumerate(self._outcomes) if one is None or one[2] == NOT_FINITE]
         running = {at: self._threads.submit(self._towers[at].train, self._elements[at], self._applying) for at in left}
+        # Wait for all before the first error is raised: no thread may change variables once this has ended.
         wait(running.values())
         for at, future in running.items():
             self._outcomes[at] = future.result()
@@ -141,10 +150,11 @@ def _spec_of(value: Any) -> Any:
 
 
 def _together(outcomes: Sequence[Sequence[float]]) -> list[float]:
-    """The mean loss by weight, all valid rows, and what became of the round."""
+    """Return the round's mean loss by weight, its valid rows and its outcome."""
     losses, rows, became, weights = np.array(outcomes).T
     total = weights.sum()
     loss = float(losses @ weights / total) if total else 0.0
+    # One tower without finite gradients has the round retried; otherwise one that was applied makes the round count.
     for worst in (NOT_FINITE, APPLIED):
         if worst in became:
             return [loss, float(rows.sum()), worst]

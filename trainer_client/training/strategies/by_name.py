@@ -19,7 +19,7 @@ __all__ = ["placement_of"]
 
 
 def placement_of(options: StrategyOptions) -> Placement:
-    """It; the devices of this process are set up for it."""
+    """Return the strategy that the options name, with this process's devices set up for it."""
     sums = options.combine == "sum"
     if options.name == "mirrored":
         return Mirrored(tower_devices(options.replicas), options.all_reduce or "auto", sums=sums)

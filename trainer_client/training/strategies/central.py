@@ -23,9 +23,10 @@ __all__ = ["Central"]
 
 
 class Central(OneCopy):
-    """On these devices, such as GPU:0 and GPU:1; with `sums`, gradients are the mean's over all rows, times the towers.
+    """Towers on these devices, such as GPU:0 and GPU:1, whose gradients are applied together.
 
-    A tower's loss is the mean over its own rows, so it counts for as much as they weigh.
+    A tower's loss is the mean over its own rows, so towers are weighted by the weight of their rows. With `sums`,
+    gradients are those of the mean over all rows, times the number of towers.
     """
 
     def __init__(self, devices: tuple[str, ...], variables: VariablesOn = "auto", *, sums: bool = False) -> None:
@@ -34,7 +35,7 @@ class Central(OneCopy):
         self.said += times_said(self._times)
 
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
-        """As `Placement` has it."""
+        """Return the step of all towers as a graph."""
         train = partial(self._train, step, contribution_of(step, xla=xla))
         return TracedStep(tf.function(train, reduce_retracing=any_shape, autograph=False))
 
@@ -44,16 +45,18 @@ class Central(OneCopy):
         contribute: Callable[[Any], Contribution],
         elements: Sequence[Any],
     ) -> Any:
+        """Compute each tower's contribution on its device, then apply all of them together."""
         made, towers = [], Towers(step.model)
         for device, element in zip(self._devices, elements, strict=True):
             with tf.device(device):
                 made.append(contribute(element))
                 towers.note(made[-1].gradients)
         towers.refuse_different_here()
+        # One update for all: the optimizer takes one step, on whichever devices the variables are.
         return step.settle(self._together(made))
 
     def _together(self, made: Sequence[Contribution]) -> Contribution:
-        """What all towers came to; statistics are means over rows."""
+        """Return the towers' contributions as one: loss and gradients by weight, statistics by rows."""
         weight, rows = tf.add_n([one.weight for one in made]), tf.add_n([one.rows for one in made])
         parts = [tf.math.divide_no_nan(one.weight, weight) for one in made]
         loss = tf.add_n([one.loss * part for one, part in zip(made, parts, strict=True)])
@@ -67,7 +70,10 @@ class Central(OneCopy):
 
 
 def _sum_of(gradients: Sequence[Any], parts: Sequence[Any]) -> Any:
-    """Their sum, by these parts; slices of the towers are put one behind the other."""
+    """Return the weighted sum of one gradient over the towers; None if it has no values.
+
+    Sparse gradients are scaled and put one behind the other.
+    """
     if gradients[0] is None:
         return None
     if all(isinstance(one, tf.IndexedSlices) for one in gradients):
@@ -78,5 +84,6 @@ def _sum_of(gradients: Sequence[Any], parts: Sequence[Any]) -> Any:
 
 
 def _mean_of(values: Sequence[Any], parts: Sequence[Any]) -> Any:
+    # A tower without rows may have statistics that are not finite. They count for nothing, but NaN times 0 is NaN.
     pairs = zip(values, parts, strict=True)
     return tf.add_n([tf.math.multiply_no_nan(one, tf.cast(part, one.dtype)) for one, part in pairs])

@@ -1,4 +1,4 @@
-"""What TensorFlow needs to know about a role: its server, its cluster resolver, and where its variables live.
+"""TensorFlow's view of a role: its server, its cluster resolver, and the devices of its variables.
 
 Rules: task types have TensorFlow 2's names (the master is the chief). It must not read the environment: a role has
 everything.

@@ -1,4 +1,4 @@
-"""Towers in one process, on one device each, each with all variables."""
+"""Replicas in one process, each on a device of its own, with a copy of all variables."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ __all__ = ["Mirrored"]
 
 
 class Mirrored(Replicated):
-    """On these devices, such as CPU:0 and CPU:1; with `sums`, gradients are the mean's over all rows, times the
-    replicas.
+    """Replicas on these devices, such as CPU:0 and CPU:1.
+
+    Gradients are those of the mean over all rows; with `sums`, that mean times the number of replicas.
     """
 
     def __init__(self, devices: tuple[str, ...], all_reduce: AllReduce = "auto", *, sums: bool = False) -> None:
@@ -35,7 +36,7 @@ class Mirrored(Replicated):
         self.ranks = {"rank": 0, "replicas": len(devices), "world": len(devices)}
 
     def refuse_other_world(self, feed: Feed) -> None:
-        """As `Placement` has it."""
+        """Raise SettingsError for a stream in queue mode, or a feed with other ranks than our replicas."""
         refuse_queue(feed, "mirrored")
         refuse_other_world(feed, "mirrored", replicas=self.ranks["replicas"], world=self.ranks["world"])
 

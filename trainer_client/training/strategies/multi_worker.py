@@ -1,7 +1,7 @@
 """Replicas in several processes, which exchange gradients by collective operations.
 
-Rules: a process's place is its role in the environment. What one process is told, to stop for example, all heed after
-the same step, because whoever stepped on alone would wait for the others for ever.
+Rules: a process's place is its role in the environment. What one process is told, to stop for example, all do after the
+same step, because one that stepped on alone would wait for the others for ever.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ __all__ = ["MultiWorker"]
 
 
 class MultiWorker(Replicated):
-    """One process of a cluster, with so many replicas here, by default one for each GPU, or one; with `sums`, gradients
-    are the mean's over all rows, times the replicas. All processes have equally many.
+    """One process of a cluster, with `replicas` replicas here: by default one for each GPU, or one.
+
+    All processes have equally many. Gradients are those of the mean over all rows; with `sums`, that mean times the
+    number of replicas.
     """
 
     agrees_to_stop = True
@@ -60,6 +62,7 @@ class MultiWorker(Replicated):
             ),
             sums=sums,
         )
+        # Only now: TensorFlow's server, which replaces the handler, was started with the strategy.
         _take_sigterm_back()
         self._looked_s = time.monotonic()
         self._peers = [
@@ -77,53 +80,58 @@ class MultiWorker(Replicated):
         self.said = f"multi-worker: {where}; gradients by {taken}{times_said(self._times)}"
 
     def scope(self) -> AbstractContextManager[Any]:
-        """As `Placement` has it; the chief gives its values of new variables to all."""
+        """Return the scope in which variables are made; new ones have the chief's values in all processes."""
         stack = ExitStack()
         stack.enter_context(self.exchanging())
         stack.enter_context(super().scope())
         return stack
 
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
-        """As `Placement` has it; where the feed waits for the others, one that is gone is noticed."""
+        """Return the feed's batches in rounds; a lost process is noticed while the feed waits for others."""
         feed._session.watch_others(self.refuse_lost)
         return super().data(feed, keys)
 
     def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
-        """As `Placement` has it, and as above."""
+        """Return the pipeline's elements in rounds; a lost process is noticed while the feed waits."""
         feed._session.watch_others(self.refuse_lost)
         return super().pipeline(feed, function)
 
     def refuse_lost(self) -> None:
-        """Raise an error if a process is gone, or another has taken its place. Call it as often as you like: it looks
-        now and then only.
+        """Raise LostError if a process of the run is gone, or another has taken its place.
+
+        It may be called as often as you like: it looks only every few seconds.
         """
         if time.monotonic() - self._looked_s >= _LOOK_EVERY_S:
+            # A failed precondition means here that a process answers, but is not the one that we began with.
             with _naming_the_lost(len(self._peers), (*_GONE, tf.errors.FailedPreconditionError)):
                 for peer in self._peers:
                     context.context().check_collective_ops_peer_health(peer, timeout_in_ms=_SILENT_MS)
             self._looked_s = time.monotonic()
 
     def exchanging(self) -> AbstractContextManager[Any]:
-        """As `Replicated` has it: a process that died is named as what it is."""
+        """Return a context in which the error of a partner's death becomes a LostError."""
         return _naming_the_lost(len(self._peers))
 
     def heeds(self, *, asked: bool) -> bool:
-        """As `Placement` has it: what was said in the last step, which all know."""
+        """Return whether any process was asked to stop before the last step, which all processes know.
+
+        `asked` is passed on to the others in the next step.
+        """
         self.to_stop.asked = asked
         return self.to_stop.by_any
 
     def refuse_other_world(self, feed: Feed) -> None:
-        """As `Placement` has it."""
+        """Raise SettingsError for a stream in queue mode, or a feed with other ranks than our replicas."""
         refuse_queue(feed, "multi-worker")
         refuse_other_world(feed, "multi-worker", replicas=self.ranks["replicas"], world=self.ranks["world"])
 
 
-#: How often a wait for others looks whether they are there, and how long one may take to answer, which takes none of
-#: its Python.
+#: How often a wait for other processes checks that they are there, and how long one may take to answer. A busy process
+#: answers too, as that takes none of its Python.
 _LOOK_EVERY_S = 5.0
 _SILENT_MS = 30_000
 
-#: What an exchange raises when a partner is gone.
+#: Errors of an exchange whose partner is gone.
 _GONE = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
@@ -134,9 +142,11 @@ _GONE = (
 
 @contextmanager
 def _naming_the_lost(processes: int, gone: tuple[type[Exception], ...] = _GONE) -> Iterator[None]:
+    """Turn TensorFlow's errors of a lost process into a LostError that quotes them; others pass unchanged."""
     try:
         yield
     except tf.errors.OpError as error:
+        # An exchange that was aborted may have another class, and is known by its text.
         if not isinstance(error, gone) and "Collective ops is aborted" not in error.message:
             raise
         said = [line for line in error.message.splitlines() if line.startswith(("Collective ops", "Additional GRPC"))]
@@ -148,7 +158,10 @@ def _naming_the_lost(processes: int, gone: tuple[type[Exception], ...] = _GONE) 
 
 
 def _take_sigterm_back() -> None:
-    """TensorFlow's server puts a handler of its own in the place of Python's, which then never hears a SIGTERM."""
+    """Install Python's SIGTERM handler again, which TensorFlow's server has replaced by its own.
+
+    Python would otherwise never hear a SIGTERM.
+    """
     if threading.current_thread() is threading.main_thread():
         handler = signal.getsignal(signal.SIGTERM)
         if handler is not None:

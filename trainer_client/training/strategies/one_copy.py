@@ -1,4 +1,4 @@
-"""What strategies have in common whose towers, in one process, share one copy of the variables."""
+"""The common part of strategies whose towers, in one process, share one copy of the variables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["OneCopy"]
 
 
 class OneCopy:
-    """Towers on these devices, whose variables lie in these places: what was taken is told."""
+    """Towers on these devices, whose variables lie in `places`; `taken` is a phrase on how these were chosen."""
 
     writes = True
     agrees_to_stop = False
@@ -34,58 +34,60 @@ class OneCopy:
         self.judging = {"rank": 0}
         self.said = f"{name}: {len(devices)} towers on {', '.join(devices)}; variables on {', '.join(places)} ({taken})"
         self._devices = devices
+        #: Whether new variables are the optimizer's, which go beside the model's.
         self._is_model_built = False
         self._places = LeastLoaded(places)
 
     def scope(self) -> AbstractContextManager[Any]:
-        """As `Placement` has it."""
+        """Return a scope that puts each new variable in the place with the fewest bytes so far."""
         scope: AbstractContextManager[Any] = tf.variable_creator_scope(self._create)
         return scope
 
     def _create(self, create: Callable[..., Any], **how: Any) -> Any:
-        """A variable in its place."""
+        """Create a variable in its place; once the model is built, beside the variable that it belongs to."""
         if self._is_model_built:
-            return create(**how)  # beside the one that it belongs to
+            return create(**how)  # such as an optimizer's slot
+        # Compute the initial value first: its size decides where the variable goes.
         value = how["initial_value"]
         how["initial_value"] = value = tf.convert_to_tensor(value() if callable(value) else value, how.get("dtype"))
         with tf.device(self._places.place(_bytes_of(value))):
             return create(**how)
 
     def refuse_other_world(self, feed: Feed) -> None:
-        """As `Placement` has it."""
+        """Raise SettingsError for a stream in queue mode, or a feed with other ranks than our towers."""
         refuse_queue(feed, self._name)
         refuse_other_world(feed, self._name, replicas=len(self._devices), world=len(self._devices))
 
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
-        """As `Placement` has it."""
+        """Return the feed's batches in rounds: one batch for each tower."""
         return Rounds(feed, keys, self._devices, tuple)
 
     def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
-        """As `Placement` has it."""
+        """Return the elements of a user's pipeline in rounds: one for each tower."""
         return PipelineRounds(feed, function, self._devices, tuple)
 
     def one_of(self, element: Any) -> Any:
-        """As `Placement` has it."""
+        """Return the first tower's part of a step's element."""
         return element[0]
 
     def any_element(self, elements: Iterable[Any]) -> Any:
-        """As `Placement` has it."""
+        """Return the spec of a step's element, for one graph for all shapes."""
         return self.for_all(elements.element_spec)  # type: ignore[attr-defined] # of rounds
 
     def for_all(self, element: Any) -> Any:
-        """As `Placement` has it."""
+        """Return a step's element in which each tower has this element."""
         return (element,) * len(self._devices)
 
     def prepare_optimizer(self, model: Any) -> None:
-        """As `Placement` has it: optimizers put their variables beside the model's."""
+        """Note that the model is built, so that the optimizer's variables are put beside the model's."""
         self._is_model_built = model.built
 
     def heeds(self, *, asked: bool) -> bool:
-        """As `Placement` has it."""
+        """Return `asked`: there is no other process."""
         return asked
 
     def refuse_unequal(self, model: Any) -> None:
-        """As `Placement` has it: there is one copy."""
+        """Do nothing: there is one copy of the variables."""
 
 
 def _bytes_of(value: Any) -> int:

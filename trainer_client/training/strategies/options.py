@@ -1,6 +1,6 @@
-"""What may be said about a strategy, and which of it concerns which strategy.
+"""Options of a strategy, and which strategy uses which of them.
 
-Rules: pure. What a strategy would not heed is refused, so that nobody believes it was.
+Rules: pure. An option that a strategy would ignore is refused, so that nobody believes it had an effect.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HEEDED", "StrategyOptions"]
 
-#: What each strategy heeds.
+#: The options that each strategy uses.
 HEEDED: dict[str, frozenset[str]] = {
     "single": frozenset(),
     "mirrored": frozenset({"replicas", "all_reduce", "combine"}),
@@ -29,15 +29,15 @@ HEEDED: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyOptions:
-    """None: not said."""
+    """A strategy and its options; None: not given."""
 
     name: str = "single"
-    #: In this process.
+    #: How many replicas this process has.
     replicas: int | None = None
     all_reduce: AllReduce | None = None
     combine: Literal["mean", "sum"] | None = None
     variables: VariablesOn | None = None
-    #: Gradients are refused if more batches than these were applied since their values.
+    #: Gradients are refused if more than this many batches were applied since their values were pulled.
     staleness: int | None = None
     #: Steps from one pull to the next.
     pull_every: int | None = None
@@ -45,7 +45,7 @@ class StrategyOptions:
     server_memory: float | None = None
 
     def refuse_unheeded(self) -> None:
-        """Refuse what this strategy would not heed."""
+        """Raise SettingsError for an option that this strategy would ignore."""
         for option in sorted(frozenset().union(*HEEDED.values())):
             if getattr(self, option) is not None and option not in HEEDED[self.name]:
                 heeding = ", ".join(name for name, heeded in HEEDED.items() if option in heeded)

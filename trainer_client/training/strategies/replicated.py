@@ -1,10 +1,10 @@
-"""What the strategies of `tf.distribute` have in common: each replica has all variables, and all apply one gradient.
+"""The common part of the `tf.distribute` strategies: each replica has all variables, and all apply one gradient.
 
 Rules:
-- Losses are weighted by valid rows over all replicas, so gradients are summed once, here; the optimizer clips, scales
-  and applies that sum, and sums nothing itself.
-- What becomes of a step follows from sums that all replicas have, so all decide alike.
-- A round is one batch a replica, all of one shape. Replicas take consecutive ranks.
+- Losses are weighted by valid rows over all replicas, so gradients are summed once, here. The optimizer clips, scales
+  and applies that sum, and does no all-reduce of its own.
+- The outcome of a step follows from sums that all replicas have, so all decide alike.
+- A round is one batch for each replica, all of one shape. Replicas take consecutive ranks.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ __all__ = ["Replicated", "ToStop"]
 
 @dataclass
 class ToStop:
-    """Whether this process is asked to stop, and whether any was when the last step was taken."""
+    """Requests to stop: this process's own, and whether any process had one when the last step was taken."""
 
     asked: bool = False
     by_any: bool = False
 
 
 class Replicated:
-    """Training under a strategy of TensorFlow's; with `sums`, gradients are multiplied by the number of replicas."""
+    """Training under a `tf.distribute` strategy; with `sums`, gradients are multiplied by the number of replicas."""
 
     writes = True
     agrees_to_stop = False
-    #: As `Placement` has them.
+    #: See `Placement`.
     said: str
     ranks: dict[str, int]
     judging: dict[str, int]
@@ -63,43 +63,43 @@ class Replicated:
         self.to_stop = ToStop()
 
     def scope(self) -> AbstractContextManager[Any]:
-        """As `Placement` has it."""
+        """Return the strategy's scope, in which the model's and the optimizer's variables are made."""
         scope: AbstractContextManager[Any] = self._strategy.scope()
         return scope
 
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
-        """As `Placement` has it."""
+        """Return the feed's batches in rounds: one batch for each replica of this process."""
         return Rounds(feed, keys, self._devices(), self._of_replicas)
 
     def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
-        """As `Placement` has it."""
+        """Return the elements of a user's pipeline in rounds: one for each replica of this process."""
         return PipelineRounds(feed, function, self._devices(), self._of_replicas)
 
     def one_of(self, element: Any) -> Any:
-        """As `Placement` has it."""
+        """Return the first replica's part of a step's element."""
         return self._first(element)
 
     def any_element(self, elements: Iterable[Any]) -> Any:
-        """As `Placement` has it."""
+        """Return the spec of a step's element with open sizes, for one graph for all shapes."""
         spec = elements.element_spec  # type: ignore[attr-defined] # of rounds
         return tf.nest.map_structure(lambda one: PerReplicaSpec(*[one] * len(self._devices())), spec)
 
     def for_all(self, element: Any) -> Any:
-        """As `Placement` has it."""
+        """Return a step's element in which each replica here has this element."""
         return self._of_replicas([element] * len(self._devices()))
 
     def prepare_optimizer(self, model: Any) -> None:
-        """As `Placement` has it."""
+        """Raise SettingsError for trained variables of which replicas have no copies."""
         refuse_unsynchronised(model)
 
     def refuse_unequal(self, model: Any) -> None:
-        """As `Placement` has it."""
+        """Raise DataError for variables that differ between replicas; all processes call it at the same step."""
         replicas, world = self.ranks["replicas"], self.ranks["world"]
         with self.exchanging():
             refuse_unequal(self._strategy, model, world // replicas, self.ranks["rank"] // replicas)
 
     def _of_replicas(self, elements: Sequence[Any]) -> Any:
-        """One element for each replica here."""
+        """Return a distributed element, made of one element for each replica here."""
         left = iter(elements)
         return self._strategy.experimental_distribute_values_from_function(lambda _context: next(left))
 
@@ -108,7 +108,7 @@ class Replicated:
         return devices
 
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
-        """As `Placement` has it."""
+        """Return a step of all replicas, in which they also tell each other of requests to stop."""
         _sum_nothing(step.optimizer)
         towers = Towers(step.model)
         train = partial(self._train, step, contribution_of(step, xla=xla), towers)
@@ -116,11 +116,11 @@ class Replicated:
         return _WatchedStep(function, step, partial(towers.refuse_different, self._world()), self)
 
     def exchanging(self) -> AbstractContextManager[Any]:
-        """While all replicas exchange something."""
+        """Return a context for exchanges between replicas; here it does nothing."""
         return nullcontext()
 
     def heeds(self, *, asked: bool) -> bool:
-        """As `Placement` has it."""
+        """Return `asked`: all replicas are in this process."""
         return asked
 
     def _train(
@@ -131,7 +131,11 @@ class Replicated:
         element: Any,
         asked: Any,
     ) -> Any:
-        """One step of all replicas: what came of it, how many of them have each gradient and are asked to stop."""
+        """Take one step of all replicas, within a graph.
+
+        Return the outcome, and for each variable how many replicas have a gradient, followed by how many are asked to
+        stop.
+        """
         strategy = self._strategy
         towers.begin()
 
@@ -139,11 +143,13 @@ class Replicated:
             part, counts = self._summed(contribute(element), towers, asked)
             having = counts[:-1]
             became = step.became(part)
+            # If only some replicas have a gradient, nothing is applied, and the caller refuses the model by name.
             alike = tf.reduce_all((having == 0) | (having == self._world()))
             return part, became, step.may_apply(part, became) & alike, counts
 
         part, became, may_apply, counts = strategy.run(compute, (element, asked))
         towers.refuse_different_here()
+        # All replicas derived this from the same sums, so the first one's is that of all.
         tf.cond(self._first(may_apply), lambda: strategy.run(step.apply, (part, became)), lambda: None)
         return tf.stack([self._first(one) for one in (part.loss, part.rows, became)]), self._first(counts)
 
@@ -151,14 +157,18 @@ class Replicated:
         return int(self._strategy.num_replicas_in_sync)
 
     def _first(self, value: Any) -> Any:
-        """The first replica's value here, which all have."""
+        """Return the first replica's value here, for values that are the same on all."""
         return self._strategy.experimental_local_results(value)[0]
 
     def _summed(self, part: Contribution, towers: Towers, asked: Any) -> tuple[Contribution, Any]:
-        """What all replicas came to, and how many of them have each gradient and are asked to stop; statistics are
-        means over rows.
+        """Return the contribution summed over all replicas, and the summed counts.
+
+        Counts are how many replicas have each gradient, then how many are asked to stop. Statistics are means over
+        rows.
         """
+        # A replica without rows may have statistics that are not finite. They count for nothing, but NaN * 0 is NaN.
         of_rows = [tf.math.multiply_no_nan(tf.cast(one, tf.float32), part.rows) for one in part.statistics]
+        # All replicas have to sum the same tensors, so a missing gradient goes in as zeros, and out as None.
         having, gradients = towers.note(part.gradients)
         counts = tf.concat([having, [asked]], 0)
         loss, rows, weight, counts, *sums = _sum_of_all([*part[:3], counts, *gradients, *of_rows])
@@ -174,8 +184,9 @@ class Replicated:
 
 
 class _WatchedStep:
-    """A step as a graph, in which replicas tell each other whether they are asked to stop; the gradients' counts are
-    looked at whenever it was traced.
+    """A step as a graph, in which replicas tell each other whether they are asked to stop.
+
+    After each new trace it checks that all replicas have the same gradients.
     """
 
     def __init__(
@@ -185,7 +196,7 @@ class _WatchedStep:
         self._looked_at = 0
 
     def get_concrete_function(self, element: Any) -> None:
-        """Trace it, as a `tf.function` would."""
+        """Trace the step for this spec, as a `tf.function` would."""
         self._function.get_concrete_function(element, tf.TensorSpec((), tf.float32))
 
     def __call__(self, element: Any) -> Any:
@@ -194,6 +205,7 @@ class _WatchedStep:
             outcome, counts = self._function(element, tf.constant(to_stop.asked, tf.float32))
             *having, asked = counts.numpy()
         to_stop.by_any = bool(asked)
+        # Which gradients there are is fixed when a graph is traced, so each trace is checked once.
         if self._step.traces > self._looked_at:
             self._look(having)
             self._looked_at = self._step.traces
@@ -201,8 +213,10 @@ class _WatchedStep:
 
 
 def _sum_of_all(values: list[Any]) -> list[Any]:
-    """Sums over all replicas, one exchange for each dtype, because only tensors of one can be packed together. 16 bits
-    are too few to sum in.
+    """Return the sums of these values over all replicas, by one all-reduce for each dtype.
+
+    Only tensors of one dtype can be packed together. Values of 16 bits are summed as float32, because 16 bits are too
+    few to sum in.
     """
     replica = tf.distribute.get_replica_context()
     wide = [_widened(one) for one in values]
@@ -228,9 +242,11 @@ def _cast(value: Any, dtype: Any) -> Any:
 
 
 def _sum_nothing(optimizer: Any) -> None:
-    """Keras' optimizers sum gradients over replicas after clipping them and looking whether they are finite; nothing
-    public lets one be given the sum.
+    """Keep the optimizer from summing gradients over replicas, as they are summed already.
+
+    Keras's optimizers do so after clipping them and checking that they are finite; nothing public lets one be given the
+    sum.
     """
     while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
-    optimizer._all_reduce_sum_gradients = list  # noqa: SLF001 - as said
+    optimizer._all_reduce_sum_gradients = list  # noqa: SLF001 - nothing public does it

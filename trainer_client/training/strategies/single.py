@@ -25,7 +25,7 @@ __all__ = ["Single"]
 
 
 class Single:
-    """One process, one device. Unless it `compiles_updates`, XLA leaves alone what is done with gradients."""
+    """One process on one device; without `compiles_updates`, XLA does not compile what is done with gradients."""
 
     writes = True
     agrees_to_stop = False
@@ -35,11 +35,11 @@ class Single:
         self.said, self.ranks, self.judging = "", dict[str, int](), {"rank": 0}
 
     def scope(self) -> AbstractContextManager[Any]:
-        """As `Placement` has it."""
+        """Return a context that does nothing: variables need no scope."""
         return nullcontext()
 
     def refuse_other_world(self, feed: Feed) -> None:
-        """As `Placement` has it."""
+        """Raise SettingsError for a feed in a world of several ranks: each would train a model of its own."""
         session = feed._session
         if session.world != 1:
             raise SettingsError(
@@ -49,37 +49,37 @@ class Single:
             )  # fmt: skip
 
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
-        """As `Placement` has it."""
+        """Return the feed's batches, read ahead."""
         return make(feed._session, ElementStructure(**keys), ahead=True)
 
     def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
-        """As `Placement` has it."""
+        """Return the elements that the user's pipeline makes, one for each batch."""
         return OneForEach(feed._session, function)
 
     def one_of(self, element: Any) -> Any:
-        """As `Placement` has it."""
+        """Return the element, which is that of the only replica."""
         return element
 
     def any_element(self, elements: Iterable[Any]) -> Any:
-        """As `Placement` has it."""
+        """Return the spec of the elements, for one graph for all shapes."""
         return elements.element_spec  # type: ignore[attr-defined] # of a tf.data.Dataset
 
     def for_all(self, element: Any) -> Any:
-        """As `Placement` has it."""
+        """Return the element, as there is one replica."""
         return element
 
     def prepare_optimizer(self, model: Any) -> None:
-        """As `Placement` has it."""
+        """Do nothing: every variable has one copy."""
 
     def heeds(self, *, asked: bool) -> bool:
-        """As `Placement` has it."""
+        """Return `asked`: there is no other process."""
         return asked
 
     def refuse_unequal(self, model: Any) -> None:
-        """As `Placement` has it: there is nothing that could differ."""
+        """Do nothing: there is no other replica."""
 
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
-        """As `Placement` has it."""
+        """Return the step as a graph, compiled by XLA if `xla`."""
         how = {"reduce_retracing": any_shape, "autograph": False}
         if self._compiles_updates:
             return TracedStep(tf.function(step, jit_compile=xla, **how))

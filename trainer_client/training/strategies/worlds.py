@@ -1,4 +1,4 @@
-"""Refuses feeds whose ranks are not the replicas of a strategy."""
+"""Checks that the ranks of a feed are the replicas of a strategy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["refuse_cluster", "refuse_other_world", "refuse_queue"]
 
 
 def refuse_queue(feed: Feed, strategy: str) -> None:
-    """Refuse a stream whose batches are leased."""
+    """Raise SettingsError for a stream in queue mode, whose batches are leased."""
     session = feed._session
     if session.in_queue:
         raise SettingsError(
@@ -26,7 +26,7 @@ def refuse_queue(feed: Feed, strategy: str) -> None:
 
 
 def refuse_other_world(feed: Feed, strategy: str, *, replicas: int, world: int) -> None:
-    """Refuse other ranks than these."""
+    """Raise SettingsError if the feed has other ranks than `replicas` of `world`."""
     session = feed._session
     if (session.replicas, session.world) != (replicas, world):
         raise SettingsError(
@@ -37,7 +37,7 @@ def refuse_other_world(feed: Feed, strategy: str, *, replicas: int, world: int) 
 
 
 def refuse_cluster(strategy: str) -> None:
-    """Refuse to be one of several processes that would not exchange gradients."""
+    """Raise SettingsError if this is one of several processes, as they would exchange no gradients."""
     if says_a_place(os.environ) and role().world > 1:
         raise SettingsError(
             expected="one process", got=f"one of {role().world}, as the environment says",

@@ -1,1 +1,1 @@
-"""What is taken, for what was asked and what is there."""
+"""Choices between what was asked for and what the devices allow."""

@@ -1,7 +1,7 @@
-"""Which all-reduce is taken, for what was asked and the devices that are there.
+"""The choice of an all-reduce, by what was asked for and the devices that are there.
 
-Rules: pure. What TensorFlow would replace in silence is said here first: what cannot work with these devices falls back
-to what is then named, and what cannot work on any devices is refused.
+Rules: pure. TensorFlow would replace some choices in silence, so it is decided here: a choice that cannot work with
+these devices falls back to another, which is then named; one that cannot work on any devices is refused.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["ALL_REDUCES", "AllReduce", "ChosenAllReduce", "between_processes", "
 AllReduce = Literal["auto", "nccl", "ring", "hierarchical", "cpu", "gpu"]
 ALL_REDUCES: tuple[AllReduce, ...] = ("auto", "nccl", "ring", "hierarchical", "cpu", "gpu")
 
-#: TensorFlow's copies go over two groups of devices, and are made for machines with eight.
+#: TensorFlow's hierarchical copies go over two groups of devices, and are made for machines with eight.
 _LEAST_FOR_HIERARCHY = 8
 
 
 class ChosenAllReduce(NamedTuple):
-    """The one that is taken, and why it is another than what was asked for, if it is."""
+    """The all-reduce that is used, and why it is not the one that was asked for, if so."""
 
     name: AllReduce
     why: str = ""
@@ -33,7 +33,11 @@ class ChosenAllReduce(NamedTuple):
 
 
 def within_process(asked: AllReduce, devices: Sequence[str]) -> ChosenAllReduce:
-    """The one between the replicas of one process, which are on devices of these kinds: CPU, GPU."""
+    """Return the all-reduce for replicas of one process on devices of these kinds (CPU, GPU).
+
+    Raise SettingsError for `ring`, and for `hierarchical` on too few devices. `nccl` and `gpu` fall back to `cpu`
+    unless all replicas are on GPUs.
+    """
     gpus = len(devices) > 0 and all(kind == "GPU" for kind in devices)
     if asked == "ring":
         raise _refused(
@@ -53,7 +57,10 @@ def within_process(asked: AllReduce, devices: Sequence[str]) -> ChosenAllReduce:
 
 
 def between_processes(asked: AllReduce, devices: Sequence[str]) -> ChosenAllReduce:
-    """The one between the processes of a cluster."""
+    """Return the all-reduce between the processes of a cluster, whose devices here are of these kinds.
+
+    Raise SettingsError for one that works within a process only. `nccl` falls back to `ring` unless all are on GPUs.
+    """
     gpus = len(devices) > 0 and all(kind == "GPU" for kind in devices)
     if asked in ("hierarchical", "cpu", "gpu"):
         raise _refused(

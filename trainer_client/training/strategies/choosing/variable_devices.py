@@ -1,4 +1,4 @@
-"""On which devices variables lie that all towers of a process share.
+"""The devices of the variables that all towers of a process share.
 
 Rules: pure. Towers are on devices of one kind.
 """
@@ -15,14 +15,17 @@ __all__ = ["VARIABLES_ON", "LeastLoaded", "VariablesOn", "places_of_variables"]
 VariablesOn = Literal["auto", "cpu", "gpu", "balanced"]
 VARIABLES_ON: tuple[VariablesOn, ...] = ("auto", "cpu", "gpu", "balanced")
 
-#: From so many towers on, updates that come at any time would keep the GPUs that hold variables from computing.
+#: With at least this many towers, asynchronous updates would keep the GPUs that hold variables from computing.
 _MANY_TOWERS = 4
 
 
 def places_of_variables(
     asked: VariablesOn, devices: Sequence[str], *, asynchronous: bool = False
 ) -> tuple[tuple[str, ...], str]:
-    """The devices that variables are spread over, and what was taken, with the reason if it was not asked for."""
+    """Return the devices that variables are spread over, and a phrase on the choice.
+
+    The phrase has the reason, if it is not what was asked for. `gpu` falls back to the CPU if no tower is on a GPU.
+    """
     gpus = tuple(one for one in devices if one.startswith("GPU"))
     taken, why = asked, ""
     if asked == "gpu" and not gpus:
@@ -38,13 +41,13 @@ def places_of_variables(
 
 
 class LeastLoaded:
-    """Gives each variable the device that has the fewest bytes so far, the first of them if several have."""
+    """A placement by size: each variable goes to the device with the fewest bytes, the first if several have."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         self.bytes_on = dict.fromkeys(devices, 0)
 
     def place(self, nbytes: int) -> str:
-        """Where a variable of this size goes."""
+        """Return the device for a variable of this size, and count its bytes there."""
         device = min(self.bytes_on, key=self.bytes_on.__getitem__)
         self.bytes_on[device] += nbytes
         return device

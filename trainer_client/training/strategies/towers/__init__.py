@@ -1,1 +1,1 @@
-"""What strategies of several towers have in common: their devices, their batches, their gradients, their variables."""
+"""The common parts of strategies with several towers: devices, batches, gradients and variables."""

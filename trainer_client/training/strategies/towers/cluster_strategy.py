@@ -1,7 +1,7 @@
 """TensorFlow's strategy of one process of a cluster, on devices of this process that are chosen here.
 
-Rules: TensorFlow itself takes all GPUs, or one CPU; nothing public lets a process have several parts of its CPU, which
-is how a run on machines with several GPUs is tried without any.
+Rules: TensorFlow itself takes all GPUs, or one CPU. Nothing public gives a process several parts of its CPU, which is
+how a run on machines with several GPUs is tried without any.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-# Not public, as said (2.18 to 2.21).
+# Not public, but nothing public lets devices be chosen (TensorFlow 2.18 to 2.21).
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
 from shared.errors import SettingsError
@@ -21,12 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["ClusterStrategy", "refuse_uneven"]
 
-#: Of our own exchange; a strategy counts its groups from 1 on.
+#: Group key of our own exchange, out of the way of those of strategies, which count from 1.
 _GROUP = 1 << 30
 
 
 class ClusterStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc] # TensorFlow has no types
-    """On these devices, such as CPU:0 and CPU:1, of each process; `how` is as TensorFlow's own takes it."""
+    """A `MultiWorkerMirroredStrategy` on these devices, such as CPU:0 and CPU:1, of each process.
+
+    `how` are TensorFlow's own arguments.
+    """
 
     def __init__(self, devices: Sequence[str], **how: Any) -> None:
         tf.distribute.Strategy.__init__(self, _OnDevices(self, devices, **how))
@@ -38,17 +41,21 @@ class _OnDevices(CollectiveAllReduceExtended):  # type: ignore[misc] # as above
         super().__init__(strategy, **how)
 
     def _initialize_local_devices(self, _resolver: Any, worker: str) -> tuple[tuple[str, ...], str]:
-        """As TensorFlow asks for them: their names in the cluster, and their kind."""
+        """Return the names of the chosen devices in the cluster, and their kind, as TensorFlow asks for."""
         return tuple(f"{worker}/device:{one}" for one in self._chosen), self._chosen[0].partition(":")[0]
 
 
 def refuse_uneven(replicas: int, processes: int) -> None:
-    """Refuse processes of a run that have not equally many replicas; all of them call it, once each has a strategy."""
+    """Raise SettingsError unless all processes of a run have equally many replicas.
+
+    All of them call it, once each has a strategy.
+    """
     counts = _counts_of_all(replicas, processes, 1)
     if len(set(counts)) == 1:
         return
+    # Exchange once more, as a barrier: if a process ended before the others have the counts, they would get no answer.
     with suppress(tf.errors.OpError):
-        _counts_of_all(replicas, processes, 2)  # whoever ends before others have heard leaves them without an answer
+        _counts_of_all(replicas, processes, 2)
     raise SettingsError(
         expected="equally many replicas in each process of the run",
         got=", ".join(f"{many} in process {at}" for at, many in enumerate(counts)), where="--replicas",

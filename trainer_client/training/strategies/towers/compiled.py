@@ -1,10 +1,10 @@
-"""What one tower computes of a step, compiled by XLA.
+"""One tower's part of a step, compiled by XLA.
 
-Rules: XLA holds what one device computes, and nothing that crosses to others. So variables, which may lie elsewhere, go
-in as values, and what the forward pass itself changes comes out and is assigned here; but for seeds, which are counted
-on here, so that no tower waits for another that draws from the same ones. A loss is the mean over the tower's own rows,
-and is weighed by them here if replicas sum. Shapes are compiled one by one as they come, whatever the graph around them
-was traced for.
+Rules: XLA compiles what one device computes, and nothing that crosses to others. So variables, which may lie elsewhere,
+go in as values; what the forward pass changes comes out, and is assigned here. Seeds are an exception: they are
+advanced here by the number of draws, so that no tower waits for another that draws from the same ones. A loss is the
+mean over the tower's own rows, and is weighted by them here if replicas sum. Shapes are compiled one by one as they
+come, whatever the graph around them was traced for.
 """
 
 from __future__ import annotations
@@ -30,23 +30,28 @@ __all__ = ["contribution_of"]
 
 
 def contribution_of(step: TrainStep, *, xla: bool) -> Callable[[Any], Contribution]:
-    """`step.contribute`, to be called while a graph is traced, on the tower's device."""
+    """Return `step.contribute`, compiled if `xla`; call it on the tower's device while a graph is traced."""
     return _Compiled(step) if xla else step.contribute
 
 
-#: How Keras names what a seed generator counts draws in, one by one; but for the one of all who name no seed, which is
-#: no variable of any model.
+#: Keras's name for the variable in which a seed generator counts its draws. The generator for all who name no seed has
+#: another, which is no variable of any model.
 _SEED = "seed_generator_state"
 
 
 class _Compiled:
+    """A step's `contribute`, compiled by XLA, with the variables passed in as values."""
+
     def __init__(self, step: TrainStep) -> None:
         self._step = step
-        #: Variables of Keras that the model reads and does not know as its own: those of metrics, for example.
+        #: Keras variables that the model reads but does not list as its own, such as those of metrics.
         self._strangers: list[Any] = []
 
     def __call__(self, element: Any) -> Contribution:
+        """Return one replica's contribution to a step, and assign what its forward pass changed."""
         _refuse_synchronized(self._step.model)
+        # A trace finds the variables that the model reads without listing them. They have to go in as values, too, so
+        # trace again with them until there are no more.
         while True:
             known = [*self._step.variables_read(), *self._strangers]
             values = [tf.identity(one.value) for one in known]
@@ -56,7 +61,7 @@ class _Compiled:
                 graph = function.get_concrete_function(element, values).graph
             if not scope.strangers:
                 break
-            self._strangers += scope.strangers.values()  # now they go in as values, too
+            self._strangers += scope.strangers.values()
         _refuse_bare(graph.variables)
         self._refuse_changed([one for one in self._step.model.trainable_variables if id(one) in scope.changes])
         part, after = function(element, values)
@@ -64,7 +69,7 @@ class _Compiled:
         return _share_of(part)
 
     def _computation(self, scope: _Noting) -> Callable[[Any, Any], Any]:
-        """What is compiled: a contribution, and what the forward pass changed."""
+        """Return the function to compile, which returns a contribution and what the forward pass changed."""
         put_back = {id(one) for one in statistics_of(self._step.model)}
 
         def compute(element: Any, values: Any) -> Any:
@@ -85,7 +90,7 @@ class _Compiled:
 
 
 class _Noting(keras.StatelessScope):  # type: ignore[misc] # Keras has no types
-    """Has the values of known variables, and notes what is read and changed beside them."""
+    """A Keras scope with values for known variables, which notes what else is read, and what is changed."""
 
     def __init__(self, known: Sequence[Any], seeds: Sequence[Any]) -> None:
         super().__init__(collect_losses=True)
@@ -93,33 +98,33 @@ class _Noting(keras.StatelessScope):  # type: ignore[misc] # Keras has no types
         self.begin([])
 
     def begin(self, values: Sequence[Any]) -> None:
-        """A graph is traced, with these values of the known ones."""
+        """Begin a trace, with these values of the known variables."""
         self.state_mapping.update(zip(self._known, values, strict=False))
-        #: What was read and has no value here.
+        #: Variables that were used and have no value here, by id.
         self.strangers = dict[int, Any]()
-        #: How often each was changed.
+        #: How often each known variable was changed, by id.
         self.changes = Counter[int]()
-        #: Those whose values come out.
+        #: The variables whose new values are returned by the compiled function.
         self.changed: list[Any] = []
 
     def changed_values(self, put_back: set[int]) -> list[Any]:
-        """Of those that were changed, but for seeds, and for what is as it was before."""
+        """Return the new values of the changed variables, except seeds and those in `put_back`."""
         names = [one for one in self.changes if one not in put_back and one not in self._seeds]
         self.changed = [self._known[one] for one in names]
         return [self.state_mapping[one] for one in names]
 
     def seeds(self) -> Iterator[tuple[Any, int]]:
-        """Those that were drawn from, and how often."""
+        """Yield the seeds that were drawn from, with the number of draws."""
         return ((self._known[one], many) for one, many in self.changes.items() if one in self._seeds)
 
     def get_current_value(self, variable: Any) -> Any:
-        """As `StatelessScope` has it."""
+        """Return the variable's value in this scope, and note a variable that has none here."""
         if id(variable) not in self._known:
             self.strangers[id(variable)] = variable
         return super().get_current_value(variable)
 
     def add_update(self, update: Any) -> None:
-        """As `StatelessScope` has it."""
+        """Set the variable's value in this scope, and count the change or note an unknown variable."""
         variable = update[0]
         if id(variable) in self._known:
             self.changes[id(variable)] += 1
@@ -129,15 +134,19 @@ class _Noting(keras.StatelessScope):  # type: ignore[misc] # Keras has no types
 
 
 def _go_on(scope: _Noting, after: Sequence[Any]) -> None:
-    """Change variables as the forward pass did."""
+    """Assign what the forward pass changed, and advance the seeds by their draws."""
     for variable, value in zip(scope.changed, after, strict=True):
         variable.assign(value)
+    # A seed's state is the seed itself and a counter, of which only the counter moves.
     for seed, many in scope.seeds():
         seed.assign(seed.value + tf.constant([0, many], seed.value.dtype))
 
 
 def _refuse_synchronized(model: Any) -> None:
-    """What TensorFlow refuses by itself only where some device is a CPU."""
+    """Raise SettingsError for layers that sum over replicas.
+
+    TensorFlow refuses them by itself only if some device is a CPU.
+    """
     layers = model._flatten_layers()  # noqa: SLF001 - no public list has those of layers of layers
     named = [one.path for one in layers if getattr(one, "synchronized", False)]
     if named and replica_of_several() is not None:
@@ -162,7 +171,10 @@ def _exchanging(got: str) -> SettingsError:
 
 
 def _refuse_bare(variables: Sequence[Any]) -> None:
-    """Refuse what Keras does not know, which cannot be given as a value; but for the copies that each replica has."""
+    """Raise SettingsError for variables that Keras does not know, which cannot be passed in as values.
+
+    The copies that each replica has are exempt.
+    """
     named = [one.name for one in variables if not getattr(one, "is_distributed_variable", False)]
     if named:
         raise SettingsError(
@@ -172,7 +184,7 @@ def _refuse_bare(variables: Sequence[Any]) -> None:
 
 
 def _share_of(part: Contribution) -> Contribution:
-    """One replica's share of what the means of all are; its own where nobody sums."""
+    """Return this replica's contribution to the all-reduced mean (its own mean if there is no all-reduce)."""
     share = share_of_all(part.weight)
     gradients = [times(one, share) for one in part.gradients]
     return part._replace(loss=part.loss * share, gradients=gradients)

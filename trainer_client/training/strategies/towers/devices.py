@@ -1,4 +1,4 @@
-"""The devices of this process that towers are on.
+"""The devices of this process for its towers.
 
 Rules: TensorFlow's devices are set up once a process, so ask before anything has used one.
 """
@@ -13,7 +13,10 @@ __all__ = ["devices_of_process", "kinds_of", "tower_devices"]
 
 
 def tower_devices(replicas: int | None) -> tuple[str, ...]:
-    """The devices of so many towers: GPUs where there are any, by default all of them; else parts of the CPU."""
+    """Return the devices of this many towers: GPUs if there are any, by default all of them; else parts of the CPU.
+
+    Raise SettingsError for more towers than GPUs, or without a number if there is no GPU.
+    """
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         if (replicas or 1) > len(gpus):
@@ -26,19 +29,20 @@ def tower_devices(replicas: int | None) -> tuple[str, ...]:
 
 
 def devices_of_process(replicas: int | None) -> tuple[str, ...]:
-    """The same for one process of several: by default the CPU where there is no GPU."""
+    """Return the devices of one process of several: as `tower_devices`, but by default one CPU without a GPU."""
     no_gpu = not tf.config.list_physical_devices("GPU")
     return tower_devices(1 if replicas is None and no_gpu else replicas)
 
 
 def kinds_of(devices: tuple[str, ...]) -> list[str]:
-    """CPU or GPU, for each."""
+    """Return the kind of each device, CPU or GPU."""
     return [one.partition(":")[0] for one in devices]
 
 
 def _divide_cpu(parts: int) -> None:
     (cpu,) = tf.config.list_physical_devices("CPU")
     configured = tf.config.get_logical_device_configuration(cpu) or [None]
+    # Left alone if there are enough parts: devices cannot be set up again once anything has used them.
     if len(configured) < parts:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * parts)
 

@@ -1,4 +1,4 @@
-"""All replicas have the same variables, the optimizer's too: compared by digest, in this process and between processes.
+"""A check, by hash, that all replicas of all processes have the same variables, the optimizer's too.
 
 Rules: all processes call it at the same step. A variable that lies in one place is the same for all of its process.
 """
@@ -20,23 +20,27 @@ if TYPE_CHECKING:
 
 __all__ = ["refuse_unequal", "refuse_unsynchronised"]
 
-#: So many are named in an error.
+#: How many variables an error names.
 _NAMED = 5
 
 
 def refuse_unequal(strategy: tf.distribute.Strategy, model: Any, processes: int, process: int) -> None:
-    """Refuse variables that differ between replicas; this is one process of so many."""
+    """Raise DataError for variables that differ between replicas; this is process `process` of `processes`."""
     variables = [each for each in (*model.variables, *model.optimizer.variables) if not _differs_by_design(each)]
     digests = [[_digest(one) for one in strategy.experimental_local_results(each.value)] for each in variables]
     _refuse_odd("the replicas of this process", variables, digests)
     if processes > 1:
+        # Each process fills its own column, so that one sum gives all hashes to all processes.
         own = np.zeros((len(variables), processes), np.int64)
         own[:, process] = [here[0] for here in digests]
         _refuse_odd(f"the {processes} processes", variables, _sum_of_all(strategy, own).tolist())
 
 
 def refuse_unsynchronised(model: Any) -> None:
-    """Refuse trained variables, and an optimizer's, of which replicas have no copies that could be kept equal."""
+    """Raise SettingsError for variables of which replicas have no copies that could be kept equal.
+
+    Trained variables and those of the optimizer are checked.
+    """
     variables = [*model.trainable_variables, *model.optimizer.variables]
     alone = [each.path for each in variables if not getattr(each.value, "is_distributed_variable", False)]
     if alone:
@@ -48,6 +52,7 @@ def refuse_unsynchronised(model: Any) -> None:
 
 
 def _differs_by_design(variable: Any) -> bool:
+    # Each replica counts on its own in these, and they are combined only when they are read.
     return bool(variable.value.synchronization == tf.VariableSynchronization.ON_READ)
 
 
@@ -71,7 +76,8 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _sum_of_all(strategy: tf.distribute.Strategy, own: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The sum over processes, of which each has one replica's say."""
+    """Return the sum of an array over all processes, by an all-reduce."""
+    # The all-reduce is over replicas, so of each process only the first contributes, and the others add zeros.
     others = strategy.extended.worker_devices[1:]
 
     def summed(value: Any) -> Any:

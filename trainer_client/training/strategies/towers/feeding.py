@@ -1,6 +1,6 @@
 """A feed's batches in rounds: one batch for each replica of this process, on the replica's device.
 
-Rules: the batches of a round are consecutive ones of the plan, so they have one shape. The next rounds are put on their
+Rules: the batches of a round are consecutive in the plan, so they have one shape. The next rounds are put on their
 devices while a step computes. It must not know what is done with them.
 """
 
@@ -22,8 +22,9 @@ __all__ = ["Rounds", "put"]
 
 
 class Rounds:
-    """From the cursor to the end of its epoch, each time that it is iterated; `together` makes one element of those of
-    all replicas here.
+    """Rounds from the cursor to the end of its epoch, each time they are iterated.
+
+    `together` makes one element of those of all replicas here.
     """
 
     def __init__(
@@ -38,12 +39,14 @@ class Rounds:
         return self._data.staged(self._make)
 
     def _make(self, take: Callable[[], Any]) -> Any:
-        """The next round, of batches that `take` gives."""
+        """Return the next round, of batches that `take` returns."""
+        # The epoch ends at the first `take` of a round. It stands outside the generator, in which its StopIteration
+        # would become a RuntimeError.
         batches = (take(), *(take() for _ in self._devices[1:]))
         return self._together([put(one, on) for one, on in zip(batches, self._devices, strict=True)])
 
 
 def put(element: Any, device: str) -> Any:
-    """It on this device."""
+    """Return the element with its tensors on this device."""
     with tf.device(device):
         return tf.nest.map_structure(tf.identity, element)

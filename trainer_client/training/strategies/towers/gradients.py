@@ -1,6 +1,6 @@
-"""Which variables have a gradient in which tower: they have to be the same, or towers would wait for each other's.
+"""A check that all towers have gradients of the same variables; else they would wait for each other's.
 
-Rules: what a graph is traced for has the gradients that it was traced with, so one look at each trace is enough.
+Rules: a graph has the gradients that it was traced with, so one look at each trace is enough.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Towers", "of_values", "times", "times_said"]
 
 
 class Towers:
-    """Those of this process, while a step is traced."""
+    """The towers of this process, and which gradients each has, while a step is traced."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -26,11 +26,14 @@ class Towers:
         self._having: list[list[bool]] = []
 
     def begin(self) -> None:
-        """A step is traced anew."""
+        """Forget what was noted, as a step is traced anew."""
         self._having = []
 
     def note(self, gradients: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """One tower's gradients: which there are, and all of them, with zeros for those that there are not."""
+        """Note which gradients a tower has.
+
+        Return that as 1 or 0 for each variable, and all gradients, with zeros for the missing ones.
+        """
         having = [one is not None for one in gradients]
         self._having.append(having)
         whole = [
@@ -40,19 +43,22 @@ class Towers:
         return tf.constant(having, tf.float32), whole
 
     def refuse_different_here(self) -> None:
-        """Refuse towers of this process that have gradients for different variables."""
+        """Raise SettingsError if towers of this process have gradients of different variables."""
         odd = [at for at, column in enumerate(zip(*self._having, strict=True)) if len(set(column)) > 1]
         if odd:
             self._refuse(odd)
 
     def refuse_different(self, replicas: int, counts: Sequence[float]) -> None:
-        """Refuse gradients that so many replicas have, but not all."""
+        """Raise SettingsError if some, but not all, of the `replicas` have a gradient of a variable.
+
+        `counts` is how many have one, for each variable.
+        """
         odd = [at for at, count in enumerate(counts) if count not in (0, replicas)]
         if odd:
             self._refuse(odd)
 
     def _refuse(self, odd: Sequence[int]) -> None:
-        """Say for each tower here for which of these variables it has a gradient."""
+        """Raise SettingsError, which says for each tower here of which odd variables it has a gradient."""
         names = {at: self._model.trainable_variables[at].path for at in odd}
         said = [
             f"tower {tower} has one for {', '.join(name for at, name in names.items() if having[at]) or 'none'}"
@@ -65,19 +71,19 @@ class Towers:
 
 
 def times(gradient: Any, factor: Any) -> Any:
-    """It, multiplied; what is None stays so."""
+    """Return the gradient multiplied by `factor`; None stays None."""
     if gradient is None or (isinstance(factor, int | float) and factor == 1):
         return gradient
     return of_values(gradient, lambda one: one * tf.cast(factor, one.dtype))
 
 
 def of_values(gradient: Any, change: Callable[[Any], Any]) -> Any:
-    """It with other values."""
+    """Return the gradient with its values changed by a function; a sparse one keeps its indices."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
     return change(gradient)
 
 
 def times_said(factor: float) -> str:
-    """What is told of gradients that are multiplied by this."""
+    """Return a phrase on gradients that are multiplied by `factor`; empty for 1."""
     return "" if factor == 1 else f"; gradients times {factor:.0f}"

@@ -1,7 +1,8 @@
-"""What a user's pipeline makes of a feed, in rounds: one element for each replica of this process, on its device.
+"""The elements of a user's pipeline in rounds: one for each replica of this process, on its device.
 
-Rules: elements of a round are consecutive ones, of any shapes. There is one for each batch that comes in, or steps
-would not be rounds, and processes of a run would wait for each other for ever. It must not know what is done with them.
+Rules: elements of a round are consecutive, and of any shapes. Each batch that comes in makes one element: otherwise
+steps would not be rounds, and processes of a run would wait for each other for ever. It must not know what is done with
+them.
 """
 
 from __future__ import annotations
@@ -20,19 +21,21 @@ __all__ = ["PipelineRounds"]
 
 
 class PipelineRounds:
-    """From the cursor to the end of its epoch, each time that it is iterated; `together` makes one element of those of
-    all replicas here.
+    """Rounds from the cursor to the end of its epoch, each time they are iterated.
+
+    `together` makes one element of those of all replicas here.
     """
 
     def __init__(
         self, feed: Feed, function: Callable[[Any], Any], devices: Sequence[str], together: Callable[[list[Any]], Any]
     ) -> None:
         session = feed._session
-        self._elements = OneForEach(session, function, "CPU:0", in_rounds=True)  # `put` has them on their devices
+        self._elements = OneForEach(session, function, "CPU:0", in_rounds=True)  # `put` moves them to their devices
         self._devices, self._together = devices, together
         self.element_spec = self._elements.element_spec
 
     def __iter__(self) -> Iterator[Any]:
         elements = iter(self._elements)
+        # The same iterator for each device, so that a round has consecutive elements; `strict` refuses one cut short.
         for found in zip(*[elements for _ in self._devices], strict=True):
             yield self._together([put(one, on) for one, on in zip(found, self._devices, strict=True)])
