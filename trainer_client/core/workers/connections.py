@@ -228,7 +228,7 @@ class Connections:
         self._greet(connection, now_s)
 
     def note_down(self, connection_id: int, now_s: float, *, by_us: bool = False) -> None:
-        """Note that the connection is down, with everything on its way; probe the lock of a worker that writes in place.
+        """Note that the connection is down, with everything on its way; probe the lock of a worker writing in place.
 
         `by_us`: we replaced the connection, so the cut is no sign that a batch killed the worker.
         """
@@ -378,7 +378,7 @@ class Connections:
             self._out.append(i.Renew(connection.id))
 
     def probe(self) -> bool:
-        """Probe the locks of writers that are silent, cut off or take no wants; return whether any might still write."""
+        """Probe locks of writers that are silent, cut off or take no wants; return whether any might still write."""
         writers = False
         for worker in self._workers.values():
             if worker.in_slot and (worker.silent or worker.takes_no_wants or worker.connection_id is None):
