@@ -198,7 +198,7 @@ class FeedSession:
         return self.receiver.stream.slots.count(SlotState.OFFERED), self.accounts.staged
 
     def epoch_rounds(self) -> tuple[int, int] | None:
-        """Return how many rounds the cursor's epoch has, and how many are left; None in queue mode, where nobody knows."""
+        """Return how many rounds the cursor's epoch has, and how many are left; None in queue mode."""
         if not isinstance(self.cursor, TrainedCursor):
             return None
         return self.cursor.epoch_rounds(), self.cursor.rounds_left()
@@ -239,7 +239,7 @@ class FeedSession:
         self._run = training.stream
 
     def end_run(self, why: str, *, epoch: int, step: int) -> None:
-        """Tell the coordinator that a run ended in good order, and why; an elastic run ends in all ranks, or in none."""
+        """Report that a run ended in good order, and why; an elastic run ends in all ranks, or in none."""
         self._results.end(why, epoch=epoch, step=0 if self.in_queue else step, together=self.is_elastic)
         if self.is_elastic and not self.ends_later:
             self.end_together()

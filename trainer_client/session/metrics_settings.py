@@ -35,7 +35,7 @@ class MetricsSettings:
     ) -> MetricsSettings:
         """Return the settings for these arguments of `connect`; NO_METRICS if neither port nor address is given.
 
-        Raise SettingsError for an invalid port or address.
+        Raise SettingsError for an invalid port or address, or if anyone beyond this host could read without a token.
         """
         if port is None and not listen:
             return NO_METRICS
