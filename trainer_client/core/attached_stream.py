@@ -183,7 +183,7 @@ class AttachedStream:
     # --- the coordinator ---
 
     def hear_coordinator(self, message: m.Message, now_s: float) -> bool:
-        """Handle a message about the stream; return False if nobody expected it."""
+        """Handle a message about the stream; return False if it was not expected."""
         if isinstance(message, m.Members):
             self.connections.update_list(message.version, message.workers, now_s)
         elif isinstance(message, m.Failing):
@@ -217,7 +217,7 @@ class AttachedStream:
         self.connections.note_lock_gone(event.incarnation, now_s)
 
     def hear_worker(self, event: e.WorkerSaid, now_s: float) -> bool:
-        """Handle a worker's message; return False if nobody expected it."""
+        """Handle a worker's message; return False if it was not expected, or the connection serves no worker."""
         message, connection_id = event.message, event.connection_id
         worker = self.connections.worker_at(connection_id)
         if isinstance(message, m.Welcome):

@@ -142,6 +142,7 @@ class Attachment:
             return False
         asked, cursor = self._asked, said.cursor
         expected = (0, 0) if asked is None else (asked.epoch, asked.number)
+        # At the beginning of an epoch the coordinator may give another group; in mid-epoch batches would differ.
         same_group = asked is None or not asked.number or asked.group == cursor.group
         if not said.work and ((cursor.epoch, cursor.number) != expected or not same_group):
             self.refuse(_elsewhere(expected, cursor))
@@ -170,6 +171,7 @@ class Attachment:
         """
         if self._is_over or (serial is not None and not self._take_answer(serial)):
             return
+        # A superseded trainer is over even if a caller gets the refusal, because a newer one has its rank.
         is_told = self.answer(error)
         is_superseded = isinstance(error, RefusedError) and error.code == "superseded"
         if not is_told or (self.attached and is_superseded):

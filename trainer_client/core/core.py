@@ -38,7 +38,7 @@ class Core:
     def __init__(self, settings: CoreSettings) -> None:
         #: When to call `handle` again at the latest, with events or without.
         self.due_s = float("inf")
-        #: How many messages nobody expected.
+        #: How many messages were not expected.
         self.strays = 0
         self._settings = settings
         self._out: list[i.Instruction] = []

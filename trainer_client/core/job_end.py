@@ -61,6 +61,7 @@ class JobEnd:
             self._end(i.EndReading(job_ended(), at_once=True))
 
     def _end(self, order: i.EndReading) -> None:
+        # The coordinator repeats its message. An unchanged order is given once; its error is a new object each time.
         said = self._ordered
         if said is None or (said.at_once, said.last, said.waits) != (order.at_once, order.last, order.waits):
             self._ordered = order

@@ -168,7 +168,7 @@ class Waiting:
     def ring(self) -> None:
         """Wake all waiting readers."""
         for bell in list(self.readers):
-            if bell.locked():
+            if bell.locked():  # one that rang already is unlocked, and releasing it again would raise
                 bell.release()
 
 
@@ -229,6 +229,7 @@ class Outbox:
         bell = threading.Lock()
         try:
             while True:
+                # Look and queue up under one lock, or a batch that is offered in between would ring no bell.
                 with self._lock:
                     item = self._take_next(reader)
                     if item is not None or reader.ended:
@@ -342,7 +343,7 @@ class Outbox:
         self._wake()
 
     def leave(self, reader: Reader) -> None:
-        """Close this reader, and wake whoever waits for it."""
+        """Close this reader, and wake the threads that wait for a batch."""
         with self._lock:
             reader.closed = True
             self._waiting.ring()

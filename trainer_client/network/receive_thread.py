@@ -143,6 +143,7 @@ class Wires:
         if self.workers is not None:
             self.workers.close_all()
         self.coordinator.close()
+        # libzmq waits here until all sockets of the context are closed and what lingers is sent or given up.
         self._context.term()
         self.waker.close()
         if self.memory is not None:

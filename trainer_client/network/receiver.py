@@ -443,7 +443,7 @@ class Receiver:
         )
 
     def _make_slots(self, order: i.MakeSlots) -> None:
-        """Make the slots, whose size the coordinator's answer has told; warn if they cannot be shared memory."""
+        """Make the slots, whose size is known now; warn if they should be shared memory and cannot."""
         self.log = self.log.bind(job=order.spec.job)
         self._wires.make_slots(order.slots, order.spec)
         if self.settings.core.shared_memory and not self.memory.shareable:

@@ -109,7 +109,7 @@ class SealedConnection:
         former = self.socket
         try:
             self.socket = self._connect() if self._port else None
-        except zmq.ZMQError as error:  # no descriptor left, say
+        except zmq.ZMQError as error:  # perhaps no descriptor is left
             self._connected_port = 0
             Log("trainer").warning("no connection for payloads yet", worker=self._endpoint, error=str(error))
             return

@@ -85,6 +85,7 @@ class WorkerConnections:
         if connection is not None:
             self._forget_sockets(connection_id)
             self._spoken_to.discard(connection_id)
+            # Counters must never fall, so those of a closed connection stay in the totals.
             self._garbage += connection.count_garbage()
             self._fallbacks += connection.count_fallbacks()
             connection.close()

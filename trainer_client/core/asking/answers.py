@@ -81,7 +81,7 @@ class Answers:
             self._drop(worker, came.ticket)
         elif not self._spec.fits(came, entry.batch) or came.in_slot != ask.in_slot:
             self._reject(worker, came.ticket)
-        elif came.in_slot and not self._settings.verify:
+        elif came.in_slot and not self._settings.verify:  # bytes in shared memory are checked only on request
             self._accept(worker, came, now_s)
         elif came.in_slot:
             ask.arrive()
@@ -166,6 +166,7 @@ class Answers:
         oldest = next(iter(worker.asks)) == ticket
         ask, entry = self._tickets.close(worker, ticket)
         in_hand_s = worker.in_hand_s(ask, now_s)
+        # Only the oldest want is certain to have been in hand; the others may have been waiting behind it.
         if in_hand_s > worker.service_s and oldest:
             worker.serve(in_hand_s, now_s)  # no batch came, but the worker had this in hand for at least that long
         if unbuilt is not None:

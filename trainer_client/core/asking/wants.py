@@ -149,7 +149,7 @@ class Wants:
                 left.append(seq)
                 continue
             ticket = self._lend_slot_for(seq)
-            if ticket is None:
+            if ticket is None:  # batches further ahead have to wait as well
                 self.short_of_slots = True
                 left += self._tickets.unasked[at:]
                 break
@@ -171,6 +171,7 @@ class Wants:
         donors = [worker for worker in self._workers.values() if len(worker.asks) > 1]
         idle = [worker for worker in self._live if not worker.asks and now_s >= worker.busy_until_s] if donors else []
         for thief in sorted(idle, key=lambda one: one.service_s):
+            # The want must wait much longer at its donor than the thief takes for one, or moving it gains little.
             enough_s = max(self._settings.hedge_floor_s, 3 * thief.pace_s(now_s))
             found = longest_waiting(donors, thief, self._upcoming.entries, enough_s, now_s)
             ticket = self._slots.lend() if found is not None else None
@@ -182,6 +183,7 @@ class Wants:
 
     def _send(self, seq: int, worker: KnownWorker, ticket: Ticket, now_s: float) -> None:
         entry = self._upcoming.entries[seq]
+        # Nobody writes into the reserve slot in place: a writer that is stopped would block it for the head.
         in_slot = worker.in_slot and ticket.slot != self._slots.reserve
         # A worker died, was silent or refused, or this is a hedge. Wants that got lost are counted in `answers`.
         again = entry.attempt > 0 or entry.patience_s > 0 or bool(entry.refused) or entry.hedged
@@ -255,7 +257,7 @@ class Wants:
         return entry is not None and not entry.ready
 
     def _hedge(self, now_s: float) -> None:
-        """Ask a second worker for a head that takes three times as long as a usual answer, although the first is well.
+        """Ask a second worker, once, for a head that takes three times as long as a usual answer.
 
         At most one want in HEDGED_SHARE is hedged: if all workers are slow, hedging doubles the load that made them so.
         """

@@ -58,6 +58,7 @@ class DoneLeases:
         first = next(iter(self._waiting.values()), b"")
         if len(first) > PIECE_BYTES:
             return self._take_piece(first)
+        # All batches of an evaluation have states of the same size.
         room = PIECE_BYTES // len(first) if first else MOST_LEASES
         for lease in list(self._waiting)[: min(room, MOST_LEASES)]:
             self._open[lease] = self._waiting.pop(lease)
@@ -74,7 +75,7 @@ class DoneLeases:
 
     def acknowledge(self, *, lost: bool) -> None:
         """Close the open message; if the coordinator `lost` the beginning of its states, report everything again."""
-        if lost:
+        if lost:  # back to the front, in the former order
             self._waiting = self._open | self._waiting
         is_whole = bool(self._open)
         self._sent = 0 if lost or is_whole else self._sent + self._sending

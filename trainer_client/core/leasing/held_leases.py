@@ -260,6 +260,7 @@ class HeldLeases:
         if self._evaluation is not None and said.sums is not None:
             self._evaluation.receive(said.sums, is_new=is_new and self._generation != 0)
         if is_new:
+            # Generation 0 means that we began anew ourselves; from any other one, another trainer has restored.
             self.is_taken_back |= self._generation != 0
             self._begin_generation(said.generation)
         settled = self._failed.keys() | self._returned.keys()
@@ -340,6 +341,7 @@ class HeldLeases:
     def _wanted(self) -> int:
         if self._reader is None or self._lost or self._drains or self._before() <= self._unsettled:
             return len(self._held)
+        # Batches in the consumer's hands do not count as prefetched.
         return min(MOST_LEASES, self._prefetch + sum(lease in self._held for lease in self._upcoming.taken))
 
     def _before(self) -> int:
@@ -356,6 +358,7 @@ class HeldLeases:
         done, start, content = self._done.take()
         returned = _take(self._returned)
         failed = tuple(Failure(lease, self._failed.pop(lease)) for lease in tuple(self._failed)[:MOST_LEASES])
+        # Before all done batches are reported, a done-set or sums would lack batches of this trainer.
         is_all = not self._done
         self._serial += 1
         self._told_in_hand, self._is_called = self._in_hand(), False

@@ -275,13 +275,14 @@ class Connections:
         """
         connection = self._by_id.get(connection_id)
         if connection is None or connection.state is ConnectionState.DOWN:
-            return  # it was sent before the connection was closed or broke
+            return  # the Welcome was sent before the connection was closed or broke
         former = self._worker_of(connection)
         if former is not None and former.incarnation != came.incarnation:
             self._part(connection, former)
         worker = self._workers.get(came.incarnation) or self._get_to_know(came, now_s)
         took_lock = locked and connection.lock_byte > 0  # otherwise this answers a repeated Hello
         lock_byte = connection.lock_byte if took_lock else worker.lock_byte
+        # A worker may write into slots only while it holds a lock: the lock's end is the only proof of its death.
         shared = came.shared and (locked or worker.in_slot)
         worker.begin_to_serve(connection_id, shared=shared, lock_byte=lock_byte)
         connection.serve(worker.incarnation, self._timeout_s, now_s, shared=shared, locked=took_lock)

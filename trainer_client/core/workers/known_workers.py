@@ -213,7 +213,7 @@ def least_busy(workers: Iterable[KnownWorker], entry: Entry, usual_s: float, now
 def _through_s(worker: KnownWorker, usual_s: float, now_s: float) -> tuple[float, int, int]:
     """Return the seconds until the worker should be done with one more want, and then the tie-breakers."""
     pace_s, unanswered = worker.pace_s(now_s), len(worker.asks)
-    if not worker.service_s:
+    if not worker.service_s:  # a new worker would look like the quickest, and get all wants at once
         pace_s = max(pace_s, usual_s)
     return (unanswered + 1) * pace_s, unanswered, worker.rank
 
