@@ -59,11 +59,15 @@ class SlotStates:
         return self._lend(self._free.pop()) if self._free else None
 
     def lend_reserve(self) -> Ticket | None:
-        """Lend the reserve slot and return its ticket; return None if it is in use."""
+        """Lend the reserve slot and return its ticket; return None if it is in use.
+
+        All ordinary slots may be at silent workers when the head needs one. Its batch then comes by TCP.
+        """
         return self._lend(self.reserve) if self._states[self.reserve] is SlotState.FREE else None
 
     def _lend(self, slot: int) -> Ticket:
         self._move(slot, "lend")
+        # The answer to a cancelled want may arrive after its slot was lent again; the generation tells them apart.
         self._generations[slot] += 1
         return Ticket(slot, self._generations[slot])
 

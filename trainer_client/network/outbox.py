@@ -221,6 +221,7 @@ class Outbox:
 
         Raise the error that stopped the feed, ClosedError if feed or reader is closed, or EndedError if the job ended.
         """
+        # In the usual case the batch is here, and taking it needs the lock once and no bell.
         with self._lock:
             item = self._take_next(reader)
         return item if item is not None or reader.ended else self._wait_and_take(reader)

@@ -358,6 +358,7 @@ class Receiver:
             elif own is not None:
                 own(self, order)
             elif isinstance(order, i.TakeBack):
+                # The batch may have been offered in this very turn, and must be in the outbox to be found.
                 self._flush_offers()
                 events.append(e.TakenBack(order.seq, self.outbox.take_back(order.seq)))
             else:

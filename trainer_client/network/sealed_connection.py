@@ -130,6 +130,7 @@ class SealedConnection:
             else:
                 assert self._opener is not None
                 self._heard_s, self._fallback_s = now_s, None
+                # The payload is opened later, when the core orders it, so it keeps the key and number of this header.
                 yield header, SealedPayload(self._opener, self._opener.number, frames[1].buffer)
 
     def _open(self, frame: bytes) -> Pushed | None:

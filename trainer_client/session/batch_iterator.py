@@ -84,8 +84,9 @@ class BatchIterator:
 
     def _take(self) -> Item:
         while (item := self._receiver.outbox.take(self._reader)) is not None:
-            if self._leases is None or self._leases.take(item):
+            if self._leases is None or self._leases.take(item):  # a batch whose lease was lost is skipped
                 return item
+        # In queue mode an ended job ends readers like an epoch; only this error tells the two apart.
         if self._leases is not None and self._receiver.outbox.ended is not None:
             raise self._receiver.outbox.ended
         raise StopIteration

@@ -68,6 +68,7 @@ class ShardHolders:
 
 def _shared_out(producers: int, live: Sequence[KnownWorker]) -> dict[int, str]:
     """Return a worker's name for each shard: its rendezvous choice among workers that have room for more shards."""
+    # Rounded up, so that every shard finds a worker with room.
     share, given = -(-producers // len(live)), {one.name: 0 for one in live}
     named = {}
     for shard in range(producers):

@@ -59,7 +59,8 @@ class Wants:
         self.prefetch = prefetch
         #: Whether a batch could not be asked for because no slot was free.
         self.short_of_slots = False
-        #: How many wants were sent, how many of them were not the first for their batch, and how many were hedges.
+        #: How many wants were sent; how many of them because a worker died, was silent or refused, or as a hedge; and
+        #: how many were hedges.
         self.asked = self.asked_again = self.hedged = 0
         #: How many ready batches were taken back to make room for the head.
         self.retracted = 0
@@ -224,6 +225,7 @@ class Wants:
         ticket = self._slots.lend()
         if ticket is not None or seq != self._upcoming.head or self._retracting:
             return ticket
+        # The furthest batch is needed last, so rebuilding it costs least.
         ready = [later for later, entry in self._upcoming.entries.items() if entry.ready]
         if ready:
             furthest = max(ready)

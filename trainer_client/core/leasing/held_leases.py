@@ -194,6 +194,7 @@ class HeldLeases:
         generation are not reported. A lost lease is reported only if its batch is done.
         """
         lease = event.lease
+        # Until the lost ones are settled nothing new is leased; see `_wanted`.
         self._upcoming.settle(lease)
         self._lost.discard(lease)
         self.void.discard(lease)
@@ -215,6 +216,7 @@ class HeldLeases:
     def begin_evaluation(self, name: str, nbytes: int) -> None:
         """Forget all leases, and lease the batches of this evaluation from now on; no reader may be reading."""
         self._begin_generation(0)
+        # An answer that is on its way is about another lease table, so its message is closed.
         self._unsettled, self._open = 0, None
         self._evaluation = NamedEvaluation(name, nbytes, self._out)
 

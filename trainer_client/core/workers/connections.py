@@ -109,6 +109,8 @@ class Connections:
 
     def _top_up_remote(self, now_s: float) -> None:
         remote = [one for one in self if not one.local]
+        # Only useful connections count towards the bound. Useless ones stay open up to MOST_REMOTE, because their
+        # workers may recover.
         useful = sum(self._is_useful(one, now_s) for one in remote)
         most = MOST_REMOTE if self.in_need else min(self._settings.workers, MOST_REMOTE)
         if useful >= most:
@@ -155,6 +157,8 @@ class Connections:
         Of the others only the MOST_REMOTE that went down last are kept. A connection whose worker might still write
         into a slot is never closed here.
         """
+        # A restarted coordinator's list is short until all workers have registered again, so being off the list alone
+        # closes nothing.
         cut = [one for one in self if one.state is ConnectionState.DOWN and one.endpoint not in self.list]
         cut = [one for one in cut if self._may_forget(one)]
         gone = [one for one in cut if self._is_gone(one, now_s)]
@@ -206,7 +210,10 @@ class Connections:
             self._bury(worker, crashed=not worker.in_good_order)
 
     def note_turned_away(self, connection_id: int, error: StokerError, now_s: float) -> None:
-        """Close this connection, because the worker refused us or cannot be reached; connect to another instead."""
+        """Close this connection, because the worker refused us or cannot be reached; connect to another instead.
+
+        It costs no other connection: another job's worker may have come up at a reused address.
+        """
         connection = self._by_id.get(connection_id)
         if connection is None:
             return
@@ -351,6 +358,7 @@ class Connections:
         self.top_up(now_s)
 
     def _ping_if_in_doubt(self, worker: KnownWorker, now_s: float) -> None:
+        # The Pong lists the worker's open tickets, which shows a want or an answer that got lost with a connection.
         pause_s = self._timeout_s / 4
         if worker.connection_id is None or now_s - worker.pinged_s < pause_s or not worker.is_in_doubt(now_s - pause_s):
             return
