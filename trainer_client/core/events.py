@@ -112,7 +112,7 @@ class StateAsked:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationNamed:
-    """In queue mode: lease the batches of this evaluation from now on; each brings `nbytes` of metric states."""
+    """In queue mode: the evaluation whose batches are leased from now on; each brings `nbytes` of metric states."""
 
     name: str
     nbytes: int

@@ -70,7 +70,7 @@ class Entry:
     batch: UpcomingBatch
     #: How many workers died, or may have died, while they held a ticket for it.
     attempt: int = 0
-    #: Once the batch is here: its header and slot.
+    #: The header and slot of a batch that has arrived.
     header: Pushed | None = None
     slot: int = -1
     #: Whether its rows were counted as delivered already.

@@ -40,7 +40,7 @@ _MOMENT_S = 1.0
 #: Kinds of arrays that are not numbers, although some would pass for them: strings, dates and complex numbers.
 _NO_NUMBERS = "SUMmc"
 
-#: How soon to ask again for what others report.
+#: The pause before asking again for other trainers' reports.
 _AGAIN_S = 0.1
 
 Values = tuple[tuple[str, float | None], ...]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardHolders"]
 
-#: Epochs whose holders are remembered: the one being read, and those ahead of it.
+#: How many epochs' holders are remembered: the one being read, and those ahead of it.
 _EPOCHS_KEPT = 4
 #: The first elements of a shard, which are quickly made again: until then it may move to a new worker.
 _YOUNG = 8

@@ -40,7 +40,7 @@ __all__ = ["MOST_REMOTE", "Connections"]
 #: A trainer never has more connections to workers on other hosts than this.
 MOST_REMOTE = 32
 
-#: Lock bytes start here, because the nonce lies before them, and end where the protocol's bound does.
+#: The range of lock bytes: behind the nonce in the shared memory, up to the protocol's bound.
 _FIRST_LOCK_BYTE, _LAST_LOCK_BYTE = 16, 2**20
 
 #: Pause before an unanswered Hello is repeated, and before one that could not be sent is tried again.

@@ -171,8 +171,8 @@ class WorkerTickets:
     def survey(self) -> list[KnownWorker]:
         """Compute `unasked` again; return the workers that may be asked.
 
-        Once a turn at most: all that came and went in one turn is surveyed together, so that a fleet that restarts
-        costs one pass over the batches ahead, and not one for each worker.
+        At most once a turn: all workers that came and went in one turn are surveyed together, so that the restart of a
+        fleet costs one pass over the upcoming batches, and not one for each worker.
         """
         assert self.look_around
         self.look_around = False
