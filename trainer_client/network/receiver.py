@@ -75,7 +75,7 @@ class Standing:
 
 
 def _refuse_nothing() -> None:
-    """Do nothing: without a strategy, only the coordinator notices that a rank is lost."""
+    """Do nothing: without a strategy over several processes, only the coordinator notices that a rank is lost."""
 
 
 def trainer_name() -> str:
@@ -84,11 +84,7 @@ def trainer_name() -> str:
 
 
 class Receiver:
-    """A trainer's receive thread, with the calls that consumers make to it.
-
-    It runs until `close`, or until the receiver is not referenced any more. Consumers use `attach`, the `ask_` and
-    `tell_` calls, and `outbox`.
-    """
+    """A trainer's receive thread, until `close` or until it is not referenced any more, with the calls of consumers."""
 
     def __init__(self, settings: ReceiverSettings) -> None:
         check_coordinator(settings.endpoint, where="connect")
@@ -142,10 +138,7 @@ class Receiver:
         return self._wires.count_fallbacks()
 
     def attach(self, cursor: Cursor | None, done: DoneSet | None = None) -> Attached:
-        """Attach (again) at a cursor, or in queue mode with a done-set; return the coordinator's answer.
-
-        Raise LostError if no coordinator lets us in within `connect_timeout_s`, or the coordinator's refusal.
-        """
+        """Attach (again) at a cursor, or in queue mode with a done-set; raise LostError after `connect_timeout_s`."""
         refuse_unsendable(attach_request(self.settings.core, cursor, done), "restore" if cursor or done else "connect")
         serial, answer = self._answers.expect_attached()
         self.outbox.tell(e.AttachAsked(serial, cursor, done))
@@ -155,10 +148,7 @@ class Receiver:
             raise self._no_coordinator() from None
 
     def _wait_for_coordinator(self, answer: Future[Attached]) -> Attached:
-        """Wait for the answer, and warn after 5 s that there is none: the endpoint may be wrong.
-
-        Raise concurrent.futures.TimeoutError after `connect_timeout_s`.
-        """
+        """Wait up to `connect_timeout_s`, but warn after 5 s that no coordinator answers: the endpoint may be wrong."""
         timeout_s = self.settings.connect_timeout_s
         if timeout_s > _SAYS_SO_AFTER_S:
             with contextlib.suppress(FutureTimeoutError):
@@ -171,19 +161,13 @@ class Receiver:
         return self.wait_for(answer, timeout_s=timeout_s)
 
     def ask_state(self) -> DoneSet:
-        """Return the done-set, in queue mode, once the coordinator has all reports of this trainer on disk.
-
-        Raise LostError after `lost_timeout_s` without an answer.
-        """
+        """Return the done-set, in queue mode, once the coordinator has all reports of this trainer on disk."""
         serial, answer = self._answers.expect_state()
         self.outbox.tell(e.StateAsked(serial))
         return self._wait_answered(answer, "the coordinator to say what is done")
 
     def ask_sums(self) -> i.AnswerSums:
-        """Return the sums over all batches of the named evaluation, once the coordinator has this trainer's reports.
-
-        Raise LostError after `lost_timeout_s` without an answer.
-        """
+        """Return the sums over all batches of the named evaluation, once the coordinator has this trainer's reports."""
         serial, answer = self._answers.expect_sums()
         self.outbox.tell(e.SumsAsked(serial))
         return self._wait_answered(answer, "the coordinator to tell the sums of an evaluation")
@@ -195,10 +179,7 @@ class Receiver:
         return self.wait_for(answer, of_all=True)
 
     def settle_end(self, *, done: bool) -> None:
-        """Report that the work after training is done, or failed; return when this is on the coordinator's disk.
-
-        Raise LostError after `lost_timeout_s` without an answer.
-        """
+        """Report that the work after training is done, or failed; return when this is on the coordinator's disk."""
         serial, answer = self._answers.expect_end()
         self.outbox.tell(e.EndSettled(serial, done))
         self._wait_answered(answer, "the coordinator to note that the work after training is done")
@@ -211,10 +192,7 @@ class Receiver:
         return answer
 
     def ask_batches(self, epoch: int, group: int) -> int:
-        """Return how many batches an epoch has; ask the workers if that is not known yet.
-
-        Raise LostError after `lost_timeout_s` without an answer.
-        """
+        """Return how many batches an epoch has; ask the workers if that is not known yet."""
         known = self.stream.upcoming.epochs.get((epoch, group))
         if known is not None:
             return known
@@ -224,10 +202,7 @@ class Receiver:
         return batches
 
     def ask_names(self, samples: Iterable[int]) -> list[str]:
-        """Return the source's names of these samples, from workers, which are asked for all of them at once.
-
-        Raise SettingsError for a number without a sample, and LostError after `lost_timeout_s` without an answer.
-        """
+        """Return the source's names of these samples, asked of workers; raise SettingsError for an unknown number."""
         spec = self.spec
         queries = [m.NameQuery(stream=spec.stream, plan_digest=spec.plan_digest, sample=sample) for sample in samples]
         answers = [(query, self._put(query)) for query in queries]
@@ -267,11 +242,10 @@ class Receiver:
         return answer
 
     def wait_for(self, answer: Future[_T], *, of_all: bool = False, timeout_s: float = math.inf) -> _T:
-        """Wait for the answer and return it.
+        """Return the answer; raise TimeoutError after `timeout_s`, and the error of a feed that fails or is closed.
 
-        Raise the feed's error if it fails or is closed, and concurrent.futures.TimeoutError after `timeout_s`. With
-        `of_all`, the answer depends on other ranks: raise also if the job was ended, a rank is lost, or the coordinator
-        stays silent for `lost_timeout_s`.
+        If it depends on all ranks (`of_all`), raise also if they part at the end of the job, one is lost, or the
+        coordinator stays silent for `lost_timeout_s`.
         """
         until_s = time.monotonic() + timeout_s
         silence = SilentWait(self.settings.core.lost_timeout_s)
@@ -300,10 +274,7 @@ class Receiver:
         return self.outbox.error
 
     def at_end(self, close: Callable[[], object]) -> None:
-        """Have `close` called at the end of the thread, or now if it has ended.
-
-        The function may wait. It must not reference the receiver, which could never die then.
-        """
+        """Have `close` called as the thread ends, or now if it has; it may wait, but must not reference the receiver."""
         self._wires.at_end.append(close)
         if not self._thread.is_alive():
             close()
@@ -328,10 +299,7 @@ class Receiver:
     # --- the thread ---
 
     def turn(self, ready: set[object]) -> int:
-        """Hand the events of consumers and sockets to the core and carry out its instructions, until none is left.
-
-        Return how long to wait for the next turn, in ms. Outcomes of instructions are events of the same turn.
-        """
+        """Hand events to the core and carry out its instructions until no more follow; return the next pause, in ms."""
         now_s = time.monotonic()
         events = [*self.outbox.read_facts(), *self._wires.read(ready, now_s)]
         while True:
@@ -346,10 +314,7 @@ class Receiver:
         return max(0, int(1000 * pause_s) + 1)
 
     def _carry_out(self, orders: list[i.Instruction]) -> list[e.Event]:
-        """Carry out instructions in order, and return the events that came of them.
-
-        Offers are collected, to take the outbox's lock once, and flushed before every order that must see them.
-        """
+        """Carry out instructions in order, and return the events that came of them."""
         events: list[e.Event] = []
         for order in orders:
             own = self._own_orders.get(type(order))
