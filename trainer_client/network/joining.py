@@ -82,7 +82,7 @@ class Joining:
         client = CoordinatorClient(context, self.endpoint, self.keys)
         try:
             placed = _Asking(self, client, join).wait()
-        except BaseException:
+        except BaseException:  # a Ctrl-C as well: no world may count on a member that is gone
             client.send(m.Detach(stream=self.stream, rank=0, incarnation=join.incarnation))
             raise
         finally:

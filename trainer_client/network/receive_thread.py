@@ -158,7 +158,7 @@ def _logged() -> Iterator[None]:
     """Log an exception instead of raising it: at the end of the thread no caller waits for it."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # each function at the end must run, whatever the one before it raised
         Log("trainer").error("feed does not end in good order", error=str(error))
 
 
@@ -178,7 +178,7 @@ def run_turns(held: weakref.ref[TakesTurns], wires: Wires) -> None:
             pause_ms = receiver.turn(ready)
             del receiver  # while we wait, only its users may keep it
         wires.leave()
-    except BaseException as error:
+    except BaseException as error:  # it would end in the thread: the consumer has to raise it
         receiver = held()
         if receiver is not None:
             receiver.fail(error)

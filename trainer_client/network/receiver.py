@@ -274,7 +274,7 @@ class Receiver:
         return self.outbox.error
 
     def at_end(self, close: Callable[[], object]) -> None:
-        """Have `close` called as the thread ends, or now if it has; it may wait, but must not reference the receiver."""
+        """Have `close` called as the thread ends, or now if it has; it may wait, but not reference the receiver."""
         self._wires.at_end.append(close)
         if not self._thread.is_alive():
             close()

@@ -57,7 +57,7 @@ class FeedSession:
             #: Counts of batches read, and of waits.
             self.accounts = Accounts(self.receiver.spec.fields)
             self._serve_metrics(metrics)
-        except BaseException:
+        except BaseException:  # the receive thread runs already, and must not outlive a session that was not made
             self.close()
             raise
         self._results = SharedResults(self.receiver)

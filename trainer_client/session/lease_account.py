@@ -209,7 +209,7 @@ class LeaseAccount:
             return False
         try:
             work()
-        except BaseException:
+        except BaseException:  # a Ctrl-C as well: the coordinator must not take the work for done
             self._receiver.settle_end(done=False)
             raise
         self._receiver.settle_end(done=True)
