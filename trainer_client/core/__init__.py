@@ -1,1 +1,1 @@
-"""All that a trainer decides, in one object with one door: `Core.handle(events, now_s) -> instructions`. Pure."""
+"""All decisions of a trainer, in one object with one door: `Core.handle(events, now_s) -> instructions`. Pure."""

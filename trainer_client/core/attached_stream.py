@@ -1,8 +1,8 @@
-"""The core's state while the trainer is attached to a stream: its books, and what each event means to them.
+"""The core's state while the trainer is attached to a stream, and the handler of each event.
 
-Rules: pure. All that exists only while attached lives in one object, so that nothing can be done with a part of it
-before the coordinator has agreed. It is never given up again: losing the coordinator does not stop training. What is
-different for each way of sharing batches is in `lockstep` and `leasing.leased_queue`, and asked of neither elsewhere.
+Rules: pure. Everything that exists only while attached lives in one object, so that no part of it can be used before
+the coordinator has agreed. The object is never dropped again: losing the coordinator does not stop training. What
+differs between lockstep and queue mode is decided in `lockstep` and `leasing.leased_queue`, nowhere else.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 __all__ = ["AttachedStream"]
 
-#: How often to check whether a silent writer is dead: a lock that goes gives no event to wait for.
+#: How often to check whether a silent writer is dead: a released lock raises no event, so it has to be polled.
 _PROBE_S = 0.02
 
 
 class AttachedStream:
-    """What exists once the trainer is attached to a stream."""
+    """Everything that exists once the trainer is attached to a stream."""
 
     def __init__(self, settings: CoreSettings, attached: m.Attached, out: list[i.Instruction]) -> None:
         spec = self.spec = StreamSpec.of(attached)
@@ -70,13 +70,15 @@ class AttachedStream:
         self.connections = Connections(settings, timeout_s, self.upcoming, workers, self.tickets, out)
         self.questions = Questions(spec, out)
         self.results = OpenResults(settings, out)
-        #: The way in which trainers share the stream's batches.
+        #: How trainers share the stream's batches: in lockstep or as a queue of leases.
         self.sharing: Lockstep | LeasedQueue = (
             LeasedQueue(settings, attached, self.upcoming, self.wants, out)
             if isinstance(self.upcoming, LeasedUpcoming)
             else Lockstep(spec, self.upcoming, self.wants, self.questions, out)
         )
+        #: When to look for silent workers and dead writers again.
         self._tick_s = 0.0
+        #: Since when no worker could build the head; None while one can.
         self._alone_since_s: float | None = None
         self._failed = False
         self._wakes = i.WakeFor(room=True, slots=False)
@@ -84,13 +86,13 @@ class AttachedStream:
 
     @property
     def leases(self) -> HeldLeases:
-        """Return what is leased; only a queue has leases."""
+        """Return the leases that this trainer holds; only queue mode has any."""
         assert isinstance(self.sharing, LeasedQueue)
         return self.sharing.leases
 
     @property
     def due_s(self) -> float:
-        """When to call `decide` again at the latest."""
+        """Return the latest time at which `decide` has to be called again."""
         parts = (self.connections.due_s(), self.questions.due_s, self.results.due_s, self.job_end.due_s)
         return min(self._tick_s, self.sharing.due_s, *parts)
 
@@ -104,22 +106,25 @@ class AttachedStream:
         self.sharing.excuse(now_s)
 
     def attach(self, answer: m.Attached, now_s: float, *, restores: bool) -> None:
-        """Take in the coordinator's answer, the first one or one after it was away."""
+        """Take in an Attached message, the first one or one after the coordinator was away."""
         self.upcoming.regroup(answer.next_group)
         self.connections.update_list(answer.members, answer.workers, now_s)
         self.sharing.attach(answer, now_s, restores=restores)
 
     def decide(self, now_s: float) -> None:
-        """Order what follows from all that happened in this turn."""
+        """Append the instructions that follow from everything that happened in this turn."""
         if now_s >= self._tick_s:
             self._tick(now_s)
         self.connections.greet(now_s)
         self.sharing.decide(now_s)
+        # The sequence grows before wants are decided, so that newly known batches are asked for in the same turn.
         self._extend(now_s)
         self.wants.decide(now_s)
         self.results.tick(now_s)
         self.job_end.tick(now_s)
         self._watch_head(now_s)
+        # While workers owe at least half of the prefetch, their answers wake this thread anyway; a wake-up for every
+        # batch that is taken would only cost the consumer.
         wakes = i.WakeFor(room=2 * self.tickets.unanswered < self.wants.prefetch, slots=self.wants.short_of_slots)
         if wakes != self._wakes:
             self._wakes = wakes
@@ -137,7 +142,7 @@ class AttachedStream:
         self.questions.tick(self.connections.serving(), now_s)
 
     def take(self, event: e.Event, now_s: float) -> None:
-        """Take in an event that is about the stream or its workers."""
+        """Handle an event that concerns the stream or its workers."""
         self._doors[type(event)](self, event, now_s)
 
     # --- consumers ---
@@ -154,10 +159,10 @@ class AttachedStream:
         self._pass(event.seq, event.slot)
 
     def _pass(self, seq: int, slot: int) -> None:
-        """Go on behind batch `seq`: it was consumed, and so were all before it.
+        """Advance the head behind batch `seq`, which was consumed, as were all before it.
 
-        A batch that is handed back was taken, although a signal may have kept the consumer from saying so. After a
-        redirection the same number is not there, or its batch is in another slot.
+        A batch that is handed back was taken, even if a signal kept the consumer from reporting it. After a redirection
+        the entry is gone, or its batch is in another slot; then nothing moves.
         """
         entry = self.upcoming.entries.get(seq)
         if entry is not None and entry.slot == slot:
@@ -178,7 +183,7 @@ class AttachedStream:
     # --- the coordinator ---
 
     def hear_coordinator(self, message: m.Message, now_s: float) -> bool:
-        """Take in a message about the stream; return False if nobody expected it."""
+        """Handle a message about the stream; return False if it was not expected."""
         if isinstance(message, m.Members):
             self.connections.update_list(message.version, message.workers, now_s)
         elif isinstance(message, m.Failing):
@@ -212,7 +217,7 @@ class AttachedStream:
         self.connections.note_lock_gone(event.incarnation, now_s)
 
     def hear_worker(self, event: e.WorkerSaid, now_s: float) -> bool:
-        """Take in a worker's message; return False if nobody expected it."""
+        """Handle a worker's message; return False if it was not expected, or the connection serves no worker."""
         message, connection_id = event.message, event.connection_id
         worker = self.connections.worker_at(connection_id)
         if isinstance(message, m.Welcome):
@@ -259,9 +264,10 @@ class AttachedStream:
     # --- the end ---
 
     def _watch_head(self, now_s: float) -> None:
-        """End the feed if nobody can build the head, and soon if every worker that is there refused it.
+        """End the feed once no worker has been able to build the head for `lost_timeout_s`.
 
-        A worker that could build it may be on the list and not connected yet, so everyone is tried first.
+        If all known workers refused it, or the job ends without draining, one heartbeat timeout is enough. A worker
+        that could build the head may be listed and not connected yet, so every listed worker is tried first.
         """
         head = self.upcoming.entries.get(self.upcoming.head)
         refused = head.refused if head is not None else {}

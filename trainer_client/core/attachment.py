@@ -1,10 +1,10 @@
-"""What is open with the coordinator: the request to attach, and how long it has been silent.
+"""The open request to attach, and how long the coordinator has been silent.
 
 Rules: pure. Every answer names its request: an answer to any but the open one is dropped and counted, and a position
-other than the one asked for is an error. A request is repeated, under the same number, until it is answered. Losing the
-coordinator after that is no error: training in lockstep goes on. When the coordinator is back, it is told again who we
-are and where we stood when we attached. All ranks tell it that, because by now each may be at a different step. A
-trainer that was attached and is refused is over: it says nothing more, because a newer one may have its rank.
+other than the requested one is an error. A request is repeated under the same number until it is answered. Losing the
+coordinator after that is no error: training in lockstep goes on. When the coordinator is back, the trainer attaches
+again with the cursor at which it attached first: every rank sends that one, because by now each may be at a different
+step. A trainer that was attached and is refused is over: it sends nothing more, because a newer one may have its rank.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Attachment", "attach_request"]
 
+#: Back-off between repetitions of a request, and the pause if the connection was not up yet.
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 1.0
 _NOT_YET_S = 0.01
 
-#: The heartbeat timeout until the coordinator tells the job's.
+#: The heartbeat timeout until the coordinator sends the job's.
 _USUAL_TIMEOUT_S = 2.0
 
 
 class Attachment:
-    """`attached` is true once the coordinator has agreed."""
+    """The trainer's attachment to the coordinator; `attached` is true once the coordinator has agreed."""
 
     def __init__(self, settings: CoreSettings, out: list[i.Instruction]) -> None:
         self.attached = False
         #: How many answers named a request other than the open one.
         self.late_answers = 0
-        #: When the coordinator was heard last.
+        #: When the last message of the coordinator came.
         self.heard_s = 0.0
         #: The last reason that the coordinator gave for not being ready.
         self.last_reason = "no answer"
@@ -47,13 +48,14 @@ class Attachment:
         self._serial = 0
         #: The cursor of the open request.
         self._asked: Cursor | None = None
-        #: In queue mode: what the open request says is done.
+        #: In queue mode: the done-set of the open request, if it restores a checkpoint.
         self._asked_done: DoneSet | None = None
         self._open = False
-        #: The number of whoever waits for the answer.
+        #: The serial of the caller that waits for the answer.
         self._answer_to: int | None = None
+        #: The cursor at which a caller attached last, for attaching again after the coordinator was away.
         self._attached_at: Cursor | None = None
-        #: Which taking of our ranks the coordinator granted last.
+        #: The tenure of our ranks that the coordinator granted last.
         self._tenure: int | None = None
         self._is_over = False
         self._again_s = float("inf")
@@ -64,7 +66,7 @@ class Attachment:
 
     @property
     def due_s(self) -> float:
-        """When there will be something to say."""
+        """Return when a message to the coordinator is due next."""
         if self._is_over:
             return float("inf")
         if self._open:
@@ -73,11 +75,11 @@ class Attachment:
 
     @property
     def restores(self) -> bool:
-        """Whether the request is to rewind to what a checkpoint says is done."""
+        """Return whether the latest request rewinds to a checkpoint's done-set."""
         return self._asked_done is not None
 
     def ask(self, cursor: Cursor | None, now_s: float, *, waiting: int | None, done: DoneSet | None = None) -> None:
-        """Attach at this cursor with the next `tick`, perhaps again; `waiting` says who wants the answer."""
+        """Request to attach at this cursor with the next `tick`; `waiting` is the serial of the waiting caller."""
         self._serial += 1
         self._silence.excuse(now_s)
         self._asked, self._asked_done, self._open, self._answer_to = cursor, done, True, waiting
@@ -90,11 +92,14 @@ class Attachment:
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     def try_soon(self, now_s: float) -> None:
-        """The request did not get out: while the connection is being made, do not wait for a whole pause."""
+        """Try an unsent request again after 10 ms: the connection is being made, and back-off would delay attaching."""
         self._again_s, self._pause_s = now_s + _NOT_YET_S, _FIRST_PAUSE_S
 
     def tick(self, members: int, now_s: float) -> None:
-        """Say what is due; on a replaced connection, an open request is repeated at once."""
+        """Send the request or heartbeat that is due; replace the connection if the coordinator is silent.
+
+        On a replaced connection an open request is repeated at once. `members` is the version of the worker list.
+        """
         if self._is_over:
             return
         self._renew(now_s)
@@ -105,21 +110,25 @@ class Attachment:
             self._out.append(i.SendProgress(members))
 
     def _renew(self, now_s: float) -> None:
-        """Replace the connection if nothing is heard on it."""
+        """Replace the connection if nothing has been heard on it for the heartbeat timeout.
+
+        One side may have lost the connection without noticing, and would wait for ever.
+        """
         if (self.attached or self._open) and self._silence.lose_patience(now_s, self._timeout_s):
             self._again_s, self._pause_s = now_s, _FIRST_PAUSE_S
             self._out.append(i.RenewCoordinator())
 
     def hear(self, now_s: float) -> None:
-        """Something was heard from the coordinator."""
+        """Note a sign of life from the coordinator."""
         self.heard_s = now_s
         self._silence.hear(now_s)
 
     def wait(self, said: m.Wait, now_s: float) -> None:
-        """The coordinator is not ready yet."""
+        """Put the open request off for as long as the coordinator asks, because it is not ready yet."""
         if self._take_answer(said.serial):
             self.last_reason = said.reason
             self._again_s = now_s + said.retry_ms / 1000
+            # The coordinator says nothing before we ask again, so that pause must not count as silence.
             self._silence.excuse(self._again_s)
 
     def _take_answer(self, serial: int) -> bool:
@@ -128,11 +137,12 @@ class Attachment:
         return answers
 
     def agree(self, said: m.Attached, now_s: float) -> bool:
-        """The coordinator agrees; False if this answers another request, or is wrong."""
+        """Become attached; return False if this answers another request, or another position than the requested one."""
         if not self._take_answer(said.serial):
             return False
         asked, cursor = self._asked, said.cursor
         expected = (0, 0) if asked is None else (asked.epoch, asked.number)
+        # At the beginning of an epoch the coordinator may give another group; in mid-epoch batches would differ.
         same_group = asked is None or not asked.number or asked.group == cursor.group
         if not said.work and ((cursor.epoch, cursor.number) != expected or not same_group):
             self.refuse(_elsewhere(expected, cursor))
@@ -147,7 +157,7 @@ class Attachment:
         return True
 
     def answer(self, answer: m.Attached | BaseException) -> bool:
-        """Pass the answer on to whoever waits for it; False if nobody does."""
+        """Close the request and pass its answer to the waiting caller; return False if no caller waits."""
         waiting, self._answer_to = self._answer_to, None
         self._open = False
         if waiting is not None:
@@ -155,35 +165,41 @@ class Attachment:
         return waiting is not None
 
     def refuse(self, error: StokerError, *, serial: int | None = None) -> None:
-        """Pass a refusal on to whoever waits for the answer; if nobody does, or a newer trainer has our rank, it ends
-        the feed.
+        """Pass a refusal to the waiting caller; end the feed if no caller waits, or a newer trainer has our rank.
+
+        A refusal with the `serial` of another than the open request is dropped.
         """
         if self._is_over or (serial is not None and not self._take_answer(serial)):
             return
+        # A superseded trainer is over even if a caller gets the refusal, because a newer one has its rank.
         is_told = self.answer(error)
         is_superseded = isinstance(error, RefusedError) and error.code == "superseded"
         if not is_told or (self.attached and is_superseded):
             self._end(error, stays=isinstance(error, WorldChangedError))
 
     def _end(self, error: StokerError, *, stays: bool) -> None:
-        """Fail; the member of a world that is over stays until it leaves, because the next world waits for that."""
+        """End the feed with this error, and hang up unless the trainer `stays`.
+
+        A member of a world that is over stays until its user leaves. The next world begins once all members have left,
+        and must not restore a checkpoint while this one may still be committing another.
+        """
         self._out.append(i.Fail(error))
         if not stays:
             self._is_over = True
             self._out.append(i.HangUp())
 
     def come_back(self, now_s: float) -> None:
-        """The coordinator does not know us: it was restarted, or we were silent for long."""
+        """Attach again at the first cursor: the coordinator does not know us, after its restart or our long silence."""
         if not self._open and not self._is_over:
             self.ask(self._attached_at, now_s, waiting=None)
 
     def excuse(self, now_s: float) -> None:
-        """We stalled, so it was not the coordinator that was silent."""
+        """Restart the silence timer: we stalled, so we could not have heard the coordinator."""
         self._silence.excuse(now_s)
 
 
 def attach_request(settings: CoreSettings, cursor: Cursor | None, done: DoneSet | None) -> m.Attach:
-    """Return the first request to attach here."""
+    """Return the request to attach at this cursor, or in queue mode with this done-set."""
     ranks = settings.ranks
     return m.Attach(
         serial=1,

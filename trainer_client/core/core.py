@@ -1,14 +1,14 @@
 """The trainer's core: one pure object with one door, `handle(events, now_s) -> instructions`.
 
-It owns everything that a trainer decides: which batches come next (`upcoming`), which worker is asked and when again
-(`wants`), who holds which ticket (`worker_tickets`), what answers mean (`answers`), what state each slot is in
-(`slot_states`), how the connection to each worker stands (`connections`), and what is open with the coordinator
-(`attachment`). Each fact has one owner, and nobody else changes it. Until the coordinator has agreed there is only the
-attachment; all else is in `attached_stream`.
+It owns every decision of a trainer: which batches come next (`upcoming`), which worker is asked and when again
+(`wants`), who holds which ticket (`worker_tickets`), what answers mean (`answers`), the state of each slot
+(`slot_states`), the connection to each worker (`connections`), and the open request to the coordinator (`attachment`).
+Each fact has one owner, and nobody else changes it. Until the coordinator has agreed there is only the attachment;
+everything else is in `attached_stream`.
 
-Rules: pure. All facts of a turn come in at once and lead to one decision, because deciding after each would double the
-cost. Instructions are carried out in order, and what comes of them is reported as events of the same turn. What a
-consumer did may reach us late, or never if a signal came in between, so it is inferred from later facts. The core must
+Rules: pure. All events of a turn come in at once and lead to one decision, because deciding after each would double the
+cost. Instructions are carried out in order, and their outcomes come back as events of the same turn. A consumer's
+action may be reported late, or never if a signal came in between, so it is inferred from later events. The core must
 not know sockets, threads, memory, TensorFlow, or what time it is.
 """
 
@@ -33,24 +33,26 @@ __all__ = ["Core"]
 
 
 class Core:
-    """The state behind the door."""
+    """A trainer's decisions, from the events of each turn."""
 
     def __init__(self, settings: CoreSettings) -> None:
         #: When to call `handle` again at the latest, with events or without.
         self.due_s = float("inf")
-        #: How many messages nobody expected.
+        #: How many messages were not expected.
         self.strays = 0
         self._settings = settings
         self._out: list[i.Instruction] = []
         self.attachment = Attachment(settings, self._out)
         #: None until the coordinator has agreed.
         self.stream: AttachedStream | None = None
+        #: When the last turn was, to notice that this process stalled.
         self._seen_s = float("inf")
-        #: The elastic world that we had a place in is over.
+        #: Whether the end of our elastic world was reported already.
         self._is_out = False
 
     def handle(self, events: Iterable[e.Event], now_s: float) -> list[i.Instruction]:
-        """Take in what happened; return what to do about it."""
+        """Take in the events of a turn; return the instructions that follow, in the order to carry them out."""
+        # A process that was stopped finds everyone silent when it goes on, and would give up all workers at once.
         if self.stream is not None and now_s - self._seen_s > self.stream.spec.heartbeat_timeout_s / 2:
             self.stream.excuse(now_s)
             self.attachment.excuse(now_s)
@@ -65,7 +67,7 @@ class Core:
         return out
 
     def _decide(self, now_s: float) -> tuple[int, float]:
-        """Let the stream decide; return the version of its list of workers, and when it has something to do."""
+        """Let the stream decide; return the version of its worker list, and when it has to decide again."""
         if self.stream is None:
             return 0, float("inf")
         self.stream.decide(now_s)
@@ -73,7 +75,7 @@ class Core:
 
     @property
     def _attached(self) -> AttachedStream:
-        """Return what there is only while attached: no event about it may come before."""
+        """Return the attached stream; no event about it may come before the coordinator has agreed."""
         assert self.stream is not None
         return self.stream
 
@@ -105,7 +107,7 @@ class Core:
             self._leave_world(message.version == self._settings.world_version, message.reason)
         elif self.stream is not None:
             self.strays += not self.stream.hear_coordinator(message, now_s)
-        else:  # what was sent to a former trainer of these ranks may still come
+        else:  # messages to a former trainer of these ranks may still arrive
             self.strays += not isinstance(message, m.Noted | m.Members | m.Failing)
 
     def _on_refused(self, message: m.NotAttached | m.Refused, now_s: float) -> None:
@@ -118,7 +120,7 @@ class Core:
             self.attachment.refuse(error_of(message, "coordinator"))
 
     def _leave_world(self, is_over: bool, reason: str) -> None:  # noqa: FBT001 - it is what is asked
-        """The elastic world that our ranks are of is over: the feed ends, and the user joins the next one."""
+        """End the feed, once, if our elastic world is over; the user then joins the next one."""
         if is_over and not self._is_out:
             self._is_out = True
             self._out.append(i.Fail(world_over(reason)))
@@ -129,8 +131,8 @@ class Core:
     def _on_attached(self, answer: m.Attached, now_s: float) -> None:
         """Become attached, or take in what changed while the coordinator was away.
 
-        A coordinator that was started anew on other data may answer with another plan: its batch 7 is not ours, so the
-        feed ends before anything is asked for.
+        A coordinator that was restarted on other data may answer with another plan. Its batch 7 is not our batch 7, so
+        the request is refused before any batch is asked for.
         """
         if not self.attachment.agree(answer, now_s):
             return

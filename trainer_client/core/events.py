@@ -1,7 +1,7 @@
-"""What the core is told: facts, in the order in which they happened.
+"""The core's input: events, in the order in which they happened.
 
 Rules: pure; nothing here decides. `connection_id` is the core's own number for a connection to a worker. `seq` numbers
-the batches that lie ahead of a trainer, and only grows.
+a trainer's upcoming batches, and only grows.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class AttachAsked:
-    """The user wants to attach, perhaps again, at this cursor; None: at the beginning. Serials grow.
+    """Request of the user to attach at this cursor (None: at the beginning), the first time or again. Serials grow.
 
-    In queue mode there is no cursor, but a set of what is `done`; None: whatever the coordinator knows to be.
+    In queue mode there is no cursor but a done-set (None: the one that the coordinator has).
     """
 
     serial: int
@@ -59,7 +59,7 @@ class AttachAsked:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A reader wants to be served from now on: it began at `start`, and has taken this many batches since."""
+    """A reader's request to be served from now on; it began at `start` and has taken this many batches since."""
 
     reader: int
     start: Position
@@ -68,7 +68,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """The consumer has the batch. If a signal came in between, this is never reported and has to be inferred."""
+    """A consumer took the batch. A signal may prevent this report; the core then infers it from later ones."""
 
     seq: int
     slot: int
@@ -76,7 +76,7 @@ class Took:
 
 @dataclass(frozen=True, slots=True)
 class HandedBack:
-    """Nobody references the batch any more."""
+    """The last reference to the batch is gone, so its slot is free."""
 
     seq: int
     slot: int
@@ -84,15 +84,15 @@ class HandedBack:
 
 @dataclass(frozen=True, slots=True)
 class LeaseSettled:
-    """In queue mode: a batch is `done`, or the user failed at it; if not even that, it `costs_try` nothing."""
+    """In queue mode: a batch is `done`, failed, or (if not `costs_try`) given back without counting as a try."""
 
     lease: Lease
     generation: int
     done: bool
     costs_try: bool = True
-    #: Of a named evaluation: what the batch adds to the metrics' variables.
+    #: In a named evaluation: what the batch adds to the metrics' variables.
     states: bytes = b""
-    #: Why the user failed at it, in their words.
+    #: The user's reason for a failure.
     reason: str = ""
 
 
@@ -105,14 +105,14 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class StateAsked:
-    """In queue mode: the user wants to know what is done. Serials grow."""
+    """In queue mode: the user asks for the done-set. Serials grow."""
 
     serial: int
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationNamed:
-    """In queue mode: the batches of this evaluation are leased from now on, and bring so many bytes of states each."""
+    """In queue mode: the evaluation whose batches are leased from now on; each brings `nbytes` of metric states."""
 
     name: str
     nbytes: int
@@ -120,21 +120,21 @@ class EvaluationNamed:
 
 @dataclass(frozen=True, slots=True)
 class SumsAsked:
-    """The user wants the sums over all batches of that evaluation. Serials grow."""
+    """In queue mode: the user asks for the sums over all batches of the named evaluation. Serials grow."""
 
     serial: int
 
 
 @dataclass(frozen=True, slots=True)
 class EndAsked:
-    """In queue mode: the user asks whether the work to be done once after training is ours. Serials grow."""
+    """In queue mode: the user asks for the lease of the work to be done once after training. Serials grow."""
 
     serial: int
 
 
 @dataclass(frozen=True, slots=True)
 class EndSettled:
-    """That work is `done`, or the user failed at it."""
+    """The work after training is `done`, or the user failed at it."""
 
     serial: int
     done: bool
@@ -151,18 +151,18 @@ class ResultsTold:
     values: tuple[tuple[str, float | None], ...]
     #: Why the run ended; empty while it goes on.
     ended: str = ""
-    #: These are no results, but what ranks agree on.
+    #: The values are something that ranks agree on, and no results.
     aside: bool = False
-    #: The evaluation that the values are of; empty: of none.
+    #: The evaluation that the values belong to; empty if none.
     evaluation: str = ""
-    #: A piece of the metric states of this trainer's batches, and which.
+    #: A piece of the metric states of this trainer's batches, and its number.
     part: int = 0
     states: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionAsked:
-    """The user wants to know something that any worker can answer."""
+    """A question of the user that any worker can answer."""
 
     question: m.EpochQuery | m.NameQuery
 
@@ -191,14 +191,14 @@ class ConnectionUp:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionDown:
-    """It is down, and what was on its way is lost; whether the worker is alive is unknown."""
+    """A connection to a worker went down, with everything on its way; the worker itself may be alive."""
 
     connection_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionFailed:
-    """It cannot be made: the endpoint is invalid, or the machine has no sockets left."""
+    """A connection cannot be made: the endpoint is invalid, or the machine has no sockets left."""
 
     connection_id: int
     error: StokerError
@@ -213,7 +213,10 @@ class GreetingFailed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSaid:
-    """A message came from a worker; `payload` is what followed a `Pushed` that is not in a slot."""
+    """A message came from a worker; `payload` follows a `Pushed` whose batch is not in a slot.
+
+    With a `Welcome`, `payload` says whether the worker holds its lock on our shared memory.
+    """
 
     connection_id: int
     message: m.Message
@@ -225,7 +228,7 @@ class WorkerSaid:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A payload was written or checked, as `Write` or `Check` ordered; `valid`: it is what its header says."""
+    """A payload was written or checked, as `Write` or `Check` ordered; `valid` if it matches its header."""
 
     connection_id: int
     header: m.Pushed

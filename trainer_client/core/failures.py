@@ -1,4 +1,4 @@
-"""The wording of the errors that end a feed or a connection: expected, got, where, and what to do.
+"""Wording of the errors that end a feed or a connection: expected, got, where, and what to do.
 
 Pure: when an error is due is decided elsewhere.
 """
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def job_ended() -> EndedError:
-    """The coordinator said that the job was ended by order."""
+    """Return the error for a job that was ended by order."""
     return EndedError(
         expected="more batches",
         got="the coordinator's word that the job was ended",
@@ -39,7 +39,7 @@ def job_ended() -> EndedError:
 
 
 def wrong_bytes(worker: str, batch: UpcomingBatch) -> StokerError:
-    """A worker pushed bytes other than its header names, or a batch other than the one asked for."""
+    """Return the error for a batch whose bytes, layout or number are not those that were asked for."""
     return PeerError(
         expected="a batch with the digest and layout that its header names",
         got="other bytes, from every worker that was asked",
@@ -49,7 +49,7 @@ def wrong_bytes(worker: str, batch: UpcomingBatch) -> StokerError:
 
 
 def failing_machines(entry: Entry, last: StokerError) -> StokerError:
-    """Too many machines failed at a batch, through no fault of the data."""
+    """Return the error for a batch that several machines failed at, through no fault of the data."""
     return MachineError(
         expected=last.expected,
         got="; ".join(_once_each(entry.failures))[:4000],
@@ -59,7 +59,7 @@ def failing_machines(entry: Entry, last: StokerError) -> StokerError:
 
 
 def _once_each(failures: list[str]) -> list[str]:
-    """Return each failure, "worker: reason", with its reason once: behind the workers that have it."""
+    """Return the failures, each "worker: reason", merged to one entry per reason with all its workers in front."""
     workers: dict[str, list[str]] = {}
     for failure in failures:
         worker, _, reason = failure.partition(": ")
@@ -72,7 +72,7 @@ def _times(count: int) -> str:
 
 
 def other_plan(ours: str, theirs: str) -> StokerError:
-    """The job's plan is not the one that was trained on."""
+    """Return the error for a coordinator whose plan is not the one that this run is trained on."""
     return RefusedError(
         code="plan",
         expected=f"plan {ours}, which this run is trained on",
@@ -83,7 +83,7 @@ def other_plan(ours: str, theirs: str) -> StokerError:
 
 
 def refused_by_all(last: StokerError, refused: int, listed: int) -> StokerError:
-    """The last error of those that refused, with how many of how many they were."""
+    """Return the last worker's refusal again, with the number of workers that refused in its `where`."""
     where = f"{last.where} (refused by {refused} of {listed} workers)"
     if isinstance(last, RefusedError):
         return RefusedError(code=last.code, expected=last.expected, got=last.got, where=where, remedy=last.remedy)
@@ -91,7 +91,7 @@ def refused_by_all(last: StokerError, refused: int, listed: int) -> StokerError:
 
 
 def world_over(reason: str) -> StokerError:
-    """Trainers of the elastic world came or went."""
+    """Return the error for an elastic world that is over because trainers came or went."""
     return WorldChangedError(
         expected="the elastic world to go on",
         got=reason,
@@ -109,7 +109,10 @@ _AFTER_LOSS = {
 
 
 def book_lost(stream: str, work: str, saved: str) -> StokerError:
-    """The coordinator has another book of leases than the one that this trainer's are in."""
+    """Return the error for a coordinator that lost its journal, and with it the book of this trainer's leases.
+
+    `saved` describes the last checkpoint, empty if there is none.
+    """
     remedy = _AFTER_LOSS.get(work, _AFTER_LOSS["train"])
     return RefusedError(
         code="lost",
@@ -121,7 +124,7 @@ def book_lost(stream: str, work: str, saved: str) -> StokerError:
 
 
 def leases_withheld(stream: str, job: str, timeout_s: float) -> StokerError:
-    """Return the error if the coordinator has not answered about leases: it is gone, or cannot write its journal."""
+    """Return the error for a coordinator that is gone, or withholds leases because it cannot write its journal."""
     return LostError(
         expected=f"the coordinator to lease batches, or to say that there are none, within {timeout_s:g} s",
         got="no answer",
@@ -133,7 +136,10 @@ def leases_withheld(stream: str, job: str, timeout_s: float) -> StokerError:
 
 
 def nobody_left(tried: list[str], listed: int, timeout_s: float, failing: Failing | None = None) -> StokerError:
-    """No worker is left that could build the head; `failing` says why one of them does not come back."""
+    """Return the error for a feed without a worker that could build its head.
+
+    If a worker could not even begin to serve (`failing`), its error is the likely cause, and is returned instead.
+    """
     if failing is not None:
         return DataError(
             expected=failing.expected,

@@ -1,4 +1,4 @@
-"""What the core orders, to be carried out in order; what comes of it is reported as events of the same turn.
+"""The core's output: instructions, to be carried out in order; their outcomes are events of the same turn.
 
 Rules: pure; nothing here decides.
 """
@@ -47,12 +47,12 @@ __all__ = [
     "WriteLog",
 ]
 
-# --- the coordinator, and those who wait for it ---
+# --- the coordinator, and callers that wait for it ---
 
 
 @dataclass(frozen=True, slots=True)
 class ToCoordinator:
-    """Send this to the coordinator, if the connection is up."""
+    """Send this message to the coordinator; report `CoordinatorAway` if the connection is not up."""
 
     message: m.Message
 
@@ -66,12 +66,12 @@ class SendProgress:
 
 @dataclass(frozen=True, slots=True)
 class RenewCoordinator:
-    """Replace the connection, because nothing was heard for too long."""
+    """Replace the connection to the coordinator, which has been silent for too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerAttach:
-    """Give the answer to the request to attach to whoever waits for it."""
+    """Give the coordinator's answer, or an error, to the caller that asked to attach."""
 
     serial: int
     answer: m.Attached | BaseException
@@ -79,7 +79,10 @@ class AnswerAttach:
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnd:
-    """In queue mode: tell the caller whether the work that comes once after training `is_ours`; if not, it is done."""
+    """In queue mode: tell the caller whether the work after training `is_ours`; if not, it is done already.
+
+    For a caller that reported this work as done or failed, it only says that the report is on the coordinator's disk.
+    """
 
     serial: int
     is_ours: bool
@@ -87,13 +90,15 @@ class AnswerEnd:
 
 @dataclass(frozen=True, slots=True)
 class StandStill:
-    """The job comes to its end: hand out nothing more for now, and tell the coordinator how far that is."""
+    """Hand out no more batches, because the job is ending; tell the coordinator how far readers have come."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndReading:
-    """The job comes to its end: whoever reads gets this error, `at_once` or where its batches end. In lockstep that is
-    before the round `last` (its epoch and number); with `waits`, what all ranks do together is waited for until then.
+    """Raise this error in readers, because the job is ending: `at_once`, or where their batches end.
+
+    In lockstep they end before the round `last` (its epoch and number). With `waits`, callers that wait for all ranks
+    go on waiting, because the ranks still train up to that round; without it they get the error as well.
     """
 
     error: EndedError
@@ -104,7 +109,7 @@ class EndReading:
 
 @dataclass(frozen=True, slots=True)
 class AnswerState:
-    """In queue mode: tell the caller what is done, including all that this trainer settled."""
+    """In queue mode: give the caller the done-set, which includes all that this trainer had settled when asked."""
 
     serial: int
     done: DoneSet
@@ -112,11 +117,11 @@ class AnswerState:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSums:
-    """Give the caller the sums over all batches of an evaluation; None: some are not settled yet, so read on."""
+    """Give the caller the sums over all batches of an evaluation; None if some are not settled yet, so it reads on."""
 
     serial: int
     sums: bytes | None
-    #: How many batches were given up, and are not in the sums.
+    #: How many batches were given up, and so are missing from the sums.
     given_up: int
 
 
@@ -129,7 +134,7 @@ class AnswerResults:
 
 @dataclass(frozen=True, slots=True)
 class AnswerQuestion:
-    """Give a worker's answer to whoever asked."""
+    """Give a worker's answer to the callers that asked this question."""
 
     question: m.EpochQuery | m.NameQuery
     answer: int | str | None
@@ -137,7 +142,7 @@ class AnswerQuestion:
 
 @dataclass(frozen=True, slots=True)
 class MakeSlots:
-    """The stream is known now: make this many slots, the reserve included, for its batches."""
+    """Make this many slots, the reserve included, for the batches of the stream, which is known now."""
 
     spec: StreamSpec
     slots: int
@@ -163,14 +168,14 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Replace the connection, under the same identity: one side may not know that it is gone."""
+    """Replace the connection under the same identity, in case one side has not noticed that it is gone."""
 
     connection_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Greet:
-    """Say Hello, and offer shared memory under this lock byte."""
+    """Send Hello, with an offer of shared memory under this lock byte."""
 
     connection_id: int
     lock_byte: int
@@ -178,7 +183,7 @@ class Greet:
 
 @dataclass(frozen=True, slots=True)
 class ToWorker:
-    """Send this; a connection that does not take it counts as down."""
+    """Send this message to a worker; a connection that does not take it counts as down."""
 
     connection_id: int
     message: m.Message
@@ -186,7 +191,7 @@ class ToWorker:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Write a payload into its slot, and report with `Checked` whether it is what its header says."""
+    """Write a payload into its slot, and report with `Checked` whether it matches its header."""
 
     connection_id: int
     header: m.Pushed
@@ -195,7 +200,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Check what a worker wrote into its slot, and report with `Checked`."""
+    """Compare the bytes that a worker wrote into a slot with their digest, and report with `Checked`."""
 
     connection_id: int
     header: m.Pushed
@@ -214,7 +219,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The batch is complete in its slot: a consumer may take it in its turn."""
+    """Offer a batch, complete in its slot, to consumers, who take batches in the order of `seq`."""
 
     seq: int
     slot: int
@@ -231,7 +236,7 @@ class TakeBack:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Give what is offered from `head` on to this reader; `ended`: its epoch has nothing left."""
+    """Give the offered batches from `head` on to this reader; `ended` if its epoch has none left."""
 
     reader: int
     head: int
@@ -240,7 +245,7 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Drop what is offered: the next batch is number `head`, for this reader."""
+    """Drop all offered batches; the next one is number `head`, for this reader."""
 
     reader: int
     head: int
@@ -248,7 +253,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class WakeFor:
-    """What consumers should wake the receive thread for: room (a batch was taken), or a slot that came back."""
+    """Set when consumers wake the receive thread: for room (a batch was taken), or for slots that come back."""
 
     room: bool
     slots: bool

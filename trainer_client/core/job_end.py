@@ -1,9 +1,9 @@
-"""The end of the job by order: when readers stop.
+"""The end of the job by order, and when readers stop.
 
-Rules: pure. A trainer in queue mode reads on to the end of what it has leased, if it drains. Ranks in lockstep must all
-end with the same round, or those that go on would wait for the others for ever: each stands still and says how far it
-has come, until the coordinator names the last round. Everyone else stops at once, and so does a rank that does not hear
-from the coordinator any more.
+Rules: pure. A draining trainer in queue mode reads to the end of its leases. Ranks in lockstep must all end with the
+same round, or those that go on would wait for the others for ever: each stands still and reports how far it has come,
+until the coordinator names the last round. Everyone else stops at once, and so does a rank that no longer hears from
+the coordinator.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 __all__ = ["JobEnd"]
 
-#: In heartbeat timeouts; the coordinator may wait for a rank that is gone before it answers.
+#: How long a rank waits for the last round, in heartbeat timeouts; the coordinator may itself wait for a lost rank.
 _PATIENCE = GONE_AFTER + 3
 
 
 class JobEnd:
-    """What the coordinator said of it, and what was ordered."""
+    """The coordinator's latest word about the end of the job, and the order that followed from it."""
 
     def __init__(self, settings: CoreSettings, attached: m.Attached, out: list[i.Instruction]) -> None:
-        #: When the coordinator has been silent for too long.
+        #: When to stop without the coordinator, because it has been silent for too long.
         self.due_s = float("inf")
-        #: Whether trainers finish what they have; None: the job goes on.
+        #: Whether trainers finish the batches that they have; None while the job goes on.
         self.drains: bool | None = None
         self._out = out
         self._leases = bool(attached.work)
@@ -39,7 +39,10 @@ class JobEnd:
         self._ordered: i.EndReading | None = None
 
     def hear(self, said: m.JobEnds, now_s: float) -> None:
-        """It is said again and again, and may be said anew: not to drain any longer."""
+        """Order readers to stop, drain or stand still, as the coordinator says.
+
+        The message is repeated, and a later one may forbid draining, which an earlier repetition must not allow again.
+        """
         self.drains = said.drains and self.drains is not False
         if not self._is_rank:
             self._end(i.EndReading(job_ended(), at_once=not (self._leases and self.drains)))
@@ -52,12 +55,13 @@ class JobEnd:
             self._end(i.EndReading(job_ended(), at_once=False, last=last, waits=self.drains))
 
     def tick(self, now_s: float) -> None:
-        """Stop at once if the coordinator is gone."""
+        """Stop readers at once if the coordinator has been silent for too long."""
         if now_s >= self.due_s:
             self.due_s = float("inf")
             self._end(i.EndReading(job_ended(), at_once=True))
 
     def _end(self, order: i.EndReading) -> None:
+        # The coordinator repeats its message. An unchanged order is given once; its error is a new object each time.
         said = self._ordered
         if said is None or (said.at_once, said.last, said.waits) != (order.at_once, order.last, order.waits):
             self._ordered = order

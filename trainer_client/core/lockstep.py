@@ -1,9 +1,9 @@
-"""Sharing a stream's batches in lockstep: every rank follows the plan from its position, and nobody leases anything.
+"""Sharing a stream's batches in lockstep: every rank follows the plan from its position, without leases.
 
 Evaluation streams that are not queues are read like this as well.
 
-Rules: pure. How many batches an epoch has is learnt from workers, so a reader may come before that is known; it is
-served when the answer is here. Must not know leases.
+Rules: pure. Workers tell how many batches an epoch has, so a reader may come before that is known; it is served when
+the answer arrives. Must not know leases.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Lockstep"]
 class Lockstep:
     """The sequence of batches that all ranks share round by round."""
 
-    #: Nothing is due by itself.
+    #: Lockstep has no timers.
     due_s = float("inf")
 
     def __init__(
@@ -38,24 +38,24 @@ class Lockstep:
         self._wants = wants
         self._questions = questions
         self._out = out
-        #: The reader that waits for the number of batches of its epoch.
+        #: The reader that waits until the number of batches of its epoch is known.
         self._opened: Opened | None = None
 
     def attach(self, answer: m.Attached, now_s: float, *, restores: bool) -> None:
-        """Learn from the coordinator's answer how many batches the epoch has."""
+        """Learn the epoch's number of batches from the coordinator's answer."""
         self.learn(answer.cursor.epoch, answer.cursor.group, answer.batches, now_s)
 
     def learn(self, epoch: int, group: int, batches: int, now_s: float) -> None:
-        """Take in how many batches an epoch has; serve the reader that waits for it."""
+        """Note how many batches an epoch has, and serve the reader that waits to know."""
         self._upcoming.learn(epoch, group, batches)
         if self._opened is not None:
             self.open(self._opened, now_s)
 
     def open(self, event: Opened, now_s: float) -> None:
-        """Serve this reader from now on; keep what lies ahead if it is what the reader needs next.
+        """Serve this reader from now on; keep prefetched batches if they are those that the reader needs next.
 
-        A reader that was left in the middle of an epoch took batches that nobody trained on: if the next one began
-        behind those, they would be missing from the epoch.
+        A reader that was dropped in mid-epoch may have taken batches that nobody trained on. The next reader starts
+        before those (the sequence is redirected), or they would be missing from the epoch.
         """
         upcoming = self._upcoming
         over = upcoming.is_over(event.start)
@@ -72,7 +72,7 @@ class Lockstep:
             self._out.append(i.Restart(event.reader, upcoming.head))
 
     def extend(self, most: int, now_s: float) -> range:
-        """Add up to this many more batches; return their numbers, and ask for what is missing to go on."""
+        """Add up to `most` batches and return their numbers; ask workers for the size of the next epoch if needed."""
         seqs = self._upcoming.extend(most)
         missing = self._upcoming.missing()
         if missing is not None:
@@ -85,18 +85,18 @@ class Lockstep:
         self._questions.ask(query, now_s)
 
     def take(self, event: Event, now_s: float) -> None:
-        """Ignore that a checkpoint was saved; refuse any other event, because it is about leases."""
+        """Ignore that a checkpoint was saved; fail on any other event, because it is about leases."""
         assert isinstance(event, Saved), f"{event} in lockstep"
 
     def receive(self, message: m.Leases | m.Recalled, now_s: float) -> bool:
-        """Return False: no lease was asked for."""
+        """Return False: no message about leases is expected in lockstep."""
         return False
 
     def drain(self) -> None:
         """Do nothing: ranks end with the same round (see `job_end`)."""
 
     def decide(self, now_s: float) -> None:
-        """Say nothing to the coordinator."""
+        """Do nothing: lockstep sends nothing to the coordinator."""
 
     def excuse(self, now_s: float) -> None:
-        """Restart no timers."""
+        """Do nothing: lockstep has no timers."""

@@ -1,7 +1,7 @@
-"""The results of this trainer's epochs and evaluations, repeated to the coordinator until all ranks have reported.
+"""Results of this trainer's epochs and evaluations, repeated to the coordinator until all ranks have reported.
 
-Rules: pure. Each is repeated until its answer covers all ranks, and then all before it are over as well: a caller that
-waits for one reports no later one.
+Rules: pure. A result is repeated until its answer covers all ranks; then all earlier ones are closed as well, because
+a caller that waits for one result reports no later one.
 """
 
 from __future__ import annotations
@@ -18,36 +18,37 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenResults", "results_message"]
 
+#: How often open results are repeated.
 _PAUSE_S = 1.0
-#: The most results that are open: no rank is further ahead of the others.
+#: The most results that may be open; beyond it the oldest is dropped. No rank is this far ahead of the others.
 _MOST_OPEN = 16
 
 
 class OpenResults:
-    """Results whose means over all ranks are not known yet."""
+    """Results whose means over all ranks are not known yet, by serial."""
 
     def __init__(self, settings: CoreSettings, out: list[i.Instruction]) -> None:
-        #: When to repeat them.
+        #: When to send open results again.
         self.due_s = float("inf")
         self._settings = settings
         self._out = out
         self._open: dict[int, m.Results] = {}
 
     def tell(self, told: ResultsTold, now_s: float) -> None:
-        """Send it with the next `tick`."""
+        """Open a result, to be sent with the next `tick`; drop the oldest if too many are open."""
         if len(self._open) >= _MOST_OPEN:
             del self._open[min(self._open)]
         self._open[told.serial] = results_message(self._settings, told)
         self.due_s = now_s
 
     def tick(self, now_s: float) -> None:
-        """Repeat open results, if it is time."""
+        """Send all open results, if that is due."""
         if now_s >= self.due_s:
             self._out.extend(i.ToCoordinator(one) for one in self._open.values())
             self.due_s = now_s + _PAUSE_S if self._open else float("inf")
 
     def receive(self, said: m.Aggregate) -> bool:
-        """Take in an answer; False if it answers nothing that is open."""
+        """Pass an answer to the caller; return False if its result is not open. Close it if all ranks have reported."""
         if said.serial not in self._open:
             return False
         self._out.append(i.AnswerResults(said))
@@ -57,7 +58,7 @@ class OpenResults:
 
 
 def results_message(settings: CoreSettings, told: ResultsTold) -> m.Results:
-    """Return what the coordinator is told."""
+    """Return the message that reports a result to the coordinator."""
     return m.Results(
         stream=settings.stream,
         incarnation=settings.incarnation,

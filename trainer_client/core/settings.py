@@ -1,4 +1,4 @@
-"""What the core is told once: who the trainer is, how far ahead it asks, and how patient it is. Pure."""
+"""The core's settings: who the trainer is, how far ahead it asks, and its timeouts. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 __all__ = ["CoreSettings", "slots_for"]
 
-#: Batches asked for ahead: one being built, some on their way, the rest to even out those that take longer.
+#: Batches asked for ahead: one being built, some on their way, the rest to even out slow ones.
 _USUAL_PREFETCH = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSettings:
-    """Who this trainer is, and what `connect` was asked for."""
+    """Identity of the trainer, and the arguments of `connect`."""
 
     job: str
     stream: str
@@ -27,36 +27,39 @@ class CoreSettings:
     incarnation: int
     name: str
     boot_id: str
-    #: In queue mode: what is done with the batches (empty: what the stream is for), and how many epochs at most.
+    #: In queue mode: what is done with the batches (empty: what the stream is for), and the most epochs.
     work: str = ""
     epochs: int | None = None
-    #: The elastic world that gave it its ranks; None: they are fixed.
+    #: Version of the elastic world that assigned the ranks; None if they are fixed.
     world_version: int | None = None
-    #: For each replica; None: as many as suit the size of batches.
+    #: Batches to prefetch for each replica; None: as many as suit the size of batches.
     prefetch: int | None = None
     prefetch_bytes: int = 2**30
     shared_memory: bool = True
     verify: bool = False
-    #: How many workers on other hosts it talks to.
+    #: How many workers on other hosts to talk to.
     workers: int = 16
-    #: After this long without any worker that can build, the feed stops with an error.
+    #: The feed fails after this long without any worker that can build the head.
     lost_timeout_s: float = 60.0
-    #: A head that has waited this long, and three times as long as the usual answer, is hedged.
+    #: A head that has waited this long, and three times as long as a usual answer takes, is hedged.
     hedge_floor_s: float = 0.25
 
     @property
     def verifies(self) -> bool:
-        """Whether it is no trainer, but reads batches by their numbers, behind all trainers."""
+        """Return whether this is a verifier, which is served after all trainers."""
         return self.work == VERIFY
 
 
 def slots_for(settings: CoreSettings, spec: StreamSpec) -> tuple[int, int]:
-    """How many ordinary slots to make, and how many batches to ask for ahead."""
+    """Return how many ordinary slots to make, and how many batches to prefetch, within `prefetch_bytes`.
+
+    There are always at least two slots and a prefetch of one, whatever their size.
+    """
     replicas = settings.ranks.replicas
     wanted = (settings.prefetch or max(_USUAL_PREFETCH, 2 * spec.at_a_time)) * replicas
     if settings.verifies:
         wanted = VERIFY_WANTS
-    hands = 4 * replicas + 2  # what a consumer and TensorFlow's own prefetching hold at a time, as measured
-    affordable = settings.prefetch_bytes // max(spec.largest_bytes(), 1) - 1  # the reserve counts as well
+    hands = 4 * replicas + 2  # slots that a consumer and TensorFlow's own prefetching hold at a time, as measured
+    affordable = settings.prefetch_bytes // max(spec.largest_bytes(), 1) - 1  # the reserve slot takes one
     slots = max(2, min(wanted + hands, affordable))
     return slots, max(1, min(wanted, slots - 1))

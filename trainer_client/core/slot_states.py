@@ -1,9 +1,9 @@
-"""Who may touch which slot: the trainer's record of its slots.
+"""The state of each slot, which says who may touch its bytes.
 
 Rules: pure. A slot is lent again only after the answer to its last ticket, or when its writer is proved dead, or when
 nobody could write into it anyway (the batch comes as a TCP frame and the trainer itself writes). Each lending raises
 the slot's generation, so that an answer to an older ticket is recognised as stale. One reserve slot is never lent for
-writing in place, so that the head can always be asked for through it. What a consumer did may have to be inferred: a
+writing in place, so that the head can always be asked for through it. A consumer's action may have to be inferred: a
 slot that is handed back must have been taken.
 """
 
@@ -17,17 +17,19 @@ __all__ = ["SlotState", "SlotStates"]
 
 
 class SlotState(enum.Enum):
-    """Who may touch a slot's bytes."""
+    """The party that may touch a slot's bytes."""
 
     FREE = "free"  #: nobody
     LENT = "lent"  #: the worker that holds the ticket
     OFFERED = "offered"  #: a consumer may take the batch in it at any moment
     OUT = "out"  #: the consumer
 
-    __hash__ = object.__hash__  # Enum's own is Python code, and every step of a slot hashes some
+    # Enum's own hash is Python code, and every transition of a slot hashes several states.
+    __hash__ = object.__hash__
 
 
-#: What may happen to a slot; any other pair is a bug of ours and raises.
+#: The allowed transitions; any other pair is a bug and raises. OFFERED goes straight to FREE by "hand back" if a signal
+#: kept the consumer from reporting that it took the batch.
 _NEXT = {
     (SlotState.FREE, "lend"): SlotState.LENT,
     (SlotState.LENT, "offer"): SlotState.OFFERED,
@@ -40,58 +42,66 @@ _NEXT = {
 
 
 class SlotStates:
-    """`slots` ordinary slots, and the reserve behind them."""
+    """The states of `slots` ordinary slots, and of the reserve slot behind them."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.reserve = slots
         self._states = [SlotState.FREE] * (slots + 1)
         self._generations = [0] * (slots + 1)
-        # The last one freed is lent first: its pages are warm, and slots that were never used stay unallocated.
+        # A stack: the slot freed last is lent first, because its pages are warm, and slots that were never used stay
+        # unallocated.
         self._free = list(range(slots - 1, -1, -1))
         self._counts = dict.fromkeys(SlotState, 0) | {SlotState.FREE: slots + 1}
 
     def lend(self) -> Ticket | None:
-        """Lend a free ordinary slot, if there is one."""
+        """Lend a free ordinary slot and return its ticket; return None if all are in use."""
         return self._lend(self._free.pop()) if self._free else None
 
     def lend_reserve(self) -> Ticket | None:
-        """Lend the reserve slot, if it is free."""
+        """Lend the reserve slot and return its ticket; return None if it is in use.
+
+        All ordinary slots may be at silent workers when the head needs one. Its batch then comes by TCP.
+        """
         return self._lend(self.reserve) if self._states[self.reserve] is SlotState.FREE else None
 
     def _lend(self, slot: int) -> Ticket:
         self._move(slot, "lend")
+        # The answer to a cancelled want may arrive after its slot was lent again; the generation tells them apart.
         self._generations[slot] += 1
         return Ticket(slot, self._generations[slot])
 
     def offer(self, ticket: Ticket) -> None:
-        """The answer came, with a batch."""
+        """Offer the slot to consumers: its batch has arrived. Raise AssertionError if the ticket is stale."""
         self._require_current(ticket)
         self._move(ticket.slot, "offer")
 
     def release(self, ticket: Ticket) -> None:
-        """The answer came without a batch, or none is needed: nobody can write into the slot any more."""
+        """Free a lent slot that nobody can write into any more: it got no batch, or one that is not needed.
+
+        Raise AssertionError if the ticket is stale.
+        """
         self._require_current(ticket)
         self._move(ticket.slot, "release")
 
     def take(self, slot: int) -> None:
-        """The consumer has the batch."""
+        """Note that a consumer took the batch."""
         self._move(slot, "take")
 
     def take_back(self, slot: int) -> None:
-        """The batch is no longer offered."""
+        """Free the slot of an offered batch that was retracted before a consumer took it."""
         self._move(slot, "take back")
 
     def hand_back(self, slot: int) -> None:
-        """The consumer's last reference is gone."""
+        """Free the slot after the consumer's last reference is gone."""
         self._move(slot, "hand back")
 
     def state(self, slot: int) -> SlotState:
-        """Who may touch it."""
+        """Return the slot's state."""
         return self._states[slot]
 
     def count(self, state: SlotState) -> int:
-        """How many slots, the reserve included, are in this state."""
+        """Return how many slots, the reserve included, are in this state."""
         return self._counts[state]
 
     def _require_current(self, ticket: Ticket) -> None:

@@ -1,7 +1,7 @@
-"""What attaching taught us about a stream, and whether a pushed batch fits it.
+"""The coordinator's description of a stream, and whether a pushed batch fits it.
 
-Rules: pure. A batch fits if it is the one that was asked for, has the shape of a bucket (or, where batches are padded
-to their longest row, is no larger than a bucket), and has exactly the layout that follows from that shape.
+Rules: pure. A batch fits if it is the requested one, is no larger than some bucket (batches may be padded to their
+longest row instead of the bucket's length), and has exactly the layout that follows from its shape.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamSpec"]
 
-#: How many layouts are kept: batches that are padded to their longest row may have thousands of shapes.
+#: The most layouts that are cached: batches that are padded to their longest row may have thousands of shapes.
 _MOST_LAYOUTS = 4096
 
-#: Handing a batch to TensorFlow takes about 0.2 ms and asking for one 0.1 ms, whatever its size: copying small ones is
-#: cheaper.
+#: Handing a batch to TensorFlow takes about 0.2 ms and asking for one 0.1 ms, whatever its size, so copying several
+#: small ones into one array is cheaper.
 _AT_A_TIME_BYTES = 2**20
 _MOST_AT_A_TIME = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSpec:
-    """Fields of a batch, shapes of the buckets, and the digest of the plan."""
+    """A stream's batch fields, bucket shapes and plan digest, as the coordinator sent them."""
 
     job: str
     stream: str
     evaluation: bool
-    #: In queue mode: what is done with the batches; empty: in lockstep.
+    #: In queue mode: what is done with the batches; empty in lockstep.
     work: str
     plan_digest: str
     fields: tuple[Field, ...]
     shapes: tuple[BucketShape, ...]
-    #: Batch n is made whole by shard n mod this; 0: any worker builds any batch.
+    #: Number of shards, if batches are made whole: shard n mod this makes batch n. 0: any worker builds any batch.
     producers: int
-    #: What a sample of the data set below a user's pipeline holds.
+    #: The fields of a sample of the data set below a user's pipeline.
     base_fields: tuple[Field, ...]
     most_batches: int
     heartbeat_timeout_s: float
@@ -50,7 +50,7 @@ class StreamSpec:
 
     @classmethod
     def of(cls, attached: Attached) -> StreamSpec:
-        """The facts in the coordinator's answer."""
+        """Return the description in the coordinator's answer."""
         return cls(
             job=attached.job,
             stream=attached.stream,
@@ -66,16 +66,16 @@ class StreamSpec:
         )
 
     def largest_bytes(self) -> int:
-        """The payload of the largest shape."""
+        """Return the payload size of the largest shape, in bytes."""
         return max(layout_of(self.fields, shape).nbytes for shape in self.shapes)
 
     @cached_property
     def at_a_time(self) -> int:
-        """How many batches to handle at once: several if they are small, else 1."""
+        """Return how many batches a framework should take at once: up to 16 if they are small, 1 if large."""
         return max(1, min(_MOST_AT_A_TIME, _AT_A_TIME_BYTES // max(1, self.largest_bytes())))
 
     def layout(self, shape: WireShape) -> Layout | None:
-        """The layout of a batch of this shape; None if no batch of this stream may have it."""
+        """Return the layout of a batch of this shape; None if no batch of this stream may have that shape."""
         if shape not in self._layouts:
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.clear()
@@ -93,7 +93,7 @@ class StreamSpec:
         return layout_of(self.fields, asked) if fits else None
 
     def fits(self, header: Pushed, batch: UpcomingBatch) -> bool:
-        """Whether the header announces the batch that was asked for, in a permitted form."""
+        """Return whether the header announces the requested batch, in a permitted shape and with the right size."""
         asked = (batch.position.epoch, batch.number, batch.empty)
         if (header.epoch, header.number, header.empty) != asked:
             return False

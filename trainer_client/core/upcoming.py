@@ -1,10 +1,10 @@
-"""What lies ahead of a trainer: the endless sequence of its batches, lap after lap, and how far the next ones are.
+"""A trainer's upcoming batches: the endless sequence of them, lap after lap, and the progress of the next ones.
 
 Rules: pure. A lap is one pass from a position to the end of its epoch; after it comes the next epoch from its
-beginning or, in an evaluation stream, the same pass again. How many batches an epoch has is learnt from outside, and
-the sequence goes as far as that is known. Batches are numbered (`seq`) in the order in which they will be consumed.
-Numbers only grow: a reader that starts elsewhere goes on counting where the last one ended, so that an answer for an
-old number is never taken for a new one. The position of the sequence is kept here and nowhere else.
+beginning or, in an evaluation stream, the same pass again. The number of batches of an epoch comes from outside, and
+the sequence extends only as far as that is known. Batches are numbered (`seq`) in the order in which they will be
+consumed. Numbers only grow: a reader that starts elsewhere goes on counting where the last one ended, so that an answer
+for an old number is never taken for a new one. The position of the sequence is kept here and nowhere else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Course", "Entry", "Position", "Ranks", "Upcoming", "UpcomingBatch"]
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place between two rounds: the next batch number of an epoch, and the size of its groups."""
+    """A position between two rounds: the next batch number of an epoch, and the size of its groups."""
 
     epoch: int
     number: int
@@ -35,7 +35,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """Which ranks of the world this trainer occupies."""
+    """The ranks of this trainer: `replicas` of the `world`, from `rank` on."""
 
     rank: int
     replicas: int
@@ -44,10 +44,10 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class UpcomingBatch:
-    """One batch that this trainer gets: `position` is where its round starts, `replica` which of our ranks it is for.
+    """One batch for this trainer: `position` is where its round starts, `replica` the index of the rank it is for.
 
-    `last` says that its lap ends after it. In queue mode it has a `lease` of a `generation`, and its lap is that
-    lease's epoch.
+    `last` marks the end of its lap. In queue mode it has a `lease` of a `generation`, and its lap is that lease's
+    epoch.
     """
 
     position: Position
@@ -62,50 +62,51 @@ class UpcomingBatch:
 
 @dataclass(slots=True)
 class Entry:
-    """An upcoming batch, and how far it is.
+    """An upcoming batch and its progress.
 
-    Several modules decide what becomes of it, but only the transitions below change it.
+    Several modules decide about it, but only the transitions below change it.
     """
 
     batch: UpcomingBatch
-    #: How many workers died, or may have died, while they had it.
+    #: How many workers died, or may have died, while they held a ticket for it.
     attempt: int = 0
-    #: Once the batch is here: its header and slot.
+    #: The header and slot of a batch that has arrived.
     header: Pushed | None = None
     slot: int = -1
-    #: Its rows were already counted as delivered.
+    #: Whether its rows were counted as delivered already.
     counted: bool = False
+    #: Whether a second worker was asked although the first one is well.
     hedged: bool = False
-    #: Do not ask another worker before this time; the pause doubles with each asking.
+    #: Do not ask another worker before this time; the pause (back-off) doubles each time.
     again_s: float = 0.0
     patience_s: float = 0.0
-    #: What each worker (by incarnation) that refused it said.
+    #: Refusals, by the worker's incarnation.
     refused: dict[int, StokerError] = field(default_factory=dict)
-    #: What each machine said that failed at it through no fault of the data.
+    #: Failures of machines through no fault of the data, each "worker: reason".
     failures: list[str] = field(default_factory=list)
     #: Workers (by incarnation) that hold a ticket for it.
     askers: dict[int, Ticket] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:
-        """Whether the batch is here."""
+        """Return whether the batch has arrived."""
         return self.header is not None
 
     def lend(self, incarnation: int, ticket: Ticket) -> None:
         """Note that this worker holds a ticket for the batch.
 
-        A worker never holds two, or its answer to the first would leave the second one's slot lent for ever.
+        A worker never holds two: its answer to the first would leave the slot of the second lent for ever.
         """
         assert incarnation not in self.askers
         self.askers[incarnation] = ticket
 
     def take_ticket_back(self, incarnation: int) -> None:
-        """Note that this worker's ticket is answered or void, so that the next asking need not wait."""
+        """Note that this worker's ticket is answered or void, so that another worker may be asked at once."""
         del self.askers[incarnation]
         self.again_s = 0.0
 
     def arrive(self, header: Pushed, slot: int) -> None:
-        """Note that the batch is here.
+        """Note that the batch has arrived, in this slot.
 
         The first valid answer wins: a hedged or suspected worker's later answer must not replace a batch that a
         consumer may be reading.
@@ -114,50 +115,53 @@ class Entry:
         self.header, self.slot = header, slot
 
     def retract(self) -> None:
-        """Note that the batch was taken back before a consumer had it, so that it is asked for again."""
+        """Note that the batch was taken back before a consumer took it, so that it will be asked for again."""
         assert self.header is not None
         self.header, self.slot = None, -1
 
     def refuse(self, incarnation: int, error: StokerError) -> None:
-        """Never ask this worker for the batch again; its ticket is closed already."""
+        """Never ask this worker for the batch again; its ticket must be closed already."""
         assert incarnation not in self.askers
         self.refused[incarnation] = error
 
     def blame(self) -> None:
         """Note that the batch may have killed a worker, so that the next builder tries its samples in a child first.
 
-        It may be here by now, from another worker; the count still stands if it is taken back and asked for again.
+        The batch may have arrived from another worker meanwhile; the count matters if it is taken back and asked again.
         """
         self.attempt += 1
 
     def fail_at(self, machine: str, pause_s: float, now_s: float) -> None:
-        """Note a failure through no fault of the data; wait longer after each before the batch is asked for again."""
+        """Note a failure through no fault of the data; back off longer after each before asking for the batch again."""
         self.failures.append(machine)
         self.again_s = now_s + pause_s * len(self.failures)
 
     def wait_longer(self, first_s: float, now_s: float) -> None:
-        """Put the next asking off twice as far as the last.
+        """Double the back-off before another worker is asked; the first pause is `first_s`.
 
-        Only a batch that a silent worker holds waits like this: without the pauses, a fleet that is merely slow would
-        be asked for the same batch by every turn.
+        Only a batch that a silent worker holds waits like this. Without back-off, a fleet that is merely slow would be
+        asked for the same batch in every turn.
         """
         assert self.askers
         self.patience_s = 2 * self.patience_s or first_s
         self.again_s = now_s + self.patience_s
 
     def hedge(self) -> None:
-        """Note that a second worker is asked although the first one is fine, which happens once."""
+        """Note that a second worker is asked although the first one is well; allowed once per batch."""
         assert not self.hedged
         self.hedged = True
 
     def count_rows(self) -> bool:
-        """Return True the first time: a batch that was taken back and comes again delivers no new rows."""
+        """Return True the first time only: a batch that was taken back and comes again delivers no new rows."""
         is_first, self.counted = not self.counted, True
         return is_first
 
 
 class Course:
-    """The batches from `start` on; `next_group` is the group of later epochs."""
+    """The sequence of batches from `start` on; `next_group` is the group size of later epochs.
+
+    `known` holds the number of batches by (epoch, group). With `repeats`, every lap is the one from `start`.
+    """
 
     def __init__(
         self, start: Position, ranks: Ranks, known: dict[tuple[int, int], int], *, next_group: int, repeats: bool
@@ -168,21 +172,21 @@ class Course:
         self._repeats = repeats
         self._at = start
         self._lap = 0
-        #: How many batches an epoch has, by (epoch, group); shared with whoever learns it.
+        #: How many batches an epoch has, by (epoch, group); `Upcoming.learn` adds to it.
         self._known = known
         self._lap_batches: Iterator[UpcomingBatch] | None = None
 
     def next_lap(self) -> Position | None:
-        """Where the next lap starts; None in the middle of one."""
+        """Return where the next lap starts; None in the middle of a lap."""
         return self._at if self._lap_batches is None else None
 
     def missing(self) -> tuple[int, int] | None:
-        """The (epoch, group) whose number of batches must be learnt before the course goes on."""
+        """Return the (epoch, group) whose size must be learnt before the course goes on; None if none is needed now."""
         key = (self._at.epoch, self._at.group)
         return None if self._lap_batches is not None or key in self._known else key
 
     def advance(self) -> UpcomingBatch | None:
-        """The next batch; None while `missing` something, or where there is nothing to repeat."""
+        """Return the next batch; None while `missing` a size, or if the lap to repeat is empty."""
         while True:
             if self._lap_batches is None:
                 if self.missing() is not None or (self._repeats and self._is_at_the_end()):
@@ -202,7 +206,7 @@ class Course:
         self._at = self._start if self._repeats else Position(self._at.epoch + 1, 0, self._next_group)
 
     def _one_lap(self) -> Iterator[UpcomingBatch]:
-        """The batches of one lap, each held back until the next is known, so that the last one can be marked."""
+        """Yield the batches of one lap, each only once the next is known, so that the last can be marked."""
         at, ranks = self._at, self._ranks
         batches = self._known[at.epoch, at.group]
         previous: UpcomingBatch | None = None
@@ -218,11 +222,11 @@ class Course:
 
 
 class Upcoming:
-    """The batches from `head` on, and the course that continues them."""
+    """The batches from `head` to `end` with their progress, and the course that continues them."""
 
     def __init__(self, start: Position, ranks: Ranks, *, repeats: bool) -> None:
         self.epochs: dict[tuple[int, int], int] = {}
-        #: The group of later epochs.
+        #: The group size of later epochs.
         self.next_group = start.group
         self.head = 0
         self.end = 0
@@ -232,7 +236,7 @@ class Upcoming:
         self._course = self._new_course(start)
 
     def learn(self, epoch: int, group: int, batches: int) -> None:
-        """An epoch has this many batches."""
+        """Note how many batches an epoch has, read in groups of this size."""
         self.epochs[epoch, group] = batches
 
     def regroup(self, group: int) -> None:
@@ -240,16 +244,16 @@ class Upcoming:
         self.next_group = group
 
     def missing(self) -> tuple[int, int] | None:
-        """The (epoch, group) whose number of batches must be learnt before the sequence goes on."""
+        """Return the (epoch, group) whose size must be learnt before more batches follow; None if none is needed."""
         return self._course.missing()
 
     def is_over(self, position: Position) -> bool | None:
-        """Whether nothing is left of the epoch after this position; None while that is not known."""
+        """Return whether the epoch has no batch from this position on; None while its size is not known."""
         batches = self.epochs.get((position.epoch, position.group))
         return None if batches is None else position.number >= batches
 
     def extend(self, most: int) -> range:
-        """Add up to this many more batches; returns their numbers."""
+        """Add up to `most` batches, as far as sizes of epochs are known; return their numbers."""
         first = self.end
         while self.end - first < most:
             batch = self._course.advance()
@@ -260,13 +264,16 @@ class Upcoming:
         return range(first, self.end)
 
     def pass_to(self, head: int) -> None:
-        """Everything before this number was consumed."""
+        """Move the head to this number: every batch before it was consumed."""
         for seq in range(self.head, head):
             del self.entries[seq]
         self.head = max(self.head, head)
 
     def leads_on(self, start: Position, taken: int) -> bool:
-        """Whether what lies ahead is exactly what a reader that begins at `start` needs."""
+        """Return whether the upcoming batches are exactly those of a reader that begins at `start`.
+
+        False for a reader that has taken some already: it is redirected to where it stands.
+        """
         if taken:
             return False
         first = self.entries.get(self.head)
@@ -275,9 +282,9 @@ class Upcoming:
         return self._course.next_lap() == start
 
     def redirect(self, start: Position, taken: int) -> None:
-        """Go on where a reader is that began at `start` and took this many; what lay ahead is dropped.
+        """Drop the upcoming batches, and go on where a reader stands that began at `start` and took `taken` batches.
 
-        Numbers go on from where they were: an answer from before a restore must not be taken for one after it.
+        Numbers go on from the last one: an answer from before a restore must not be taken for one after it.
         """
         self._course = self._new_course(start)
         for _ in range(taken):

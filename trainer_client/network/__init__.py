@@ -1,1 +1,1 @@
-"""The thin shell around the core: sockets, memory, and the one thread that owns them."""
+"""Thin shell around the core: sockets, memory, and the one thread that owns them."""

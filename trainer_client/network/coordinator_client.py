@@ -1,9 +1,9 @@
-"""The trainer's connection to the coordinator.
+"""A trainer's connection to the coordinator.
 
-Rules: used in the receive thread only; the core decides what is said and when. What cannot be sent right now is
-dropped, because the core will say it again. A coordinator that is named by a file is followed: while nothing is heard
-of it, the file is looked at with each message, and the connection is made anew if it says another address. So `socket`
-may be another one after each call.
+Rules: used in one thread only; the caller decides what to send and when. A message that cannot be sent right now is
+dropped, because the caller will repeat it. A coordinator whose address is in a file is followed: while it is silent,
+the file is checked with each message, and the connection is replaced if the address has changed. So `socket` may be
+another one after each call.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ __all__ = ["CoordinatorClient"]
 
 
 class CoordinatorClient:
-    """One DEALER socket, which keeps its identity for as long as the trainer lives."""
+    """A DEALER socket to the coordinator; its identity survives replacing the socket."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ClientKeys | None) -> None:
+        #: How many frames were not valid messages.
         self.garbage = 0
         self._context = context
         self._followed = FollowedEndpoint(endpoint, encrypted=keys is not None)
-        #: The address that we are connected to, and when something came from there last.
+        #: The address of the present connection, and when the last message came from there.
         self._connected = ""
         self._heard_s = time.monotonic()
         self._keys = keys
@@ -51,24 +52,24 @@ class CoordinatorClient:
 
     @property
     def problem(self) -> str:
-        """Why no address is known, if the coordinator is named by a file."""
+        """Return why no address is known, if the coordinator's address is in a file; empty if there is no problem."""
         return self._followed.problem
 
     def renew(self) -> None:
-        """Replace the connection; zmq.ZMQError if that fails, and then the former one stays."""
+        """Replace the connection; raise zmq.ZMQError if that fails, and keep the former one."""
         self._followed.look()
         former, self.socket = self.socket, self._connect()
         former.close(linger=0)
 
     def _follow(self) -> None:
-        """Connect to where the coordinator is now, if nothing is heard of it where it was."""
+        """Connect to the coordinator's new address, if it is silent and its file names another one."""
         now_s = time.monotonic()
         if self._followed.has_moved(self._connected, now_s - self._heard_s, now_s):
-            with contextlib.suppress(zmq.ZMQError):  # no descriptor is left, say: tried again with a later message
+            with contextlib.suppress(zmq.ZMQError):  # perhaps no descriptor is left: a later message tries again
                 self.renew()
 
     def read(self) -> Iterator[Message]:
-        """Yield what the coordinator said."""
+        """Yield the messages that have arrived; count and skip invalid ones."""
         for frames in read_waiting(self.socket):
             self._heard_s = time.monotonic()
             try:
@@ -77,10 +78,10 @@ class CoordinatorClient:
                 self.garbage += 1
 
     def send(self, message: Message) -> bool:
-        """Send if the connection is up."""
+        """Send a message if the connection is up, else drop it; return whether it was sent."""
         self._follow()
         return send_if_up(self.socket, encode(message))
 
     def close(self) -> None:
-        """Hang up; what was said last still gets a moment to leave."""
+        """Close the socket; queued messages get 100 ms to leave."""
         self.socket.close(linger=100)

@@ -1,4 +1,4 @@
-"""Whether a coordinator answers, asked before anything is done that takes long or takes a rank from somebody."""
+"""Check that a coordinator answers, before anything that takes long or takes a rank from another trainer."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 __all__ = ["nobody_answers", "wait_for_coordinator"]
 
-#: How long to wait for a coordinator in silence, how often to ask, and after how long to connect anew.
+#: After how long to log that no coordinator answers, how often to ask, and after how long to replace the connection.
 _SAYS_SO_AFTER_S = 5.0
 _PAUSE_S = 0.1
 _SILENT_S = 2.0
 
 
 def wait_for_coordinator(endpoint: str, keys: ClientKeys | None, timeout_s: float) -> None:
-    """Return once the coordinator says something.
+    """Return once the coordinator answers.
 
     Raises:
-        LostError: It says nothing for so long.
-        RefusedError: It does not let us in.
+        LostError: No answer came within `timeout_s`.
+        RefusedError: The coordinator refused us.
 
     """
     check_coordinator(endpoint, where="connect")
@@ -64,7 +64,7 @@ def _ask(client: CoordinatorClient, endpoint: str, timeout_s: float) -> m.Messag
 
 
 def nobody_answers(endpoint: str, got: str, timeout_s: float) -> LostError:
-    """Return the error for a coordinator that is not there, or does not say why it lets nobody in."""
+    """Return the error for a coordinator that does not answer in time; `got` is its last word, or "no answer"."""
     return LostError(
         expected=f"a coordinator that answers within {timeout_s:g} s",
         got=got,

@@ -1,7 +1,7 @@
-"""Feeds in a process that was forked from the one that connected them: their threads are not there.
+"""Feeds in a forked process, which does not have their threads.
 
-Without help a child would wait for ever for a batch that nobody brings, or at a lock that a lost thread had. So a fork
-makes each feed of the child raise at once; the parent's go on. It must not know what a feed does.
+Without this, a child would wait for ever for a batch that no thread brings, or at a lock that a lost thread held. So
+after a fork each feed raises in the child at once; the parent's feeds go on. Must not know what a feed does.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ __all__ = ["used_after_fork", "watch_forks"]
 
 
 class HasThread(Protocol):
-    """What loses its thread in a forked child."""
+    """An object that loses its thread in a forked child."""
 
     def lose_thread(self) -> None:
-        """Raise from now on."""
+        """Make every later call raise."""
 
 
 _watched: weakref.WeakSet[HasThread] = weakref.WeakSet()
 
 
 def watch_forks(owner: HasThread) -> None:
-    """Tell this one in each child that is forked from now on, if it still exists."""
+    """Call `owner.lose_thread` in each child forked from now on, as long as the owner exists (a weak reference)."""
     _tell_children()
     _watched.add(owner)
 
@@ -42,7 +42,7 @@ def _tell_children() -> None:
 
 
 def used_after_fork(name: str) -> SettingsError:
-    """Return the error for a feed that the trainer of this name connected, and that a forked child uses."""
+    """Return the error for a feed that is used in a forked child of the trainer with this name."""
     return SettingsError(
         expected=f"a feed that is used by the process that connected it, {name}",
         got=f"process {os.getpid()}, which was forked from it and has no connection to the loaders",

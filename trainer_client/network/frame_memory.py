@@ -1,4 +1,4 @@
-"""Moves the memory that large frames are received in to huge pages; libzmq allocates it with malloc for each frame."""
+"""Huge pages for the memory of large received frames, which libzmq allocates with malloc for each frame."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from shared.huge_pages import HUGE_PAGE, collapse
 
 __all__ = ["keep_in_huge_pages"]
 
-#: Where frames have been: malloc returns the same few places again and again.
+#: Addresses of earlier frames, which are not collapsed again: malloc returns the same few again and again.
 _seen: set[int] = set()
 _MOST_SEEN = 256
 
 
 def keep_in_huge_pages(frame: memoryview) -> None:
-    """Make the next frame in this place faster to receive and to copy."""
+    """Move the memory of a large frame to huge pages, so that the next frame there is faster to receive and to copy.
+
+    Frames below two huge pages are left alone, as are addresses that were handled already.
+    """
     if frame.nbytes < 2 * HUGE_PAGE:
         return
     bytes_ = np.frombuffer(frame, np.uint8)

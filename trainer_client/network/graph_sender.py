@@ -1,6 +1,6 @@
-"""Sending a data set to the coordinator, until its stream can be attached to.
+"""Upload of a data set's graph to the coordinator, until its stream can be attached to.
 
-Rules: runs in the caller's thread, before there is a feed. The last answer decides what to say next, and without an
+Rules: runs in the caller's thread, before there is a feed. The last answer decides the next message, and without an
 answer the offer is repeated; so a coordinator that is restarted in between only costs time. Must not know TensorFlow.
 """
 
@@ -31,16 +31,19 @@ _PAUSE_S = 0.5
 
 
 class Sending:
-    """Decides what to say. Pure."""
+    """The state of an upload, which decides the next message. Pure."""
 
     def __init__(self, job: str, stream: str, content: bytes) -> None:
         self._content = content
         self.offer = m.GraphOffer(job=job, stream=stream, digest=digest_of_graph(content), nbytes=len(content))
-        #: Whether the coordinator has all of it, and whether its stream can be attached to.
+        #: Whether the coordinator has the whole graph, and whether its stream can be attached to.
         self.kept = self.runs = False
 
     def answer(self, said: m.Message) -> m.GraphPiece | None:
-        """The next message after this answer; None: wait. A RefusedError if it is a refusal."""
+        """Return the next piece after this answer; None if there is nothing to send but to wait.
+
+        Raise RefusedError if the answer is a refusal.
+        """
         if isinstance(said, m.Refused):
             raise error_of(said, "coordinator")
         if not isinstance(said, m.GraphKept | m.GraphWanted) or said.digest != self.offer.digest:
@@ -59,16 +62,19 @@ class Sending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSender:
-    """Where to send the graph, and how long to wait."""
+    """The coordinator to send a graph to, and how long to wait for it."""
 
     endpoint: str
     keys: ClientKeys | None
-    #: How long the coordinator may say nothing at all.
+    #: How long the coordinator may be silent before the upload fails.
     silence_s: float
 
 
 def send_graph(to: GraphSender, sending: Sending) -> None:
-    """Send the graph until it is kept and runs; a LostError without answers, a RefusedError if it is refused."""
+    """Send the graph and return once the coordinator has it and its stream can be attached to.
+
+    Raise LostError if the coordinator is silent for `silence_s`, and RefusedError if it refuses the graph.
+    """
     refuse_small_limits_of_client()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     client = CoordinatorClient(context, to.endpoint, to.keys)

@@ -1,7 +1,7 @@
-"""Puts what arrives back in order.
+"""Reordering of batches that arrive out of order.
 
 Rules: pure. Items go in under their sequence numbers, in any order but each number once, and come out in order. Taking
-one out is a single step of the interpreter: a signal comes either before it or after it.
+one out is a single step of the interpreter, so a signal comes either before it or after it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ T = TypeVar("T")
 
 
 class Inbox(Generic[T]):
-    """Items that wait for their turn."""
+    """Items by sequence number, taken out in order from `head` on."""
 
     def __init__(self, head: int = 0) -> None:
         self._ready: deque[T] = deque()
-        #: The number after the last one that is ready, and what arrived before its turn.
+        #: The number after the last ready item.
         self._end = head
+        #: Items that arrived before an earlier number did.
         self._early: dict[int, T] = {}
 
     def __len__(self) -> int:
@@ -28,11 +29,11 @@ class Inbox(Generic[T]):
 
     @property
     def head(self) -> int:
-        """The next number to come out."""
+        """Return the number of the next item to be taken."""
         return self._end - len(self._ready)
 
     def put(self, seq: int, item: T) -> None:
-        """Add an item."""
+        """Add an item under its number; raise AssertionError if that number came already."""
         if seq < self._end or seq in self._early:
             raise AssertionError(f"number {seq} came twice; the head is {self.head}")
         self._early[seq] = item
@@ -41,22 +42,22 @@ class Inbox(Generic[T]):
             self._end += 1
 
     def peek(self) -> T | None:
-        """The head, if it is here."""
+        """Return the item at the head without removing it; None if it has not arrived."""
         return self._ready[0] if self._ready else None
 
     def take(self) -> T:
-        """Remove and return the head."""
+        """Remove and return the item at the head; raise IndexError if it has not arrived."""
         return self._ready.popleft()
 
     def retract(self, seq: int) -> T | None:
-        """Remove an item, if it is still here; its number may be put again."""
+        """Remove and return an item, whose number may then be put again; return None if it is not here."""
         while self._ready and self._end > seq:
             self._end -= 1
             self._early[self._end] = self._ready.pop()
         return self._early.pop(seq, None)
 
     def restart(self, head: int) -> list[T]:
-        """Start over at `head`; returns what was still here."""
+        """Start over at `head`; return the items that were dropped."""
         left = [*self._ready, *self._early.values()]
         self._ready.clear()
         self._early.clear()

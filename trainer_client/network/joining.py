@@ -1,7 +1,7 @@
 """Joining an elastic world: asking the coordinator for a place until there is one.
 
-Rules: used in the thread that waits, with a socket of its own that lives only as long. Too few trainers are an error
-after a time that the caller states. While others train there is no hurry: a spare waits for as long as they do.
+Rules: used in the waiting thread, with a socket of its own that lives only that long. Too few trainers are an error
+after a time that the caller states. While others train, a spare waits for as long as they do.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Joining", "WorldPlace"]
 
-#: How long to wait for a coordinator in silence.
+#: After how long to log that no coordinator answers.
 _SAYS_SO_AFTER_S = 5.0
-#: How often to ask until the coordinator says it; and again if the connection was not up yet.
+#: How often to ask until the coordinator sets a pause, and the pause if the connection is not up yet.
 _PAUSE_S, _NOT_YET_S = 0.5, 0.02
-#: Silence after which the connection is made anew: a coordinator that is there answers at once.
+#: Silence after which the connection is replaced: a live coordinator answers at once.
 _SILENT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldPlace:
-    """A place in a world, and the incarnation that it was given to."""
+    """A place in a world of this version, and the incarnation that it was given to."""
 
     version: int
     incarnation: int
@@ -47,7 +47,7 @@ class WorldPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joining:
-    """What to ask for, where, and for how long."""
+    """A trainer's wish for a place: the coordinator, the job and stream, the limits of the world, and the patience."""
 
     endpoint: str
     keys: ClientKeys | None
@@ -60,7 +60,11 @@ class Joining:
     timeout_s: float
 
     def wait_for_place(self, member: int, serial: int) -> WorldPlace:
-        """The place; an error after `timeout_s` without a world that trains. Serials of one member grow."""
+        """Wait for a place and return it. Serials of one member must grow.
+
+        Raise LostError if no world has begun after `timeout_s`, and RefusedError if the coordinator refuses us. On any
+        error the coordinator is told that we leave, so that no world counts on us.
+        """
         join = m.Join(
             serial=serial,
             job=self.job,
@@ -78,7 +82,7 @@ class Joining:
         client = CoordinatorClient(context, self.endpoint, self.keys)
         try:
             placed = _Asking(self, client, join).wait()
-        except BaseException:
+        except BaseException:  # a Ctrl-C as well: no world may count on a member that is gone
             client.send(m.Detach(stream=self.stream, rank=0, incarnation=join.incarnation))
             raise
         finally:
@@ -89,7 +93,7 @@ class Joining:
 
 
 class _Asking:
-    """One request, from its first saying to its answer."""
+    """One request for a place, repeated until its answer."""
 
     def __init__(self, joining: Joining, client: CoordinatorClient, join: m.Join) -> None:
         self._joining = joining
@@ -103,7 +107,7 @@ class _Asking:
         self._silence = Silence()
 
     def wait(self) -> m.Placed:
-        """The answer that gives a place."""
+        """Ask until a place is given, and return that answer; raise an error after the timeout or on a refusal."""
         while True:
             now_s = time.monotonic()
             if now_s > self._until_s:
@@ -123,7 +127,7 @@ class _Asking:
                     self._hear(said, time.monotonic())
 
     def _say_so(self, now_s: float) -> None:
-        """Say, long before patience ends, that no coordinator answers: the endpoint may be wrong."""
+        """Warn once, long before the timeout, that no coordinator answers: the endpoint may be wrong."""
         if now_s >= self._says_so_s:
             self._says_so_s = math.inf
             self._log.warning("no coordinator answers yet: it goes on asking", endpoint=self._joining.endpoint)
@@ -134,7 +138,7 @@ class _Asking:
         if isinstance(said, m.Gathering) and said.serial == self._join.serial:
             self._again_s = now_s + said.retry_ms / 1000
             self._join = replace(self._join, behind=said.behind)
-            if said.behind:
+            if said.behind:  # others train: a spare waits as long as they do, so the timeout starts again
                 self._until_s = now_s + self._joining.timeout_s
             if said.reason != self._reason:
                 self._reason = said.reason

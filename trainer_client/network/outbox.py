@@ -1,8 +1,8 @@
-"""Where the receive thread and the consumers meet: batches go one way, facts and errors the other.
+"""The meeting point of the receive thread and the consumers: batches and errors go one way, facts the other.
 
-Rules: a consumer pops what is offered under the one lock here, without a hop between threads, and never touches a
-socket. What consumers did is left as facts in one ordered deque. One reader is served at a time; the newest one that
-waits takes precedence, because frameworks abandon iterators without a word.
+Rules: a consumer pops an offered batch under the one lock here, without a hop between threads, and never touches a
+socket. Consumers' actions are left as facts in one ordered deque. One reader is served at a time; the newest one that
+waits takes precedence, because frameworks abandon iterators without notice.
 
 A signal handler may raise at any instruction of a consumer's Python, so nothing here depends on two instructions both
 being reached: the interpreter itself takes and releases the locks, a reader counts a batch before the one step that
@@ -34,23 +34,26 @@ if TYPE_CHECKING:
 
 __all__ = ["NOTHING_READ", "Item", "Outbox", "Reader", "Waiting"]
 
-#: How long the reader that is served has to pause before an older one may take over.
+#: How long the served reader has to pause before an older one may take over.
 _LEFT_BEHIND_S = 0.1
 
-#: Before the first round of all.
+#: A position before the first round.
 NOTHING_READ = (-1, 0)
 
 _SERIALS = itertools.count()
 
 
 class _Claim:
-    """Lives for as long as anybody references a slot."""
+    """Token that lives as long as a slot is referenced."""
 
     __slots__ = ("__weakref__",)
 
 
 class _Loan(weakref.ref[_Claim]):
-    """Watches a claim; when the claim dies, it passes itself to a built-in method, so no Python runs."""
+    """Weak reference to a claim; its callback is a built-in method that takes the reference itself, so no Python runs.
+
+    A Python callback could be interrupted by a signal handler that raises, and the slot would be lost.
+    """
 
     __slots__ = ("seq", "slot")
 
@@ -59,7 +62,7 @@ class _Loan(weakref.ref[_Claim]):
 
 
 class _Knock:
-    """Calls a function as it dies; apart from the claim, so that an error from this finaliser keeps no claim alive."""
+    """Finaliser that calls a function; apart from the claim, so that an error raised in it keeps no claim alive."""
 
     __slots__ = ("_call",)
 
@@ -73,7 +76,9 @@ class _Knock:
 class Item:
     """A complete batch in its slot; when the last reference to it goes, the slot is handed back."""
 
-    __slots__ = ("_claim", "_knock", "batch", "header", "seq", "slot")  # released in alphabetical order
+    # CPython releases slots in alphabetical order: the claim goes first, so the fact is in the deque before the knock
+    # wakes the receive thread.
+    __slots__ = ("_claim", "_knock", "batch", "header", "seq", "slot")
 
     def __init__(self, offer: Offer, claim: _Claim, gone: Callable[[], None]) -> None:
         self.seq = offer.seq
@@ -85,7 +90,7 @@ class Item:
 
 
 class Reader:
-    """One reader, from `start` to the end of that epoch, and how far it has come."""
+    """One reader, from `start` to the end of that epoch, and its progress."""
 
     __slots__ = ("begun", "closed", "end", "first", "passed", "serial", "start", "taken")
 
@@ -93,24 +98,29 @@ class Reader:
         self.serial = next(_SERIALS)
         self.start = start
         self.taken = 0
-        #: The first round, by epoch and number, of which it took no batch, and of which it did not take all of ours.
+        #: By epoch and number: `begun` is the first round of which it took no batch, `passed` the first of which it did
+        #: not take the batches of all our ranks.
         self.begun = self.passed = (start.epoch, start.number)
-        #: In the sequence of upcoming batches: the number of its first one, and the number after its last one.
+        #: The sequence number of its first batch, and the number after its last one (None while that is not known).
         self.first = 0
         self.end: int | None = None
         self.closed = False
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is left for it."""
+        """Return whether no batch is left for this reader."""
         return self.end is not None and self.first + self.taken >= self.end
 
     def begin(self, head: int) -> None:
-        """The reader is served from this number on."""
+        """Note that the reader is served from this number on, after the batches that it took already."""
         self.first, self.end = head - self.taken, None
 
     def count(self, item: Item, replicas: int) -> None:
-        """The reader takes this one, which is for one of our `replicas`."""
+        """Count a batch that is about to be taken, for one of our `replicas`.
+
+        Counting twice changes nothing: the count follows from the batch's number, so a signal before the batch is taken
+        out does no harm.
+        """
         self.taken = item.seq + 1 - self.first
         at = item.batch.position
         self.begun = (at.epoch, at.number + 1)
@@ -118,75 +128,88 @@ class Reader:
         self.end = item.seq + 1 if item.batch.last else None
 
     def ends_before(self, item: Item) -> bool:
-        """Whether this one belongs to a later epoch than the reader's: in queue mode nothing else tells the end."""
+        """Return whether this batch belongs to a later epoch, and if so note the reader's end.
+
+        In queue mode nothing else tells where an epoch ends.
+        """
         is_later = item.batch.lease is not None and item.batch.lap > self.start.epoch
         if is_later:
             self.end = item.seq
         return is_later
 
     def is_due(self, item: Item) -> bool:
-        """Whether this one is still to be taken."""
+        """Return whether this batch is still to be taken, even by a reader that counted it and was interrupted."""
         return not self.ended or item.seq < self.first + self.taken
 
 
 class Waiting:
-    """Readers that wait, each at its own bell: a signal handler could leave a condition's lock taken."""
+    """Readers that wait, each at a bell (a lock) of its own.
+
+    A condition variable would not do: a signal handler that raises could leave its lock taken.
+    """
 
     def __init__(self) -> None:
-        #: Who is waiting, by bell.
+        #: The waiting readers, by bell.
         self.readers: dict[threading.Lock, Reader] = {}
 
     def newest(self) -> int:
-        """The serial of the newest reader that is waiting."""
+        """Return the serial of the newest waiting reader; there must be one."""
         return max(reader.serial for reader in list(self.readers.values()))
 
     def add(self, bell: threading.Lock, reader: Reader) -> None:
-        """Add a reader that waits at this bell, which has not been rung yet."""
+        """Add a reader, and take its bell's lock so that waiting blocks until the bell is rung."""
         bell.acquire(blocking=False)
         self.readers[bell] = reader
 
     def wait(self, bell: threading.Lock, timeout_s: float) -> None:
-        """Wait until the bell rings, unless it has since the last wait; at most this long, or for ever if negative."""
+        """Wait until the bell rings, at most this long, or for ever if negative; return at once if it rang already."""
         bell.acquire(timeout=timeout_s)
 
     def ring(self) -> None:
-        """Wake everyone who is waiting."""
+        """Wake all waiting readers."""
         for bell in list(self.readers):
-            if bell.locked():
+            if bell.locked():  # one that rang already is unlocked, and releasing it again would raise
                 bell.release()
 
 
 class Outbox:
-    """`wake` wakes the receive thread; a round has a batch for each of our `replicas`."""
+    """The offered batches of a feed and the facts about them; a round has a batch for each of our `replicas`.
+
+    `wake` is called to wake the receive thread.
+    """
 
     def __init__(self, wake: Callable[[], None], replicas: int = 1) -> None:
+        #: The error that stopped the feed.
         self.error: BaseException | None = None
-        #: The job was ended: raised where batches end.
+        #: The error for readers where batches end, because the job was ended.
         self.ended: EndedError | None = None
-        #: What ranks do together will not come about any more.
+        #: Whether callers that wait for all ranks must give up, because the ranks no longer go on together.
         self.parted = False
         self._replicas = replicas
         self._ends_at_once = False
-        #: Nothing more is handed out, but for rounds before the last, by epoch and number, if it is known.
+        #: Whether only rounds before `_last` (epoch and number) are handed out; none while that is not known.
         self._is_still = False
         self._last: tuple[int, int] | None = None
-        #: Epoch and number of the first batch that was not read yet; shown to people.
+        #: Epoch and number of the first batch that was not read yet; for status displays.
         self.read_to = (0, 0)
         #: Epoch and number of the last round of which a batch was taken since the feed attached at a cursor.
         self.furthest = NOTHING_READ
-        #: What to wake the receive thread for. It also runs whenever a batch arrives, and sees the rest then anyway.
+        #: When to wake the receive thread. It also runs whenever a batch arrives, and then reads all facts anyway.
         self.wake_for_room = True
         self.wake_for_slots = False
         self._wake = wake
-        #: What consumers did, in order.
+        #: Consumers' actions, in order.
         self._facts: deque[Event | _Loan] = deque()
-        #: By slot; the loans of slots that came back are dead references, until that was read.
+        #: Loans by slot; that of a returned slot stays, as a dead reference, until its fact is read.
         self._loans: dict[int, _Loan] = {}
-        self._lock = threading.RLock()  # a signal handler may close a feed
+        # Re-entrant: a signal handler may close the feed in a thread that holds the lock.
+        self._lock = threading.RLock()
         self._waiting = Waiting()
         self._inbox: Inbox[Item] = Inbox()
+        #: The reader that gets batches, and the one that asked to be served last.
         self._served: Reader | None = None
         self._wanted: Reader | None = None
+        #: When a batch was taken last, and since when a consumer has been waiting (0: none is).
         self._taken_s = 0.0
         self._waiting_since_s = 0.0
         self._closed = False
@@ -194,7 +217,11 @@ class Outbox:
     # --- for consumers, in any thread ---
 
     def take(self, reader: Reader) -> Item | None:
-        """The next batch of this reader, waiting for it; None at the end."""
+        """Wait for the next batch of this reader and return it; return None at the end of its epoch.
+
+        Raise the error that stopped the feed, ClosedError if feed or reader is closed, or EndedError if the job ended.
+        """
+        # In the usual case the batch is here, and taking it needs the lock once and no bell.
         with self._lock:
             item = self._take_next(reader)
         return item if item is not None or reader.ended else self._wait_and_take(reader)
@@ -203,6 +230,7 @@ class Outbox:
         bell = threading.Lock()
         try:
             while True:
+                # Look and queue up under one lock, or a batch that is offered in between would ring no bell.
                 with self._lock:
                     item = self._take_next(reader)
                     if item is not None or reader.ended:
@@ -227,7 +255,10 @@ class Outbox:
         return None
 
     def _has_had_its_last(self, reader: Reader) -> bool:
-        """Whether the job ends before its next round; the end of an epoch is one for all ranks, and comes first."""
+        """Return whether the job ends before the reader's next round.
+
+        A reader at the end of its epoch ends normally: that end is the same for all ranks, and comes first.
+        """
         return self._last is not None and reader.passed >= self._last and not reader.ended
 
     def _may_go_out(self, item: Item) -> bool:
@@ -235,7 +266,10 @@ class Outbox:
         return not self._is_still or (self._last is not None and (at.epoch, at.number) < self._last)
 
     def _queue_up(self, reader: Reader) -> float:
-        """Ask to be served, if it is time to; returns how long to wait at most before looking again."""
+        """Ask the core to serve this reader, if it may take over; return the longest time to wait before looking again.
+
+        The newest reader that has asked is woken by a bell, so it may wait for ever (negative).
+        """
         newest = reader.serial == self._waiting.newest()
         if self._wanted is not reader and newest and self._may_take_over(reader):
             self._ask_to_be_served(reader)
@@ -243,7 +277,10 @@ class Outbox:
         return -1 if newest and self._wanted is reader else _LEFT_BEHIND_S
 
     def _may_take_over(self, reader: Reader) -> bool:
-        """A newer reader takes precedence; an older one may take over only if the one being served has paused."""
+        """Return whether this reader may replace the served one: it is newer, or the served one is done or has paused.
+
+        An iterator that a framework abandoned is never closed, so a pause is the only sign of it.
+        """
         served = self._served
         if served is None or served.closed or served.ended or reader.serial > served.serial:
             return True
@@ -258,6 +295,8 @@ class Outbox:
         self._taken_s, self._waiting_since_s = time.monotonic(), 0.0
         self.read_to = (item.batch.position.epoch, item.batch.number + 1)
         self.furthest = max(self.furthest, (item.batch.position.epoch, item.batch.position.number))
+        # A signal handler may raise between any two of these lines. The count may be repeated, and `_settle` mends it;
+        # a batch that was taken and not reported is inferred from later facts.
         reader.count(item, self._replicas)
         self._inbox.take()
         self._facts.append(Took(item.seq, item.slot))
@@ -265,7 +304,10 @@ class Outbox:
             self._wake()
 
     def take_alike(self, reader: Reader, first: Item, most: int) -> list[Item]:
-        """Take up to this many more that are there already and have the same shape as the first."""
+        """Take and return up to `most` further batches that have arrived and have the shape of the first.
+
+        Stop at the first batch of another shape or epoch; never wait.
+        """
         alike: list[Item] = []
         with self._lock:
             while len(alike) < most and self._served is reader and not reader.ended:
@@ -279,15 +321,16 @@ class Outbox:
         return alike
 
     def holds_more_than(self, most: int) -> bool:
-        """Whether consumers hold more slots than this."""
+        """Return whether consumers hold more than `most` slots."""
         with self._lock:
             waiting = len(self._inbox)
+            # A cheap upper bound first: loans of returned slots stay until their facts are read.
             if len(self._loans) - waiting <= most:
                 return False
             return sum(loan() is not None for loan in list(self._loans.values())) - waiting > most
 
     def waiting_s(self, now_s: float) -> float:
-        """How long a consumer has been waiting for a batch by now."""
+        """Return for how long a consumer has been waiting for a batch; 0 if none is."""
         since_s = self._waiting_since_s
         return now_s - since_s if since_s else 0.0
 
@@ -296,24 +339,24 @@ class Outbox:
             self._wake()
 
     def tell(self, event: Event) -> None:
-        """Tell the receive thread something, and wake it."""
+        """Report a fact to the receive thread, and wake it."""
         self._facts.append(event)
         self._wake()
 
     def leave(self, reader: Reader) -> None:
-        """Close this reader: nobody will read it any more."""
+        """Close this reader, and wake the threads that wait for a batch."""
         with self._lock:
             reader.closed = True
             self._waiting.ring()
 
     def interrupt(self, error: BaseException) -> None:
-        """Raise this error in whoever is waiting, or will be; the first error counts."""
+        """Stop the feed with this error, which is raised in all present and later readers; the first error counts."""
         with self._lock:
             self.error = self.error or error
             self._waiting.ring()
 
     def stand_still(self) -> tuple[int, int]:
-        """Hand out nothing more until the end is known; the first round of which nothing was handed out."""
+        """Hand out nothing more until the last round is known; return the first round of which nothing was taken."""
         with self._lock:
             self._is_still = True
             return self._wanted.begun if self._wanted is not None else (0, 0)
@@ -321,37 +364,43 @@ class Outbox:
     def end(
         self, error: EndedError, *, at_once: bool, last: tuple[int, int] | None = None, parted: bool = True
     ) -> None:
-        """No more batches come than are here, or before the round `last`; or none is to be taken any more."""
+        """Make readers raise this error: at once, before the round `last`, or (by the session) after their batches.
+
+        `parted` says whether callers that wait for all ranks get the error as well.
+        """
         with self._lock:
             self.ended, self._ends_at_once, self._last, self.parted = error, at_once, last, parted
             self._waiting.ring()
 
     def nudge(self) -> None:
-        """Make whoever is waiting run a little Python, and with it signal handlers, before waiting on."""
+        """Wake waiting readers for a moment, so that pending signal handlers run; then they wait on."""
         with self._lock:
             self._waiting.ring()
 
     def raise_if_over(self) -> None:
-        """Raise what stopped the feed, if anything did."""
+        """Raise the error that stopped the feed, or ClosedError if it is closed; else do nothing."""
         if self.error is not None:
             raise self.error
         if self._closed:
             raise _closed()
 
     def forget_interrupt(self) -> None:
-        """A Ctrl-C that was dealt with must not keep the feed from being read again."""
+        """Forget an earlier KeyboardInterrupt, so that the feed can be read again; other errors stay."""
         with self._lock:
             if isinstance(self.error, KeyboardInterrupt):
                 self.error = None
 
     def begin_anew(self, error: BaseException) -> None:
-        """Raise this from now on, in a forked child, whose threads are gone: one of them may have had the lock."""
+        """Raise this error from now on, in a forked child.
+
+        The lock and bells are replaced, because a thread that does not exist here may have held them.
+        """
         self._lock = threading.RLock()
         self._waiting = Waiting()
         self.error = error
 
     def close(self) -> None:
-        """Tell whoever is waiting that the feed is closed."""
+        """Make present and later readers raise ClosedError."""
         with self._lock:
             self._closed = True
             self._waiting.ring()
@@ -359,7 +408,7 @@ class Outbox:
     # --- for the receive thread ---
 
     def read_facts(self) -> Iterator[Event]:
-        """Yield what consumers did since the last call, in order."""
+        """Yield the events of consumers since the last call, in order."""
         while self._facts:
             fact = self._facts.popleft()
             yield self._end_loan(fact) if isinstance(fact, _Loan) else fact
@@ -371,11 +420,11 @@ class Outbox:
 
     @property
     def has_facts(self) -> bool:
-        """Whether consumers did anything since the last `read_facts`."""
+        """Return whether consumers reported anything since the last `read_facts`."""
         return bool(self._facts)
 
     def offer(self, offers: Iterable[Offer]) -> None:
-        """Make these batches available to consumers."""
+        """Make these batches available to consumers, and wake waiting readers."""
         with self._lock:
             for offer in offers:
                 claim = _Claim()
@@ -385,15 +434,22 @@ class Outbox:
             self._waiting.ring()
 
     def take_back(self, seq: int) -> bool:
-        """Take a batch back; False if a consumer was faster."""
+        """Take an offered batch back; return False if a consumer was faster.
+
+        The consumer pops under the same lock, so exactly one of the two gets it.
+        """
         with self._lock:
             item = self._inbox.retract(seq)
             if item is not None:
-                del self._loans[item.slot]  # the core knows about it: nothing is handed back
+                # The core frees the slot itself, and without its loan the dying item reports nothing.
+                del self._loans[item.slot]
             return item is not None
 
     def serve(self, serial: int, head: int, *, ended: bool = False) -> None:
-        """Give what is here from `head` on to this reader; if some of it was taken meanwhile, it has to ask again."""
+        """Serve this reader with the batches from `head` on, or end it.
+
+        If another reader took some of them after the core decided, this reader asks to be served again.
+        """
         with self._lock:
             reader = self._reader_of(serial)
             if reader is not None and ended:
@@ -405,7 +461,7 @@ class Outbox:
             self._waiting.ring()
 
     def restart(self, serial: int, head: int) -> None:
-        """Start over at `head` for this reader; the batches that were here are handed back."""
+        """Start over at `head` for this reader; the slots of dropped batches are handed back."""
         with self._lock:
             self._settle()
             left = self._inbox.restart(head)
@@ -422,12 +478,15 @@ class Outbox:
         self._served = reader
 
     def _settle(self) -> None:
-        """Trust what was taken out: a signal may have come after a reader counted a batch, before it took it."""
+        """Correct the served reader's count by what was taken out.
+
+        A signal may have come after the reader counted a batch and before it took the batch.
+        """
         if self._served is not None:
             self._served.taken = self._inbox.head - self._served.first
 
     def _reader_of(self, serial: int) -> Reader | None:
-        """The reader that asked to be served; None if another one has asked since."""
+        """Return the reader with this serial if it asked to be served last; None if another one has asked since."""
         wanted = self._wanted
         return wanted if wanted is not None and wanted.serial == serial else None
 

@@ -1,9 +1,9 @@
-"""A feed's one receive thread, and all that it owns: the sockets, and the memory that workers write into.
+"""A feed's one receive thread, and everything that it owns: the sockets, and the memory that workers write into.
 
-Rules: every socket is made, used and closed in this thread. The loop wakes for a message, for a consumer, or when the
-receiver said that something is due. While it waits it references the receiver weakly: a feed that nobody has any more
-dies, which wakes the thread, and that leaves the job and ends. So finalisers only signal, and whatever has to be waited
-for at the end is waited for here.
+Rules: every socket is made, used and closed in this thread. The loop wakes for a message, for a consumer, or at the
+time that the receiver's last turn returned. While it waits it references the receiver weakly: a feed without references
+dies, which wakes the thread, and the thread leaves the job and ends. So finalisers only signal, and all waiting at the
+end happens here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MOST_SOCKETS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverSettings:
-    """Whom to attach to, and as whom."""
+    """The coordinator to attach to, the keys, and the trainer's identity (`core`)."""
 
     core: CoreSettings
     endpoint: str
@@ -48,32 +48,33 @@ class ReceiverSettings:
 
 
 class TakesTurns(Protocol):
-    """A receiver, as its thread knows it."""
+    """The part of a receiver that its thread uses."""
 
     def turn(self, ready: set[object], /) -> int:
-        """Take in what happened and carry out what is to be done; returns how long to wait for more, in ms."""
+        """Run one turn with these ready sockets; return how long to wait for the next one, in ms."""
 
     def fail(self, error: BaseException, /) -> None:
         """End the feed with this error."""
 
 
 class Wires:
-    """What the thread owns from `open` to `close`; other threads may only `end` it, or look."""
+    """The sockets and memory that the thread owns from `open` to `close`; other threads may call `end`, and read."""
 
     coordinator: CoordinatorClient
 
     def __init__(self, settings: ReceiverSettings) -> None:
         self.waker = Waker()
+        #: Whether the thread has to end after its turn.
         self.is_over = False
-        #: There once the coordinator has let us in.
+        #: None until the coordinator has agreed, because only then the size of a slot is known.
         self.memory: SlotMemory | None = None
         self.workers: WorkerConnections | None = None
-        #: What else ends with the thread.
+        #: Functions to call at the end of the thread.
         self.at_end: list[Callable[[], object]] = []
         self._settings = settings
 
     def end(self) -> None:
-        """Let the thread end after its turn; it is not waited for."""
+        """Make the thread end after its turn; do not wait for it."""
         self.is_over = True
         self.waker.wake()
 
@@ -83,13 +84,13 @@ class Wires:
         return workers + self.coordinator.garbage
 
     def count_fallbacks(self) -> int:
-        """Return how many batches came by the connection for messages instead of that for sealed payloads."""
+        """Return how many batches came by the connection for messages although sealed payloads have their own."""
         return self.workers.count_fallbacks() if self.workers is not None else 0
 
     # --- for the thread ---
 
     def open(self) -> None:
-        """Connect to the coordinator."""
+        """Make the context and the poller, and connect to the coordinator."""
         settings = self._settings
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.max_sockets = _MOST_SOCKETS
@@ -100,7 +101,7 @@ class Wires:
         self._poller.register(self._polled, zmq.POLLIN)
 
     def make_slots(self, slots: int, spec: StreamSpec) -> None:
-        """Make the memory, and be ready to connect to workers."""
+        """Make the slots' memory, and the (still empty) connections to workers."""
         self.memory = SlotMemory(slots, spec.largest_bytes())
         self.workers = WorkerConnections(
             WorkerConnectionsParts(
@@ -114,8 +115,8 @@ class Wires:
         )
 
     def wait(self, timeout_ms: int) -> set[object]:
-        """Return the sockets that something came on, after waiting at most this long for it."""
-        if self._polled is not self.coordinator.socket:  # it is replaced now and then
+        """Wait at most this long for messages or a wake-up; return the sockets that are ready."""
+        if self._polled is not self.coordinator.socket:  # the client has replaced it
             self._poller.unregister(self._polled)
             self._polled = self.coordinator.socket
             self._poller.register(self._polled, zmq.POLLIN)
@@ -125,7 +126,7 @@ class Wires:
         return ready
 
     def read(self, ready: set[object], now_s: float) -> Iterator[e.Event]:
-        """Yield what came on these sockets."""
+        """Yield the events of messages on these sockets."""
         if self.coordinator.socket in ready:
             for message in self.coordinator.read():
                 yield e.CoordinatorSaid(message)
@@ -133,15 +134,16 @@ class Wires:
             yield from self.workers.read(ready, now_s)
 
     def leave(self) -> None:
-        """Tell the coordinator that we go."""
+        """Tell the coordinator that we leave the job."""
         core = self._settings.core
         self.coordinator.send(m.Detach(stream=core.stream, rank=core.ranks.rank, incarnation=core.incarnation))
 
     def close(self) -> None:
-        """Close everything; slots that consumers still reference stay valid."""
+        """Close sockets and memory, then run the functions in `at_end`; slots that are still referenced stay valid."""
         if self.workers is not None:
             self.workers.close_all()
         self.coordinator.close()
+        # libzmq waits here until all sockets of the context are closed and what lingers is sent or given up.
         self._context.term()
         self.waker.close()
         if self.memory is not None:
@@ -153,15 +155,18 @@ class Wires:
 
 @contextlib.contextmanager
 def _logged() -> Iterator[None]:
-    """Nobody waits for what is done last, so an error of it goes into the log."""
+    """Log an exception instead of raising it: at the end of the thread no caller waits for it."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # each function at the end must run, whatever the one before it raised
         Log("trainer").error("feed does not end in good order", error=str(error))
 
 
 def run_turns(held: weakref.ref[TakesTurns], wires: Wires) -> None:
-    """Run a receiver's turns until its wires are to end, or nobody has it any more."""
+    """Run a receiver's turns until its wires are told to end, or the receiver is not referenced any more.
+
+    An error in a turn stops the feed, so that it is raised in the consumer; the wires are closed in any case.
+    """
     wires.open()
     pause_ms = 0
     try:
@@ -173,7 +178,7 @@ def run_turns(held: weakref.ref[TakesTurns], wires: Wires) -> None:
             pause_ms = receiver.turn(ready)
             del receiver  # while we wait, only its users may keep it
         wires.leave()
-    except BaseException as error:
+    except BaseException as error:  # it would end in the thread: the consumer has to raise it
         receiver = held()
         if receiver is not None:
             receiver.fail(error)

@@ -1,9 +1,8 @@
-"""What consumers ask of a feed's receive thread, and the turns of that thread: facts go into the core, and what it
-decides is carried out.
+"""The receiver of a feed: calls for its consumers, and the turns of its thread, which carry out the core's decisions.
 
 Rules: consumers meet the thread in the outbox and in the answers that they wait for; sockets are the thread's alone
-(`receive_thread`), which ends when nobody has the receiver any more. Nothing is decided here. An error in a turn is
-raised again where the user is waiting. A process forked from ours has no receive thread, so there all calls raise.
+(`receive_thread`), which ends when the receiver is not referenced any more. Nothing is decided here. An error in a turn
+is raised again where the user is waiting. A process forked from ours has no receive thread, so there all calls raise.
 """
 
 from __future__ import annotations
@@ -53,12 +52,12 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-#: How long to wait for a coordinator in silence.
+#: After how long to log that no coordinator answers.
 _SAYS_SO_AFTER_S = 5.0
 
 __all__ = ["Receiver", "ReceiverSettings", "Standing", "trainer_name"]
 
-#: The longest that the loop sleeps, whatever the core says.
+#: The longest that the loop sleeps, even if the core has nothing due.
 _LONGEST_PAUSE_S = 1.0
 
 #: How often a consumer that waits for an answer checks whether the feed has failed meanwhile.
@@ -67,7 +66,7 @@ _LOOK_S = 0.2
 
 @dataclass(slots=True)
 class Standing:
-    """How far the consumer has come; written by its session, read for the heartbeats."""
+    """The consumer's progress, written by its session and read for heartbeats."""
 
     #: (epoch, number) of the first batch not yet trained on.
     trained_to: tuple[int, int] = (0, 0)
@@ -76,18 +75,16 @@ class Standing:
 
 
 def _refuse_nothing() -> None:
-    """Nobody but the coordinator knows of other ranks."""
+    """Do nothing: without a strategy over several processes, only the coordinator notices that a rank is lost."""
 
 
 def trainer_name() -> str:
-    """Host and process, for messages to people."""
+    """Return host and process id, as a name of this trainer in logs and errors."""
     return f"{os.uname().nodename}:{os.getpid()}"
 
 
 class Receiver:
-    """Runs until `close`, or until nobody references it; consumers use `attach`, `ask_batches`, `ask_names` and
-    `outbox`.
-    """
+    """A trainer's receive thread, until `close` or until it is not referenced any more, with the calls of consumers."""
 
     def __init__(self, settings: ReceiverSettings) -> None:
         check_coordinator(settings.endpoint, where="connect")
@@ -101,13 +98,14 @@ class Receiver:
         self._wires = Wires(settings)
         self.outbox = Outbox(self._wires.waker.wake, core.ranks.replicas)
         self._answers = AwaitedAnswers()
-        #: Called now and then while all ranks are waited for: raises an error if one of them is gone.
+        #: Called repeatedly while a consumer waits for all ranks; raises an error if one of them is gone.
         self.refuse_lost: Callable[[], None] = _refuse_nothing
         self._offers: list[i.Offer] = []
         self._is_forked = False
+        #: When progress was sent last, and how long the consumer had waited by then.
         self._told = (0.0, 0.0)
         watch_forks(self)
-        # The thread has a weak reference only, which wakes it as it dies: a finaliser may not wait for anything.
+        # The thread has only a weak reference, whose callback wakes it: a finaliser may not wait for anything.
         held = weakref.ref(self, functools.partial(_wake, self._wires))
         self._thread = threading.Thread(target=run_turns, args=(held, self._wires), name="stoker-receiver", daemon=True)
         self._thread.start()
@@ -116,31 +114,31 @@ class Receiver:
 
     @property
     def stream(self) -> AttachedStream:
-        """What the core knows of the stream, to be read only; there once `attach` has returned."""
+        """Return the core's state of the stream, for reading only; it exists once `attach` has returned."""
         assert self.core.stream is not None
         return self.core.stream
 
     @property
     def spec(self) -> StreamSpec:
-        """What the stream is."""
+        """Return the coordinator's description of the stream."""
         return self.stream.spec
 
     @property
     def memory(self) -> SlotMemory:
-        """The slots."""
+        """Return the memory of the slots; it exists once `attach` has returned."""
         assert self._wires.memory is not None
         return self._wires.memory
 
     def count_garbage(self) -> int:
-        """How many frames were not valid messages."""
+        """Return how many frames were not valid messages, and how many messages were not expected."""
         return self._wires.count_garbage() + self.core.strays
 
     def count_fallbacks(self) -> int:
-        """How many batches came by the connection for messages instead of that for sealed payloads."""
+        """Return how many batches came by a connection for messages although sealed payloads have their own."""
         return self._wires.count_fallbacks()
 
     def attach(self, cursor: Cursor | None, done: DoneSet | None = None) -> Attached:
-        """Attach (again) at a cursor, or in queue mode with a set of what is done; the coordinator's answer."""
+        """Attach (again) at a cursor, or in queue mode with a done-set; raise LostError after `connect_timeout_s`."""
         refuse_unsendable(attach_request(self.settings.core, cursor, done), "restore" if cursor or done else "connect")
         serial, answer = self._answers.expect_attached()
         self.outbox.tell(e.AttachAsked(serial, cursor, done))
@@ -150,7 +148,7 @@ class Receiver:
             raise self._no_coordinator() from None
 
     def _wait_for_coordinator(self, answer: Future[Attached]) -> Attached:
-        """Wait as long as the user allows; long before that, say that nobody answers: the endpoint may be wrong."""
+        """Wait up to `connect_timeout_s`, but warn after 5 s that no coordinator answers: the endpoint may be wrong."""
         timeout_s = self.settings.connect_timeout_s
         if timeout_s > _SAYS_SO_AFTER_S:
             with contextlib.suppress(FutureTimeoutError):
@@ -163,38 +161,38 @@ class Receiver:
         return self.wait_for(answer, timeout_s=timeout_s)
 
     def ask_state(self) -> DoneSet:
-        """In queue mode: what is done, once the coordinator has all that this trainer settled so far on disk."""
+        """Return the done-set, in queue mode, once the coordinator has all reports of this trainer on disk."""
         serial, answer = self._answers.expect_state()
         self.outbox.tell(e.StateAsked(serial))
         return self._wait_answered(answer, "the coordinator to say what is done")
 
     def ask_sums(self) -> i.AnswerSums:
-        """The sums over all batches of the evaluation that was named, once the coordinator has what is done here."""
+        """Return the sums over all batches of the named evaluation, once the coordinator has this trainer's reports."""
         serial, answer = self._answers.expect_sums()
         self.outbox.tell(e.SumsAsked(serial))
         return self._wait_answered(answer, "the coordinator to tell the sums of an evaluation")
 
     def ask_end(self) -> bool:
-        """In queue mode: wait until the work to be done once after training is ours, or done by another (False)."""
+        """Wait, in queue mode, until the work after training is leased to us (True), or done by another (False)."""
         serial, answer = self._answers.expect_end()
         self.outbox.tell(e.EndAsked(serial))
         return self.wait_for(answer, of_all=True)
 
     def settle_end(self, *, done: bool) -> None:
-        """That work is done, or the user failed at it; returns when this is on the coordinator's disk."""
+        """Report that the work after training is done, or failed; return when this is on the coordinator's disk."""
         serial, answer = self._answers.expect_end()
         self.outbox.tell(e.EndSettled(serial, done))
         self._wait_answered(answer, "the coordinator to note that the work after training is done")
 
     def tell_results(self, told: e.ResultsTold, *, whole: bool) -> Future[m.Aggregate]:
-        """Report results, under a serial of ours; the first answer, or the one about all ranks."""
+        """Report results; return the future of the first answer, or with `whole` of the one about all ranks."""
         refuse_unsendable(results_message(self.settings.core, told), "results")
         serial, answer = self._answers.expect_results(whole=whole)
         self.outbox.tell(replace(told, serial=serial))
         return answer
 
     def ask_batches(self, epoch: int, group: int) -> int:
-        """How many batches an epoch has; waits for a worker's answer if that is not known yet."""
+        """Return how many batches an epoch has; ask the workers if that is not known yet."""
         known = self.stream.upcoming.epochs.get((epoch, group))
         if known is not None:
             return known
@@ -204,7 +202,7 @@ class Receiver:
         return batches
 
     def ask_names(self, samples: Iterable[int]) -> list[str]:
-        """The source's names for some samples; waits for workers' answers, which come all at once."""
+        """Return the source's names of these samples, asked of workers; raise SettingsError for an unknown number."""
         spec = self.spec
         queries = [m.NameQuery(stream=spec.stream, plan_digest=spec.plan_digest, sample=sample) for sample in samples]
         answers = [(query, self._put(query)) for query in queries]
@@ -244,11 +242,14 @@ class Receiver:
         return answer
 
     def wait_for(self, answer: Future[_T], *, of_all: bool = False, timeout_s: float = math.inf) -> _T:
-        """The answer, unless the feed fails or is closed; if others have to do a part, unless the job is ended or the
-        coordinator stays silent.
+        """Return the answer; raise TimeoutError after `timeout_s`, and the error of a feed that fails or is closed.
+
+        If it depends on all ranks (`of_all`), raise also if they part at the end of the job, one is lost, or the
+        coordinator stays silent for `lost_timeout_s`.
         """
         until_s = time.monotonic() + timeout_s
         silence = SilentWait(self.settings.core.lost_timeout_s)
+        # An answer that is here counts even if the feed has failed since.
         if not answer.done():
             self.outbox.raise_if_over()
         while True:
@@ -265,7 +266,7 @@ class Receiver:
                 silence.look(self.core.attachment.heard_s, _LOOK_S, self.settings.endpoint)
 
     def wait_for_failure(self, timeout_s: float) -> BaseException | None:
-        """What stopped the feed, if anything did or does within this time."""
+        """Return the error that stopped the feed, or stops it within this time, else None."""
         until_s = time.monotonic() + timeout_s
         while self.outbox.error is None and (left_s := until_s - time.monotonic()) > 0:
             with contextlib.suppress(FutureTimeoutError):
@@ -273,32 +274,32 @@ class Receiver:
         return self.outbox.error
 
     def at_end(self, close: Callable[[], object]) -> None:
-        """Have this called in the thread as it ends: it may wait, and may not know the receiver."""
+        """Have `close` called as the thread ends, or now if it has; it may wait, but not reference the receiver."""
         self._wires.at_end.append(close)
         if not self._thread.is_alive():
             close()
 
     def close(self, timeout_s: float) -> None:
-        """End the thread and its sockets; slots that consumers still reference stay valid."""
+        """End the thread and its sockets, waiting at most this long; slots that are still referenced stay valid."""
         self.outbox.close()
         self._wires.end()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
     def refuse_fork(self) -> None:
-        """Raise an error in a process that was forked from the one that has the thread."""
+        """Raise SettingsError in a process that was forked from the one with the thread."""
         if self._is_forked:
             self.outbox.raise_if_over()
 
     def lose_thread(self) -> None:
-        """Raise from now on: this process was forked from the one that has the thread."""
+        """Make every later call raise, because this process was forked from the one with the thread."""
         self._is_forked = True
         self.outbox.begin_anew(used_after_fork(self.settings.core.name))
 
     # --- the thread ---
 
     def turn(self, ready: set[object]) -> int:
-        """Take in what happened and carry out what is to be done; returns how long to wait for more, in ms."""
+        """Hand events to the core and carry out its instructions until no more follow; return the next pause, in ms."""
         now_s = time.monotonic()
         events = [*self.outbox.read_facts(), *self._wires.read(ready, now_s)]
         while True:
@@ -308,12 +309,12 @@ class Receiver:
 
     def _pause_ms(self) -> int:
         if self.outbox.has_facts and (self.outbox.wake_for_slots or self.outbox.wake_for_room):
-            return 0  # some came while we decided to wait for them
+            return 0  # some came before the core asked to be woken for them, so no wake-up follows
         pause_s = min(self.core.due_s - time.monotonic(), _LONGEST_PAUSE_S)
         return max(0, int(1000 * pause_s) + 1)
 
     def _carry_out(self, orders: list[i.Instruction]) -> list[e.Event]:
-        """Carry out instructions, in order; returns what came of it."""
+        """Carry out instructions in order, and return the events that came of them."""
         events: list[e.Event] = []
         for order in orders:
             own = self._own_orders.get(type(order))
@@ -322,6 +323,7 @@ class Receiver:
             elif own is not None:
                 own(self, order)
             elif isinstance(order, i.TakeBack):
+                # The batch may have been offered in this very turn, and must be in the outbox to be found.
                 self._flush_offers()
                 events.append(e.TakenBack(order.seq, self.outbox.take_back(order.seq)))
             else:
@@ -354,7 +356,7 @@ class Receiver:
         )
 
     def _measure_waited_permille(self) -> int:
-        """The consumer's share of waiting since the last call."""
+        """Return which part of the time since the last call the consumer has waited, in thousandths."""
         now_s = time.monotonic()
         waited_s = self.standing.waited_s + self.outbox.waiting_s(now_s)
         told_s, told_waited_s = self._told
@@ -365,13 +367,13 @@ class Receiver:
         self.log.info("connection to a silent coordinator is made anew")
         try:
             self._wires.coordinator.renew()
-        except zmq.ZMQError as error:  # no descriptor left, say; the core will order it again
+        except zmq.ZMQError as error:  # perhaps no descriptor is left; the core will order it again
             self.log.warning("connection to the coordinator cannot be made anew", error=str(error))
 
     def _answer_attach(self, order: i.AnswerAttach) -> None:
         answer = self._answers.take_attached(order.serial)
         if answer is None:
-            return  # the feed failed in this turn, and the caller was told so
+            return  # the feed failed in this turn, and the caller got that error
         if isinstance(order.answer, BaseException):
             answer.set_exception(order.answer)
         else:
@@ -407,7 +409,7 @@ class Receiver:
         )
 
     def _make_slots(self, order: i.MakeSlots) -> None:
-        """The coordinator has answered, so the size of a slot is known now."""
+        """Make the slots, whose size is known now; warn if they should be shared memory and cannot."""
         self.log = self.log.bind(job=order.spec.job)
         self._wires.make_slots(order.slots, order.spec)
         if self.settings.core.shared_memory and not self.memory.shareable:
@@ -427,7 +429,7 @@ class Receiver:
         self.outbox.serve(order.reader, order.head, ended=order.ended)
 
     def _restart(self, order: i.Restart) -> None:
-        self._flush_offers()  # what was offered in this turn is dropped there, and handed back like the rest
+        self._flush_offers()  # offers of this turn are dropped there as well, and handed back like the rest
         self.outbox.restart(order.reader, order.head)
 
     def _wake_for(self, order: i.WakeFor) -> None:
@@ -476,9 +478,9 @@ class Receiver:
     # --- the end ---
 
     def fail(self, error: BaseException) -> None:
-        """End the feed with this error, in the thread."""
+        """Stop the feed with this error, unless an earlier one stopped it; log it, and raise it in waiting callers."""
         if isinstance(self.outbox.error, Exception):
-            pass  # it has stopped already, and the first error is the one that counts
+            pass  # it has stopped already, and the first error counts
         elif isinstance(error, WorldChangedError):
             self.log.info("world is over", reason=error.got)
         else:

@@ -1,9 +1,9 @@
-"""Sealed payloads of one worker, on a connection of their own: their keys, what arrives, and when it counts.
+"""The connection of its own for a worker's sealed payloads, with their keys.
 
-Rules: used in the receive thread only. A key serves one Hello; what it does not open is dropped and counted. Answers on
-the worker's other connection may overtake payloads here, so a Pong waits for the payloads that were sent before it, as
-long as payloads keep coming. If they stop, they are lost, and perhaps this connection with them: it is replaced then.
-It must not know wants, slots, or what a batch is good for.
+Rules: used in the receive thread only. A key serves one Hello; frames that it does not open are dropped and counted.
+Messages on the worker's other connection may overtake payloads here, so a Pong waits for the payloads that were sent
+before it, as long as payloads keep coming. If they stop, they are lost, and perhaps this connection with them, so it is
+replaced. Must not know wants or slots.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SealedConnection", "SealedPayload"]
 
-#: How long payloads have come by the other connection alone before that is worth a word.
+#: How long payloads may come by the other connection alone before the log warns of it.
 _FALLBACK_S = 2.0
 
 #: Payloads to take from one worker before the others get their turn.
@@ -43,7 +43,7 @@ _TURN = 64
 
 
 class SealedPayload:
-    """A payload frame, with what opens it."""
+    """A sealed payload frame, with the opener and the number that it was sealed under."""
 
     __slots__ = ("_frame", "_number", "_opener")
 
@@ -53,7 +53,11 @@ class SealedPayload:
         self._frame = frame
 
     def decode_into(self, layout: Layout, encoding: PayloadEncoding, place: NDArray[np.uint8]) -> None:
-        """Write it where it belongs; ProtocolError if it is not its header's payload, or was changed."""
+        """Open the payload and write it, decoded, into `place`.
+
+        Raise ProtocolError if it is not the payload of its header, or was changed. A plain payload is opened straight
+        into its place, without a copy.
+        """
         if encoding.plain:
             if not self._opener.open_payload_into(self._number, self._frame, place):
                 raise _changed()
@@ -65,7 +69,7 @@ class SealedPayload:
 
 
 class SealedConnection:
-    """One worker's payloads; `socket` is None until the worker has said where it sends them from."""
+    """One worker's connection for payloads; `socket` is None until the worker has named its port."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], worker_endpoint: str) -> None:
         self.socket: zmq.Socket[bytes] | None = None
@@ -73,25 +77,26 @@ class SealedConnection:
         self._context = context
         self._endpoint = worker_endpoint
         self._identity = secrets.token_bytes(16)
-        #: Where payloads are sent from, and where the socket is connected to.
+        #: The worker's port for payloads, and the port that the socket is connected to; 0: none.
         self._port = self._connected_port = 0
         self._opener: Opener | None = None
+        #: The Pong that waits for payloads that were sent before it.
         self._early: Pong | None = None
         self._heard_s = 0.0
-        #: Batches that came by the connection for messages, although the worker seals them for this one.
+        #: How many batches came by the connection for messages, although the worker has a port for payloads.
         self.fallbacks = 0
-        #: When the first of them came after the last payload here; None: payloads come here.
+        #: When the first fallback since the last payload here came; None if there was none.
         self._fallback_s: float | None = None
         self._is_told = False
 
     def make_seal(self) -> Seal:
-        """Make a key for the next Hello; numbers that were counted under another key do not apply to it."""
+        """Make a new key for the next Hello; payloads are numbered from the start under it."""
         self._opener = Opener()
-        self.forget()  # the Pong that waits counted under the last key
+        self.forget()  # the waiting Pong counts payloads under the former key
         return Seal(self._opener.key, self._identity)
 
     def expect(self, port: int) -> None:
-        """Connect to the port that the worker sends from; 0: it sends none."""
+        """Connect to the port that the worker sends payloads from, or hang up if it is 0."""
         self._port = port
         self._follow()
 
@@ -100,11 +105,11 @@ class SealedConnection:
             self.renew()
 
     def renew(self) -> None:
-        """Replace the connection, under the same identity; if that fails, it is tried again at each Pong."""
+        """Replace the connection under the same identity; if that fails, log it and try again at each Pong."""
         former = self.socket
         try:
             self.socket = self._connect() if self._port else None
-        except zmq.ZMQError as error:  # no descriptor left, say
+        except zmq.ZMQError as error:  # perhaps no descriptor is left
             self._connected_port = 0
             Log("trainer").warning("no connection for payloads yet", worker=self._endpoint, error=str(error))
             return
@@ -116,7 +121,7 @@ class SealedConnection:
         return connect_sealed_dealer(self._context, at_port(self._endpoint, self._port), self._identity)
 
     def read(self, now_s: float) -> Iterator[tuple[Pushed, SealedPayload]]:
-        """Yield headers, each with its payload."""
+        """Yield the headers that have arrived, each with its payload; drop and count what the key does not open."""
         assert self.socket is not None
         for frames in read_waiting(self.socket, _TURN):
             header = self._open(frames[0].bytes)
@@ -125,6 +130,7 @@ class SealedConnection:
             else:
                 assert self._opener is not None
                 self._heard_s, self._fallback_s = now_s, None
+                # The payload is opened later, when the core orders it, so it keeps the key and number of this header.
                 yield header, SealedPayload(self._opener, self._opener.number, frames[1].buffer)
 
     def _open(self, frame: bytes) -> Pushed | None:
@@ -136,9 +142,9 @@ class SealedConnection:
         return message if isinstance(message, Pushed) and not message.in_slot else None
 
     def note_fallback(self, now_s: float) -> None:
-        """Count a batch that came by the slower connection for messages; if that goes on, say so once.
+        """Count a batch that came by the slower connection for messages; warn once if that goes on.
 
-        The first ones are normal: they are built before the worker has seen this connection.
+        The first fallbacks are normal: they are built before the worker has seen this connection.
         """
         if not self._port:
             return
@@ -156,17 +162,23 @@ class SealedConnection:
     # --- Pongs that overtake payloads ---
 
     def put_off(self, pong: Pong, now_s: float) -> bool:
-        """Whether this Pong has to wait, because payloads that the worker sent before it are still on their way."""
+        """Return whether this Pong has to wait for payloads that the worker sent before it; if so, keep it.
+
+        Without the wait, the core would take the missing tickets for lost and ask for their batches again.
+        """
         self._follow()
         if not self._is_behind(pong):
             self._early = None
             return False
-        if self._early is None:  # a later Pong says more, but replacing the first one could put it off for ever
+        if self._early is None:  # a later Pong is newer, but replacing the first one could put it off for ever
             self._early, self._heard_s = pong, now_s
         return True
 
     def take_due(self, now_s: float, patience_s: float) -> tuple[Pong, bool] | None:
-        """Take the Pong that waited, once it need not wait any more; and whether its payloads count as lost."""
+        """Remove and return the waiting Pong, with whether its payloads count as lost; None if it has to wait on.
+
+        Payloads count as lost if none has arrived for `patience_s`.
+        """
         pong = self._early
         if pong is None:
             return None
@@ -177,7 +189,7 @@ class SealedConnection:
         return pong, lost
 
     def forget(self) -> None:
-        """The worker is gone, cut off, or has another key: the Pong that waited is void."""
+        """Drop the waiting Pong: the worker is gone, cut off, or has a new key."""
         self._early = None
 
     def _is_behind(self, pong: Pong) -> bool:

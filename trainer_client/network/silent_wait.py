@@ -1,7 +1,7 @@
-"""How long a consumer waits for other ranks while the coordinator says nothing.
+"""A consumer's wait for other ranks while the coordinator is silent.
 
-Rules: pure. Waiting is counted by looks and not by the clock, so that a process that stands still meanwhile blames
-nobody.
+Rules: pure. The wait is the sum of the looks, not of clock time, so that a process that stalled meanwhile does not
+blame the coordinator.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["SilentWait"]
 
 
 class SilentWait:
-    """One consumer's wait; `patience_s` is how long the coordinator may say nothing."""
+    """One consumer's wait; `patience_s` is how long the coordinator may be silent."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -20,9 +20,9 @@ class SilentWait:
         self._waited_s = 0.0
 
     def look(self, heard_s: float, looked_for_s: float, endpoint: str) -> None:
-        """Raise an error if nothing was heard for too long.
+        """Raise LostError if the coordinator has been silent for `patience_s` of looking.
 
-        `heard_s` is when the coordinator was heard last, `looked_for_s` how long this look has waited.
+        `heard_s` is the time of its last message, `looked_for_s` how long this look has waited.
         """
         self._waited_s = self._waited_s + looked_for_s if heard_s == self._heard_s else 0.0
         self._heard_s = heard_s

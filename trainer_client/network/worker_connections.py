@@ -1,7 +1,7 @@
-"""All of a trainer's connections to workers: carries out what the core orders, and reports what came of it.
+"""All of a trainer's connections to workers: they carry out the core's instructions and report the outcomes as events.
 
 Rules: used in the receive thread only. Nothing is decided here. A payload is written into its slot only when the core
-says so, and checked before it counts: by its digest if it came as a frame or `verify` is set, by its seal if it is
+orders it, and checked before it counts: by its digest if it came as a frame or `verify` is set, by its seal if it is
 sealed. Poll registrations follow the sockets.
 """
 
@@ -34,7 +34,7 @@ __all__ = ["WorkerConnections", "WorkerConnectionsParts"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConnectionsParts:
-    """What all connections need."""
+    """The parts that all connections share."""
 
     context: zmq.Context[zmq.Socket[bytes]]
     poller: zmq.Poller
@@ -45,17 +45,17 @@ class WorkerConnectionsParts:
 
 
 class WorkerConnections:
-    """Connections, by the id that the core gave them."""
+    """The connections to workers, by the core's id for each."""
 
     def __init__(self, parts: WorkerConnectionsParts) -> None:
         self._parts = parts
         self._spec = parts.spec
         self._memory = parts.memory
         self._connections: dict[int, WorkerConnection] = {}
-        #: Polled sockets, by connection.
+        #: The polled sockets of each connection.
         self._polled: dict[int, list[zmq.Socket[bytes]]] = {}
         self._by_socket: dict[zmq.Socket[bytes], int] = {}
-        #: Ids of those with something to send.
+        #: Ids of connections with queued messages.
         self._spoken_to: set[int] = set()
         self._garbage = self._fallbacks = 0
         self._log = Log("trainer", stream=parts.spec.stream)
@@ -66,7 +66,7 @@ class WorkerConnections:
     # --- making and ending ---
 
     def open(self, order: i.Open) -> Iterator[e.Event]:
-        """Connect."""
+        """Connect to a worker; yield `ConnectionFailed` if no connection can be made."""
         try:
             connection = WorkerConnection(self._parts.context, order.endpoint, self._parts.keys)
         except (StokerError, zmq.ZMQError) as error:
@@ -76,7 +76,7 @@ class WorkerConnections:
         self._poll(order.connection_id)
 
     def close(self, order: i.Close) -> Iterator[e.Event]:
-        """Hang up."""
+        """Close a connection; yield nothing."""
         self._drop(order.connection_id)
         yield from ()
 
@@ -85,17 +85,21 @@ class WorkerConnections:
         if connection is not None:
             self._forget_sockets(connection_id)
             self._spoken_to.discard(connection_id)
+            # Counters must never fall, so those of a closed connection stay in the totals.
             self._garbage += connection.count_garbage()
             self._fallbacks += connection.count_fallbacks()
             connection.close()
 
     def renew(self, order: i.Renew) -> Iterator[e.Event]:
-        """Replace a connection."""
+        """Replace a connection; yield `ConnectionFailed`, and drop it, if it can never be made.
+
+        If only a descriptor is missing, the former connection stays, and the core will order this again.
+        """
         connection = self._connections[order.connection_id]
         self._forget_sockets(order.connection_id)
         try:
             connection.renew()
-        except zmq.ZMQError as error:  # no descriptor left, say; the core will order it again
+        except zmq.ZMQError as error:
             self._log.warning(
                 "connection to a worker cannot be made anew", worker=connection.endpoint, error=str(error)
             )
@@ -106,7 +110,7 @@ class WorkerConnections:
         self._poll(order.connection_id)
 
     def _poll(self, connection_id: int) -> None:
-        """Register its current sockets; they change when it is replaced."""
+        """Register a connection's present sockets with the poller, instead of former ones."""
         sockets = self._connections[connection_id].sockets()
         if self._polled.get(connection_id) == sockets:
             return
@@ -121,10 +125,10 @@ class WorkerConnections:
             del self._by_socket[socket]
             self._parts.poller.unregister(socket)
 
-    # --- what comes ---
+    # --- receiving ---
 
     def read(self, ready: set[object], now_s: float) -> Iterator[e.Event]:
-        """Yield what workers said, and what happened to connections."""
+        """Yield the events of these sockets: messages of workers, and connections that came up or went down."""
         for connection_id in sorted({self._by_socket[one] for one in ready if one in self._by_socket}):
             connection = self._connections[connection_id]
             if connection.monitor in ready:
@@ -136,7 +140,7 @@ class WorkerConnections:
             if connection.socket in ready:
                 for message, raw in connection.read(now_s):
                     yield e.WorkerSaid(connection_id, message, self._look_at(connection, message, raw))
-                self._poll(connection_id)
+                self._poll(connection_id)  # a Welcome may have opened the connection for sealed payloads
         if self._parts.keys is not None:
             yield from self._read_late(now_s)
 
@@ -147,15 +151,15 @@ class WorkerConnections:
                 self._poll(connection_id)
 
     def _look_at(self, connection: WorkerConnection, message: m.Message, payload: object) -> object:
-        """The payload; for a Welcome, whether the worker really holds the lock that it says it does."""
+        """Return the payload; for a Welcome, whether the worker really holds the lock that it claims to hold."""
         if isinstance(message, m.Welcome):
             return message.shared and self._memory.is_locked(connection.lock_byte)
         return payload
 
-    # --- what is said ---
+    # --- sending ---
 
     def greet(self, order: i.Greet) -> Iterator[e.Event]:
-        """Say Hello."""
+        """Send Hello with the order's lock byte; yield `GreetingFailed` if the connection does not take it."""
         connection, settings = self._connections[order.connection_id], self._parts.settings
         connection.lock_byte = order.lock_byte
         hello = m.Hello(
@@ -172,13 +176,13 @@ class WorkerConnections:
             yield e.GreetingFailed(order.connection_id)
 
     def send(self, order: i.ToWorker) -> Iterator[e.Event]:
-        """Queue a message for the next `flush`."""
+        """Queue a message for the next `flush`; yield nothing."""
         self._connections[order.connection_id].queue(order.message)
         self._spoken_to.add(order.connection_id)
         yield from ()
 
     def flush(self) -> Iterator[e.Event]:
-        """Send all that was ordered in this turn, with one call for each worker."""
+        """Send all messages of this turn, with one call for each worker; yield `ConnectionDown` where that fails."""
         spoken_to, self._spoken_to = self._spoken_to, set()
         for connection_id in spoken_to:
             if not self._connections[connection_id].flush():
@@ -187,7 +191,7 @@ class WorkerConnections:
     # --- payloads ---
 
     def write(self, order: i.Write) -> Iterator[e.Event]:
-        """Put a payload into its slot."""
+        """Write a payload into its slot, and yield `Checked`."""
         connection, header, payload = self._connections[order.connection_id], order.header, order.payload
         layout = self._spec.layout(header.shape)
         assert layout is not None, "the core has checked the header"
@@ -197,27 +201,27 @@ class WorkerConnections:
         yield e.Checked(order.connection_id, header, connection.write(payload, header.digest, layout, place))
 
     def check(self, order: i.Check) -> Iterator[e.Event]:
-        """Check what a worker wrote in place."""
+        """Compare a slot's bytes, written by a worker, with their digest, and yield `Checked`."""
         payload = self._memory.slot(order.header.ticket.slot)[: order.header.nbytes]
         yield e.Checked(order.connection_id, order.header, digest64(payload.data) == order.header.digest)
 
     def probe(self, order: i.Probe) -> Iterator[e.Event]:
-        """Check whether a worker still holds its lock."""
+        """Yield `LockGone` if a worker no longer holds its lock, which proves that it cannot write."""
         if not self._memory.is_locked(order.lock_byte):
             yield e.LockGone(order.incarnation)
 
     # --- the end ---
 
     def count_garbage(self) -> int:
-        """How many frames from workers were not valid messages."""
+        """Return how many frames from workers were invalid, on closed connections too."""
         return self._garbage + sum(connection.count_garbage() for connection in list(self._connections.values()))
 
     def count_fallbacks(self) -> int:
-        """Return how many batches came by the connection for messages instead of that for sealed payloads."""
+        """Return how many batches came by a connection for messages although sealed payloads have their own."""
         return self._fallbacks + sum(connection.count_fallbacks() for connection in list(self._connections.values()))
 
     def close_all(self) -> None:
-        """Hang up on everyone."""
+        """Close all connections."""
         for connection in self._connections.values():
             connection.close()
 

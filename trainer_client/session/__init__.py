@@ -1,1 +1,1 @@
-"""Internal: what a `Feed` stands for. `FeedSession` serves the feed itself, the TensorFlow adapter and the callback."""
+"""Internal side of a `Feed`: `FeedSession` serves the feed itself, the TensorFlow adapter and the callback."""

@@ -1,7 +1,7 @@
 """One pass over a feed, from where it was opened to the end of that epoch.
 
 Rules: taking batches does not move the cursor. Each batch is counted and timed: how long the consumer waited for it,
-and how long making arrays of it took. Where rows carry state, a pass that begins in mid-epoch begins with a reset.
+and how long it took to make arrays of it. Where rows carry state, a pass that begins in mid-epoch begins with a reset.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["BatchIterator"]
 
 
 class BatchIterator:
-    """Yields the batches from `start` on."""
+    """Iterator over the batches from `start` to the end of its epoch."""
 
     def __init__(
         self,
@@ -66,9 +66,11 @@ class BatchIterator:
         return batch
 
     def take_stacked(self, keys: Collection[str], most: int) -> dict[str, NDArray[np.generic]]:
-        """The next batches that are there and have one shape, in arrays with one more axis in front.
+        """Wait for the next batch; return its arrays of these keys, stacked with those of batches of the same shape.
 
-        Handing an array to a framework has a fixed cost, so a few large ones are cheaper than many small ones.
+        Up to `most` batches are stacked along a new first axis, those that have arrived and follow directly. Handing an
+        array to a framework has a fixed cost, so a few large ones are cheaper than many small ones. The keys that the
+        accounts need are included. Raise StopIteration at the end.
         """
         began_s = time.perf_counter()
         first = self._take()
@@ -82,15 +84,17 @@ class BatchIterator:
 
     def _take(self) -> Item:
         while (item := self._receiver.outbox.take(self._reader)) is not None:
-            if self._leases is None or self._leases.take(item):
+            if self._leases is None or self._leases.take(item):  # a batch whose lease was lost is skipped
                 return item
+        # In queue mode an ended job ends readers like an epoch; only this error tells the two apart.
         if self._leases is not None and self._receiver.outbox.ended is not None:
             raise self._receiver.outbox.ended
         raise StopIteration
 
     def _forget_state(self, resets: Any, taken: int) -> None:
-        """If state is carried, a reader that starts in mid-epoch has no state from the batches before; so its first
-        batches, one for each rank, say in `reset` that all rows begin anew.
+        """Set `reset` in the first batches of a pass that starts in mid-epoch, one for each rank, if state is carried.
+
+        The model has no state from the batches before, which only the reader knows: a batch has the same bytes for all.
         """
         new = self._ranks.replicas - (self._reader.taken - taken)
         if self._carries and self.start.number and new > 0 and resets is not None:
@@ -100,12 +104,12 @@ class BatchIterator:
         conversion_s = time.perf_counter() - taken_s
         times = ReadTimes(at_s=taken_s, wait_s=taken_s - began_s, conversion_s=conversion_s)
         self._accounts.count_read([item.header for item in items], arrays, times)
-        if self._accounts.counts.step_wait_s is None:  # a loop that reports its own waits takes precedence
+        if self._accounts.counts.step_wait_s is None:  # waits that a training loop reports take precedence
             self._receiver.standing.waited_s = self._accounts.counts.wait_s
 
     @property
     def taken(self) -> int:
-        """Batches taken so far."""
+        """Return how many batches were taken so far."""
         return self._reader.taken
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Turns slots into what a consumer gets: batches over a slot's own bytes, copies, stacks of small batches.
+"""Batches made from slots: views of a slot's own bytes, copies, and stacks of small batches.
 
 Rules: runs in the consumer's thread. A batch is a view of its slot, and the slot comes back when the last view goes. A
-consumer that holds nearly all slots is given copies instead, once it was asked to let go: the feed never waits for it.
+consumer that holds nearly all slots is first asked to let go, and then given copies: the feed never waits for it.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchMaker"]
 
-#: How long a consumer that is short of slots waits for one before it is given a copy.
+#: How long to wait for a consumer to let go of slots before it is given a copy, and how often to look.
 _PATIENCE_S = 0.02
 _LOOK_AGAIN_S = 0.0005
 
 
 class BatchMaker:
-    """Makes the batches of one feed."""
+    """The maker of one feed's batches."""
 
     def __init__(self, receiver: Receiver) -> None:
-        #: Called in the consumer's thread when slots run short, before copies are made: a framework may let go of some.
+        #: Called in the consumer's thread when slots run short, before copies are made, so that a framework drops some.
         self.on_short_of_slots: Callable[[], None] | None = None
-        #: Batches that were copied out because the consumer held too many slots.
+        #: How many batches were copied out because the consumer held too many slots.
         self.copied = 0
         self._receiver = receiver
         self._warned_of_copies = False
 
     def make(self, item: Item, leases: LeaseAccount | None = None) -> Batch:
-        """The batch in this item's slot; `leases` is told what becomes of it."""
+        """Return the batch in this item's slot; in queue mode its outcome is reported to `leases`."""
         layout = self._layout_of(item)
         data = self._bytes_of(item, layout)
         settle = None if leases is None else partial(leases.settle, item.batch)
@@ -55,17 +55,17 @@ class BatchMaker:
         return layout
 
     def _bytes_of(self, item: Item, layout: Layout) -> NDArray[np.uint8]:
-        """The slot's bytes, or a copy of them."""
+        """Return the slot's bytes, which keep the slot lent as long as they live, or a copy of them."""
         receiver = self._receiver
         data = receiver.memory.slot(item.slot)[: layout.nbytes]
-        # The reserve serves one head after another, so a consumer that keeps its batches must never hold it.
+        # The reserve slot serves one head after another, so a consumer that keeps its batches must never hold it.
         copied = item.slot == receiver.stream.slots.reserve or not self._make_room()
         return data.copy() if copied else owned(data, item)
 
     def stack(self, items: Sequence[Item], keys: Collection[str]) -> dict[str, NDArray[np.generic]]:
-        """These keys of batches of one shape, each in an array with one more axis in front.
+        """Return an array for each of these keys, with the batches (all of one shape) along a new first axis.
 
-        A single one is not copied; several are copied, and their slots are free again at once.
+        A single batch is not copied, unless slots run short. Several are copied, and their slots may come back at once.
         """
         layout = self._layout_of(items[0])
         if len(items) == 1:
@@ -75,9 +75,9 @@ class BatchMaker:
         return {tensor.key: _stack_of(tensor, payloads) for tensor in layout.tensors if tensor.key in keys}
 
     def _make_room(self) -> bool:
-        """Ask a consumer that holds nearly all slots to let go; False if this batch has to be copied out."""
+        """Ask a consumer that holds nearly all slots to let go; return False if this batch has to be copied out."""
         outbox, most = self._receiver.outbox, max(1, self._receiver.stream.slots.slots - 2)
-        if not outbox.holds_more_than(most):  # this one counts
+        if not outbox.holds_more_than(most):  # the batch at hand counts as held
             return True
         if self.on_short_of_slots is not None:
             self.on_short_of_slots()

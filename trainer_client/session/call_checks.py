@@ -1,7 +1,7 @@
-"""What a public call may be given: refused at the call, before anything is sent, moved or waited for.
+"""Checks of the arguments of public calls, made before anything is sent, moved or waited for.
 
-Rules: pure; each check returns the value in its plain form, or raises an error that names the call, what it expected
-and what it got. Bounds of messages are not repeated here: `shared.wire.codec` keeps them.
+Rules: pure; each check returns the value in its plain form, or raises a SettingsError that names the call, what it
+expected and what it got. Bounds of messages are not repeated here: `shared.wire.codec` keeps them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SHOWN = 100
 
 
 def whole(value: Any, name: str, where: str, *, least: int = 0, most: int = 2**48) -> int:
-    """Return a whole number within these bounds; numpy's count, True does not."""
+    """Return a whole number from `least` to `most` as int; numpy's integers are allowed, booleans are not."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -32,7 +32,7 @@ def whole(value: Any, name: str, where: str, *, least: int = 0, most: int = 2**4
 
 
 def seconds(value: Any, name: str, where: str, *, may_be_zero: bool = False) -> float:
-    """Return a time in seconds, above zero if it may not be zero; infinite ones have no end."""
+    """Return a time in seconds as float: above 0, or at least 0 if it `may_be_zero`; infinity is allowed."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or math.isnan(value) or value < 0 or (value == 0 and not may_be_zero):
         raise refused(f"{name}, seconds {'of at least' if may_be_zero else 'above'} 0", value, where)
@@ -40,14 +40,14 @@ def seconds(value: Any, name: str, where: str, *, may_be_zero: bool = False) -> 
 
 
 def text(value: Any, name: str, where: str) -> str:
-    """Return a string."""
+    """Return the value if it is a string."""
     if not isinstance(value, str):
         raise refused(f"{name}, a string", value, where)
     return value
 
 
 def fields_of_state(state: Any, names: tuple[str, ...], where: str) -> Mapping[str, Any]:
-    """Return a state that a checkpoint held, if it is a mapping that has these names."""
+    """Return a state from a checkpoint, if it is a mapping with all these names."""
     if not isinstance(state, Mapping):
         raise refused("what state() returned", state, where)
     missing = [name for name in names if name not in state]
@@ -63,7 +63,7 @@ def refused(expected: str, got: Any, where: str) -> SettingsError:
 
 
 def only_here(what: str) -> SettingsError:
-    """Return the error for pickling what belongs to the process that connected it."""
+    """Return the error for pickling an object that belongs to the process that connected it."""
     return SettingsError(
         expected=f"{what} that stays in the process that connected it",
         got="one to be pickled: its connections and its memory cannot be sent",

@@ -1,4 +1,4 @@
-"""What `connect` may be given: refused before anything is opened.
+"""Checks of the arguments of `connect`, made before anything is opened.
 
 Rules: pure. Bounds of messages are not repeated here: `shared.wire.codec` keeps them.
 """
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
 
 __all__ = ["refuse_fixed_places", "refuse_nonsense", "refuse_numbers", "refuse_texts", "refuse_work"]
 
-#: What may be done with batches.
+#: The allowed kinds of work with batches.
 _WORK = ("train", "evaluate", "predict", MEASURE)
 
 
-#: Numbers that have a default other than None.
+#: Numbers whose default is not None, so that None is refused for them.
 _NEVER_LEFT_OPEN = ("replicas", "workers")
 
 
 def refuse_numbers(**numbers: int | None) -> None:
-    """Refuse what is no whole number; which numbers fit together is asked later."""
+    """Raise SettingsError for a value that is no whole number; `refuse_nonsense` checks which fit together."""
     for name, number in numbers.items():
         if number is not None or name in _NEVER_LEFT_OPEN:
             whole(number, name, "connect", least=1 if name == "epochs" else -(2**48))
 
 
 def refuse_texts(**texts: str | None) -> None:
-    """Refuse what is no string; only an endpoint and a stream have to be given."""
+    """Raise SettingsError for a value that is no string; None is allowed except for the endpoint and the stream."""
     for name, value in texts.items():
         if value is not None or name in ("endpoint", "stream"):
             text(value, name, "connect")
 
 
 def refuse_work(work: str | None) -> None:
-    """Refuse what nobody does with batches."""
+    """Raise SettingsError for an unknown kind of work; None is allowed."""
     if work is not None and work not in _WORK:
         raise refused(f"work, one of {', '.join(map(repr, _WORK))}", work, "connect")
 
@@ -48,15 +48,15 @@ def refuse_work(work: str | None) -> None:
 #: Prefetching more than this takes memory and gains nothing.
 _MOST_PREFETCH = 1024
 
-#: What a message can say.
+#: The largest world that a message can state.
 _MOST_RANKS = 4096
 
-#: How many numbers `elastic` has: least and most.
+#: The length of `elastic`: least and most.
 _LIMITS = 2
 
 
 def refuse_nonsense(ranks: Ranks, prefetch: int | None, workers: int) -> None:
-    """Refuse ranks outside their world, and a prefetch or a number of workers that helps nobody."""
+    """Raise SettingsError for ranks outside their world, or a prefetch or number of workers out of its bounds."""
     if not 0 <= ranks.rank <= ranks.world - ranks.replicas or ranks.replicas < 1:
         got = f"rank {ranks.rank}, replicas {ranks.replicas}, world {ranks.world}"
         raise _nonsense("rank >= 0 and rank + replicas <= world", got, "Ranks count from 0; world counts all ranks.")
@@ -67,7 +67,7 @@ def refuse_nonsense(ranks: Ranks, prefetch: int | None, workers: int) -> None:
 
 
 def refuse_fixed_places(ranks: Ranks, rank: int | None, elastic: tuple[int, int]) -> None:
-    """Refuse limits of an elastic world that are none, and ranks beside them."""
+    """Raise SettingsError for invalid limits of an elastic world, or for fixed ranks beside valid ones."""
     is_pair = isinstance(elastic, tuple | list) and len(elastic) == _LIMITS
     least, most = (whole(limit, "elastic", "connect") for limit in elastic) if is_pair else (0, 0)
     if not 1 <= least <= most <= _MOST_RANKS:

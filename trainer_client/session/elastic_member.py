@@ -1,7 +1,7 @@
-"""One process among the members of an elastic run: a session in each of its worlds, one after the other.
+"""One member of an elastic run, with a session of its own in each world.
 
-Rules: nothing of a world outlives it but who the member is. So there is no state to be brought up to date: connections,
-slots and what was read ahead are new in each world.
+Rules: only the member's identity outlives a world. So there is no state to be brought up to date: connections, slots
+and prefetched batches are new in each world.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["ElasticMember"]
 
 
 class ElasticMember:
-    """`least` and `most` say how many trainers a world has."""
+    """One process of an elastic run whose worlds have from `least` to `most` trainers."""
 
     def __init__(self, least: int, most: int) -> None:
         self._limits = (least, most)
@@ -31,7 +31,10 @@ class ElasticMember:
         self._joins = 0
 
     def join(self, settings: ReceiverSettings, metrics: MetricsSettings) -> FeedSession:
-        """Wait for a place in a world, and attach with it."""
+        """Wait for a place in a world, attach with it, and return the session; its `join_next` joins the next world.
+
+        A world that is over before we are attached is skipped. Raise LostError if no world begins within the timeout.
+        """
         core = settings.core
         joining = Joining(
             endpoint=settings.endpoint,
@@ -51,6 +54,6 @@ class ElasticMember:
             try:
                 session = FeedSession(replace(settings, core=placed), metrics)
             except WorldChangedError:
-                continue  # it was over before we were in
+                continue  # this world was over before we were attached
             session.join_next = partial(self.join, settings, metrics)
             return session

@@ -1,9 +1,9 @@
-"""What a trainer counts: all batches that it read, for metrics, and each epoch by itself, for the epoch's log line.
+"""A trainer's counts: of all batches read, for metrics, and of each epoch, for the epoch's log line.
 
 Rules: pure; plain numbers that only grow; a few microseconds a batch. Waits are reported twice: for each batch by the
-reader of the feed, and for each step by the training loop, if it does. An epoch's log line uses the loop's figures if
-there are any, because a reader inside `tf.data` runs ahead of the steps. What was read ahead, or by an iterator that
-was dropped, counts towards the epoch that it belongs to; steps count only once they were trained on.
+reader of the feed, and for each step by the training loop, if it measures them. An epoch's log line uses the loop's
+figures if there are any, because a reader inside `tf.data` runs ahead of the steps. Batches that were read ahead, or by
+an iterator that was dropped, count towards the epoch that they belong to; steps count only once they were trained on.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from shared.wire.messages import Pushed
     from shared.wire.parts import WireShape
 
-#: How many batches that were read and not trained on are counted separately.
+#: How many batches that were read and not trained on are counted separately; older ones are merged.
 _MOST_UNTRAINED = 4096
 
-#: What a training loop does besides waiting for data.
+#: The phases of a training loop other than waiting for data.
 PHASES = ("warm_up", "step", "checkpoint")
 
 __all__ = ["PHASES", "Accounts", "EpochAccount", "ReadCounts", "ReadTimes", "split_wait"]
@@ -36,7 +36,7 @@ __all__ = ["PHASES", "Accounts", "EpochAccount", "ReadCounts", "ReadTimes", "spl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadTimes:
-    """The times of one batch: when it was taken, how long the consumer waited, and how long making arrays took."""
+    """Times of a read: when the batch was taken, how long the consumer waited, and how long making arrays took."""
 
     at_s: float
     wait_s: float
@@ -45,7 +45,7 @@ class ReadTimes:
 
 @dataclass(slots=True)
 class ReadCounts:
-    """All batches read so far."""
+    """Counts of all batches read so far."""
 
     batches: int = 0
     nbytes: int = 0
@@ -53,31 +53,31 @@ class ReadCounts:
     build_wait_s: float = 0.0
     transfer_wait_s: float = 0.0
     conversion_s: float = 0.0
-    #: Waits that the training loop reported; None until it reports any.
+    #: Sum of the waits that the training loop reported; None until it reports any.
     step_wait_s: float | None = None
-    #: What the training loop reported of its other phases, and of steps traced in the midst of training.
+    #: Sums of the training loop's other phases, and how many steps were traced in the midst of training.
     phases_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     retraces: int = 0
     rounds: int = 0
-    #: Rows with a sample, of the batches that were trained on.
+    #: Rows with a sample in batches that were trained on.
     trained_rows: int = 0
     sample_rows: int = 0
     masked_rows: int = 0
     vacant_rows: int = 0
-    #: Bytes of padded tensors: of samples, past their ends, and of rows without a sample.
+    #: Bytes of padded tensors: samples, the padding behind them, and rows without a sample.
     sample_bytes: int = 0
     padding_bytes: int = 0
     masked_bytes: int = 0
-    #: Waits by WAIT_BOUNDS_S: each is counted at the lowest bound that it does not exceed, or in the last place.
+    #: Histogram of waits: each counts at the lowest of WAIT_BOUNDS_S that it does not exceed, or in the last place.
     waits: list[int] = field(default_factory=lambda: [0] * (len(WAIT_BOUNDS_S) + 1))
 
 
 @dataclass(slots=True)
 class EpochAccount:
-    """One epoch, from the first batch of it that was read."""
+    """Counts of one epoch, from the first batch of it that was read."""
 
     began_s: float
-    #: The batch number at which this trainer began to train on it.
+    #: The batch number at which this trainer began to train in this epoch.
     first: int = 0
     steps: int = 0
     read_wait_s: float = 0.0
@@ -88,7 +88,11 @@ class EpochAccount:
     shapes: set[WireShape] = field(default_factory=set)
 
     def log_fields(self, *, now_s: float, batches: int) -> dict[str, float]:
-        """The fields of its log line; `waiting` and `padding` (masked rows included) are shares."""
+        """Return the fields of the epoch's log line, at its end.
+
+        `waiting` (of the time), `padding` (of the bytes, masked rows included) and `complete` (of the epoch's batches)
+        are fractions.
+        """
         seconds = max(now_s - self.began_s, 1e-9)
         waited_s = self.read_wait_s if self.step_wait_s is None else self.step_wait_s
         return {
@@ -103,18 +107,19 @@ class EpochAccount:
 
 
 class Accounts:
-    """The counts of one feed, whose batches have these fields."""
+    """The counts of one feed, whose batches have the given fields."""
 
     def __init__(self, fields: Iterable[Field]) -> None:
         self.counts = ReadCounts()
         known = {one.key: one for one in fields}
-        # Marks beside a packed key have no lengths of their own.
+        # Bytes of one step along the padded axis. Fields without lengths of their own are left out: the marks beside a
+        # packed key.
         self._step_bytes = {
             key: np.dtype(one.dtype).itemsize * math.prod(axis or 1 for axis in one.shape[1:])
             for key, one in known.items()
             if one.padded and f"{key}_length" in known
         }
-        #: The keys of a batch that it needs to see.
+        #: The keys of a batch that `count_read` needs.
         self.keys = frozenset(f"{key}_length" for key in self._step_bytes)
         self._epochs: dict[int, EpochAccount] = {}
         #: Rows with a sample of each batch that was read and not trained on yet, by epoch and number.
@@ -122,11 +127,11 @@ class Accounts:
 
     @property
     def staged(self) -> int:
-        """How many batches with samples were handed to the reader and are not trained on, up to 4096."""
+        """Return how many batches with samples were handed to the reader and are not trained on, up to 4096."""
         return len(self._untrained)
 
     def count_read(self, headers: Sequence[Pushed], arrays: Mapping[str, Any], times: ReadTimes) -> None:
-        """Batches of one shape were handed to the reader at once, after waiting for the first."""
+        """Count batches of one shape that were handed to the reader together, after a wait for the first."""
         first = headers[0]
         epoch = self._epochs.get(first.epoch)
         if epoch is None:
@@ -142,7 +147,7 @@ class Accounts:
         build_s, transfer_s = split_wait(times.wait_s, header.build_us / 1e6, in_slot=header.in_slot)
         counts.batches += batches
         counts.nbytes += batches * header.nbytes
-        counts.waits[0] += batches - 1
+        counts.waits[0] += batches - 1  # only the first was waited for
         counts.wait_s += times.wait_s
         counts.build_wait_s += build_s
         counts.transfer_wait_s += transfer_s
@@ -157,7 +162,7 @@ class Accounts:
             if not header.empty:  # an empty place has another batch's number
                 self._note_untrained((header.epoch, header.number), header.rows)
         counts.masked_rows += sum(header.masked for header in headers)
-        # A packed row may lack several samples.
+        # A packed row may lack several samples, so masked ones may outnumber the rows.
         counts.vacant_rows += sum(max(0, shape.rows - header.rows - header.masked) for header in headers)
         row_bytes = sample_bytes = 0
         lengths = dict(shape.lengths)
@@ -171,8 +176,9 @@ class Accounts:
         epoch.padded_bytes += space * row_bytes
 
     def _note_untrained(self, batch: tuple[int, int], rows: int) -> None:
-        """Note a batch; the oldest of too many is merged into the next, because after reading far ahead only sums
-        matter.
+        """Note a batch that is not trained on yet; of too many, merge the oldest into the next one of its epoch.
+
+        This bounds memory when nobody counts steps; after reading that far ahead only sums matter.
         """
         self._untrained[batch] = rows
         if len(self._untrained) > _MOST_UNTRAINED:
@@ -182,17 +188,18 @@ class Accounts:
                 self._untrained[following] += older
 
     def count_step_wait(self, epoch: int, wait_s: float) -> None:
-        """The training loop waited this long for the data of a step."""
+        """Add the training loop's wait for the data of a step of this epoch."""
         self.counts.step_wait_s = (self.counts.step_wait_s or 0.0) + wait_s
         account = self._epochs.get(epoch)
         if account is not None:
             account.step_wait_s = (account.step_wait_s or 0.0) + wait_s
 
     def count_trained(self, epoch: int, number: int, rounds: int = 1, *, stop: float = math.inf) -> None:
-        """Count rounds, the batches from `number` to `stop` (excluded) of the epoch, as trained on; ignored once the
-        epoch is closed.
+        """Count rounds as trained on: the epoch's batches from `number` to `stop` (excluded).
+
+        Rounds of an epoch that is closed, or of which nothing was read, do not count.
         """
-        for one in list(self._untrained):  # a reader may be adding more
+        for one in list(self._untrained):  # a copy, because a reader in another thread may be adding more
             if one[0] == epoch and number <= one[1] < stop:
                 self.counts.trained_rows += self._untrained.pop(one, 0)
         account = self._epochs.get(epoch)
@@ -202,18 +209,18 @@ class Accounts:
             account.steps += rounds
 
     def count_given_back(self, epoch: int, number: int) -> None:
-        """A batch that was read is not this trainer's any more; ignored if it was not read."""
+        """Forget a batch that was read and is not this trainer's any more; do nothing if it was not read."""
         self._untrained.pop((epoch, number), None)
 
     def forget(self) -> None:
-        """The cursor was moved elsewhere: what was read so far belongs to no epoch that will be reported."""
+        """Forget all epochs, because the cursor was moved: batches read so far belong to none that will be logged."""
         self._epochs = {}
         self._untrained = {}
 
     def close(self, epoch: int) -> EpochAccount | None:
-        """The epoch is over: its account, if any of it was read; earlier epochs are forgotten."""
+        """Forget this epoch, which is over, and all earlier ones; return its account, or None if nothing was read."""
         account = self._epochs.get(epoch)
-        for old in [one for one in list(self._epochs) if one <= epoch]:  # a reader may be adding the next one
+        for old in [one for one in list(self._epochs) if one <= epoch]:  # a reader may be adding the next epoch
             del self._epochs[old]
         for one in [one for one in list(self._untrained) if one[0] <= epoch]:
             self._untrained.pop(one, 0)
@@ -221,6 +228,9 @@ class Accounts:
 
 
 def split_wait(wait_s: float, build_s: float, *, in_slot: bool) -> tuple[float, float]:
-    """Split a wait into the part for building the batch, and the part for its transfer."""
+    """Return how much of a wait was for building the batch, and how much for its transfer, in seconds.
+
+    A batch that was written in place has no transfer.
+    """
     build_wait_s = wait_s if in_slot else min(wait_s, build_s)
     return build_wait_s, wait_s - build_wait_s

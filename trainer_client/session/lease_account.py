@@ -1,9 +1,9 @@
-"""Queue mode: which of the batches that a consumer took are done, and what a checkpoint says is done.
+"""In queue mode: which of the batches that a consumer took are done, and the done-set of a checkpoint.
 
-Rules: a batch is done when the user says so, or asks for the next; whoever leaves a loop early gets the last batch
-again. A framework takes batches ahead, so there only what it handed over counts. What is done is known to the
-coordinator, so a checkpoint asks there, after all that this trainer settled has arrived; what other trainers did with
-the same model has to be settled before. Must not know sockets.
+Rules: a batch is done when the user says so, or asks for the next one; a user who leaves a loop early gets the last
+batch again. A framework takes batches ahead, so there only those that it handed over count. The coordinator knows the
+done-set, so a checkpoint asks there, after all reports of this trainer have arrived; other trainers of the same model
+have to settle their batches before. Must not know sockets.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["LeaseAccount", "only_in_lockstep", "only_in_queue"]
 
 
 class LeaseAccount:
-    """One feed's share of the work; `at` is the epoch that the next reader reads."""
+    """The batches that one feed took; `at` is the epoch that the next reader reads."""
 
     def __init__(self, receiver: Receiver, accounts: Accounts, answer: Attached) -> None:
         self._receiver = receiver
@@ -41,17 +41,17 @@ class LeaseAccount:
         self._accounts = accounts
         #: Batches that were taken and are not settled, oldest first.
         self._taken: deque[UpcomingBatch] = deque()
-        #: Names the newest reading.
+        #: The number of the newest reading.
         self.reading = 0
-        #: How many of its batches are settled, and how many rounds were said to be trained on.
+        #: How many batches of the newest reading are settled, and how many the user counted as trained on.
         self._settled = self._counted = 0
         self.at = Position(answer.cursor.epoch, 0, answer.cursor.group)
-        #: Of a named evaluation: what a batch that is not settled adds to the metrics' variables.
+        #: In a named evaluation: what a batch that is not settled yet adds to the metrics' variables.
         self._states: dict[Lease, bytes] = {}
         self._is_named = False
 
     def begin_reading(self) -> Position:
-        """Where a reader that is opened now begins; batches that were taken and not settled come again."""
+        """Begin a new reading and return its start; batches that were taken and not settled come again."""
         self._taken.clear()
         self._states.clear()
         self.reading += 1
@@ -59,7 +59,7 @@ class LeaseAccount:
         return self.at
 
     def take(self, item: Item) -> bool:
-        """A consumer takes this batch; False if it is no longer this trainer's, and has to be skipped."""
+        """Note that a consumer takes this batch; return False if its lease is lost, so that it has to be skipped."""
         lease = item.batch.lease
         assert lease is not None
         if lease in self._receiver.stream.leases.void:
@@ -70,40 +70,43 @@ class LeaseAccount:
 
     @property
     def is_taken_back(self) -> bool:
-        """Whether another trainer has restored a checkpoint since this one did."""
+        """Return whether another trainer has restored a checkpoint since this one did."""
         return self._receiver.stream.leases.is_taken_back
 
-    # --- what becomes of batches ---
+    # --- settling batches ---
 
     def settle(self, batch: UpcomingBatch, *, done: bool, costs_try: bool = True, reason: str = "") -> None:
-        """The batch is done, or the user failed at it for a reason, or gives it back; the first report counts."""
+        """Report that a batch is `done`, failed for this reason, or (without `costs_try`) is given back.
+
+        Only the first report of a batch counts; one that was not taken is ignored.
+        """
         if batch in self._taken:
             self._taken.remove(batch)
             self._settled += 1
             self._tell(batch, done=done, costs_try=costs_try, reason=reason)
 
     def in_hand(self) -> Lease:
-        """The lease of the oldest batch that was taken and is not settled."""
+        """Return the lease of the oldest batch that was taken and is not settled; there must be one."""
         lease = self._taken[0].lease
         assert lease is not None
         return lease
 
     def give_back(self) -> None:
-        """The batch in hand was not trained on, through no fault of its own."""
+        """Give back the oldest unsettled batch, which was not trained on through no fault of its own."""
         self._counted += 1
         self.settle(self._taken[0], done=False, costs_try=False)
 
     def settle_read(self) -> None:
-        """The next batch is asked for: all that were read before are done, unless the user said otherwise."""
+        """Report all unsettled batches as done, because the user asks for the next one."""
         self._settle_to(self._settled + len(self._taken))
 
     def count(self, rounds: int) -> None:
-        """So many more are done, the oldest of those that were taken."""
+        """Count this many more batches as trained on, and report the oldest unsettled ones up to that count as done."""
         self._counted += rounds
         self._settle_to(self._counted)
 
     def refuse_unread(self, rounds: int) -> None:
-        """Refuse to count batches that were not taken."""
+        """Raise SettingsError if the user counts more batches than were taken and are not counted yet."""
         self._receiver.refuse_fork()
         uncounted = self._settled + len(self._taken) - self._counted
         if rounds > uncounted:
@@ -115,7 +118,10 @@ class LeaseAccount:
             )
 
     def count_handed_over(self, reading: int, rounds: int) -> None:
-        """A framework has handed over so many of a reading's batches, and is asked for the next."""
+        """Report the first `rounds` batches of a reading as done, after which a framework is asked for the next.
+
+        A reading that is not the newest is ignored: its batches come again.
+        """
         if reading == self.reading:
             self._settle_to(rounds)
 
@@ -135,7 +141,10 @@ class LeaseAccount:
         self._receiver.outbox.tell(told)
 
     def count_to_end(self, start: Position, _rounds: int) -> None:
-        """A reader that began at `start` reached the end of its epoch."""
+        """Move to the next epoch and log this one, when a reader that began at `start` has reached its end.
+
+        Do nothing if the position has moved meanwhile.
+        """
         if self.at != start:
             return
         epoch = plan_epoch(self._spec.work, start.epoch)
@@ -148,28 +157,31 @@ class LeaseAccount:
         self._move(start.epoch + 1)
 
     def _warn_of_share(self, batches: int) -> None:
-        """Warn whoever takes what it read of an evaluation for all of it."""
+        """Warn a user who evaluates only part of an evaluation, whose mean is not that of the whole."""
         if self._spec.work == "evaluate" and not self._is_named and self._settled < batches:
             self._receiver.log.warning(
                 "only a share of the evaluation was read here, others read the rest: a mean over it is that of a share",
                 batches=self._settled, of=batches,
             )  # fmt: skip
 
-    # --- evaluations whose metrics are summed ---
+    # --- named evaluations, whose metrics are summed ---
 
     def begin_evaluation(self, name: str, nbytes: int) -> None:
-        """The next readers share the batches of this evaluation; each is to bring so many bytes of metric states."""
+        """Join this evaluation: the next readers share its batches, each with `nbytes` of metric states."""
         self._taken.clear()
         self._is_named = True
         self._receiver.outbox.tell(EvaluationNamed(name, nbytes))
         self.at = Position(0, 0, self.at.group)
 
     def note_states(self, states: bytes) -> None:
-        """The batch in hand, the oldest that is not settled, adds this to the metrics' variables."""
+        """Keep what the oldest unsettled batch adds to the metrics' variables, until it is reported done."""
         self._states[self.in_hand()] = states
 
     def ask_sums(self) -> tuple[bytes, int] | None:
-        """What all batches add, and how many were given up; None, and the next reader reads on, if some are left."""
+        """Return the sums over all batches of the evaluation, and how many batches were given up.
+
+        Return None if some are not settled yet; then the next reader goes on with those.
+        """
         answer = self._receiver.ask_sums()
         if answer.sums is None:
             self.at = Position(0, 0, self.at.group)
@@ -181,7 +193,11 @@ class LeaseAccount:
         self._receiver.standing.trained_to = (epoch, 0)
 
     def finish(self, work: Callable[[], object]) -> bool:
-        """Do this once, in one of the trainers, after all epochs; whether it was done in this one."""
+        """Do this work once, in one of the trainers, after all epochs; return whether this trainer did it.
+
+        Wait until the work is leased to us, or another trainer has done it. If it raises, report that it failed, and
+        raise that error. Raise SettingsError for a feed that does not train, or was connected without `epochs`.
+        """
         if self._receiver.settings.core.epochs is None or self._spec.work != "train":
             raise SettingsError(
                 expected="a feed that trains and knows how many epochs there are",
@@ -193,30 +209,33 @@ class LeaseAccount:
             return False
         try:
             work()
-        except BaseException:
+        except BaseException:  # a Ctrl-C as well: the coordinator must not take the work for done
             self._receiver.settle_end(done=False)
             raise
         self._receiver.settle_end(done=True)
         return True
 
-    # --- what only lockstep has ---
+    # --- only in lockstep ---
 
     def rounds_left(self) -> int:
-        """Refused: it depends on how fast the others are."""
+        """Raise SettingsError: in queue mode the rounds that are left depend on how fast the other trainers are."""
         raise only_in_lockstep("the number of rounds that are left")
 
     def most_rounds(self) -> int:
-        """No epoch has more than this; one more than there can be, so that whoever goes by it sees the end."""
+        """Return a number of rounds above that of any epoch, so that a loop of this many always sees the end."""
         return self._spec.most_batches + 1
 
     # --- saving and restoring ---
 
     def epoch_of(self, state: Mapping[str, Any]) -> int:
-        """The first epoch of which not all was done by then."""
+        """Return the first epoch of this state that was not done completely."""
         return int(state["epochs"][0][0])
 
     def state(self) -> dict[str, Any]:
-        """What is done, as plain values: all numbers up to a mark, except those that are missing."""
+        """Return the done-set as plain values: for each epoch all numbers below a mark, except the missing ones.
+
+        Raise LostError if the coordinator does not answer within `lost_timeout_s`.
+        """
         done = self._receiver.ask_state()
         return {
             "job": self._spec.job,
@@ -227,7 +246,10 @@ class LeaseAccount:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take all trainers back to what `state` returned: what was done since is leased again."""
+        """Take all trainers back to a done-set from `state`: batches done since are leased again.
+
+        Raise SettingsError if the state is of another job, stream, plan or kind of work.
+        """
         state = fields_of_state(state, ("job", "stream", "plan_digest", "work", "epochs"), "restore")
         mine = {"plan_digest": self._spec.plan_digest, "job": self._spec.job, "stream": self._spec.stream}
         mine["work"] = self._spec.work
@@ -242,12 +264,13 @@ class LeaseAccount:
         self._rewind(DoneSet(tuple(_epoch_done(epoch) for epoch in state["epochs"])))
 
     def rewind(self) -> None:
-        """Go to the very beginning, because a model without a checkpoint has trained on nothing."""
+        """Take all trainers back to the very beginning, for a model without a checkpoint."""
         self._rewind(DoneSet((EpochDone(0, 0, ()),)))
 
     def follow(self) -> bool:
-        """Go to the first epoch that is not settled now: another trainer may have restored a checkpoint since this one
-        attached. Return whether that is another epoch, of which nothing is read yet.
+        """Move to the first epoch that is not settled now; return whether that is another one than before.
+
+        Another trainer may have restored a checkpoint since this one attached.
         """
         epoch = self.epoch_of(self.state())
         if epoch == self.at.epoch:
@@ -275,7 +298,7 @@ def _epoch_done(epoch: Any) -> EpochDone:
 
 
 def only_in_lockstep(what: str) -> SettingsError:
-    """The error if the user asks for something that only streams in lockstep have."""
+    """Return the error for something that only streams in lockstep have."""
     return SettingsError(
         expected="a stream in lockstep",
         got=f"a stream in queue mode, which does not have {what}",
@@ -285,7 +308,7 @@ def only_in_lockstep(what: str) -> SettingsError:
 
 
 def only_in_queue(what: str) -> SettingsError:
-    """The error if the user asks for something that only streams in queue mode have."""
+    """Return the error for a call that only streams in queue mode have."""
     return SettingsError(
         expected="a stream in queue mode",
         got="a stream in lockstep, whose ranks know without asking who is first",

@@ -1,8 +1,8 @@
-"""A trainer's metrics: what each is, and what its feed counted, as samples when Prometheus asks.
+"""A trainer's metrics: their declarations, and a feed's counts as samples when Prometheus asks.
 
 Rules: everything here runs in the server's thread and reads only single numbers and lists of fixed length; nothing here
-runs for each batch. The server references the feed weakly, so that it keeps none open that nobody else has, and ends
-with its receive thread. A trainer serves metrics only if it was connected with `metrics_port` or `metrics_listen`.
+runs for each batch. The server references the feed weakly, so that it keeps no feed open, and ends with the feed's
+receive thread. A trainer serves metrics only if it was connected with `metrics_port` or `metrics_listen`.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ COPIED = _trainer.counter(
 def serve(
     receiver: Receiver, maker: BatchMaker, accounts: Accounts, *, listening: Listening, targets: str | Path | None
 ) -> None:
-    """Serve a feed's metrics until its receive thread ends; with `targets`, a file in that folder says where."""
+    """Serve a feed's metrics until its receive thread ends; with `targets`, announce the address in that folder."""
     spec, core = receiver.spec, receiver.settings.core
     process = f"{spec.stream}-{os.uname().nodename}-{os.getpid()}"
     labels = {"job": spec.job, "role": "trainer", "rank": str(core.ranks.rank), "trainer": process}
@@ -193,7 +193,7 @@ def _samples_while_used(
 
 
 def trainer_samples(receiver: Receiver, maker: BatchMaker, accounts: Accounts) -> Iterator[MetricSamples]:
-    """The samples of all metrics of a feed."""
+    """Yield the samples of all metrics of a feed."""
     name, stream = receiver.settings.core.stream, receiver.stream
     yield MetricSamples.one(GARBAGE, receiver.count_garbage())
     yield MetricSamples.one(UNSEALED, receiver.count_fallbacks(), name)

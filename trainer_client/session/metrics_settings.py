@@ -1,6 +1,6 @@
-"""What `connect` says of a feed's metrics: whether they are served, where, and to whom.
+"""Settings of a feed's metrics from `connect`: whether they are served, where, and to whom.
 
-Rules: as for loaders, metrics beyond loopback need a token, or that the user says they may be read openly.
+Rules: as for loaders, metrics beyond loopback need a token, or the user's permission for everybody to read them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WORDS = ListeningWords(listen="metrics_listen", file="metrics_token =", insecur
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSettings:
-    """Where to serve metrics (None: nowhere), and the folder to announce it in."""
+    """The address to serve metrics at (None: nowhere), and the folder to announce it in."""
 
     listening: Listening | None = None
     targets: str | Path | None = None
@@ -33,7 +33,10 @@ class MetricsSettings:
         insecure: bool,
         targets: str | Path | None,
     ) -> MetricsSettings:
-        """Return what the arguments of `connect` say; they serve metrics if they name a port or an address."""
+        """Return the settings for these arguments of `connect`; NO_METRICS if neither port nor address is given.
+
+        Raise SettingsError for an invalid port or address, or if anyone beyond this host could read without a token.
+        """
         if port is None and not listen:
             return NO_METRICS
         port = 0 if port is None else whole(port, "metrics_port", "connect", most=2**16 - 1)

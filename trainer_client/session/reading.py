@@ -43,7 +43,7 @@ class Reading:
 
     @property
     def rounds(self) -> int:
-        """How many rounds were taken so far.
+        """Return how many rounds were taken so far.
 
         Returns:
             A number from 0 on.

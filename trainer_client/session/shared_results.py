@@ -1,10 +1,10 @@
-"""Shares this trainer's loss and metrics with those of all ranks.
+"""Results (loss and metrics) that this trainer shares with all ranks, and the means over them.
 
-Rules: a result is kept by the coordinator or reported again, so a lost coordinator costs a moment and no result. A
-caller that waits for all ranks gets the same numbers as they do, so decisions that all have to make alike can be based
-on them. It waits as long as the feed lives, as it would for a batch, because another rank may evaluate for long; but
-not for a coordinator that says nothing meanwhile. A caller that does not wait gets no error from here, so that nothing
-keeps it from saving its checkpoint.
+Rules: a result is kept by the coordinator or reported again, so a lost coordinator costs a moment and no result. All
+ranks that wait for a mean get the same numbers, so a decision that all have to make alike can be based on them. A
+caller waits as long as the feed lives, as it would for a batch, because another rank may evaluate for long; but not for
+a coordinator that is silent meanwhile. A caller that does not wait gets no error from here, so that nothing keeps it
+from saving its checkpoint.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MOMENT_S = 1.0
 #: Kinds of arrays that are not numbers, although some would pass for them: strings, dates and complex numbers.
 _NO_NUMBERS = "SUMmc"
 
-#: How soon to ask again for what others report.
+#: The pause before asking again for other trainers' reports.
 _AGAIN_S = 0.1
 
 Values = tuple[tuple[str, float | None], ...]
@@ -48,7 +48,7 @@ Values = tuple[tuple[str, float | None], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeansOfTrainers:
-    """Means over the rows of so many of the trainers that are there."""
+    """Means over rows, from `parts` of the `trainers` that are attached."""
 
     means: dict[str, float]
     rows: int
@@ -56,7 +56,7 @@ class MeansOfTrainers:
     trainers: int
 
     def words(self) -> str:
-        """Return over what the means are, for a line."""
+        """Return in words how many samples and processes the means cover, for a log line."""
         who = f"{self.parts}" if self.parts >= self.trainers else f"{self.parts} of {self.trainers}"
         return f" ({self.rows} samples of {who} process{'es' if max(self.parts, self.trainers) > 1 else ''})"
 
@@ -66,15 +66,19 @@ class SharedResults:
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
-        #: What was said last of the run's end: why, and at which epoch and step.
+        #: The latest report of the run's end: why, and at which epoch and step.
         self._ended: tuple[str, int, int] | None = None
-        #: Names that the log has already said are not shared.
+        #: Names of values that are not shared, which the log has mentioned already.
         self._left_out: set[str] = set()
 
     def share(  # noqa: PLR0913 - each is a fact of its own
         self, values: Mapping[str, Any], *, rows: int, epoch: int, step: int, wait: bool, evaluation: str = ""
     ) -> dict[str, float] | None:
-        """Report those means that are numbers, over this many rows; the means over all ranks, if asked to wait."""
+        """Report those means that are plain numbers, over this many rows; return the means over all ranks.
+
+        With `wait`, wait for all ranks; otherwise return None if they are not known within a second. Other values are
+        left out, with a warning in the log.
+        """
         told = _plain(values)
         self._log_left_out(values, told)
         answer = self._receiver.tell_results(ResultsTold(0, epoch, step, rows, told, evaluation=evaluation), whole=wait)
@@ -84,8 +88,10 @@ class SharedResults:
         return {name: math.nan if value is None else value for name, value in said.values}
 
     def gather(self, values: Mapping[str, Any], *, rows: int, epoch: int, patience_s: float) -> MeansOfTrainers:
-        """In queue mode: report means of an epoch, and return those over all trainers; waits a while until each of them
-        has reported.
+        """Report means of an epoch, in queue mode, and return those over all trainers.
+
+        Wait at most `patience_s` until every attached trainer has reported, then return the means so far: only our own
+        if the coordinator is away.
         """
         until_s = time.monotonic() + patience_s
         gathered = MeansOfTrainers(means=dict(values), rows=rows, parts=1, trainers=1)
@@ -111,7 +117,7 @@ class SharedResults:
             )
 
     def agree(self, value: float, *, epoch: int, step: int) -> float:
-        """The mean of what all ranks say at this step, for them alone."""
+        """Return the mean of all ranks' values at this step, after waiting for all; it is no result of the run."""
         told = (("value", float(value)),)
         answer = self._receiver.tell_results(ResultsTold(0, epoch, step, 1, told, aside=True), whole=True)
         ((_, mean),) = self._receiver.wait_for(answer, of_all=True).values
@@ -119,7 +125,10 @@ class SharedResults:
         return mean
 
     def sum_states(self, states: bytes, *, epoch: int, step: int, run: str) -> bytes:
-        """Return the sums of what all ranks of a run say at this step, of which nobody else is told; waits for them."""
+        """Return the sums over all ranks of a run of their metric states, after waiting for all; they are no results.
+
+        The states go in pieces, one after the other. Raise SettingsError if ranks have states of different sizes.
+        """
         summed = b""
         for part, start in enumerate(range(0, len(states), PIECE_BYTES)):
             piece = states[start : start + PIECE_BYTES]
@@ -131,9 +140,10 @@ class SharedResults:
         return summed
 
     def end(self, why: str, *, epoch: int, step: int, together: bool = False) -> None:
-        """The run ended in good order; if the coordinator is away, it is told as soon as it is back, while we live.
+        """Report that the run ended in good order; if the coordinator is away, the report is repeated while we live.
 
-        One that is to end `together` with others tells it there: whoever is lost before then is a change of the world.
+        A run that ends `together` with others reports in `end_together` instead: until then, a lost rank is still a
+        change of the world.
         """
         self._ended = (why, epoch, step)
         if together:
@@ -141,8 +151,9 @@ class SharedResults:
         _wait_a_moment(self._receiver.tell_results(ResultsTold(0, epoch, step, 0, (), why), whole=False))
 
     def end_together(self, epoch: int) -> None:
-        """Wait until all ranks have come to the end of the run, which is this epoch if nobody said more; if the job is
-        ended by order, each ends where it is.
+        """Report the end of the run, as given to `end` or else at this epoch, and wait until all ranks have reached it.
+
+        If the job is ended by order, stop waiting.
         """
         why, epoch, step = self._ended or ("training is done", epoch, 0)
         answer = self._receiver.tell_results(ResultsTold(0, epoch, step, 0, (), why), whole=True)
@@ -158,14 +169,14 @@ def _other_metrics() -> SettingsError:
 
 
 def _wait_a_moment(answer: Future[Aggregate]) -> Aggregate | None:
-    """Wait a moment; None if there is no answer yet, or if the feed failed, which is raised where it is read."""
+    """Return the answer if it comes within a second; None if not, or if the feed failed, which readers will see."""
     with contextlib.suppress(FutureTimeoutError):
         return answer.result() if answer.exception(_MOMENT_S) is None else None
     return None
 
 
 def refuse_what_cannot_be_told(values: Mapping[str, Any]) -> None:
-    """Refuse values that cannot be sent: if the user named them, none is left out silently."""
+    """Raise SettingsError if any of these values cannot be sent: values that a user named are never left out."""
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
         raise refused("a dict of numbers by their names", values, "aggregate")
     told = {name for name, _ in _plain(values)}
@@ -180,14 +191,14 @@ def refuse_what_cannot_be_told(values: Mapping[str, Any]) -> None:
 
 
 def _plain(values: Mapping[str, Any]) -> Values:
-    """The values that a message can hold."""
+    """Return the values that fit into a message: plain numbers with short names, non-finite ones as None."""
     numbers = ((name, _number(value)) for name, value in values.items() if len(name) <= LONGEST_NAME)
     told = [(name, number) for name, number in numbers if number is not None]
     return tuple((name, number if math.isfinite(number) else None) for name, number in told[:MOST_MEANS])
 
 
 def _number(value: Any) -> float | None:
-    """The number, perhaps from an array or tensor without dimensions; None if it is no number."""
+    """Return the value as float, also from an array or tensor without dimensions; None if it is no number."""
     try:
         array = np.asarray(value)
         return None if array.ndim or array.dtype.kind in _NO_NUMBERS else float(array)

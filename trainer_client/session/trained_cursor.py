@@ -1,7 +1,8 @@
-"""The cursor: the first batch that was not yet trained on, and what moves it.
+"""The cursor in lockstep: the first batch that was not trained on yet.
 
-Rules: it moves by what was trained on, never by what was read. All ranks stand at the same place, which is checked when
-they attach at a cursor. The cursor of an evaluation stream never moves: each opening gives the same epoch.
+Rules: it moves with batches that were trained on, never with those that were read. All ranks stand at the same place,
+which is checked when they attach at a cursor. The cursor of an evaluation stream never moves: each opening gives the
+same epoch.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainedCursor"]
 
-#: What a state holds.
+#: The names in a state.
 _NAMES = ("job", "stream", "plan_digest", "epoch", "number", "group")
 
 
 class TrainedCursor:
-    """The cursor of one feed."""
+    """The cursor of one feed, at `at`."""
 
     def __init__(self, receiver: Receiver, accounts: Accounts, answer: Attached) -> None:
         self._receiver = receiver
@@ -38,22 +39,22 @@ class TrainedCursor:
         self._ranks = receiver.settings.core.ranks
         self._accounts = accounts
         self._next_group = answer.next_group
-        #: Whether this rank has told the coordinator where it stands, and the coordinator agreed.
+        #: Whether this rank has attached at its cursor, so that the coordinator could compare it with other ranks'.
         self._stated = False
-        #: Whether an iterator that reached its end has counted its epoch, and none was opened since: `count` adds
-        #: nothing.
+        #: Whether an iterator that reached its end has counted its whole epoch, and none was opened since. Until then
+        #: `count` adds nothing, or the rounds would count twice.
         self._all_counted = False
         self.at = Position(answer.cursor.epoch, answer.cursor.number, answer.cursor.group)
 
     def begin_reading(self) -> Position:
-        """Where a reader that is opened now begins; one rank of several says where it stands first."""
+        """Return the start of a reader that is opened now; one rank of several first attaches at its cursor, once."""
         self._all_counted = False
         is_alone = self._ranks.world == self._ranks.replicas and self._receiver.settings.core.world_version is None
         if not self._stated and not is_alone and not self._spec.evaluation:
             self._reattach(self.at)
         return self.at
 
-    # --- what was trained on ---
+    # --- counting rounds ---
 
     def count(self, rounds: int) -> None:
         """Count this many more rounds as trained on."""
@@ -63,7 +64,7 @@ class TrainedCursor:
             self._count_one()
 
     def refuse_unread(self, rounds: int) -> None:
-        """Refuse to count rounds of which no batch was read: the cursor would move over data."""
+        """Raise SettingsError if the user counts rounds of which no batch was read: the cursor would skip data."""
         self._receiver.refuse_fork()
         if self._spec.evaluation or self._all_counted:
             return
@@ -90,13 +91,16 @@ class TrainedCursor:
         return next(rounds_of(at.number, batches, at.group, self._ranks.world)).stop
 
     def _after(self, at: Position) -> Position:
-        """Where the round after this one begins."""
+        """Return the position of the round after this one."""
         batches = self._receiver.ask_batches(at.epoch, at.group)
         stop = self._stop_of_round(at, batches)
         return Position(at.epoch, stop, at.group) if stop < batches else Position(at.epoch + 1, 0, self._next_group)
 
     def count_to_end(self, start: Position, rounds: int) -> None:
-        """A reader that began at `start` reached the end of its epoch: if nobody counted meanwhile, count all of it."""
+        """Count and log a whole epoch whose reader, begun at `start`, reached its end, unless rounds were counted.
+
+        The cursor then moves to the next epoch, except in an evaluation stream.
+        """
         if self.at != start:
             return
         self._accounts.count_trained(start.epoch, start.number, rounds)
@@ -110,24 +114,24 @@ class TrainedCursor:
         self._receiver.standing.trained_to = (self.at.epoch, self.at.number)
 
     def _log_epoch(self, epoch: int, batches: int) -> None:
-        """Write the log line of an epoch that is over."""
+        """Log the account of an epoch that is over, if any of it was read."""
         account = self._accounts.close(epoch)
         if account is not None:
             fields = account.log_fields(now_s=time.perf_counter(), batches=batches)
             self._receiver.log.info("epoch done", epoch=epoch, **fields)
 
-    # --- what is left ---
+    # --- rounds of an epoch ---
 
     def rounds_left(self) -> int:
-        """Rounds from here to the end of the epoch."""
+        """Return the number of rounds from the cursor to the end of its epoch."""
         return rounds_left(self.at.number, self._batches(), self.at.group, self._ranks.world)
 
     def epoch_rounds(self) -> int:
-        """Rounds of the whole epoch."""
+        """Return the number of rounds of the cursor's whole epoch."""
         return rounds_left(0, self._batches(), self.at.group, self._ranks.world)
 
     def most_rounds(self) -> int:
-        """No epoch has more rounds than this."""
+        """Return an upper bound on the number of rounds of any epoch."""
         group = max(self.at.group, self._next_group)
         return rounds_left(0, -(-self._spec.most_batches // group) * group, group, self._ranks.world)
 
@@ -137,11 +141,11 @@ class TrainedCursor:
     # --- saving and restoring ---
 
     def epoch_of(self, state: Mapping[str, Any]) -> int:
-        """The first epoch of which not all was trained on by then."""
+        """Return the first epoch of this state that was not trained on completely."""
         return int(state["epoch"])
 
     def state(self) -> dict[str, Any]:
-        """The cursor as plain values."""
+        """Return the cursor as plain values, for a checkpoint."""
         return {
             "job": self._spec.job,
             "stream": self._spec.stream,
@@ -152,7 +156,11 @@ class TrainedCursor:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to a cursor that `state` returned; refused if the plan has changed, or other ranks are elsewhere."""
+        """Attach again at a cursor from `state`.
+
+        Raise SettingsError if it is of another job, stream or plan; the coordinator refuses it if other ranks are
+        elsewhere.
+        """
         state, mine = fields_of_state(state, _NAMES, "restore"), self.state()
         for name in ("job", "stream", "plan_digest"):
             if state.get(name) != mine[name]:
@@ -166,7 +174,7 @@ class TrainedCursor:
         self._reattach(Position(epoch, number, group))
 
     def rewind(self) -> None:
-        """Go to the very beginning, because a model without a checkpoint has trained on nothing."""
+        """Attach again at the very beginning, for a model without a checkpoint, unless the cursor is there."""
         if (self.at.epoch, self.at.number) != (0, 0):
             self._reattach(Position(0, 0, self.at.group))
 

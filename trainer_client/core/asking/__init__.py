@@ -1,1 +1,1 @@
-"""What is asked of workers, and what their answers mean. Pure; must not know connections."""
+"""Requests to workers, and the meaning of their answers. Pure; must not know connections."""

@@ -1,7 +1,7 @@
-"""What workers answer to wants, and what that means: a batch to offer, one to drop, a ticket given back.
+"""Workers' answers to wants, and their meaning: a batch to offer or drop, or a ticket given back.
 
-Rules: pure. An answer counts if its ticket is still awaited, if it is the batch that was asked for and, where its bytes
-are checked, if they are right; the first valid answer wins, whoever sends it. Every answer frees its ticket. A worker
+Rules: pure. An answer counts if its ticket is still awaited, if it is the requested batch and, where its bytes are
+checked, if they are right; the first valid answer wins, from whichever worker. Every answer frees its ticket. A worker
 that refuses a batch or sends wrong bytes is not asked for it again; one whose machine failed may be, a little later.
 """
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Answers"]
 
-#: A want that failed this often through the fault of machines, not of the data, ends the feed.
+#: A batch that failed this often through the fault of machines, not of the data, ends the feed.
 _MOST_FAILURES = 5
 
-#: What says nothing about the data: no child could try samples, or memory or descriptors ran out.
+#: Refusal codes that say nothing about the data: no child could try samples, or memory or descriptors ran out.
 _OF_MACHINES = frozenset(("machine", "exhausted"))
 
-#: How long to leave a worker alone that has too much to do.
+#: How long to leave an overloaded worker alone, and the first pause after a machine's failure.
 _BUSY_PAUSE_S = 0.25
 
 
 class Answers:
-    """Takes answers in."""
+    """The handler of workers' answers."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the books that an answer is entered in
         self,
@@ -49,13 +49,13 @@ class Answers:
         bad_rows: BadRows,
         out: list[i.Instruction],
     ) -> None:
-        #: About how long an answer takes.
+        #: How long an answer usually takes: a moving average.
         self.usual_answer_s = 0.0
-        #: Answers that came too late, or that nobody waits for.
+        #: How many answers came too late, or for a ticket that is not open.
         self.stale = 0
-        #: Answers that are not the batch that was asked for.
+        #: How many answers were not the requested batch, or had wrong bytes.
         self.rejected = 0
-        #: Tickets that a worker's list lacked.
+        #: How many open tickets a worker's list lacked.
         self.lost_on_the_way = 0
         self._settings = settings
         self._spec = spec
@@ -66,10 +66,10 @@ class Answers:
         self._out = out
 
     def receive(self, worker: KnownWorker, came: m.Pushed, payload: object, now_s: float) -> None:
-        """Take in that a batch is in its slot, or in this payload.
+        """Handle a pushed batch, which is in its slot already or in `payload`: accept, check, write, reject or drop it.
 
-        The answer to a cancelled or voided want may arrive after its slot was lent again: it names a ticket that the
-        worker no longer holds here, and is dropped before anything looks at the slot.
+        The answer to a voided want may arrive after its slot was lent again: it names a ticket that the worker no
+        longer holds here, and is dropped before anything looks at the slot.
         """
         self._tickets.hear(worker, now_s)
         ask = worker.asks.get(came.ticket)
@@ -81,7 +81,7 @@ class Answers:
             self._drop(worker, came.ticket)
         elif not self._spec.fits(came, entry.batch) or came.in_slot != ask.in_slot:
             self._reject(worker, came.ticket)
-        elif came.in_slot and not self._settings.verify:
+        elif came.in_slot and not self._settings.verify:  # bytes in shared memory are checked only on request
             self._accept(worker, came, now_s)
         elif came.in_slot:
             ask.arrive()
@@ -93,9 +93,9 @@ class Answers:
             self._out.append(i.Write(worker.connection_id, came, payload))
 
     def settle(self, worker: KnownWorker, header: m.Pushed, now_s: float, *, valid: bool) -> None:
-        """Take in that the batch was written, or checked.
+        """Accept or reject a batch whose bytes were written or checked; drop it if it is no longer needed.
 
-        While a payload was checked, the reader may have gone elsewhere, or another worker's batch may have come first.
+        During the check, the reader may have moved elsewhere, or another worker's batch may have arrived first.
         """
         ask = worker.asks.get(header.ticket)
         if ask is None:
@@ -110,7 +110,7 @@ class Answers:
             self._reject(worker, header.ticket)
 
     def _drop(self, worker: KnownWorker, ticket: Ticket) -> None:
-        """Free the ticket of a batch that nobody needs any more."""
+        """Free the slot and ticket of a batch that is no longer needed."""
         self.stale += 1
         self._slots.release(ticket)
         self._tickets.close(worker, ticket)
@@ -128,6 +128,7 @@ class Answers:
         entry.arrive(header, ticket.slot)
         self._slots.offer(ticket)
         ask, _ = self._tickets.close(worker, ticket)
+        # An exponential average: one slow answer moves it little, a slow fleet within about ten answers.
         answer_s = now_s - ask.sent_s
         self.usual_answer_s += 0.1 * (answer_s - self.usual_answer_s) if self.usual_answer_s else answer_s
         worker.serve(worker.in_hand_s(ask, now_s), now_s)
@@ -136,7 +137,11 @@ class Answers:
         self._tickets.cancel(entry)
 
     def _count_rows(self, entry: Entry, header: m.Pushed) -> None:
-        """Judge the rows before a consumer can take the epoch's last batch and believe that all went well."""
+        """Count the batch's rows, and fail the feed if too many samples were bad.
+
+        This comes before the batch is offered: a consumer that got the epoch's last batch first would believe that the
+        epoch went well.
+        """
         if not entry.count_rows():
             return
         self._bad_rows.count(
@@ -150,9 +155,9 @@ class Answers:
             self._out.append(i.Fail(error))
 
     def give_up(self, worker: KnownWorker, ticket: Ticket, now_s: float, unbuilt: m.Unbuilt | None = None) -> None:
-        """Take the ticket back without a batch: it was cancelled, or could not be built for the reason named.
+        """Free a ticket that brings no batch: its want was cancelled, or was not built for the reason in `unbuilt`.
 
-        A refusal and a Cancel may cross, so a ticket that is closed already is no error.
+        A refusal and a Cancel may cross, so a ticket that is closed already is ignored.
         """
         self._tickets.hear(worker, now_s)
         if ticket not in worker.asks:
@@ -161,16 +166,17 @@ class Answers:
         oldest = next(iter(worker.asks)) == ticket
         ask, entry = self._tickets.close(worker, ticket)
         in_hand_s = worker.in_hand_s(ask, now_s)
+        # Only the oldest want is certain to have been in hand; the others may have been waiting behind it.
         if in_hand_s > worker.service_s and oldest:
-            worker.serve(in_hand_s, now_s)  # cancelled, but it had this in hand for at least that long
+            worker.serve(in_hand_s, now_s)  # no batch came, but the worker had this in hand for at least that long
         if unbuilt is not None:
             self._take_in(worker, entry, unbuilt, now_s)
 
     def _take_in(self, worker: KnownWorker, entry: Entry | None, unbuilt: m.Unbuilt, now_s: float) -> None:
-        """Draw the consequence of why it was not built.
+        """Act on the reason why a want was not built.
 
-        Some reasons pass, some are the machine's. All others hold for this worker for good: it would refuse again, and
-        the want would go round for ever.
+        "draining", "busy" and "unknown" are temporary; some reasons are the machine's fault. All others hold for this
+        worker for good: it would refuse again, and the want would go round for ever.
         """
         if unbuilt.code == "draining":
             worker.announce_leaving()
@@ -189,10 +195,10 @@ class Answers:
                 entry.refuse(worker.incarnation, error)
 
     def reconcile(self, worker: KnownWorker, pong: m.Pong, now_s: float) -> None:
-        """Compare the worker's list of our tickets with ours: a missing one was lost, and an unknown one is void.
+        """Compare the worker's list of our tickets with ours: free those that it lacks, cancel those we do not know.
 
         A want, or its answer, may be lost with a connection that neither side saw end. A want that was sent after the
-        ping may be missing because it is still on its way, so only older ones count.
+        ping may be missing because it is still on its way, so only older ones count as lost.
         """
         self._tickets.hear(worker, now_s)
         held = frozenset(pong.tickets)

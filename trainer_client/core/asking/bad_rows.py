@@ -1,7 +1,8 @@
-"""Stops a job that has too many bad samples, instead of letting it train on nothing and succeed.
+"""The limit on bad samples, which stops a job that would otherwise train on nothing and succeed.
 
-Rules: pure. A share is that of masked rows among those delivered since attaching, once there are enough of them or the
-epoch ends; a single batch never decides. A number is that of masked rows in one epoch, and decides at once.
+Rules: pure. A limit that is a share compares the masked rows with all rows delivered since attaching, once there are
+enough of them or the epoch ends; a single batch never decides. A limit that is a number compares the masked rows of one
+epoch, and decides at once.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = ["BadRows"]
 
-#: A share of fewer rows than this says little.
+#: A share of fewer rows than this is not judged before the end of an epoch.
 _ENOUGH_ROWS = 100
 
-#: How many samples are shown.
+#: How many bad samples the error names.
 _SHOWN = 3
 
 
 class BadRows:
-    """Counts rows; `limit` is how many bad ones are tolerated."""
+    """Counts of good and bad rows, judged against `limit`."""
 
     def __init__(self, limit: BadLimit) -> None:
         self._limit = limit
@@ -38,11 +39,11 @@ class BadRows:
 
     @property
     def found(self) -> bool:
-        """Whether there are any: if not, no verdict can be bad."""
+        """Return whether any row was bad; if not, there is no need for a `verdict`."""
         return self._bad > 0
 
     def count(self, *, lap: int, good: int, bad: int, reasons: Iterable[tuple[str, int]], first: str) -> None:
-        """Count the rows of one more batch of a lap; `first` names a sample of it that is bad, if any is."""
+        """Count the rows of another batch of this lap; `first` names its first bad sample, if it has one."""
         self._batches += 1
         self._rows += good + bad
         if not bad:
@@ -54,7 +55,10 @@ class BadRows:
             self._first.append(first)
 
     def verdict(self, *, at_the_end: bool) -> DataError | None:
-        """The error that stops the job, if too many are bad; `at_the_end`: the epoch has no more rows."""
+        """Return the error that stops the job if too many rows are bad, else None.
+
+        `at_the_end` says that the epoch has no more rows, so that a share of few rows is judged as well.
+        """
         if self._limit.samples is None:
             enough = self._batches > 1 and (at_the_end or self._rows >= _ENOUGH_ROWS)
             exceeded = enough and self._limit.is_exceeded(self._bad, self._rows)

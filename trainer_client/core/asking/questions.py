@@ -1,7 +1,7 @@
-"""Questions that any worker can answer: how many batches an epoch has, what a sample is called.
+"""Questions that any worker can answer: how many batches an epoch has, and the name of a sample.
 
-Rules: pure. A question is put to a few workers at a time, in turn, until one answers; one that does not know says
-nothing.
+Rules: pure. A question goes to a few workers at a time, in turn, until one answers; a worker that does not know does
+not answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Questions"]
 
-#: Pause before a question that nobody answered is put to the next workers.
+#: Pause before an unanswered question is sent to the next workers.
 _PAUSE_S = 0.2
 
 #: How many workers are asked at a time.
@@ -27,7 +27,7 @@ _AT_A_TIME = 3
 
 
 class Questions:
-    """The questions that are not answered yet."""
+    """The open questions, each with the time at which it is sent (again)."""
 
     def __init__(self, spec: StreamSpec, out: list[i.Instruction]) -> None:
         self._spec = spec
@@ -37,15 +37,15 @@ class Questions:
 
     @property
     def due_s(self) -> float:
-        """When the next one is to be put again."""
+        """Return when the next question is due; infinity if none is open."""
         return min(self._asked.values(), default=float("inf"))
 
     def ask(self, question: m.EpochQuery | m.NameQuery, now_s: float) -> None:
-        """Put it with the next `tick`, unless it was put recently."""
+        """Send a question with the next `tick`, unless it is open already."""
         self._asked.setdefault(question, now_s)
 
     def tick(self, connection_ids: Sequence[int], now_s: float) -> None:
-        """Put the questions that are due to the next few of these workers."""
+        """Send each due question to the next few of these workers, in turn."""
         for question, due_s in self._asked.items():
             if now_s < due_s:
                 continue
@@ -54,7 +54,7 @@ class Questions:
                 self._out.append(i.ToWorker(connection_ids[next(self._turns) % len(connection_ids)], question))
 
     def answer(self, said: m.EpochAnswer | m.NameAnswer) -> None:
-        """A worker answered."""
+        """Close the question that a worker answered and pass the answer on; drop an answer to no open question."""
         digest = self._spec.plan_digest
         question: m.EpochQuery | m.NameQuery
         if isinstance(said, m.EpochAnswer):

@@ -1,10 +1,10 @@
-"""Which worker makes the batches of a shard, where batches are made whole: batch n by shard n mod `producers`.
+"""The worker that makes each shard, where batches are made whole: batch n comes from shard n mod `producers`.
 
-Rules: pure. A shard is made in order, from its beginning, so one worker is asked for its batches as long as it is
-there; any other would have to make everything again up to the batch that is asked for. The choice follows from the
-names of the workers that are there, so all trainers ask the same one. Workers that come while shards are young get
-their share of them; later only the shards of a lost worker move, and they return to its successor with the next epoch.
-A batch that a worker has refused is asked of others.
+Rules: pure. A shard is made in order, from its beginning, so one worker is asked for its batches as long as it lives;
+any other would have to make everything again up to the requested batch. The choice depends only on the names of the
+live workers, so all trainers choose the same one. Workers that come while shards are young get their part of them;
+later only the shards of a lost worker move, and they return to its successor with the next epoch. A batch that a worker
+has refused is asked of others.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardHolders"]
 
-#: Epochs whose holders are remembered: the one being read, and those ahead of it.
+#: How many epochs' holders are remembered: the one being read, and those ahead of it.
 _EPOCHS_KEPT = 4
-#: While a shard has at most this many elements, which are quickly made again, it may still move to a newcomer.
+#: The first elements of a shard, which are quickly made again: until then it may move to a new worker.
 _YOUNG = 8
 
 
 class ShardHolders:
-    """The worker of each shard of each epoch, chosen when one is first needed, and again whenever it is gone."""
+    """The worker of each shard of each epoch, chosen when it is first needed, and again whenever it is gone."""
 
     def __init__(self, producers: int) -> None:
         self._producers = producers
         self._names: dict[int, dict[int, str]] = {}
-        #: How shards are divided among the latest list of workers.
+        #: The names of the live workers, and how shards are divided among them: a cache of the last division.
         self._shared_among: frozenset[str] = frozenset()
         self._shared: dict[int, str] = {}
 
     def holder(self, entry: Entry, live: Sequence[KnownWorker], now_s: float) -> KnownWorker | None:
-        """Whom to ask for this batch now; None if that one is busy, or everyone has it or refused it."""
+        """Return the worker to ask for this batch; None if it is busy or holds it already, or if all refused it."""
         able = [one for one in live if one.incarnation not in entry.refused]
         if not able:
             return None
@@ -67,7 +67,8 @@ class ShardHolders:
 
 
 def _shared_out(producers: int, live: Sequence[KnownWorker]) -> dict[int, str]:
-    """Give each shard the worker that it prefers among those that have not had their share."""
+    """Return a worker's name for each shard: its rendezvous choice among workers that have room for more shards."""
+    # Rounded up, so that every shard finds a worker with room.
     share, given = -(-producers // len(live)), {one.name: 0 for one in live}
     named = {}
     for shard in range(producers):
@@ -78,5 +79,5 @@ def _shared_out(producers: int, live: Sequence[KnownWorker]) -> dict[int, str]:
 
 
 def _preferred(shard: int, workers: Sequence[KnownWorker]) -> KnownWorker:
-    """The choice by rendezvous hash: the same wherever the same workers are known."""
+    """Return the worker with the highest rendezvous hash for this shard, equal in all trainers that know the same."""
     return max(workers, key=lambda one: (key_of(shard, one.name), one.name))

@@ -1,15 +1,14 @@
-"""Which batch is asked of which worker, and when again.
+"""Wants: which batch is asked of which worker, and when another worker is asked.
 
 Rules, each from an interleaving that failed without it:
 - A want goes to the worker that should finish its unanswered work first, and never again to one that holds it or has
   refused it. Each trainer breaks ties in its own order, so that they do not all ask the same worker.
-- What a silent worker holds is asked of others, nearest batches first. Each further asking of one want waits twice as
-  long as the last.
+- Batches held by a silent worker are asked of others, nearest first. The back-off doubles each time.
 - The head always gets a slot: the furthest ready batch makes room, or else the reserve slot serves, by TCP.
-- A worker with nothing to do takes over wants that another one has not begun and will not begin soon.
-- At most one want in HEDGED_SHARE is hedged: asked of a second worker although the first one is fine.
+- An idle worker takes over wants that another one has not begun and will not begin soon.
+- At most one want in HEDGED_SHARE is hedged: asked of a second worker although the first one is well.
 - A verifier hedges nothing and is never urgent, because trainers go first.
-- Where batches are made whole, shard by shard, the worker that holds the shard is asked, and none takes over or hedges:
+- Where batches are made whole, shard by shard, the worker that holds the shard is asked, without takeovers or hedges:
   another one would have to make the whole shard anew (see `shard_holders`).
 Pure. The work of one decision depends on what changed, and on the few workers that this trainer talks to, never on the
 size of the fleet.
@@ -38,12 +37,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Wants"]
 
-#: At most one want in this many is asked of a second worker although the first one is fine.
+#: At most one want in this many is hedged.
 HEDGED_SHARE = 20
 
 
 class Wants:
-    """Decides what to ask for, over the upcoming batches, the slots and the workers that it is given."""
+    """The decisions what to ask of which worker, over the given upcoming batches, slots and workers."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the books that a want is entered in
         self,
@@ -58,11 +57,12 @@ class Wants:
         out: list[i.Instruction],
     ) -> None:
         self.prefetch = prefetch
-        #: Whether something could not be asked for because no slot was free.
+        #: Whether a batch could not be asked for because no slot was free.
         self.short_of_slots = False
-        #: Wants that were sent; those of them that were not the first for their batch; those that hedge.
+        #: How many wants were sent; how many of them because a worker died, was silent or refused, or as a hedge; and
+        #: how many were hedges.
         self.asked = self.asked_again = self.hedged = 0
-        #: Batches that were taken back from consumers.
+        #: How many ready batches were taken back to make room for the head.
         self.retracted = 0
         self._settings = settings
         self._spec = spec
@@ -72,28 +72,30 @@ class Wants:
         self._tickets = tickets
         self._answers = answers
         self._out = out
+        #: The workers that may be asked, as of the last survey.
         self._live: list[KnownWorker] = []
         self._holders = ShardHolders(spec.producers) if spec.producers else None
+        #: Batches that are being taken back, before we know whether a consumer was faster.
         self._retracting: set[int] = set()
 
     def somebody_can(self, refused: Mapping[int, StokerError]) -> bool:
-        """Whether a worker that was heard lately may still build what these refused."""
+        """Return whether some live worker has not refused the batch with these refusals."""
         return any(one.may_be_asked and one.incarnation not in refused for one in self._workers.values())
 
     def all_refuse(self, refused: Mapping[int, StokerError]) -> bool:
-        """Whether everyone who is there has refused."""
+        """Return whether every known worker has refused; False if none is known."""
         return bool(refused) and bool(self._workers) and self._workers.keys() <= refused.keys()
 
     # --- the sequence of batches ---
 
     def extend(self, seqs: range) -> None:
-        """These batches lie ahead as well."""
+        """Add these batches, of which no worker has been asked for any."""
         self._tickets.extend(seqs)
 
     def refocus(self) -> None:
-        """Cancel everything that was asked for, because other batches lie ahead from now on.
+        """Cancel every open want, because the sequence was redirected to other batches.
 
-        The tickets stay with their workers until they answer: one may be writing into its slot at this moment.
+        The tickets stay open until the workers answer: one may be writing into its slot at this moment.
         """
         for worker in self._workers.values():
             for ticket in worker.asks:
@@ -102,10 +104,10 @@ class Wants:
         self._retracting.clear()
 
     def take_back(self, seq: int, *, won: bool) -> None:
-        """Take in that an offered batch was taken back (`won`), or that the consumer was faster.
+        """Handle the outcome of a `TakeBack`: the batch was retracted (`won`), or the consumer was faster.
 
-        A consumer pops without waiting for us, so which of the two it was is known only afterwards; and a batch that
-        was taken back is asked for again, or the sequence would have a gap.
+        A consumer pops without waiting for us, so the outcome is known only afterwards. A retracted batch is asked for
+        again, or the sequence would have a gap.
         """
         self._retracting.discard(seq)
         entry = self._upcoming.entries.get(seq)
@@ -118,7 +120,11 @@ class Wants:
     # --- asking ---
 
     def decide(self, now_s: float) -> None:
-        """Ask for what nobody has in hand who was heard lately, nearest batches first."""
+        """Ask for the batches that no live worker has in hand, nearest first.
+
+        Before that a slow head is hedged (not by a verifier), after that idle workers take over wants of others.
+        Neither happens where batches are made whole.
+        """
         if self._tickets.look_around:
             self._live = self._tickets.survey()
         if self._holders is not None:
@@ -144,7 +150,7 @@ class Wants:
                 left.append(seq)
                 continue
             ticket = self._lend_slot_for(seq)
-            if ticket is None:
+            if ticket is None:  # batches further ahead have to wait as well
                 self.short_of_slots = True
                 left += self._tickets.unasked[at:]
                 break
@@ -159,13 +165,14 @@ class Wants:
         return least_busy(self._live, entry, usual_s, now_s)
 
     def _rebalance(self, now_s: float) -> None:
-        """Let idle workers take over what would wait longest elsewhere, but not what is being built.
+        """Let idle workers, fastest first, take over wants that others have not begun and will not begin soon.
 
-        Without it, one worker holds the last batches of an epoch while fifteen are idle.
+        Without this, one worker holds the last batches of an epoch while fifteen are idle.
         """
         donors = [worker for worker in self._workers.values() if len(worker.asks) > 1]
         idle = [worker for worker in self._live if not worker.asks and now_s >= worker.busy_until_s] if donors else []
         for thief in sorted(idle, key=lambda one: one.service_s):
+            # The want must wait much longer at its donor than the thief takes for one, or moving it gains little.
             enough_s = max(self._settings.hedge_floor_s, 3 * thief.pace_s(now_s))
             found = longest_waiting(donors, thief, self._upcoming.entries, enough_s, now_s)
             ticket = self._slots.lend() if found is not None else None
@@ -177,7 +184,9 @@ class Wants:
 
     def _send(self, seq: int, worker: KnownWorker, ticket: Ticket, now_s: float) -> None:
         entry = self._upcoming.entries[seq]
+        # Nobody writes into the reserve slot in place: a writer that is stopped would block it for the head.
         in_slot = worker.in_slot and ticket.slot != self._slots.reserve
+        # A worker died, was silent or refused, or this is a hedge. Wants that got lost are counted in `answers`.
         again = entry.attempt > 0 or entry.patience_s > 0 or bool(entry.refused) or entry.hedged
         self._tickets.hold(seq, worker, ticket, now_s, in_slot=in_slot)
         self.asked += 1
@@ -208,14 +217,15 @@ class Wants:
     # --- slots for the head ---
 
     def _lend_slot_for(self, seq: int) -> Ticket | None:
-        """Lend a free slot; if there is none, the head makes room for itself.
+        """Lend a free slot; if there is none and `seq` is the head, make room for it. Return None if there is no slot.
 
-        After a death gave the head back, prefetched batches may fill all slots. One batch is taken back at a time:
-        the consumer may be faster, and until it says so the slot is not ours to lend.
+        After a death gave the head back, prefetched batches may fill all slots. One batch is taken back at a time: the
+        consumer may be faster, and before we know the outcome the slot is not ours to lend.
         """
         ticket = self._slots.lend()
         if ticket is not None or seq != self._upcoming.head or self._retracting:
             return ticket
+        # The furthest batch is needed last, so rebuilding it costs least.
         ready = [later for later, entry in self._upcoming.entries.items() if entry.ready]
         if ready:
             furthest = max(ready)
@@ -225,9 +235,10 @@ class Wants:
         return self._slots.lend_reserve() or self._reclaim_slot()
 
     def _reclaim_slot(self) -> Ticket | None:
-        """Take back a slot that a silent worker holds but cannot write into: what it pushes by TCP will be stale.
+        """Void a ticket of a silent worker that answers by TCP, and lend its slot; return None if there is none.
 
-        Otherwise the head waits for ever if silent workers hold all slots, the reserve included.
+        Such a worker cannot write into the slot, and its late push will be stale. Without this, the head waits for ever
+        if silent workers hold all slots, the reserve included.
         """
         found = [
             (ask.seq, worker, ticket)
@@ -237,7 +248,7 @@ class Wants:
         ]
         if not found:
             return None
-        # Preferably one whose batch nobody waits for; of those, the furthest.
+        # Prefer a ticket whose batch is not needed any more; among equals take the furthest batch.
         _, worker, ticket = min(found, key=lambda one: (self._is_wanted(one[0]), -one[0]))
         self._tickets.void(worker, [ticket], suspicious=False)
         self._tickets.send_cancel(worker, ticket)
@@ -248,9 +259,9 @@ class Wants:
         return entry is not None and not entry.ready
 
     def _hedge(self, now_s: float) -> None:
-        """Ask a second worker for a head that takes too long, although the first one is well.
+        """Ask a second worker, once, for a head that takes three times as long as a usual answer.
 
-        Bounded, because if all workers are slow, hedging doubles the load that made them slow.
+        At most one want in HEDGED_SHARE is hedged: if all workers are slow, hedging doubles the load that made them so.
         """
         head = self._upcoming.head
         entry = self._upcoming.entries.get(head)

@@ -1,1 +1,1 @@
-"""The top of the core in queue mode: what comes next is leased from the coordinator. Pure; must not know workers."""
+"""The core's upper part in queue mode, where batches are leased from the coordinator. Pure; must not know workers."""

@@ -1,8 +1,8 @@
-"""In queue mode: the batches that are done and not told yet, with their metric states, as messages have room for them.
+"""In queue mode: batches that are done and not reported yet, with their metric states, split into messages.
 
-Rules: pure. What is in the open message is kept until the answer, because the coordinator may lack the beginning of
-states that come in pieces. States that take more than a message go in pieces, one batch at a time, and the batch is
-told done with the last of them.
+Rules: pure. The contents of the open message are kept until its answer, because the coordinator may lack the beginning
+of states that come in pieces. States that exceed one message go in pieces, one batch at a time, and the batch is
+reported done with the last piece.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["DoneLeases"]
 
 
 class DoneLeases:
-    """Batches that are done, oldest first."""
+    """Done batches that wait to be reported, oldest first; those in the open message are not counted."""
 
     def __init__(self) -> None:
         self._waiting: dict[Lease, bytes] = {}
-        #: What the open message says.
+        #: The batches in the open message.
         self._open: dict[Lease, bytes] = {}
-        #: How much of the first one's states the coordinator has, and how much more is in the open message.
+        #: How many bytes of the first batch's states the coordinator has, and how many more the open message brings.
         self._sent = self._sending = 0
 
     def __bool__(self) -> bool:
@@ -40,20 +40,25 @@ class DoneLeases:
         return lease in self._waiting
 
     def add(self, lease: Lease, states: bytes) -> None:
-        """Note that a batch is done, with these states."""
+        """Add a batch that is done, with its metric states."""
         self._waiting[lease] = states
 
     def clear(self) -> None:
-        """Forget all: a later generation does not count them."""
+        """Forget all batches, because a later generation does not count them."""
         self._waiting.clear()
         self._open.clear()
         self._sent = self._sending = 0
 
     def take(self) -> tuple[tuple[Lease, ...], int, bytes]:
-        """Return what the next message says: which batches are done, and their states from this byte on."""
+        """Open the next message; return its done batches, and their states with the byte at which these begin.
+
+        Several whole states go into one message if they fit. Otherwise it is a piece of the first batch's states, and
+        the batch is among the done ones only with the last piece.
+        """
         first = next(iter(self._waiting.values()), b"")
         if len(first) > PIECE_BYTES:
             return self._take_piece(first)
+        # All batches of an evaluation have states of the same size.
         room = PIECE_BYTES // len(first) if first else MOST_LEASES
         for lease in list(self._waiting)[: min(room, MOST_LEASES)]:
             self._open[lease] = self._waiting.pop(lease)
@@ -69,8 +74,8 @@ class DoneLeases:
         return (lease,), self._sent, piece
 
     def acknowledge(self, *, lost: bool) -> None:
-        """Take in the answer to the open message; if the beginning of its states is `lost`, it is all told again."""
-        if lost:
+        """Close the open message; if the coordinator `lost` the beginning of its states, report everything again."""
+        if lost:  # back to the front, in the former order
             self._waiting = self._open | self._waiting
         is_whole = bool(self._open)
         self._sent = 0 if lost or is_whole else self._sent + self._sending

@@ -1,9 +1,10 @@
-"""Queue mode in the trainer, when training is over: which trainer does the work that is to be done once.
+"""In queue mode: the lease of the work that one trainer does once, after training.
 
-Rules: pure. The coordinator leases this work when all epochs are settled, to one trainer; if that one is gone before it
-was done, to another. One message is open at a time and is repeated as it was until it is answered. A caller that asked
-gets an answer when the work is this trainer's, or when it is done; a caller that has done it, when that is on disk. Its
-serials lie above those of the batches' messages, so that an answer shows which of the two it is for.
+Rules: pure. When all epochs are settled, the coordinator leases this work to one trainer, and to another if that one is
+gone before the work is done. One message is open at a time and is repeated unchanged until it is answered. A caller
+that asked for the work gets an answer when it has the lease, or when the work is done; a caller that reports the work
+done, when that is on the coordinator's disk. Serials lie above those of the batches' messages, so that an answer shows
+which of the two it is for.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ if TYPE_CHECKING:
 
 __all__ = ["EndLease"]
 
+#: Above all serials of `held_leases`.
 _FIRST_SERIAL = 2**47
+#: How often the open message is repeated.
 _PAUSE_S = 0.5
 
 
 class EndLease:
-    """The open message to the coordinator about it, and its answer."""
+    """The open message to the coordinator about the work after training, and its answer."""
 
     def __init__(self, settings: CoreSettings, attached: m.Attached, book: KnownBook, out: list[i.Instruction]) -> None:
-        #: When there will be something to say.
+        #: When a message is due next.
         self.due_s = float("inf")
         self._settings = settings
         self._stream = attached.stream
@@ -41,23 +44,23 @@ class EndLease:
         self._wait = LeaseWait(attached, settings.lost_timeout_s, out)
         self._generation = 0
         self._open: m.Outcomes | None = None
-        #: The caller that waits; None: nobody.
+        #: The serial of the waiting caller; None if no caller waits.
         self._asked: int | None = None
         self._lease: Lease | None = None
         self._is_report = False
 
     def ask(self, serial: int, now_s: float) -> None:
-        """Ask whether the work is ours."""
+        """Ask the coordinator for the lease of the work, for the caller with this serial."""
         self._asked, self._is_report = serial, False
         self._say(now_s)
 
     def settle(self, serial: int, now_s: float, *, done: bool) -> None:
-        """The work is done, or the user failed at it."""
+        """Report that the work is done, or that the user failed at it, for the caller with this serial."""
         self._asked, self._is_report = serial, True
         self._say(now_s, done=done)
 
     def repeat(self, now_s: float) -> None:
-        """The coordinator knows us again, or has news: repeat the open message, or ask at once."""
+        """Repeat the open message or ask again at once, because the coordinator knows us again or has news."""
         if self._asked is not None:
             self.due_s = now_s
 
@@ -73,7 +76,11 @@ class EndLease:
         self.due_s = now_s
 
     def receive(self, said: m.Leases, now_s: float) -> bool:
-        """Take in an answer; False if it answers something else."""
+        """Take in an answer; return False if it is not for the open message.
+
+        The caller is answered if we have the lease, if the work is done already, or if the message was its report.
+        Otherwise we ask again after half a heartbeat timeout.
+        """
         if self._open is None or said.serial != self._open.serial:
             return False
         self._wait.end()
@@ -94,7 +101,7 @@ class EndLease:
         self._asked, self.due_s = None, float("inf")
 
     def decide(self, now_s: float) -> None:
-        """Say what is due."""
+        """Send the message that is due."""
         if now_s < self.due_s or self._book.is_lost:
             return
         if self._open is None:
@@ -105,5 +112,5 @@ class EndLease:
         self._out.append(i.ToCoordinator(self._open))
 
     def excuse(self, now_s: float) -> None:
-        """Note that this trainer stood still, so that it could hear no answer."""
+        """Restart the wait for an answer: this trainer stalled, so it could hear none."""
         self._wait.excuse(now_s)

@@ -1,17 +1,16 @@
-"""Queue mode in the trainer: the batches that it leased, in the order in which it trains on them, and what it tells the
-coordinator about them.
+"""In queue mode: a trainer's leases, in the order in which it trains on them, and its reports about them.
 
 Rules, each from an interleaving that failed without it:
-- One message is open at a time, and is repeated as it was until it is answered; what happens meanwhile goes into the
-  next. An answer lists all leases that we have, so whatever is missing from it is no longer ours.
-- A lease that was lost before its batch was taken stays in its place, marked as void, and the consumer passes over it:
-  taking it out would race with the consumer. One that was lost in the consumer's hands is still reported done, since
-  it was trained on; until then nothing new is leased, because a stuck consumer would be stuck on that, too.
-- A new reader gets again what was taken and not settled, as in lockstep, where reading moves nothing either.
-- What is settled of an older generation is not told: it is not in the model that was restored.
-- An evaluation that is named has a table of its own, of which nothing is known before its first answer.
-- A reader that has nothing ahead waits for an answer no longer than `lease_wait` allows.
-- Once the coordinator's book is another (`known_book`), nothing more is said: the feed has ended.
+- One message is open at a time, and is repeated unchanged until it is answered; later reports go into the next one. An
+  answer lists all leases that we have, so a lease that is missing from it is no longer ours.
+- A lease that was lost before its batch was taken stays in its place, marked as void, and the consumer skips it: taking
+  it out would race with the consumer. One that was lost in the consumer's hands is still reported done, since it was
+  trained on; until then nothing new is leased, because a stuck consumer would be stuck on that, too.
+- A new reader gets the batches again that were taken and not settled, as in lockstep, where reading moves nothing.
+- Batches of an older generation are not reported: they are not in the model that was restored.
+- A named evaluation has a lease table of its own, of which nothing is known before its first answer.
+- A reader without upcoming batches waits for an answer no longer than `lease_wait` allows.
+- Once the coordinator has another book (`known_book`), nothing more is sent: the feed has ended.
 Pure.
 """
 
@@ -39,22 +38,23 @@ if TYPE_CHECKING:
 
 __all__ = ["HeldLeases", "LeasedUpcoming"]
 
+#: Back-off between repetitions of the open message.
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 1.0
 
 
 class LeasedUpcoming(Upcoming):
-    """Like the sequence in lockstep, but its batches are those that were leased."""
+    """The sequence of upcoming batches in queue mode: those that were leased, in that order."""
 
     def __init__(self, start: Position, work: str, settings: CoreSettings) -> None:
         super().__init__(start, settings.ranks, repeats=False)
         self._group, self._work = start.group, work
         self._coming: deque[UpcomingBatch] = deque()
-        #: Leases whose batches a consumer has, in the order in which it took them.
+        #: Leases whose batches a consumer took and has not settled, in the order in which it took them.
         self.taken: dict[Lease, None] = {}
 
     def add(self, leases: Iterable[Lease], generation: int) -> None:
-        """Append these leases."""
+        """Append the batches of these leases to the sequence."""
         for lease in leases:
             at = Position(plan_epoch(self._work, lease.epoch), lease.number, self._group)
             self._coming.append(
@@ -64,19 +64,19 @@ class LeasedUpcoming(Upcoming):
             )
 
     def missing(self) -> None:
-        """None: the coordinator knows how many batches an epoch has."""
+        """Return None: the coordinator knows how many batches an epoch has."""
 
     def is_over(self, position: Position) -> bool:
-        """An epoch is over when the coordinator says so."""
+        """Return False: the end of an epoch comes from the coordinator, not from a number of batches."""
         return False
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing lies ahead."""
+        """Return whether there are no upcoming batches."""
         return self.head == self.end and not self._coming
 
     def extend(self, most: int) -> range:
-        """Add up to this many more batches; returns their numbers."""
+        """Add up to `most` of the leased batches; return their numbers."""
         first = self.end
         while self._coming and self.end - first < most:
             self.entries[self.end] = Entry(self._coming.popleft())
@@ -84,7 +84,7 @@ class LeasedUpcoming(Upcoming):
         return range(first, self.end)
 
     def pass_to(self, head: int) -> None:
-        """Everything before this number was taken."""
+        """Move the head to this number: every batch before it was taken."""
         for seq in range(self.head, head):
             lease = self.entries[seq].batch.lease
             assert lease is not None
@@ -92,11 +92,11 @@ class LeasedUpcoming(Upcoming):
         super().pass_to(head)
 
     def settle(self, lease: Lease) -> None:
-        """Note that no consumer has this lease's batch any more; nor may one have had it, if it was void."""
+        """Note that this lease is settled; it may not have been taken, if it was void."""
         self.taken.pop(lease, None)
 
     def start_over(self, leases: Iterable[Lease], generation: int) -> None:
-        """Only these lie ahead from now on, and nobody has any of them."""
+        """Replace all upcoming and taken batches by those of these leases."""
         self._coming.clear()
         self.taken.clear()
         self.entries.clear()
@@ -105,7 +105,7 @@ class LeasedUpcoming(Upcoming):
 
 
 class HeldLeases:
-    """What is leased, what of it is settled, and what is open with the coordinator."""
+    """A trainer's leases, its reports that wait to be sent, and the open message to the coordinator."""
 
     def __init__(  # noqa: PLR0913 - each is a part of its own
         self,
@@ -117,9 +117,9 @@ class HeldLeases:
         book: KnownBook,
         out: list[i.Instruction],
     ) -> None:
-        #: Leases that are no longer ours, and whose batches nobody has taken yet.
+        #: Leases that are no longer ours and whose batches were not taken: consumers skip them.
         self.void: set[Lease] = set()
-        #: Whether somebody else restored a checkpoint since we did, or since we came.
+        #: Whether another trainer restored a checkpoint since we did, or since we attached.
         self.is_taken_back = False
         self._settings = settings
         self._stream, self._work = attached.stream, attached.work or ""
@@ -129,36 +129,40 @@ class HeldLeases:
         self._book = book
         self._out = out
         self._generation = 0
-        #: In the order in which they were leased.
+        #: Our leases, in the order in which they were leased.
         self._held: dict[Lease, None] = {}
-        #: In the consumer's hands, but no longer ours.
+        #: Leases that are no longer ours, but whose batches are in the consumer's hands.
         self._lost: set[Lease] = set()
         self._done = DoneLeases()
-        #: With the user's reasons.
+        #: Leases that the user failed at, with the reasons.
         self._failed: dict[Lease, str] = {}
         self._returned: dict[Lease, None] = {}
         self._serial = 0
         self._wait = LeaseWait(attached, settings.lost_timeout_s, out)
         self._open: m.Outcomes | None = None
+        #: When to repeat the open message, and when to ask for more leases without other news.
         self._again_s = self._poll_s = float("inf")
         self._pause_s = _FIRST_PAUSE_S
+        #: Whether the coordinator wants a message even if we have no news.
         self._is_called = False
+        #: The batch in hand according to the latest message.
         self._told_in_hand: Lease | None = None
         #: The first epoch that is not settled.
         self._unsettled = 0
-        #: The reader that is served, and its epoch; None: nobody yet, so nothing is leased.
+        #: The reader that is served, and its epoch; None before the first one, when nothing is leased.
         self._reader: tuple[int, int] | None = None
         self._has_ended = False
-        #: The job was ended: what is held is all that there will be.
+        #: Whether the job was ended, so that no more is leased.
         self._drains = False
+        #: Serials of callers that ask for the done-set, and of those that the open message's answer is for.
         self._states_asked: list[int] = []
         self._states_answered_by: list[int] = []
-        #: None: batches are leased that bring no metric states.
+        #: The evaluation whose batches are leased; None if batches bring no metric states.
         self._evaluation: NamedEvaluation | None = None
 
     @property
     def due_s(self) -> float:
-        """When there will be something to say."""
+        """Return when a message is due next, or infinity if only an event can cause one."""
         if self._book.is_lost:
             return float("inf")
         if self._open is not None:
@@ -168,9 +172,12 @@ class HeldLeases:
     # --- the consumer ---
 
     def serve(self, reader: int, epoch: int, taken: int, now_s: float) -> bool:
-        """A reader reads this epoch from now on; whether other batches lie ahead than before."""
+        """Serve a reader of this epoch from now on; return whether the upcoming batches were replaced.
+
+        They are replaced for a reader that has taken none yet, if batches were taken and not settled, or are void.
+        """
         self._reader, self._has_ended, self._poll_s = (reader, epoch), False, now_s
-        # Batches that are void may be of later epochs than this reader's, which would end it before it began.
+        # Void batches may belong to later epochs than this reader's, and would end it before it began.
         if taken or not (self._upcoming.taken or self.void):
             self._out.append(i.Serve(reader, self._upcoming.head))
             return False
@@ -181,12 +188,13 @@ class HeldLeases:
         return True
 
     def settle(self, event: LeaseSettled) -> None:
-        """Take in that the consumer is through with a batch, failed at it, or gives it back.
+        """Note for the next message that the consumer has done a batch, failed at it, or gives it back.
 
-        A checkpoint may have been restored since it was leased: the model knows nothing of what was settled before, so
-        only leases of this generation are told.
+        If a checkpoint was restored since the batch was leased, it is not in the model any more; so leases of another
+        generation are not reported. A lost lease is reported only if its batch is done.
         """
         lease = event.lease
+        # Until the lost ones are settled nothing new is leased; see `_wanted`.
         self._upcoming.settle(lease)
         self._lost.discard(lease)
         self.void.discard(lease)
@@ -202,44 +210,45 @@ class HeldLeases:
             self._returned[lease] = None
 
     def ask_state(self, serial: int) -> None:
-        """Somebody wants to know what is done, this trainer's own batches included."""
+        """Ask the coordinator for the done-set, once it has all reports of this trainer."""
         self._states_asked.append(serial)
 
     def begin_evaluation(self, name: str, nbytes: int) -> None:
-        """Lease the batches of this evaluation from now on; nobody reads meanwhile."""
+        """Forget all leases, and lease the batches of this evaluation from now on; no reader may be reading."""
         self._begin_generation(0)
+        # An answer that is on its way is about another lease table, so its message is closed.
         self._unsettled, self._open = 0, None
         self._evaluation = NamedEvaluation(name, nbytes, self._out)
 
     def ask_sums(self, serial: int) -> None:
-        """Somebody wants the sums over all batches of the evaluation, this trainer's own included."""
+        """Ask the coordinator for the sums over the whole evaluation, once it has all reports of this trainer."""
         assert self._evaluation is not None
         self._evaluation.ask(serial)
 
     # --- the coordinator ---
 
     def call(self) -> None:
-        """The coordinator wants to hear from us."""
+        """Send a message with the next turn, as the coordinator asks, even without news."""
         self._is_called = True
 
     def drain(self) -> None:
-        """The job was ended: what is held is to be finished, and no more."""
+        """Lease no more, because the job was ended; batches that are held are still read."""
         self._drains = True
 
     def repeat(self, now_s: float) -> None:
-        """The coordinator knows us again: ask again what was open."""
+        """Repeat the open message, or send one, because we are attached again."""
         self._again_s, self._is_called = now_s, True
 
     def rewind(self, epoch: int) -> None:
-        """A checkpoint of this epoch was restored: nothing is ours until the coordinator says so."""
+        """Forget all leases, because a checkpoint of this epoch was restored; the coordinator leases anew."""
         self._begin_generation(0)
         self._unsettled, self.is_taken_back = epoch, False
 
     def receive(self, said: m.Leases, now_s: float) -> bool:
-        """Take in an answer; return False if it answers something else.
+        """Take in an answer: new, lost and kept leases; return False if it is not for the open message.
 
-        What is settled here and not acknowledged may still be listed as ours: the answer was on its way meanwhile, and
-        taking it as a new lease would train on the batch twice.
+        A batch that we settled while the answer was on its way may still be listed as ours. Taking it for a new lease
+        would train on the batch twice, so listed leases with a report that waits are left out.
         """
         if self._open is None or said.serial != self._open.serial:
             return False
@@ -253,6 +262,7 @@ class HeldLeases:
         if self._evaluation is not None and said.sums is not None:
             self._evaluation.receive(said.sums, is_new=is_new and self._generation != 0)
         if is_new:
+            # Generation 0 means that we began anew ourselves; from any other one, another trainer has restored.
             self.is_taken_back |= self._generation != 0
             self._begin_generation(said.generation)
         settled = self._failed.keys() | self._returned.keys()
@@ -261,7 +271,8 @@ class HeldLeases:
         fresh = [lease for lease in ours if lease not in self._held]
         self._held.update(dict.fromkeys(fresh))
         self._upcoming.add(fresh, self._generation)
-        # We may want more by now; but if we got less than we asked for, we wait to be called.
+        # We may want more by now. But if we got less than we asked for, there is no more, and asking again at once
+        # would only be a busy loop: the coordinator calls us, and half a heartbeat timeout is the fallback.
         self._poll_s = now_s + (self._timeout_s / 2 if len(said.leases) < wanted else 0.0)
         self._answer_states(said)
         return True
@@ -288,7 +299,10 @@ class HeldLeases:
     # --- turns ---
 
     def decide(self, now_s: float) -> None:
-        """End a reader that nothing is left for, and send the message that is due."""
+        """End a reader whose epoch has no batches left, and send the message that is due.
+
+        A reader that has no upcoming batch while a message is open waits for leases, which `lease_wait` bounds.
+        """
         if self._book.is_lost:
             return
         self._end_reader()
@@ -304,7 +318,7 @@ class HeldLeases:
             self._wait.end()
 
     def excuse(self, now_s: float) -> None:
-        """Note that this trainer stood still, so that it could hear no answer."""
+        """Restart the wait for an answer: this trainer stalled, so it could hear none."""
         self._wait.excuse(now_s)
 
     def _end_reader(self) -> None:
@@ -322,17 +336,21 @@ class HeldLeases:
         return is_news or is_hungry or (in_hand is not None and in_hand != self._told_in_hand)
 
     def _in_hand(self) -> Lease | None:
-        """The first lease, if the consumer has its batch."""
+        """Return the oldest lease if its batch is in the consumer's hands, else None."""
         first = next(iter(self._held), None)
         return first if first in self._upcoming.taken else None
 
     def _wanted(self) -> int:
         if self._reader is None or self._lost or self._drains or self._before() <= self._unsettled:
             return len(self._held)
+        # Batches in the consumer's hands do not count as prefetched.
         return min(MOST_LEASES, self._prefetch + sum(lease in self._held for lease in self._upcoming.taken))
 
     def _before(self) -> int:
-        """The first epoch of which nothing is wanted; one that trains also wants the beginning of the next."""
+        """Return the first epoch from which no leases are wanted.
+
+        A reader that trains also prefetches from the epoch after its own, if `epochs` allows for one.
+        """
         if self._reader is None:
             return 0
         before = self._reader[1] + (2 if self._work == "train" else 1)
@@ -342,6 +360,7 @@ class HeldLeases:
         done, start, content = self._done.take()
         returned = _take(self._returned)
         failed = tuple(Failure(lease, self._failed.pop(lease)) for lease in tuple(self._failed)[:MOST_LEASES])
+        # Before all done batches are reported, a done-set or sums would lack batches of this trainer.
         is_all = not self._done
         self._serial += 1
         self._told_in_hand, self._is_called = self._in_hand(), False
@@ -359,7 +378,7 @@ class HeldLeases:
 
 
 def _take(leases: dict[Lease, None]) -> tuple[Lease, ...]:
-    """Take out as many as a message has room for."""
+    """Remove and return as many leases as fit into a message, oldest first."""
     some = tuple(leases)[:MOST_LEASES]
     for lease in some:
         del leases[lease]

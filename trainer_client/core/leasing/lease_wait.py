@@ -1,10 +1,10 @@
-"""How long a trainer waits for an answer about leases that the coordinator withholds.
+"""A trainer's wait for an answer about leases that the coordinator withholds.
 
 The coordinator withholds answers that promise a lease while it cannot write its journal, and gives none if it is gone.
-Both may last, so the wait is said once and ends the feed at last. An answer without a lease is an answer: others have
-the batches, and their own deadlines bound that wait.
+Both may last, so the wait is logged once and ends the feed at last. An answer without a lease counts as an answer:
+other trainers hold the batches, and the deadlines of their leases bound that wait.
 
-Rules: pure. Time in which the trainer itself stood still does not count.
+Rules: pure. Time in which the trainer itself stalled does not count.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
 
 __all__ = ["LeaseWait"]
 
-#: So long is nothing said: a coordinator that is started again takes a second or two.
+#: How long to wait before the log mentions it: a coordinator that restarts takes a second or two.
 _SAYS_SO_AFTER_S = 5.0
 
 
 class LeaseWait:
-    """One trainer's wait for the answer to its open message; it bears `patience_s`."""
+    """One trainer's wait for the answer to its open message, at most `patience_s`."""
 
     def __init__(self, attached: m.Attached, patience_s: float, out: list[i.Instruction]) -> None:
         self._stream, self._job = attached.stream, attached.job
         self._patience_s = patience_s
         self._out = out
-        #: Since when nothing has been answered; None: nobody waits.
+        #: Since when an answer has been missing; None while no answer is waited for.
         self._since_s: float | None = None
         self._is_said = self._has_failed = False
 
     def end(self) -> None:
-        """Note that an answer came, or that nobody waits for one."""
+        """End the wait, because an answer came or is not needed."""
         self._since_s, self._is_said = None, False
 
     def excuse(self, now_s: float) -> None:
-        """Note that the trainer stood still: it could not have heard an answer."""
+        """Restart the wait: the trainer stalled, so it could not have heard an answer."""
         if self._since_s is not None:
             self._since_s = now_s
 
     def look(self, now_s: float) -> None:
-        """Note that an answer is waited for now; say so after a while, and end the feed after `lost_timeout_s`."""
+        """Begin or go on with the wait: log a warning after 5 s, and end the feed after `patience_s`."""
         if self._since_s is None:
             self._since_s = now_s
         waited_s = now_s - self._since_s

@@ -1,9 +1,9 @@
-"""Sharing a stream's batches as a queue: what this trainer trains on is leased to it by the coordinator.
+"""Sharing a stream's batches as a queue: the coordinator leases batches to trainers.
 
-Members of an elastic job lease like all others; that their world is over is the core's own business.
+Members of an elastic job lease like all others; the end of their world is handled in `core`.
 
-Rules: pure. What is open about batches (`held_leases`) and about the end of training (`end_lease`) goes by one book, so
-that a coordinator that lost its journal is noticed once (`known_book`). Must not know workers.
+Rules: pure. Leases of batches (`held_leases`) and of the work after training (`end_lease`) share one book, so that a
+coordinator that lost its journal is noticed once (`known_book`). Must not know workers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["LeasedQueue"]
 
 
 class LeasedQueue:
-    """What is leased, and what is open with the coordinator about it."""
+    """The trainer's leases of batches, and of the work after training, with the messages about them."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class LeasedQueue:
 
     @property
     def due_s(self) -> float:
-        """When there will be something to say."""
+        """Return when a message to the coordinator is due next."""
         return min(self.leases.due_s, self.end.due_s)
 
     def attach(self, answer: m.Attached, now_s: float, *, restores: bool) -> None:
-        """Say again what is open; forget all leases first if a checkpoint is restored.
+        """Repeat the open messages; forget all leases first if a checkpoint is restored.
 
         The coordinator may have been restarted between a message and its answer, and cannot ask for what it never got.
         """
@@ -64,20 +64,20 @@ class LeasedQueue:
         """Do nothing: the coordinator knows how many batches an epoch has."""
 
     def open(self, event: e.Opened, now_s: float) -> None:
-        """Serve this reader from now on; if other batches lie ahead than before, cancel what was asked for."""
+        """Serve this reader from now on; if its upcoming batches replace the present ones, cancel all open wants."""
         if self.leases.serve(event.reader, event.start.epoch, event.taken, now_s):
             self._wants.refocus()
 
     def extend(self, most: int, now_s: float) -> range:
-        """Add up to this many of the leased batches; return their numbers."""
+        """Add up to `most` of the leased batches to the sequence; return their numbers."""
         return self._upcoming.extend(most)
 
     def take(self, event: e.Event, now_s: float) -> None:
-        """Take in what a consumer did with its leases, or asks about them."""
+        """Handle an event about leases: a consumer's report or question."""
         self._doors[type(event)](self, event, now_s)
 
     def receive(self, message: m.Leases | m.Recalled, now_s: float) -> bool:
-        """Take in what the coordinator says of leases; return False if it answers nothing that is open."""
+        """Take in an answer about leases, or a call to send a message; return False if no open message expects it."""
         if isinstance(message, m.Leases):
             return self.leases.receive(message, now_s) or self.end.receive(message, now_s)
         self.leases.call()
@@ -85,11 +85,11 @@ class LeasedQueue:
         return True
 
     def drain(self) -> None:
-        """Finish what is held, because the job was ended, and lease no more."""
+        """Lease no more, because the job was ended; batches that are held are still read."""
         self.leases.drain()
 
     def decide(self, now_s: float) -> None:
-        """Say what is due to the coordinator."""
+        """Send the messages that are due to the coordinator."""
         self.leases.decide(now_s)
         self.end.decide(now_s)
 

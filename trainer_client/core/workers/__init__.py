@@ -1,1 +1,1 @@
-"""The workers that a trainer talks to: who they are, how the connections stand, which tickets they hold. Pure."""
+"""The workers that a trainer talks to: their state, their connections, and the tickets that they hold. Pure."""

@@ -1,6 +1,6 @@
-"""How the connection to one worker stands: a table of states, and what is known of it.
+"""The state of the connection to one worker, and a table of its transitions.
 
-Rules: pure. A pair that is not in the table raises, naming the connection, the state and the event.
+Rules: pure. A transition that is not in the table raises, naming the connection, the state and the event.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ __all__ = ["SERVING", "Connection", "ConnectionState"]
 
 
 class ConnectionState(enum.Enum):
-    """How the connection to a worker stands."""
+    """The state of a connection to a worker."""
 
-    DOWN = "down"  #: it is being made
-    GREETING = "greeting"  #: it is up, but Hello was not answered yet
+    DOWN = "down"  #: libzmq is connecting, perhaps again
+    GREETING = "greeting"  #: it is up, but Hello is not answered yet
     SHARED = "by shared memory"  #: the worker serves us and writes into our slots
     TCP = "by TCP"  #: the worker serves us with frames
-    DRAINING = "draining"  #: the worker answers what it has, and takes nothing new
+    DRAINING = "draining"  #: the worker answers the wants that it has, and takes no new ones
     CLOSED = "closed"  #: we hung up
 
 
 SERVING = (ConnectionState.SHARED, ConnectionState.TCP, ConnectionState.DRAINING)
 
-#: What may happen to a connection; any other pair is a bug of ours and raises.
+#: The allowed transitions; any other pair is a bug and raises. A repeated Hello may bring a second Welcome, so a
+#: welcome is allowed in every serving state; so is a new greeting, because a restarted worker does not know us.
 _NEXT: dict[tuple[ConnectionState, str], ConnectionState] = {
     (ConnectionState.DOWN, "up"): ConnectionState.GREETING,
     (ConnectionState.GREETING, "greet again"): ConnectionState.GREETING,
@@ -39,27 +40,27 @@ _NEXT: dict[tuple[ConnectionState, str], ConnectionState] = {
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One connection; it survives restarts of the worker at the same endpoint."""
+    """One connection to an endpoint; it survives restarts of the worker there."""
 
     id: int
     endpoint: str
     local: bool
     opened_s: float
-    #: Since when it has been in this state.
+    #: Since when the connection has been in this state.
     since_s: float
     state: ConnectionState = ConnectionState.DOWN
-    #: The incarnation that answered last.
+    #: The incarnation of the worker that serves us here; None if none does.
     incarnation: int | None = None
-    #: The lock byte that was offered with the last Hello.
+    #: The lock byte to offer with Hello; 0 before the first Hello, and once a worker has locked it.
     lock_byte: int = 0
-    #: When to say Hello (again).
+    #: When to send Hello (again).
     hello_s: float = float("inf")
-    #: When to replace it if nothing is heard until then, and how long to wait before the next time.
+    #: When to replace the connection if it stays silent, and the back-off before the next replacement.
     renew_s: float = float("inf")
     renew_pause_s: float = 0.0
 
     def move(self, event: str, now_s: float) -> None:
-        """Apply what happened to it."""
+        """Make the transition for this event; raise AssertionError if it is not allowed in the present state."""
         after = _NEXT.get((self.state, event))
         if after is None:
             raise AssertionError(f"connection to {self.endpoint}: cannot {event} while {self.state.value}")
@@ -67,22 +68,25 @@ class Connection:
             self.state, self.since_s = after, now_s
 
     def go_down(self, now_s: float) -> None:
-        """Note that it is down, and that there is nobody to greet until it is up."""
+        """Note that the connection is down; no Hello is due until it is up again."""
         self.move("down", now_s)
         self.hello_s = float("inf")
 
     def greet_at(self, time_s: float) -> None:
-        """Say Hello then, unless it is answered before."""
+        """Schedule the next Hello, which a Welcome makes unnecessary."""
         assert self.state is ConnectionState.GREETING
         self.hello_s = time_s
 
     def offer(self, lock_byte: int) -> None:
-        """Offer this lock byte with each Hello, until a worker locks it."""
+        """Offer this lock byte with each Hello until a worker locks it."""
         assert not self.lock_byte
         self.lock_byte = lock_byte
 
     def serve(self, incarnation: int, pause_s: float, now_s: float, *, shared: bool, locked: bool) -> None:
-        """Note that this worker serves us here; a lock byte that it took is never offered again."""
+        """Note that this worker serves us here; a lock byte that it `locked` is not offered again.
+
+        `pause_s` resets the back-off between replacements of the connection for silence.
+        """
         self.move("welcome, shared" if shared else "welcome", now_s)
         self.incarnation = incarnation
         if locked:
@@ -90,13 +94,13 @@ class Connection:
         self.hello_s, self.renew_s, self.renew_pause_s = float("inf"), float("inf"), pause_s
 
     def part(self) -> None:
-        """Note that whoever served us here is gone, or is reached no longer."""
+        """Note that no worker serves us here any more."""
         self.incarnation = None
 
     def is_renewed(self, longest_s: float, now_s: float) -> bool:
-        """Return whether to replace it now; then wait twice as long before the next time, up to `longest_s`.
+        """Return whether to replace the silent connection now; if so, double the back-off, up to `longest_s`.
 
-        A worker that is stopped for a minute must not be met with a new connection every heartbeat.
+        Without back-off, a worker that is stopped for a minute would get a new connection in every heartbeat timeout.
         """
         if self.renew_s == float("inf"):
             self.renew_s = now_s
@@ -107,5 +111,5 @@ class Connection:
         return True
 
     def excuse(self, now_s: float) -> None:
-        """Restart its timer."""
+        """Restart the timer of the present state, because we stalled."""
         self.since_s = now_s

@@ -1,4 +1,4 @@
-"""Which workers a trainer talks to, and how each of those connections stands.
+"""All connections of a trainer to workers: which ones to have, and the state of each.
 
 Rules:
 - A trainer talks to all workers on its own host and to a bounded number of others, chosen by a hash of the trainer and
@@ -10,9 +10,10 @@ Rules:
   long), and never while the worker might still write into a slot.
 - A worker is buried only on proof: its lock on our memory is gone. Another incarnation that answers at its endpoint is
   no such proof if the former one wrote into slots.
-- Whatever a worker says or turns out to be closes at most its own connection, with a log line; it never ends the feed.
+- Nothing that a worker sends, or turns out to be, closes more than its own connection, with a log line; it never ends
+  the feed.
 - One side may not know that a connection is gone, so the connection to a silent worker is replaced.
-Pure: connections are known by their ids; the sockets are somebody else's.
+Pure: connections are known by their ids; sockets belong to `network`.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ __all__ = ["MOST_REMOTE", "Connections"]
 #: A trainer never has more connections to workers on other hosts than this.
 MOST_REMOTE = 32
 
-#: Lock bytes start here, because the nonce lies before them, and end where the protocol's bound does.
+#: The range of lock bytes: behind the nonce in the shared memory, up to the protocol's bound.
 _FIRST_LOCK_BYTE, _LAST_LOCK_BYTE = 16, 2**20
 
-#: Pause before a Hello that got no answer is repeated, and before one that could not be sent is tried again.
+#: Pause before an unanswered Hello is repeated, and before one that could not be sent is tried again.
 _HELLO_PAUSE_S = 0.5
 _NOT_YET_S = 0.002
 
-#: A silent worker's connection is replaced again after at most this many heartbeat timeouts.
+#: The longest back-off between replacements of a silent connection, in heartbeat timeouts.
 _LONGEST_RENEWAL = 8
 
-#: So many workers are remembered that served us once.
+#: How many workers that served us once are remembered, for the error that ends the feed.
 _MOST_SERVED = 64
 
 
 class Connections:
-    """All connections to workers, and the list of workers that the coordinator knows."""
+    """The connections to workers, by id and endpoint, and the coordinator's list of workers."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the books that a worker is entered in
         self,
@@ -66,7 +67,7 @@ class Connections:
         out: list[i.Instruction],
     ) -> None:
         self.list = WorkerList(settings)
-        #: Nobody who is there can build the head: as many others as possible are tried at a time.
+        #: Whether no known worker can build the head, so that up to MOST_REMOTE others are tried at a time.
         self.in_need = False
         self._settings = settings
         self._timeout_s = heartbeat_timeout_s
@@ -78,7 +79,7 @@ class Connections:
         self._by_endpoint: dict[str, Connection] = {}
         self._last_id = 0
         self._lock_bytes = _FIRST_LOCK_BYTE
-        #: Names of those that served us, by endpoint, the latest last: they may be off the list and gone by now.
+        #: Names of workers that served us, by endpoint, the latest last; some may be off the list and gone by now.
         self._served: dict[str, str] = {}
 
     def __len__(self) -> int:
@@ -90,16 +91,16 @@ class Connections:
     # --- the list ---
 
     def update_list(self, version: int, workers: Iterable[WorkerAddress], now_s: float) -> None:
-        """Take in the coordinator's latest list."""
+        """Take in the coordinator's latest list, and connect to new workers."""
         self.list.update(version, workers)
         self.top_up(now_s)
 
     def note_failing(self, failing: m.Failing) -> None:
-        """Take in that a worker could not begin to serve."""
+        """Keep a worker's failure to begin to serve, for the error that ends the feed."""
         self.list.note_failing(failing)
 
     def top_up(self, now_s: float) -> None:
-        """Connect to everyone that we should talk to; forget those that are gone."""
+        """Forget workers that are gone; connect to all workers on this host, and to others up to the bound."""
         self._forget_the_gone(now_s)
         for endpoint in self.list.local:
             if self._may_open(endpoint):
@@ -108,6 +109,8 @@ class Connections:
 
     def _top_up_remote(self, now_s: float) -> None:
         remote = [one for one in self if not one.local]
+        # Only useful connections count towards the bound. Useless ones stay open up to MOST_REMOTE, because their
+        # workers may recover.
         useful = sum(self._is_useful(one, now_s) for one in remote)
         most = MOST_REMOTE if self.in_need else min(self._settings.workers, MOST_REMOTE)
         if useful >= most:
@@ -126,7 +129,10 @@ class Connections:
         return not (endpoint in self._by_endpoint or self.list.is_out(endpoint))
 
     def _is_useful(self, connection: Connection, now_s: float) -> bool:
-        """Whether it serves the head, or still may."""
+        """Return whether the connection counts towards the bound: its worker can build the head, or may answer soon.
+
+        A connection without a worker counts for one heartbeat timeout after it was opened, if it is on the list.
+        """
         worker = self._worker_of(connection)
         if worker is None:
             return connection.endpoint in self.list and now_s - connection.opened_s <= self._timeout_s
@@ -135,7 +141,7 @@ class Connections:
         return connection.state in SERVING and worker.is_live(now_s) and not refuses
 
     def _make_room(self, remote: list[Connection], now_s: float) -> bool:
-        """Give up the connection that has been useless for the longest; False if there is none."""
+        """Close the connection that has been useless for the longest; return False if there is none to close."""
         useless = [one for one in remote if not self._is_useful(one, now_s) and self._may_forget(one)]
         if not useless:
             return False
@@ -146,7 +152,13 @@ class Connections:
         return True
 
     def _forget_the_gone(self, now_s: float) -> None:
-        """Close what is off the list and down if the worker is gone; of the others, keep only so many."""
+        """Close connections that are down and off the list, if their workers are gone.
+
+        Of the others only the MOST_REMOTE that went down last are kept. A connection whose worker might still write
+        into a slot is never closed here.
+        """
+        # A restarted coordinator's list is short until all workers have registered again, so being off the list alone
+        # closes nothing.
         cut = [one for one in self if one.state is ConnectionState.DOWN and one.endpoint not in self.list]
         cut = [one for one in cut if self._may_forget(one)]
         gone = [one for one in cut if self._is_gone(one, now_s)]
@@ -184,9 +196,10 @@ class Connections:
         self._out.append(i.Close(connection.id))
 
     def _part(self, connection: Connection, worker: KnownWorker) -> None:
-        """Take the connection from this worker; bury it once it cannot write into any slot.
+        """Separate a worker from this connection, and bury it unless it might still write into a slot.
 
-        That another incarnation answers at its endpoint proves nothing: the former one may be stopped, and write later.
+        Another incarnation that answers at its endpoint proves nothing: the former one may be stopped, and write later.
+        So its lock is probed, and the proof comes as `LockGone`.
         """
         self._tickets.cut(worker, by_us=connection.state is ConnectionState.DOWN)
         connection.part()
@@ -197,7 +210,10 @@ class Connections:
             self._bury(worker, crashed=not worker.in_good_order)
 
     def note_turned_away(self, connection_id: int, error: StokerError, now_s: float) -> None:
-        """The worker refused us, or cannot be reached at all: close this connection."""
+        """Close this connection, because the worker refused us or cannot be reached; connect to another instead.
+
+        It costs no other connection: another job's worker may have come up at a reused address.
+        """
         connection = self._by_id.get(connection_id)
         if connection is None:
             return
@@ -209,7 +225,7 @@ class Connections:
     # --- what happens to a connection ---
 
     def note_up(self, connection_id: int, now_s: float) -> None:
-        """It takes messages."""
+        """Note that the connection is up, and send Hello."""
         connection = self._by_id.get(connection_id)
         if connection is None:
             return
@@ -219,7 +235,10 @@ class Connections:
         self._greet(connection, now_s)
 
     def note_down(self, connection_id: int, now_s: float, *, by_us: bool = False) -> None:
-        """Note that it is down, and that what was on its way by it is lost."""
+        """Note that the connection is down, with everything on its way; probe the lock of a worker writing in place.
+
+        `by_us`: we replaced the connection, so the cut is no sign that a batch killed the worker.
+        """
         connection = self._by_id.get(connection_id)
         if connection is None:
             return
@@ -231,22 +250,22 @@ class Connections:
                 self._out.append(i.Probe(worker.incarnation, worker.lock_byte))
 
     def note_greeting_failed(self, connection_id: int, now_s: float) -> None:
-        """It is up, but does not take messages yet."""
+        """Try Hello again soon: the connection is up, but does not take messages yet."""
         connection = self._by_id.get(connection_id)
         if connection is not None and connection.state is ConnectionState.GREETING:
             connection.greet_at(now_s + _NOT_YET_S)
 
     def greet_again(self, connection_id: int, now_s: float) -> None:
-        """The worker does not know us, or no longer does."""
+        """Send Hello again, because the worker does not know us; if the connection is down, do nothing."""
         connection = self._by_id[connection_id]
         if connection.state is not ConnectionState.DOWN:  # else it is greeted when it comes up
             connection.move("greet again", now_s)
             self._greet(connection, now_s)
 
     def _greet(self, connection: Connection, now_s: float) -> None:
-        """Say Hello, offering a lock byte that nobody has locked yet.
+        """Send Hello with a lock byte that no worker has locked yet.
 
-        Two incarnations must never share a byte: the lock of one would stand for the life of the other.
+        Two incarnations must never share a byte: the lock of one would count as proof that the other is alive.
         """
         if not connection.lock_byte:
             connection.offer(self._lock_bytes)
@@ -257,19 +276,20 @@ class Connections:
         self._out.append(i.Greet(connection.id, connection.lock_byte))
 
     def welcome(self, connection_id: int, came: m.Welcome, now_s: float, *, locked: bool) -> None:
-        """Note that the worker serves us; `locked`: it holds the lock byte that it was offered last.
+        """Note that the worker serves us; `locked` says that it holds the lock byte that was offered last.
 
-        A Hello is repeated until it is answered, so a second Welcome may come; the first one's lock still holds then.
+        A Hello is repeated until it is answered, so a second Welcome may come; the lock taken with the first one stays.
         """
         connection = self._by_id.get(connection_id)
         if connection is None or connection.state is ConnectionState.DOWN:
-            return  # it was said before the connection was closed or broke
+            return  # the Welcome was sent before the connection was closed or broke
         former = self._worker_of(connection)
         if former is not None and former.incarnation != came.incarnation:
             self._part(connection, former)
         worker = self._workers.get(came.incarnation) or self._get_to_know(came, now_s)
-        took_lock = locked and connection.lock_byte > 0  # else this answers a Hello that was repeated
+        took_lock = locked and connection.lock_byte > 0  # otherwise this answers a repeated Hello
         lock_byte = connection.lock_byte if took_lock else worker.lock_byte
+        # A worker may write into slots only while it holds a lock: the lock's end is the only proof of its death.
         shared = came.shared and (locked or worker.in_slot)
         worker.begin_to_serve(connection_id, shared=shared, lock_byte=lock_byte)
         connection.serve(worker.incarnation, self._timeout_s, now_s, shared=shared, locked=took_lock)
@@ -300,7 +320,7 @@ class Connections:
         return worker
 
     def drain(self, connection_id: int, now_s: float) -> None:
-        """The worker drains: it will take nothing new."""
+        """Note that the worker drains: it takes no new wants."""
         connection = self._by_id[connection_id]
         if connection.state in SERVING:
             connection.move("drain", now_s)
@@ -308,7 +328,7 @@ class Connections:
     def note_lock_gone(self, incarnation: int, now_s: float) -> None:
         """Bury this worker: its lock is gone, so it cannot write into any slot any more.
 
-        It may be alive and have only released our memory while it was cut off: then it is greeted, not given up.
+        It may be alive and have released our memory only because it was cut off for long; then it is greeted again.
         """
         worker = self._workers.get(incarnation)
         if worker is None:
@@ -317,7 +337,7 @@ class Connections:
         self._bury(worker, crashed=not worker.in_good_order)
         if connection is not None:
             connection.part()
-            if connection.state in SERVING:  # it had only released our memory because we were away for long
+            if connection.state in SERVING:  # it is alive, and released our memory because we were away for long
                 self.greet_again(connection.id, now_s)
 
     def _bury(self, worker: KnownWorker, *, crashed: bool) -> None:
@@ -328,7 +348,7 @@ class Connections:
     # --- time ---
 
     def tick(self, now_s: float) -> None:
-        """See who is silent, who needs a ping, and whose connection has to be replaced."""
+        """Suspect silent workers, ping those in doubt, replace silent connections, and top up connections."""
         for worker in self._workers.values():
             if now_s - worker.heard_s > self._timeout_s:
                 self._tickets.suspect(worker)
@@ -338,6 +358,7 @@ class Connections:
         self.top_up(now_s)
 
     def _ping_if_in_doubt(self, worker: KnownWorker, now_s: float) -> None:
+        # The Pong lists the worker's open tickets, which shows a want or an answer that got lost with a connection.
         pause_s = self._timeout_s / 4
         if worker.connection_id is None or now_s - worker.pinged_s < pause_s or not worker.is_in_doubt(now_s - pause_s):
             return
@@ -345,15 +366,15 @@ class Connections:
             self._out.append(i.ToWorker(worker.connection_id, self._tickets.ping(worker, now_s)))
 
     def greet(self, now_s: float) -> None:
-        """Say Hello, perhaps again, wherever that is due."""
+        """Send the Hellos that are due, again or for the first time."""
         for connection in self:
             if now_s >= connection.hello_s:
                 self._greet(connection, now_s)
 
     def _renew(self, connection: Connection, now_s: float) -> None:
-        """Replace the connection to a silent worker.
+        """Replace a connection that has been up and silent for a heartbeat timeout, with back-off.
 
-        One side may have lost it without a word, as by a rebooted switch, and then both would wait politely.
+        One side may have lost it without notice, as after the reboot of a switch; then both would wait for ever.
         """
         worker = self._worker_of(connection)
         heard_s = worker.heard_s if worker is not None else connection.since_s
@@ -366,7 +387,7 @@ class Connections:
             self._out.append(i.Renew(connection.id))
 
     def probe(self) -> bool:
-        """Look for proof that silent workers are dead; returns whether some might still write into slots."""
+        """Probe locks of writers that are silent, cut off or take no wants; return whether any might still write."""
         writers = False
         for worker in self._workers.values():
             if worker.in_slot and (worker.silent or worker.takes_no_wants or worker.connection_id is None):
@@ -375,30 +396,30 @@ class Connections:
         return writers
 
     def due_s(self) -> float:
-        """When the next Hello is due."""
+        """Return when the next Hello is due."""
         return min((connection.hello_s for connection in self), default=float("inf"))
 
     def excuse(self, now_s: float) -> None:
-        """We stalled, so restart every connection's timer."""
+        """Restart every connection's timer, because we stalled."""
         for connection in self:
             connection.excuse(now_s)
 
     # --- who is there ---
 
     def worker_at(self, connection_id: int) -> KnownWorker | None:
-        """The worker that answered on this connection last."""
+        """Return the worker that serves us on this connection; None if none does, or there is no such connection."""
         connection = self._by_id.get(connection_id)
         return self._worker_of(connection) if connection is not None else None
 
     def serving(self) -> list[int]:
-        """Ids of the connections whose workers serve us."""
+        """Return the ids of connections whose workers serve us, draining ones included."""
         return [connection.id for connection in self if connection.state in SERVING]
 
     def _worker_of(self, connection: Connection) -> KnownWorker | None:
         return self._workers.get(connection.incarnation) if connection.incarnation is not None else None
 
     def is_all_tried(self, now_s: float) -> bool:
-        """Whether everyone on the list was tried, and nobody might still build the head."""
+        """Return whether every listed worker was tried, and none of them may still build the head."""
         return all(self._is_tried(endpoint, now_s) for endpoint in self.list)
 
     def _is_tried(self, endpoint: str, now_s: float) -> bool:
@@ -408,19 +429,19 @@ class Connections:
         return connection is not None and not self._is_useful(connection, now_s)
 
     def need(self, *, somebody: bool) -> None:
-        """Say whether somebody is needed for the head; once not, those that were given up may be tried again."""
+        """Set whether the head needs another worker; if not, workers that were given up may be tried again."""
         self.in_need = somebody
         if not somebody:
             self.list.try_again()
 
     def tried(self) -> tuple[list[str], int]:
-        """Return everyone we tried, each with how it stands, and how many are on the list."""
+        """Return every worker that was tried, with its state in words, and the number of listed workers."""
         gone = dict.fromkeys(self._served, "served us, and is gone")
         tried = gone | self.list.out() | {connection.endpoint: self._describe(connection) for connection in self}
         return sorted(f"{self._name(endpoint)} ({how})" for endpoint, how in tried.items()), len(self.list)
 
     def _name(self, endpoint: str) -> str:
-        """Return the name of the worker there, by the list or from when it served us."""
+        """Return the name of the worker at this endpoint: from the list, or else from when it served us."""
         return self.list.name(endpoint) if endpoint in self.list else self._served.get(endpoint, endpoint)
 
     def _describe(self, connection: Connection) -> str:

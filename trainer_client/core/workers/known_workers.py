@@ -1,8 +1,8 @@
-"""What is known of each worker (its incarnation, pace, silence and tickets), and which one should get a want.
+"""The state of each worker (its incarnation, pace, silence and tickets), and the choice of one for a want.
 
-Rules: pure. A want goes to the worker that should finish it first. A worker's pace includes how long its current want
-has taken so far; one whose pace is not known yet is assumed to be average. Ties are broken by an order that differs
-from trainer to trainer. What to do about workers is decided in `wants` and `connections`.
+Rules: pure. A want goes to the worker that should finish it first. A worker's pace includes the time that its current
+want has taken so far; a worker without a known pace is assumed to be average. Ties are broken by an order that differs
+from trainer to trainer. Decisions about workers are made in `wants` and `connections`.
 """
 
 from __future__ import annotations
@@ -24,73 +24,73 @@ QUICKEST_S = 0.001
 
 @dataclass(slots=True)
 class Ask:
-    """A ticket that a worker holds, as far as is known here."""
+    """A want that a worker holds: the batch `seq`, sent at `sent_s`, to be written in place if `in_slot`."""
 
     seq: int
     in_slot: bool
     sent_s: float
     #: The last ping that was sent before this want: a Pong to any later one must list the ticket.
     after_ping: int
-    #: Its batch was already counted as one that may have killed this worker.
+    #: Whether its batch was counted already as one that may have killed this worker.
     blamed: bool = False
-    #: Its answer is here, and is being checked.
+    #: Whether its answer has arrived and is being checked.
     arrived: bool = False
 
     def arrive(self) -> None:
-        """Note that the answer is here and is being checked, so that a second push of it is stale."""
+        """Note that the answer has arrived and is being checked, so that a second push of it is stale."""
         assert not self.arrived
         self.arrived = True
 
     def blame(self) -> None:
-        """Note that its batch was counted as one that may have killed this worker.
+        """Note that the batch was counted as one that may have killed this worker.
 
-        A cut is counted at once, and the proof of death that follows must not count the same batch again.
+        A cut is counted at once, and the proof of death that may follow must not count the same batch again.
         """
         assert not self.blamed
         self.blamed = True
 
     def excuse(self, now_s: float) -> None:
-        """Restart the timer."""
+        """Restart the timer, because we stalled."""
         self.sent_s = now_s
 
 
 @dataclass(slots=True, eq=False)
 class KnownWorker:
-    """One incarnation of a worker, as it looks from here."""
+    """One incarnation of a worker, as this trainer sees it."""
 
     incarnation: int
     name: str
-    #: The connection over which it is reached; None once another incarnation answers there.
+    #: The connection to it; None once another incarnation answers there, or the connection is closed.
     connection_id: int | None
-    #: Breaks ties; each trainer orders workers differently.
+    #: A tie-breaker, different in each trainer.
     rank: int
     in_slot: bool
     lock_byte: int
     heard_s: float
     pinged_s: float
-    #: About how long it takes for one want, and when its last answer came.
+    #: Its usual time for one want (a moving average, 0 if unknown), and when its last answer came.
     service_s: float = 0.0
     answered_s: float = 0.0
-    #: Nothing was heard from it for too long, or its connection is gone.
+    #: Whether nothing was heard from it for too long, or its connection is gone.
     silent: bool = False
-    #: Its connection is gone, and it has not welcomed us again: what it said before may still come.
+    #: Whether its connection is gone and it has not welcomed us again; earlier messages may still arrive.
     cut: bool = False
-    #: It drains, or does not know us at the moment.
+    #: Whether it drains, or does not know us at the moment.
     takes_no_wants: bool = False
-    #: It said that it drains, so when it goes it did not crash.
+    #: Whether it announced that it drains, so that its end is no crash.
     in_good_order: bool = False
-    #: It asked to be left alone until then.
+    #: Until when it asked to be left alone.
     busy_until_s: float = 0.0
-    #: It has not listed its tickets since it welcomed us: some of them may be void here.
+    #: Whether it has not listed its tickets since its Welcome, so that some of ours may be unknown to it.
     owes_list: bool = False
     asks: dict[Ticket, Ask] = field(default_factory=dict)
 
     # --- what happens to it ---
 
     def hear(self, now_s: float) -> bool:
-        """Note that something was heard; return whether it was silent until now.
+        """Note a sign of life; return whether it ends a silence.
 
-        One that is cut stays silent: what is heard was on its way before the cut, and its slots need a new Welcome.
+        A worker that was cut stays silent until its next Welcome: this message was on its way before the cut.
         """
         self.heard_s = now_s
         is_back = self.silent and not self.cut
@@ -99,12 +99,12 @@ class KnownWorker:
         return is_back
 
     def fall_silent(self) -> None:
-        """Note that nothing was heard for too long, or that its connection is gone."""
+        """Note that the worker was not heard for too long, or that its connection is gone."""
         assert not self.silent
         self.silent = True
 
     def cut_off(self) -> None:
-        """Note that its connection is gone; it stays silent until it welcomes us again."""
+        """Note that its connection is gone: it stays silent until it welcomes us again."""
         assert self.silent
         self.cut = True
 
@@ -113,65 +113,65 @@ class KnownWorker:
         self.takes_no_wants = True
 
     def announce_leaving(self) -> None:
-        """Note that it drains, so that its end is no crash and blames no batch."""
+        """Note that it drains, so that its end is no crash and no batch is blamed."""
         self.in_good_order = True
 
     def rest_until(self, time_s: float) -> None:
-        """Leave it alone until then, as it asked."""
+        """Send it no wants before this time."""
         self.busy_until_s = time_s
 
     def note_ping(self, now_s: float) -> None:
-        """Note that it was sent a ping."""
+        """Note when the last ping was sent to it."""
         self.pinged_s = now_s
 
     def note_list(self) -> None:
-        """Note that it listed its tickets, so that none of them is in doubt."""
+        """Note that it has listed its tickets since its Welcome."""
         self.owes_list = False
 
     def excuse(self, now_s: float) -> None:
-        """Restart its timers, and those of its tickets."""
+        """Restart its timers, and those of its tickets, because we stalled."""
         self.heard_s = self.answered_s = now_s
         for ask in self.asks.values():
             ask.excuse(now_s)
 
     def begin_to_serve(self, connection_id: int, *, shared: bool, lock_byte: int) -> None:
-        """Note a Welcome, and which lock byte the worker holds.
+        """Note a Welcome, and the lock byte that the worker holds.
 
-        Which tickets were lost with the former connection shows only when the worker lists them, so it owes that list.
+        Only the worker's list of tickets shows which ones were lost with the former connection, so it owes that list.
         """
         self.connection_id, self.in_slot, self.lock_byte = connection_id, shared, lock_byte
         self.takes_no_wants, self.owes_list, self.cut = False, True, False
 
     def part(self) -> None:
-        """Note that its connection is another incarnation's, or closed."""
+        """Note that the worker has no connection any more: it is closed, or another incarnation answers there."""
         self.connection_id = None
 
     def hold(self, ticket: Ticket, ask: Ask) -> None:
-        """Note that it holds this ticket."""
+        """Note that the worker holds this ticket; it must not hold it already."""
         assert ticket not in self.asks
         self.asks[ticket] = ask
 
     def close(self, ticket: Ticket) -> Ask:
-        """Take back a ticket that is answered or void; return what it was for."""
+        """Remove a ticket that is answered or void, and return its want; raise KeyError if it is not held."""
         return self.asks.pop(ticket)
 
-    # --- how it does ---
+    # --- pace and state ---
 
     def in_hand_s(self, ask: Ask, now_s: float) -> float:
-        """Seconds since it could have begun with this."""
+        """Return the seconds since the worker could have begun this want: since its sending, or the last answer."""
         return now_s - max(ask.sent_s, self.answered_s)
 
     def serve(self, service_s: float, now_s: float) -> None:
-        """Note that it took this long for a want."""
+        """Note that an answer came, after `service_s` in hand: update the moving average of its pace."""
         self.service_s += 0.3 * (service_s - self.service_s) if self.service_s else service_s
         self.answered_s = now_s
 
     def is_in_doubt(self, since_s: float) -> bool:
-        """Whether to send it a ping: it was not heard since then, or has held a want for longer."""
+        """Return whether it should be pinged: it was not heard since `since_s`, holds an older want, or owes a list."""
         return self.owes_list or self.heard_s <= since_s or any(ask.sent_s <= since_s for ask in self.asks.values())
 
     def pace_s(self, now_s: float) -> float:
-        """Seconds for each want, including how long the current one has taken so far."""
+        """Return the seconds that it takes for a want, at least those that the oldest open one has taken so far."""
         pace_s = max(self.service_s, QUICKEST_S)
         if self.asks:  # tickets are held in the order in which they were sent: the first is the oldest
             oldest = next(iter(self.asks.values()))
@@ -180,26 +180,26 @@ class KnownWorker:
 
     @property
     def may_be_asked(self) -> bool:
-        """Whether it was heard lately, and takes wants."""
+        """Return whether it was heard lately and takes wants, though it may be busy."""
         return not (self.silent or self.takes_no_wants)
 
     def is_live(self, now_s: float) -> bool:
-        """Whether it gets wants."""
+        """Return whether it may be sent a want now."""
         return not (self.silent or self.takes_no_wants or now_s < self.busy_until_s)
 
     def could_write(self) -> bool:
-        """Whether it holds tickets that let it write into slots."""
+        """Return whether it holds tickets for writing into slots in place."""
         return any(ask.in_slot for ask in self.asks.values())
 
 
 def usual_pace_s(workers: Iterable[KnownWorker]) -> float:
-    """The mean pace of those that have one."""
+    """Return the mean pace of the workers whose pace is known, or QUICKEST_S if none is."""
     paces = [worker.service_s for worker in workers if worker.service_s]
     return sum(paces) / len(paces) if paces else QUICKEST_S
 
 
 def least_busy(workers: Iterable[KnownWorker], entry: Entry, usual_s: float, now_s: float) -> KnownWorker | None:
-    """The one that should finish all it has first, of those that neither hold nor refused this batch."""
+    """Return the worker that should finish one more want first; None if all are busy, hold this batch or refused it."""
     able = [
         worker
         for worker in workers
@@ -211,9 +211,9 @@ def least_busy(workers: Iterable[KnownWorker], entry: Entry, usual_s: float, now
 
 
 def _through_s(worker: KnownWorker, usual_s: float, now_s: float) -> tuple[float, int, int]:
-    """Seconds until it should be done with one more want; then the tie-breakers."""
+    """Return the seconds until the worker should be done with one more want, and then the tie-breakers."""
     pace_s, unanswered = worker.pace_s(now_s), len(worker.asks)
-    if not worker.service_s:
+    if not worker.service_s:  # a new worker would look like the quickest, and get all wants at once
         pace_s = max(pace_s, usual_s)
     return (unanswered + 1) * pace_s, unanswered, worker.rank
 
@@ -221,7 +221,11 @@ def _through_s(worker: KnownWorker, usual_s: float, now_s: float) -> tuple[float
 def longest_waiting(
     donors: Iterable[KnownWorker], thief: KnownWorker, entries: Mapping[int, Entry], enough_s: float, now_s: float
 ) -> tuple[int, KnownWorker, Ticket] | None:
-    """Of the wants that these workers have not begun, the nearest one that will wait there longer than `enough_s`."""
+    """Return the nearest batch that would wait longer than `enough_s` at its worker, with the worker and the ticket.
+
+    The oldest want of a worker counts as begun and is left alone, as are batches that another worker was asked for too,
+    or that the thief refused. Return None if there is no such batch.
+    """
     found: tuple[int, KnownWorker, Ticket] | None = None
     for donor in donors:
         pace_s = donor.pace_s(now_s)

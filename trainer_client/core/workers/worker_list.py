@@ -1,8 +1,8 @@
-"""The workers that the coordinator listed, in the order in which to talk to them, and those that we gave up on.
+"""The coordinator's list of workers, in the order in which to connect to them, and the workers to leave out.
 
 Rules: pure. All workers on this host come first. The others are ordered by a hash of the trainer and their endpoint, so
-that load spreads over the fleet and a restarted worker keeps its place. One that turned us away is not tried again
-before the list says that another incarnation runs there; one that was given up for others is, once the head is safe.
+that load spreads over the fleet and a restarted worker keeps its place. A worker that turned us away is not tried again
+until another incarnation is listed there; one that was given up to make room is, once the head is safe.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ __all__ = ["WorkerList"]
 
 
 class WorkerList:
-    """The latest list; empty until the coordinator sends one."""
+    """The latest list of workers; empty until the coordinator sends one."""
 
     def __init__(self, settings: CoreSettings) -> None:
         self.version = 0
-        #: The latest of the workers that could not begin to serve, if none came since.
+        #: The latest failure of a worker to begin to serve; None again once a new incarnation of that worker is listed.
         self.failing: m.Failing | None = None
         #: Endpoints on this host.
         self.local: list[str] = []
-        #: Endpoints on other hosts, in the order in which to talk to them.
+        #: Endpoints on other hosts, in the order in which to connect to them.
         self.remote: list[str] = []
         self._settings = settings
         self._addresses: dict[str, WorkerAddress] = {}
         self._ranks: dict[str, int] = {}
-        #: What the workers that turned us away said, and which incarnation it was according to the list.
+        #: Errors of workers that turned us away, by endpoint, with the incarnation that was listed there.
         self._turned_away: dict[str, tuple[int, StokerError]] = {}
-        #: Endpoints that were given up for others while nobody can build the head, and why.
+        #: Endpoints that were given up to make room for others, with the reason.
         self._given_up: dict[str, str] = {}
 
     def __contains__(self, endpoint: str) -> bool:
@@ -51,7 +51,7 @@ class WorkerList:
         return len(self._addresses)
 
     def update(self, version: int, workers: Iterable[WorkerAddress]) -> None:
-        """Take in the coordinator's latest list."""
+        """Replace the list by the coordinator's latest; a new incarnation at an endpoint may be tried again."""
         workers, before = tuple(workers), {one.incarnation for one in self._addresses.values()}
         came = {one.worker for one in workers if one.incarnation not in before}
         if self.failing is not None and self.failing.worker in came:
@@ -73,41 +73,41 @@ class WorkerList:
         self.failing = failing
 
     def rank(self, name: str) -> int:
-        """A number to order workers by, which differs from trainer to trainer."""
+        """Return a number to order workers by: a hash of the name that differs from trainer to trainer."""
         return digest64(f"{self._settings.incarnation} {name}".encode())
 
     def _is_local(self, address: WorkerAddress) -> bool:
         return bool(address.boot_id) and address.boot_id == self._settings.boot_id
 
     def name(self, endpoint: str) -> str:
-        """What to call the worker at this endpoint."""
+        """Return the listed name of the worker at this endpoint, or the endpoint itself."""
         address = self._addresses.get(endpoint)
         return address.worker if address is not None else endpoint
 
-    # --- those that we gave up on ---
+    # --- workers to leave out ---
 
     def note_turned_away(self, endpoint: str, error: StokerError) -> None:
-        """The worker there refused us, or cannot be reached at all."""
+        """Leave out a listed worker that refused us or cannot be reached, until another incarnation is listed there."""
         address = self._addresses.get(endpoint)
         if address is not None:
             self._turned_away[endpoint] = (address.incarnation, error)
 
     def give_up(self, endpoint: str, why: str) -> None:
-        """Others are tried instead."""
+        """Leave out this endpoint to make room for others, until `try_again`."""
         self._given_up[endpoint] = why
 
     def try_again(self) -> None:
-        """Those that were given up may be tried again."""
+        """Allow the endpoints that were given up to be tried again."""
         self._given_up.clear()
 
     def is_out(self, endpoint: str) -> bool:
-        """Whether it is not to be tried at the moment."""
+        """Return whether this endpoint is left out at the moment."""
         return endpoint in self._turned_away or endpoint in self._given_up
 
     def out(self) -> dict[str, str]:
-        """Those that are out, each with the reason."""
+        """Return the endpoints that are left out, each with the reason in words."""
         return dict.fromkeys(self._turned_away, "turned us away") | self._given_up
 
     def refusals(self) -> list[StokerError]:
-        """What those that turned us away said."""
+        """Return the errors of the workers that turned us away."""
         return [error for _, error in self._turned_away.values()]

@@ -1,11 +1,11 @@
-"""Which worker holds which ticket, and what becomes of them when it falls silent, is cut off or dies.
+"""The tickets that workers hold, and what becomes of them when a worker falls silent, is cut off or dies.
 
 Rules, each from an interleaving that failed without it:
-- A silent worker is suspect, not dead: it gets nothing new, and what it holds is asked for elsewhere as well.
+- A silent worker is suspect, not dead: it gets no new wants, and those it holds are asked of others as well.
 - The slots of a silent worker stay out of the pool until it answers or is proved dead (see `slot_states`).
 - A proved death raises `attempt` of the wants that the worker held, so that the next builder tries their samples in a
   child process first. So does a cut, because its cause may never be known.
-Pure. What is asked of whom is decided in `wants`, what answers mean in `answers`.
+Pure. Which worker is asked for what is decided in `wants`, the meaning of answers in `answers`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["WorkerTickets"]
 
 
 class WorkerTickets:
-    """The tickets that are out, over the upcoming batches, the slots and the workers that it is given."""
+    """The open tickets, over the given upcoming batches, slots and workers."""
 
     def __init__(
         self, upcoming: Upcoming, slots: SlotStates, workers: dict[int, KnownWorker], out: list[i.Instruction]
@@ -37,32 +37,32 @@ class WorkerTickets:
         self.suspected = 0
         #: How many tickets workers hold.
         self.unanswered = 0
-        #: Numbers of batches that no worker has in hand that was heard lately, in order.
+        #: Numbers of batches that no live worker has in hand, in order.
         self.unasked: list[int] = []
-        #: Workers came, went, fell silent or were heard again: `unasked` has to be computed again.
+        #: Whether workers came, went, fell silent or were heard again, so that `unasked` has to be computed again.
         self.look_around = True
         self._upcoming = upcoming
         self._slots = slots
         self._workers = workers
         self._out = out
-        #: Counted over all workers, so that one that is buried too early and comes back never sees a number twice.
+        #: Counted over all workers, so that one that was buried too early and comes back never sees a number twice.
         self._pings = 0
 
     # --- workers come and go ---
 
     def note_arrival(self) -> None:
-        """A worker serves us now, or again."""
+        """Note that a worker serves us now, or again, so that the workers are surveyed anew."""
         self.look_around = True
 
     def hear(self, worker: KnownWorker, now_s: float) -> None:
-        """Something was heard from this worker."""
+        """Note a sign of life from this worker; if it was silent, the workers are surveyed anew."""
         if worker.hear(now_s):
             self.look_around = True
 
     def suspect(self, worker: KnownWorker) -> None:
-        """Give it nothing new, because it is silent or its connection is gone; what it still pushes counts.
+        """Give this worker no new wants, because it is silent or its connection is gone; late answers still count.
 
-        A transform may hold the interpreter for seconds: counting that as a death would repeat its work elsewhere.
+        A transform may hold the interpreter for seconds. Counting that as a death would repeat its work on all others.
         """
         if not worker.silent:
             worker.fall_silent()
@@ -75,10 +75,10 @@ class WorkerTickets:
         self.look_around = True
 
     def cut(self, worker: KnownWorker, *, by_us: bool = False) -> None:
-        """Note that its connection is gone, and with it what it was to send by TCP.
+        """Note that its connection is gone: void its tickets for TCP, and blame its batches.
 
-        One of its batches may have killed it: whoever is asked next must know now, because proof may come late or
-        never.
+        One of the batches may have killed the worker. The next builder must know at once, because proof of a death may
+        come late, or never from another host. Nothing is blamed if we made the cut (`by_us`), or the worker drained.
         """
         self.suspect(worker)
         worker.cut_off()
@@ -94,15 +94,15 @@ class WorkerTickets:
     def bury(self, worker: KnownWorker, *, crashed: bool) -> None:
         """Free all its tickets, because it is proved that it cannot write into any slot any more.
 
-        Without proof it may only be stopped in the middle of a write, and go on when the slot is somebody else's.
+        Without proof it may only be stopped in the middle of a write, and go on when the slot is lent to another.
         """
         self.void(worker, list(worker.asks), suspicious=crashed)
         self.look_around = True
 
     def void(self, worker: KnownWorker, tickets: Iterable[Ticket], *, suspicious: bool) -> None:
-        """Close these tickets: no answer will come.
+        """Close these tickets, which will get no answer, and free their slots.
 
-        `suspicious`: their batches may have killed the worker, but those that a cut has blamed already count once.
+        `suspicious` blames their batches for the worker's death, except those that a cut has blamed already.
         """
         for ticket in tickets:
             self._slots.release(ticket)
@@ -111,20 +111,20 @@ class WorkerTickets:
                 entry.blame()
 
     def ping(self, worker: KnownWorker, now_s: float) -> m.Ping:
-        """Make the next Ping, which asks for a sign of life."""
+        """Return the next Ping for this worker, which asks for a sign of life and for its list of tickets."""
         self._pings += 1
         worker.note_ping(now_s)
         return m.Ping(number=self._pings)
 
     def excuse(self, now_s: float) -> None:
-        """We stalled, so restart every worker's timers."""
+        """Restart every worker's timers, because we stalled."""
         for worker in self._workers.values():
             worker.excuse(now_s)
 
     # --- tickets ---
 
     def hold(self, seq: int, worker: KnownWorker, ticket: Ticket, now_s: float, *, in_slot: bool) -> None:
-        """Note that the worker gets this ticket, for this batch.
+        """Note that the worker is sent this ticket, for this batch.
 
         The last ping's number goes with it: a Pong to that ping, or an older one, cannot list what was sent later.
         """
@@ -133,7 +133,10 @@ class WorkerTickets:
         self._upcoming.entries[seq].lend(worker.incarnation, ticket)
 
     def close(self, worker: KnownWorker, ticket: Ticket) -> tuple[Ask, Entry | None]:
-        """Close a ticket that is answered or void; its batch need not wait for the next time to ask."""
+        """Close a ticket that is answered or void; return its want, and its batch if that is still upcoming.
+
+        A batch that is still missing may be asked for again at once. The slot is the caller's to offer or release.
+        """
         ask = worker.close(ticket)
         self.unanswered -= 1
         entry = self._upcoming.entries.get(ask.seq)
@@ -143,23 +146,24 @@ class WorkerTickets:
         return ask, entry
 
     def reopen(self, seq: int, entry: Entry) -> None:
-        """Note that this batch is to be asked for, if nobody has it in hand now."""
+        """Add this batch to `unasked` if no live worker has it in hand."""
         if not self.look_around and self.is_unasked(entry) and seq not in self.unasked:
             insort(self.unasked, seq)
 
     def extend(self, seqs: range) -> None:
-        """Note that these batches lie ahead as well, and that nobody has been asked for them."""
+        """Add these new batches, of which no worker has been asked for any."""
         assert not self.unasked or not seqs or self.unasked[-1] < seqs[0]
         self.unasked.extend(seqs)
 
     def forget_unasked(self) -> None:
-        """Note that other batches lie ahead from now on."""
+        """Clear `unasked`, because the sequence was redirected to other batches."""
         self.unasked.clear()
 
     def leave_unasked(self, seqs: list[int]) -> None:
-        """Note that all but these were asked for, or need not be.
+        """Keep only these batches as unasked, after all others were asked for or are not needed.
 
-        Not between a change among the workers and the survey of who is there: what the change added would be lost.
+        This must not come between a change among the workers and the next survey, or the batches that the change gave
+        back would be lost.
         """
         assert not self.look_around
         self.unasked = seqs
@@ -167,8 +171,8 @@ class WorkerTickets:
     def survey(self) -> list[KnownWorker]:
         """Compute `unasked` again; return the workers that may be asked.
 
-        Once a turn at most: all that came and went in one turn is surveyed together, so that a fleet that restarts
-        costs one pass over the batches ahead, and not one for each worker.
+        At most once a turn: all workers that came and went in one turn are surveyed together, so that the restart of a
+        fleet costs one pass over the upcoming batches, and not one for each worker.
         """
         assert self.look_around
         self.look_around = False
@@ -177,15 +181,15 @@ class WorkerTickets:
         return [worker for worker in self._workers.values() if worker.may_be_asked]
 
     def is_unasked(self, entry: Entry) -> bool:
-        """Whether nobody has it in hand who was heard lately."""
+        """Return whether the batch is missing and only silent workers, if any, hold tickets for it."""
         return not entry.ready and all(self._workers[one].silent for one in entry.askers)
 
     def cancel(self, entry: Entry) -> None:
-        """Tell everyone who still has it in hand that it need not be built."""
+        """Send a Cancel to every worker that still holds a ticket for this batch."""
         for one, ticket in entry.askers.items():
             self.send_cancel(self._workers[one], ticket)
 
     def send_cancel(self, worker: KnownWorker, ticket: Ticket) -> None:
-        """Tell a worker that this ticket need not be answered with a batch."""
+        """Send a Cancel for this ticket, if the worker is connected; it still has to answer the ticket."""
         if worker.connection_id is not None:
             self._out.append(i.ToWorker(worker.connection_id, m.Cancel(ticket=ticket)))
