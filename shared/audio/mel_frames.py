@@ -1,4 +1,4 @@
-"""Where the frames for mel bands lie in a recording, in samples.
+"""Positions of mel-band frames in a recording, in samples.
 
 Rules: pure; settings that leave no frame or no band are refused.
 """
@@ -19,8 +19,10 @@ __all__ = ["MelFrames", "mel_frames"]
 
 @dataclass(frozen=True, slots=True)
 class MelFrames:
-    """A frame every `hop` samples, each of `window` samples that are filled up to `fft`; the first begins `margin`
-    samples before the audio, and the last ends that many after it. Bands lie between `edges_hz`.
+    """Frame layout: a frame every `hop` samples, each of `window` samples zero-padded to `fft`.
+
+    The first frame begins `margin` samples before the audio, and the last may end that many after it. Bands lie between
+    `edges_hz`.
     """
 
     window: int
@@ -31,7 +33,7 @@ class MelFrames:
 
 
 def mel_frames(settings: MelSettings, convention: Convention) -> MelFrames:
-    """The frames that settings ask for; a SettingsError if there can be none."""
+    """Return the frame layout that settings ask for; raise SettingsError if they allow no frame or no band."""
     window, hop = round(settings.window * settings.rate), round(settings.hop * settings.rate)
     edges_hz = (settings.low_hz, settings.high_hz or settings.rate / 2)
     _refuse_no_frames(window, hop, settings.rate)
