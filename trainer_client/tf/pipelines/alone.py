@@ -1,7 +1,9 @@
-"""A user's `dataset_pipeline(context)` without loaders, in this process: what `trainer_client.run_pipeline` returns.
+"""Users' `dataset_pipeline(context)` in this process, without loaders: `trainer_client.run_pipeline`.
 
-For what comes after training: the function that made the batches decodes a sample, or a file, in the same way. Rules:
-the marker divides nothing here, but keys get the names that they have below it. Must not know sockets, jobs or plans.
+It serves work after training: the function that made the batches decodes a sample, or a file, in the same way.
+
+Rules: the marker divides nothing here, but keys get the names that they have below it. Must not know sockets, jobs or
+plans.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ _WHERE = "trainer_client.run_pipeline"
 
 
 class _LoneContext(TrainersContext):
-    """The context without loaders: the marker passes on what is above it."""
+    """Context without loaders: the marker passes on what is above it."""
 
     def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """The same data set."""
+        """Return the data set with the keys that it has below the marker."""
         self.marked += 1
         return with_plain_keys(dataset, _WHERE)
 
