@@ -34,6 +34,6 @@ NO_LIMIT = BadLimit()
 
 
 def counted_reasons(counts: Mapping[str, int]) -> str:
-    """Return the number of bad samples per reason as text, most frequent first."""
+    """Return the number of bad samples of each reason as text, the most frequent reason first."""
     ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
     return ", ".join(f"{count} {reason}" for reason, count in ordered) or "no reason was given"

@@ -45,7 +45,7 @@ _MOST_OF_LINES = 4000
 
 
 class StokerError(Exception):
-    """The root of the errors: catch this to catch everything that Stoker raises on purpose.
+    """Root of the errors: catch this to catch everything that Stoker raises on purpose.
 
     Attributes:
         expected: What was expected.

@@ -41,8 +41,8 @@ _MOST_BYTES = 2**20
 #: What each connection may always send: as a burst, and per second.
 _FREE_BYTES, _FREE_BYTES_A_SECOND = 64 * 1024, 64 * 1024
 
-#: How often to look while messages are left over. A look at 30 connections takes 0.2 ms; looks never take more than a
-#: tenth of the processor's time.
+#: Interval between looks while messages are left over. A look at 30 connections takes 0.2 ms; looks never take more
+#: than a tenth of the processor's time.
 _LOOK_S = 0.01
 _LOOK_SHARE = 0.1
 
