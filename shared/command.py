@@ -86,6 +86,7 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
             code = _TERMINATED if terminated else _INTERRUPTED
             _make_python_forget()
         except BrokenPipeError:
+            # Python flushes standard output once more as it ends, which would fail again with a message.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 0
         except Exception as error:  # refusals of the system have many classes; others are raised
@@ -119,7 +120,7 @@ def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
             return
         came.append(number)
         importer = _importer(frame)
-        if importer is not None:
+        if importer is not None:  # an exception raised inside an import may be lost
             _call_after_import(importer, interrupt)
         else:
             interrupt()
@@ -141,7 +142,7 @@ def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
 def _importer(frame: FrameType | None) -> FrameType | None:
     """Return the caller of the outermost import that is running in this stack, or None if no import is running."""
     importer = None
-    while frame is not None:
+    while frame is not None:  # to the outermost frame: the last match is the first import that began
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             importer = frame.f_back
         frame = frame.f_back

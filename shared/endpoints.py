@@ -88,7 +88,7 @@ def advertised(bound: str, host: str, *, where: str = "--advertise") -> str:
 
 def _split(endpoint: str, where: str) -> tuple[str, str]:
     scheme, _, rest = endpoint.partition("://")
-    host, _, port = rest.rpartition(":")
+    host, _, port = rest.rpartition(":")  # from the right, because IPv6 addresses hold colons
     if scheme != "tcp" or not host or not (port == "*" or _is_port(port, lowest=0)):
         raise SettingsError(
             expected="an endpoint like tcp://127.0.0.1:7400",
@@ -116,7 +116,9 @@ def _is_host(host: str) -> bool:
     try:
         address = ipaddress.ip_address(host[1:-1] if in_brackets else host)
     except ValueError:
+        # A name whose last part is a number is a malformed IPv4 address, such as 10.0.0.300.
         return _HOST_NAME.fullmatch(host) is not None and not host.rpartition(".")[2].isdigit()
+    # 0.0.0.0 can be listened at, but is no place to connect to.
     return in_brackets == (address.version == 6) and not address.is_unspecified and not address.is_multicast
 
 
@@ -143,13 +145,14 @@ def scrape_address(bound: str, peer_host: str) -> str:
     except ValueError:
         return ""
     if not served.is_unspecified and served != peer:
-        return ""
+        return ""  # it serves at another of its addresses than it connects from, such as loopback
     if peer.is_loopback and served.is_unspecified:
         return f":{port}"
     return f"[{peer}]:{port}" if peer.version == 6 else f"{peer}:{port}"
 
 
 def _plain_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    # A socket for both families reports IPv4 peers as ::ffff:a.b.c.d, which must compare equal to a.b.c.d.
     address = ipaddress.ip_address(host)
     return getattr(address, "ipv4_mapped", None) or address
 

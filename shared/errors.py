@@ -76,6 +76,7 @@ class StokerError(Exception):
         """Return the parts of the message by name; another process can rebuild the same error from them."""
         return {"expected": self.expected, "got": self.got, "where": self.where, "remedy": self.remedy}
 
+    # Exceptions are pickled with their positional arguments; these take keywords only.
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuilt, (type(self), self.expected, self.got, self.where, self.remedy)
 

@@ -29,7 +29,7 @@ def library(name: str, *, extra: str, use: str, where: str = "this Python", othe
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        package = name.partition(".")[0].replace("_", "-")
+        package = name.partition(".")[0].replace("_", "-")  # as pip names it
         remedy = how_to_get(extra, otherwise)
         raise MissingLibraryError(expected=f"{package}, {use}", got=str(error), where=where, remedy=remedy) from error
 

@@ -110,7 +110,9 @@ class Guard:
 
 def _answer_libzmq(context: zmq.Context[zmq.Socket[bytes]], answer_to: Callable[[list[bytes]], list[bytes]]) -> None:
     """Start the thread that answers libzmq's request at each handshake; its socket is bound on return."""
-    asked = context.socket(zmq.REP)  # from now on only its thread uses it
+    # Bound here and not in the thread: libzmq lets everybody in while nobody listens at this endpoint. From now on only
+    # the thread uses the socket.
+    asked = context.socket(zmq.REP)
     asked.linger = 0
     asked.bind(_ASKED_AT)
 

@@ -41,6 +41,7 @@ def hashed(words: NDArray[np.integer] | Words, key: int) -> Words:
 
 def key_of(*parts: int | str) -> int:
     """Return a 64-bit key of integers and strings, which depends on their types, lengths and positions."""
+    # Lengths stand before the parts, so that no two sequences of parts join to the same text.
     return xxhash.xxh3_64_intdigest("\x1f".join(map(_named, parts)).encode())
 
 

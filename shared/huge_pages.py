@@ -57,6 +57,7 @@ def _map_aligned(nbytes: int, flags: int, fd: int) -> NDArray[np.uint8]:
 
     One huge page more than needed is reserved without access, and the mapping is placed over the aligned part.
     """
+    # The kernel chooses addresses by small pages, so reserve a huge page more and place the mapping inside.
     reserved = nbytes + HUGE_PAGE
     quietly = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     base = _map(None, reserved, _PROT_NONE, quietly, -1)

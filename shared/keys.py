@@ -162,7 +162,7 @@ class AllowedKeys:
 def _list_key_files(folder: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
     """Yield the key files in a folder and directly below it, each with its inode, size and time of change."""
     below = [Path(entry.path) for entry in _list_entries(folder) if entry.is_dir()]
-    for one in (folder, *below):
+    for one in (folder, *below):  # keys directly in the folder have no role, and are warned about
         for entry in _list_entries(one):
             if entry.name.endswith(".key"):
                 with contextlib.suppress(FileNotFoundError):  # removed just now, or a link to nowhere

@@ -77,4 +77,4 @@ def start_logging(*, level: str = "info", stream: TextIO | None = None) -> None:
     logger = logging.getLogger("stoker")
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
-    logger.propagate = False
+    logger.propagate = False  # a handler at the root would write each line once more

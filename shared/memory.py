@@ -77,6 +77,7 @@ class SlotMemory:
         """
         self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, size)
+        # After ftruncate, which a seal against growth would refuse.
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         os.pwrite(self._fd, self._nonce, 0)
         return map_file(self._fd, size)
@@ -115,6 +116,7 @@ class SlotMemory:
         """Return whether a living process holds this lock byte."""
         if self._fd is None:
             return False
+        # Asks whether we could take the lock; the kernel answers F_UNLCK if nobody is in the way.
         wish = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, lock_byte, 1, 0)
         answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, wish)
         return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
@@ -139,6 +141,7 @@ class OpenedSlots:
             raise OSError("the trainer runs on another host")
         if offer.uid != os.getuid():
             raise OSError(f"the trainer runs as user {offer.uid}, this worker as {os.getuid()}")
+        # A short nonce, or one of zeros, could match a file that is not the trainer's.
         if len(offer.nonce) != _NONCE_BYTES or not any(offer.nonce):
             raise OSError("the offer has no nonce: the file could be anybody's")
         self.offer = offer
@@ -172,6 +175,7 @@ def _open_slots(offer: SharedSlots) -> int:
     seen = os.open(f"/proc/{offer.pid}/fd/{offer.fd}", os.O_PATH | os.O_CLOEXEC)
     try:
         here = Path(f"/proc/self/fd/{seen}")
+        # In another PID namespace the same number is another process, and its descriptor another file.
         if str(here.readlink()) != f"/memfd:{_NAME} (deleted)":
             raise OSError("the offered file is no trainer's memory: another process stands behind that number here")
         return os.open(here, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -191,6 +195,7 @@ def _map_and_lock(fd: int, offer: SharedSlots) -> NDArray[np.uint8]:
         raise OSError("the offered file has another size than its slots")
     if os.pread(fd, _NONCE_BYTES, 0) != offer.nonce:
         raise OSError("the offered file carries another nonce: another process stands behind that number here")
+    # Mapped before it is locked: the mapping keeps the lock once the descriptor is closed.
     memory = map_file(fd, size)
     keep_from_children(memory)
     lock = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, offer.lock_byte, 1, 0)

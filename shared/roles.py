@@ -156,7 +156,7 @@ class _Sayings:
     def kind(self, *, alone: bool) -> Kind:
         said = self.values.get("type")
         if not said and alone and self.names is _IN_TF_CONFIG:
-            return "master"
+            return "master"  # a TF_CONFIG without hosts and task: this is the only process
         if not isinstance(said, str) or said not in _KINDS:
             known = ("master", "chief", "worker", "ps", "evaluator")
             expected = "one of " + ", ".join(known) + (nearest(said, known) if said else "")
@@ -243,6 +243,7 @@ def _read_tf_config(text: str) -> _Sayings:
             expected="a chief or a master", got="both", where="TF_CONFIG, cluster",
             remedy="They are one and the same: keep one of them.",
         )  # fmt: skip
+    # From here on both names are "chief".
     cluster["chief"] = cluster.pop("master", None) or cluster.get("chief")
     return _Sayings({"type": task.get("type"), "index": task.get("index"), **cluster}, _IN_TF_CONFIG)
 

@@ -51,6 +51,8 @@ def rounds_left(cursor: int, batches: int, group: int, world: int) -> int:
     """Return the number of rounds from `cursor` to the end of the epoch."""
     if cursor >= batches:
         return 0
+    # The rest of the current group, the whole groups after it, and the last short group: each ends with a round of its
+    # own, so each is rounded up to whole rounds.
     first_end = min(cursor - cursor % group + group, batches)
     whole, rest = divmod(batches - first_end, group)
     return -(-(first_end - cursor) // world) + whole * -(-group // world) + -(-rest // world)

@@ -42,5 +42,6 @@ class Silence:
             self._since_s = now_s
         if now_s <= self.due_s(timeout_s):
             return False
+        # From now on, not from the last message: the new connection gets the whole back-off to answer.
         self._since_s, self._borne = now_s, min(2 * self._borne, _LONGEST)
         return True

@@ -136,7 +136,7 @@ def _make_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.
     router = context.socket(zmq.ROUTER)
     _set_common(router, endpoint)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that reconnects replaces its old connection at once
     router.setsockopt(zmq.HANDSHAKE_IVL, 2000)
     router.setsockopt(zmq.RCVBUF, _SERVER_RECEIVE_BUFFER)
     for option, value in _KEEPALIVE.items():
@@ -203,7 +203,7 @@ def _close_on_failure(socket: zmq.Socket[bytes]) -> Iterator[None]:
 def _set_up(dealer: zmq.Socket[bytes], endpoint: str, keys: ClientKeys | None, identity: bytes) -> None:
     _set_common(dealer, endpoint)
     dealer.setsockopt(zmq.ROUTING_ID, identity)
-    dealer.setsockopt(zmq.IMMEDIATE, 1)
+    dealer.setsockopt(zmq.IMMEDIATE, 1)  # queue only on completed connections: sending fails while it is down
     dealer.setsockopt(zmq.RECONNECT_IVL, 50)
     dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     dealer.setsockopt(zmq.CONNECT_TIMEOUT, 1000)  # TCP's own pauses grow while a server lets nobody in
@@ -217,7 +217,7 @@ def _set_up(dealer: zmq.Socket[bytes], endpoint: str, keys: ClientKeys | None, i
 
 
 def _set_common(socket: zmq.Socket[bytes], endpoint: str) -> None:
-    if "[" in endpoint:
+    if "[" in endpoint:  # libzmq speaks only IPv4 by default
         socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, 0)  # no high-water mark: the lent slots bound what is in flight
@@ -296,7 +296,7 @@ def descriptors_by_port() -> Iterator[tuple[int, int]]:
 
 
 def _local_port(fd: int) -> int:
-    seen = posix.socket(fileno=fd)
+    seen = posix.socket(fileno=fd)  # detached below: closing it would close libzmq's descriptor
     try:
         return int(seen.getsockname()[1]) if seen.family in (posix.AF_INET, posix.AF_INET6) else 0
     finally:
@@ -323,7 +323,7 @@ class Waker:
         """Make the loop run once more; do nothing if it is gone."""
         if self._woken:
             return
-        self._woken = True
+        self._woken = True  # before sending: the loop may run, and clear it, at any moment after
         with contextlib.suppress(BlockingIOError, OSError):
             self._sending.send(b"!")
 
@@ -336,6 +336,7 @@ class Waker:
         with contextlib.suppress(BlockingIOError):
             while len(self._receiving.recv(4096)) == 4096:
                 pass
+        # A wake until here is skipped, but the loop looks for work after this call, so it misses nothing.
         self._woken = False
 
     def close(self) -> None:

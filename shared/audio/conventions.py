@@ -53,6 +53,7 @@ class Convention:
     lifter: int = 0
 
 
+# Periodic: the window repeats after `window` samples, as for an FFT; numpy's own is symmetric, with zeros at both ends.
 def _periodic_hann(window: int) -> NDArray[np.float64]:
     return np.hanning(window + 1)[:-1]
 
@@ -67,7 +68,7 @@ OWN = Convention(
 #: Conventions by the name that job files use.
 CONVENTIONS: Mapping[str, Convention] = {
     "kaldi": Convention(
-        taper=lambda window: np.hanning(window) ** 0.85,
+        taper=lambda window: np.hanning(window) ** 0.85,  # Kaldi's "povey" window
         filters=kaldi_filters,
         power_of_two=True,
         like_kaldi=True,

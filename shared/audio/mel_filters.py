@@ -28,6 +28,7 @@ def own_filters(fft: int, rate: int, bands: int, edges_hz: tuple[float, float]) 
     bins = np.arange(fft // 2 + 1) * (rate / fft)
     filters = _triangles(bins, corners)
     empty = np.flatnonzero(filters.sum(axis=0) == 0.0)
+    # Low bands may be narrower than the distance of two bins, and would be silent for ever: give each its nearest bin.
     filters[np.rint(corners[1:-1][empty] * fft / rate).astype(int), empty] = 1.0
     return filters.astype(np.float32)
 
@@ -42,6 +43,7 @@ def librosa_filters(fft: int, rate: int, bands: int, edges_hz: tuple[float, floa
     """Return librosa's filter bank: equal area, linear in hertz, on Slaney's mel scale."""
     corners = _slaneys_hertz(_spread(_slaneys_mels, edges_hz, bands))
     filters = _triangles(np.arange(fft // 2 + 1) * (rate / fft), corners)
+    # Slaney's normalisation: a triangle of this height has area 1 over its width in hertz.
     filters *= 2.0 / (corners[2:] - corners[:-2])
     return filters.astype(np.float32)
 
@@ -65,11 +67,13 @@ def _triangles(bins: NDArray[np.floating[Any]], corners: _Numbers) -> _Numbers:
     """Return the height of each triangle at each bin; `corners` holds start, peak and end of consecutive triangles."""
     rising = (bins[:, None] - corners[:-2]) / (corners[1:-1] - corners[:-2])
     falling = (corners[2:] - bins[:, None]) / (corners[2:] - corners[1:-1])
+    # Each bin is at the lower of both slopes, which is negative outside the triangle.
     made: _Numbers = np.maximum(0.0, np.minimum(rising, falling))
     return made
 
 
 def _mels(hertz: float) -> float:
+    # The HTK mel scale.
     return float(2595.0 * np.log10(1.0 + hertz / 700.0))
 
 

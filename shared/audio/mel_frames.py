@@ -38,7 +38,7 @@ def mel_frames(settings: MelSettings, convention: Convention) -> MelFrames:
     edges_hz = (settings.low_hz, settings.high_hz or settings.rate / 2)
     _refuse_no_frames(window, hop, settings.rate)
     _refuse_no_bands(edges_hz, settings.rate)
-    fft = 1 << (window - 1).bit_length() if convention.power_of_two else window
+    fft = 1 << (window - 1).bit_length() if convention.power_of_two else window  # the next power of two, or itself
     return MelFrames(window, hop, fft, window // 2 if convention.padding else 0, edges_hz)
 
 

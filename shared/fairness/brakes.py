@@ -144,9 +144,10 @@ class Brakes:
             self._is_behind, self._looked_s, self._before = True, now_s, dict(received)
         allowed = (now_s - self._looked_s) * _FREE_BYTES_A_SECOND
         self._looked_s, self._received = now_s, received
+        # The allowance raises what counts as taken in, but never above what was received: unused time is not saved up.
         self._before = {fd: min(nbytes, self._before.get(fd, 0.0) + allowed) for fd, nbytes in received.items()}
         for fd in too_fast({fd: nbytes - self._before[fd] for fd, nbytes in received.items()}):
-            if self._useless[fd] > _MOST_USELESS:
+            if self._useless[fd] > _MOST_USELESS:  # a peer that sends much, but of use, is only busy
                 self._stop(fd, now_s)
                 self._before[fd] = received[fd]
 
@@ -174,6 +175,7 @@ class Brakes:
         fd = min(self._stopped, key=self._stopped.__getitem__, default=-1)
         if fd < 0 or now_s < self._stopped[fd] + (_LONGEST_STOP_S if is_behind else 0.0):
             return
+        # One at a time: wait while nothing has come from the connection resumed last, or shortly after a hang-up.
         if now_s < self._wait_until_s and (self._freed < 0 or _received(self._freed) == self._had):
             return
         del self._stopped[fd]

@@ -24,6 +24,7 @@ class Budget(Generic[K]):
 
     def has_room(self, holder: K) -> bool:
         """Return whether this holder may take more."""
+        # Less than what is left, not than the limit: that keeps room for newcomers, however many holders there are.
         return self.held(holder) < self._most - self.total
 
     def held(self, holder: K) -> int:
@@ -39,5 +40,5 @@ class Budget(Generic[K]):
         """Subtract an amount from this holder; raise KeyError if it holds nothing."""
         left = self._held.pop(holder) - amount
         self.total -= amount
-        if left:
+        if left:  # entries of 0 would grow with every holder that ever came
             self._held[holder] = left

@@ -33,7 +33,7 @@ class Patience(Generic[K]):
 
     def hears(self, who: K, now_s: float) -> bool:
         """Return whether to listen to this peer now; a new moment forgets all counts."""
-        if now_s >= self._until_s:
+        if now_s >= self._until_s:  # a new moment: nothing is carried over, so no peer is silenced for long
             self._few, self._more = {}, Budget(_MOST)
             self._until_s = now_s + _MOMENT_S
         return self._few.get(who, 0) < _FEW or self._more.has_room(who)

@@ -142,7 +142,9 @@ class _Marks:
             send_now(self._router, [identity, *(frames[:-1] if amount else frames)], more=bool(amount))
         except zmq.ZMQError:  # EHOSTUNREACH: it hung up, or is not connected yet
             return False
+        # A ROUTER finds the peer by the first frame, so the frames after it cannot fail for that reason.
         if amount:
+            # Only frames that are not copied can be tracked, and pyzmq copies small ones unless told not to.
             mark = zmq.Frame(frames[-1], track=True, copy=False, copy_threshold=0)
             tracker = self._router.send(mark, zmq.DONTWAIT, copy=False, track=True)
             assert tracker is not None

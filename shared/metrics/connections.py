@@ -81,6 +81,7 @@ class BoundedConnections:
 
 
 def _end(connection: socket.socket, held: _HeldConnection) -> None:
+    # shutdown, not close: it wakes the connection's thread, which alone may free the descriptor.
     held.is_ended = True
     with contextlib.suppress(OSError):  # the other side has hung up
         connection.shutdown(socket.SHUT_RDWR)

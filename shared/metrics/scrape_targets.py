@@ -42,6 +42,7 @@ class TargetFile:
 
     def close(self) -> None:
         """Remove the file, unless a newer process has replaced it."""
+        # By inode: a successor of the same name may have renamed its own file into place.
         with contextlib.suppress(FileNotFoundError):
             if self._path.stat().st_ino == os.fstat(self._file).st_ino:
                 self._path.unlink()

@@ -118,4 +118,5 @@ def values_on_wire(keys: Iterable[str]) -> Sequence[str]:
 def digest_of(flat: Mapping[str, NDArray[np.generic]]) -> int:
     """Return a hash of an element: positive, and small enough for a column of an index."""
     parts = (part for key in sorted(flat) for part in (f"{key} {flat[key].shape}", flat[key].tobytes()))
+    # 15 hexadecimal digits are 60 bits, below the sign bit of an int64.
     return int(fingerprint(*parts)[:15], 16) or 1

@@ -273,7 +273,7 @@ def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
             remedy="Name one of these.",
         )
     merged: dict[str, Any] = {"evaluation": True}
-    for table in (_inherited(streams[model], own), own):
+    for table in (_inherited(streams[model], own), own):  # later ones take precedence
         for key, value in table.items():
             both = isinstance(value, dict) and isinstance(merged.get(key), dict)
             merged[key] = {**merged[key], **value} if both else value

@@ -46,7 +46,7 @@ def _read(kind: type[_T], table: Table, where: str) -> _T:
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         if field.name in table:
             values[field.name] = _parsed(field, table[field.name], where)
-        elif field.default is dataclasses.MISSING:
+        elif field.default is dataclasses.MISSING:  # the dataclass itself fills in defaults
             raise SettingsError(
                 expected=f'"{field.name}" ({field.metadata["help"]})',
                 got="no such setting",

@@ -66,10 +66,11 @@ def refuse_beyond_bounds(document: object) -> None:
 
     Such values are integers of more than 64 bits, strings with a NUL, and very deep nesting.
     """
+    # Level by level instead of recursively: a file of nothing but brackets must not exhaust the stack.
     level = [("", document)]
     for _ in range(_DEEPEST):
         for key, value in level:
-            if type(value) is int and value not in _INTEGERS:
+            if type(value) is int and value not in _INTEGERS:  # `type`, because True is an int as well
                 raise BadValue(f"an integer of at most 64 bits for {key}", f"one of {value.bit_length()} bits")
             if isinstance(value, str) and "\0" in value:
                 raise BadValue(f"no character NUL in {key}", reprlib.repr(value))

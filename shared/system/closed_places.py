@@ -27,6 +27,7 @@ def why_closed(place: Path) -> str:
     """Return the reason why a file or folder can be neither written nor made, or "" if it can."""
     try:
         there = place.absolute()
+        # What does not exist yet can be made if its nearest existing folder may be written to.
         while not os.path.lexists(there) and there != there.parent:
             there = there.parent
         rights = os.W_OK | os.X_OK if there.is_dir() else os.W_OK

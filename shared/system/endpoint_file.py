@@ -114,6 +114,7 @@ def _read(file: Path, *, encrypted: bool) -> str:
         text = os.read(number, _LONGEST_ENDPOINT).decode(errors="replace")
     finally:
         os.close(number)
+    # Without its newline the file is not one of ours, or was cut.
     address, newline, _ = text.partition("\n")
     if not newline or not is_connectable(address):
         raise OSError(f"the file says {text[:100]!r}, which is no address")
@@ -124,6 +125,7 @@ def _refuse_others(file: Path, status: os.stat_result) -> None:
     """Raise SettingsError if others than this user and root may write the file or replace it in its folder."""
     folder = file.parent.stat()
     for path, found in ((file, status), (file.parent, folder)):
+        # In a sticky folder, such as /tmp, others may add files but not replace this one.
         is_sticky_folder = stat.S_ISDIR(found.st_mode) and bool(found.st_mode & stat.S_ISVTX)
         if found.st_uid not in (0, os.geteuid()):
             raise _unsafe(file, f"{path}, which belongs to user {found.st_uid}", "run as that user")

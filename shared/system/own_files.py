@@ -32,6 +32,7 @@ def open_own(path: Path | str, flags: int) -> int:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe that nobody reads
             raise _planted(path, "a link" if error.errno == errno.ELOOP else "a pipe") from None
         raise
+    # A hard link is a second name of a file elsewhere, which O_NOFOLLOW does not notice.
     status = os.fstat(number)
     if stat.S_ISREG(status.st_mode) and status.st_nlink < 2:
         return number
@@ -57,6 +58,7 @@ def replacing(path: Path, draft: Path | None = None) -> Iterator[IO[bytes]]:
     try:
         with draft.open("x+b") as file:
             yield file
+            # Before the rename, or a power cut could leave the new name with an empty file.
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)

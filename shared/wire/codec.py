@@ -166,6 +166,7 @@ def _opened(envelope: Any) -> Message:
     if type(envelope) is not list or len(envelope) != 3 or type(envelope[0]) is not int:
         raise _garbage("another structure", "[version, kind, fields]")
     version, kind, fields = envelope
+    # A Refused has the same form in every version, so that peers of two releases can say that they differ.
     if version != VERSION and kind != Refused.kind:
         raise VersionError(version)
     if type(kind) is not str or kind not in KINDS or type(fields) is not dict:

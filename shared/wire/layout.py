@@ -117,4 +117,5 @@ def layout_of(fields: Sequence[Field], shape: BucketShape) -> Layout:
 
 
 def _aligned(offset: int) -> int:
+    # Rounded up: // rounds down, also below zero.
     return -(-offset // ALIGNMENT) * ALIGNMENT

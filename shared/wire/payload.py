@@ -183,6 +183,7 @@ def decode_payload(data: Any, layout: Layout, encoding: PayloadEncoding, out: ND
     assert out.nbytes == layout.nbytes
     wire = _on_wire(layout, encoding.float32)
     payload = _decompressed(data, wire.nbytes, encoding.compression)
+    # Bytes between tensors are part of the payload's digest, and `out` may hold an earlier batch: write zeros there.
     end = 0
     for source, target in zip(wire.tensors, layout.tensors, strict=True):
         out[end : target.offset] = 0

@@ -64,6 +64,7 @@ class Opener:
 
     def open_header(self, frame: bytes) -> bytes | None:
         """Return the opened header; None if it is not authentic, or not newer than the last one."""
+        # The number is not encrypted, but part of the nonce: with a changed one the header does not open.
         number = int.from_bytes(frame[:_NUMBER_BYTES], "little")
         if number <= self.number:
             return None

@@ -38,6 +38,7 @@ class LogMel(TableLayer):
         self._frames = frames = mel_frames(said, self._convention)
         self._taper = self._convention.taper(frames.window).astype(np.float32)
         scale = np.float32(_FULL_SCALE if self._convention.like_kaldi else 1)
+        # Kaldi computes on the scale of 16 bits: scaling the filters by its square saves scaling the sound.
         self._filters = self._convention.filters(frames.fft, said.rate, said.bands, frames.edges_hz) * scale**2
 
     def call(self, audio: Any, audio_length: Any) -> tuple[Any, Any]:
@@ -104,6 +105,7 @@ def _as_floats(audio: Any) -> Any:
 def _mirrored(sound: Any, length: Any, margin: int) -> Any:
     """Return each row with `margin` samples before and after it, mirrored at its own first and last sample."""
     size = tf.shape(sound)[1]
+    # Reflection is periodic: from the first sample to the last and back, without repeating either.
     back_and_forth = tf.maximum(2 * (length - 1), 1)[:, tf.newaxis]
     place = (tf.range(size + 2 * margin) - margin) % back_and_forth
     return tf.gather(tf.pad(sound, [[0, 0], [0, 1]]), tf.minimum(place, back_and_forth - place), batch_dims=1)

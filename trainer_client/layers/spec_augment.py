@@ -47,6 +47,7 @@ class SpecAugment(TableLayer):
         said: StripeSettings = self.settings
         length = tf.cast(length, tf.int32)
         steps, bands = tf.shape(features)[1], tf.shape(features)[2]
+        # float64: loaders compute the share in Python's floats, and float32 could round to another whole number.
         share = tf.cast(said.time_share * tf.cast(length, tf.float64), tf.int32)
         in_time = self._striped(said.time_stripes, tf.minimum(said.time_width, share), length, steps)
         widest = tf.fill(tf.shape(length), tf.minimum(said.band_width, bands))

@@ -64,7 +64,7 @@ class OwnJob:
             path.write_text(_JOB.format(seed=seed), "utf-8")
             command = [sys.executable, "-m", "loader_server", "run", str(path), "--workers", str(workers)]
             with (self.folder / "loaders.log").open("wb") as log:
-                # In a session of its own: a terminal's Ctrl-C would otherwise reach the loaders before `close` ends them.
+                # In a session of its own: a terminal's Ctrl-C would otherwise end the loaders before `close` does.
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
                 )

@@ -124,7 +124,8 @@ class ThinTrainer(threading.Thread):
     def _lap(self, feed: Feed) -> None:
         """Read an epoch to its end, or until time is up, and note which batches came."""
         group, left = int(feed.state()["group"]), feed.rounds_left()
-        batches = left // -(-group // self._run.world) * group  # an epoch is whole groups
+        # The lap begins at the start of an epoch, and an epoch is whole groups: rounds over the rounds of a group.
+        batches = left // -(-group // self._run.world) * group
         numbers: list[int] = []
         rounds, ended = 0, False
         with feed.open() as reading:

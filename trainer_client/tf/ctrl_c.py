@@ -76,10 +76,11 @@ class _Watcher:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if sys.unraisablehook == self._on_dropped:
             sys.unraisablehook = self._previous_hook
+        # If somebody replaced our descriptor meanwhile, theirs goes back in place.
         found = signal.set_wakeup_fd(self._previous)
         if found != self._write.fileno():
             signal.set_wakeup_fd(found)
-        self._write.close()
+        self._write.close()  # the thread reads an end of file, and ends
         self._thread.join()
         self._read.close()
 
@@ -98,7 +99,7 @@ class _Watcher:
                 return
             interrupted = _interrupts(numbers) and _decides(signal.getsignal(signal.SIGINT))
             self.pending |= interrupted and signal.getsignal(signal.SIGINT) is _raise_once_outside
-        if self._previous != -1:
+        if self._previous != -1:  # another descriptor was set before ours, such as asyncio's: it gets the bytes as well
             with suppress(OSError):
                 os.write(self._previous, numbers)
         if interrupted and not _is_held(numbers):

@@ -104,6 +104,7 @@ def distributed(
     source.cardinality = lambda: tf.constant(
         session.cursor.most_rounds(), tf.int64
     )  # Keras reads it as the number of steps, and steps are rounds
+    # A strategy may return an object of another class, whose iteration cannot be observed this way.
     data = strategy.distribute_datasets_from_function(lambda _context: source)
     if type(data) is DistributedDatasetsFromFunction:
         data.__class__ = _DistributedFeedDataset
@@ -299,6 +300,7 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
 
     @functools.cached_property
     def _uncounted(self) -> tf.data.Dataset:
+        # Outside of any graph that is being traced: the dataset outlives it.
         with tf.init_scope():
             return self._make_uncounted()
 
@@ -395,7 +397,7 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
         except (tf.errors.OpError, RuntimeError):
             ctrl_c.raise_pending()
             error = self.counting.session.error or self.counting.error
-            if error is None:
+            if error is None:  # TensorFlow's own failure, not ours
                 raise
             raise error from None
 

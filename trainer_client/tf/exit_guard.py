@@ -52,6 +52,7 @@ def leave(one: Endable) -> None:
 def _end_all() -> None:
     for one in list(_passes):
         one.end()
+    # A thread may be between two elements, outside for a moment: so wait until none has come out for a while.
     until_s = monotonic() + _PATIENCE_S
     while (_inside or monotonic() - _last_left_s[0] < _REST_S) and monotonic() < until_s:
         sleep(_LOOK_AGAIN_S)

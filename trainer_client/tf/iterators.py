@@ -188,6 +188,8 @@ def generate(openings: Openings, signature: Any) -> tf.data.Dataset:
         finalize_func_other_args=[],
         **_kinds([_NUMBER]),
     )
+    # The generator would repeat the iterator's number for ever, so take it once: it is there for its functions, which
+    # see the iterator's beginning and end. The flat map makes the elements of the number.
     first = tf.raw_ops.TakeDataset(input_dataset=iterators, count=1, **_kinds([_NUMBER]))
     elements = tf.raw_ops.FlatMapDataset(input_dataset=first, other_arguments=[], f=functions.elements, **_kinds(specs))
     dataset = tf.data.experimental.from_variant(elements, signature)

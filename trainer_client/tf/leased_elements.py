@@ -35,6 +35,7 @@ class LeasedElements:
         return _OneExecution(self)
 
     def __next__(self) -> Any:
+        # Before fetching: asking for an element reports those before it, and fetching may wait for long.
         self._leases.count_handed_over(self._reading, self._handed_over)
         element = next(self._elements)
         self._handed_over += 1

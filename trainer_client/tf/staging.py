@@ -51,17 +51,17 @@ class Staging:
     def end(self) -> None:
         """Make no more elements, and drop those that were made."""
         self._is_over = True
-        self._room.release()
+        self._room.release()  # the thread may wait for room, and ends once it finds that it is over
         self._let_go()
 
     def _run(self) -> None:
         try:
             while self._room.acquire() and not self._is_over:
                 self._made.put((self._make(), None))
-        except BaseException as error:
+        except BaseException as error:  # raised again by `wait_next`, in the consumer's thread
             self._made.put((None, error))
         finally:
-            if self._is_over:
+            if self._is_over:  # `end` has dropped what was there; this thread may have put one more since
                 self._let_go()
             exit_guard.leave(self)
 

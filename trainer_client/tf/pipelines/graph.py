@@ -136,6 +136,7 @@ def _number_functions(graph: Any) -> None:
         one.signature.name = numbers[one.signature.name]
         for name in _RELATIVES:
             one.attr.pop(name, None)
+    # Copies: the originals belong to the field that is cleared below.
     renamed = [type(one).FromString(one.SerializeToString()) for one in kept]
     graph.library.ClearField("function")
     graph.library.ClearField("gradient")
