@@ -114,6 +114,7 @@ def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
     ours, came = os.getpid(), list[int]()
 
     def handle(number: int, frame: FrameType | None) -> None:
+        """Raise the interruption now, or after a running import; in a forked child, end it by the default action."""
         if os.getpid() != ours:  # a forked child inherits this handler but not our clean-up: SIGTERM just ends it
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -126,6 +127,7 @@ def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
             interrupt()
 
     def interrupt() -> None:
+        """Raise what Ctrl-C would: by SIGINT's handler, or Terminated where SIGINT is ignored."""
         if not callable(signal.getsignal(signal.SIGINT)):  # ignored, as shells do for background jobs
             raise Terminated
         signal.raise_signal(signal.SIGINT)

@@ -87,6 +87,7 @@ def advertised(bound: str, host: str, *, where: str = "--advertise") -> str:
 
 
 def _split(endpoint: str, where: str) -> tuple[str, str]:
+    """Return host and port of a TCP endpoint; raise SettingsError if it is not one."""
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")  # from the right, because IPv6 addresses hold colons
     if scheme != "tcp" or not host or not (port == "*" or _is_port(port, lowest=0)):
@@ -112,6 +113,7 @@ def is_connectable(endpoint: str) -> bool:
 
 
 def _is_host(host: str) -> bool:
+    """Return whether a text is a host name, or an address that can be connected to (IPv6 in brackets)."""
     in_brackets = host.startswith("[") and host.endswith("]")
     try:
         address = ipaddress.ip_address(host[1:-1] if in_brackets else host)
@@ -152,6 +154,7 @@ def scrape_address(bound: str, peer_host: str) -> str:
 
 
 def _plain_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return an address, as IPv4 if it is a mapped one; raise ValueError if the text is none."""
     # A socket for both families reports IPv4 peers as ::ffff:a.b.c.d, which must compare equal to a.b.c.d.
     address = ipaddress.ip_address(host)
     return getattr(address, "ipv4_mapped", None) or address

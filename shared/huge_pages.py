@@ -73,6 +73,7 @@ def _map_aligned(nbytes: int, flags: int, fd: int) -> NDArray[np.uint8]:
 
 
 def _map(address: int | None, nbytes: int, protection: int, flags: int, fd: int) -> int:
+    """Map memory at an address (None: anywhere) and return where it is; raise OSError if the kernel refuses."""
     found = _libc.mmap(address, nbytes, protection, flags, fd, 0)
     if found == _FAILED:
         error = ctypes.get_errno()

@@ -138,6 +138,7 @@ class AllowedKeys:
         return True
 
     def _read(self, files: dict[Path, tuple[int, ...]]) -> None:
+        """Replace the table by the keys in these files; leave out and log unusable keys, and keys without a role."""
         for folder in sorted({self._folder, *(path.parent for path in files)}):
             if _is_open_to_all(folder, stat.S_IWOTH):
                 self._log.warning("everybody on this machine may let keys in: chmod o-w", folder=folder)
@@ -185,6 +186,7 @@ def _refuse_closed_allowed(folder: Path) -> None:
 
 
 def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
+    """Return a folder's entries, sorted by name; none if it does not exist."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
@@ -218,6 +220,7 @@ def make_keys(folder: str | Path) -> None:
 
 
 def _load_pair(folder: Path, role: Role) -> tuple[bytes, bytes]:
+    """Return the public and the secret key of a role; raise SettingsError if the pair is missing or unusable."""
     path = folder / f"{role}.key_secret"
     if not _is_there(path) and any(_is_there(folder / f"{name}.key_secret") for name in ("server", "client")):
         raise SettingsError(
@@ -249,6 +252,7 @@ def _is_open_to_all(path: Path, right: int) -> bool:
 
 
 def _load_key(path: Path) -> tuple[bytes, bytes | None]:
+    """Return the public and, if there is one, the secret key in a file; raise SettingsError if it is unusable."""
     import zmq.auth
 
     try:

@@ -154,6 +154,10 @@ class _Sayings:
     names: Mapping[str, str]
 
     def kind(self, *, alone: bool) -> Kind:
+        """Return the task's kind; raise SettingsError if it is missing or unknown.
+
+        A process `alone` in its `TF_CONFIG`, without hosts of others, is the master.
+        """
         said = self.values.get("type")
         if not said and alone and self.names is _IN_TF_CONFIG:
             return "master"  # a TF_CONFIG without hosts and task: this is the only process
@@ -164,6 +168,7 @@ class _Sayings:
         return _KINDS[said]
 
     def index(self, kind: str, places: int) -> int:
+        """Return the task's index, below `places`; raise SettingsError if it is missing or out of range."""
         said = self.values.get("index")
         if not _says(said) and places == 1:
             return 0
@@ -174,6 +179,7 @@ class _Sayings:
         return number
 
     def hosts(self, what: str) -> tuple[str, ...]:
+        """Return the hosts of a task type; raise SettingsError if one is malformed."""
         said = self.values.get(what)
         if not _says(said):
             return ()
@@ -204,12 +210,17 @@ def _shown(said: object) -> str:
 
 
 def _whole(said: object) -> int | None:
+    """Return a number from an integer or its text of at most 9 digits; None for anything else."""
     if isinstance(said, str) and said.isascii() and said.isdigit() and len(said) < 10:
         return int(said)
     return said if isinstance(said, int) and not isinstance(said, bool) else None
 
 
 def _read(flags: Mapping[str, Any], environment: Mapping[str, str]) -> _Sayings:
+    """Return the values of the first source that has any: flags, TF_CONFIG, variables.
+
+    Raise SettingsError if none has.
+    """
     if any(_says(flags.get(name)) for name in FLAGS.values()):
         return _Sayings({what: flags.get(name) for what, name in FLAGS.items()}, FLAGS)
     if environment.get("TF_CONFIG"):
@@ -225,6 +236,10 @@ def _read(flags: Mapping[str, Any], environment: Mapping[str, str]) -> _Sayings:
 
 
 def _read_tf_config(text: str) -> _Sayings:
+    """Return the values of `TF_CONFIG`, with "chief" for both names of the master.
+
+    Raise SettingsError if it is malformed.
+    """
     try:
         config = json.loads(text)
     except ValueError as error:
@@ -267,6 +282,10 @@ def _not_an_object(where: str, got: str) -> SettingsError:
 
 
 def _refuse_impossible(said: _Sayings, hosts: Mapping[str, Sequence[str]]) -> None:
+    """Raise SettingsError if the hosts of a cluster do not fit together.
+
+    That is a host named twice, two masters or evaluators, or parameter servers without workers.
+    """
     seen: set[str] = set()
     for what, listed in hosts.items():
         for host in listed:
@@ -289,6 +308,10 @@ def _places(said: _Sayings, kind: Kind, hosts: Mapping[str, Sequence[str]]) -> i
 
 
 def _with_last_worker_evaluating(said: _Sayings, role: Role, evaluators: Sequence[str]) -> Role:
+    """Return the role in a cluster whose last worker is the evaluator.
+
+    Raise SettingsError if there is an evaluator already, or no second worker.
+    """
     if evaluators or role.is_evaluator:
         raise said.refusal("evaluator", "no evaluator beside the last worker", "one", "Leave one of them out.")
     if not role.worker_hosts or role.world < 2:

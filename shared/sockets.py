@@ -133,6 +133,7 @@ def bind_sealed_router(
 
 
 def _make_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
+    """Return a ROUTER with a server's options, not yet bound."""
     router = context.socket(zmq.ROUTER)
     _set_common(router, endpoint)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -201,6 +202,7 @@ def _close_on_failure(socket: zmq.Socket[bytes]) -> Iterator[None]:
 
 
 def _set_up(dealer: zmq.Socket[bytes], endpoint: str, keys: ClientKeys | None, identity: bytes) -> None:
+    """Set a client's options on a DEALER: identity, back-off, heartbeats and keys."""
     _set_common(dealer, endpoint)
     dealer.setsockopt(zmq.ROUTING_ID, identity)
     dealer.setsockopt(zmq.IMMEDIATE, 1)  # queue only on completed connections: sending fails while it is down
@@ -217,6 +219,7 @@ def _set_up(dealer: zmq.Socket[bytes], endpoint: str, keys: ClientKeys | None, i
 
 
 def _set_common(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    """Set the options that all sockets share."""
     if "[" in endpoint:  # libzmq speaks only IPv4 by default
         socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.LINGER, 0)
@@ -296,6 +299,7 @@ def descriptors_by_port() -> Iterator[tuple[int, int]]:
 
 
 def _local_port(fd: int) -> int:
+    """Return the port that a TCP socket is bound to; 0 if it is no TCP socket."""
     seen = posix.socket(fileno=fd)  # detached below: closing it would close libzmq's descriptor
     try:
         return int(seen.getsockname()[1]) if seen.family in (posix.AF_INET, posix.AF_INET6) else 0

@@ -42,6 +42,7 @@ class GivenBatches:
             self._count()
 
     def _count(self) -> None:
+        """Count the batch in hand as trained on, if there is one."""
         if self._is_in_hand:
             self._is_in_hand = False
             self._feed.trained()

@@ -44,6 +44,7 @@ def find_unheeded(options: argparse.Namespace, needed: Mapping[str, str]) -> str
 
 
 def _is_given(options: argparse.Namespace, flag: str) -> bool:
+    """Return whether an option was given; 0 counts as given."""
     value = getattr(options, flag.removeprefix("--").replace("-", "_"))
     return value is not None and value is not False and value not in ("", [])  # 0 is given
 

@@ -138,6 +138,7 @@ class Brakes:
             self._due_s = now_s + max(_LOOK_S, (time.thread_time() - began_s) / _LOOK_SHARE)
 
     def _look(self, now_s: float) -> None:
+        """Compare what each connection has sent with its share, and stop those that exceed it with useless messages."""
         received = {fd: nbytes for fd in self._connections() if (nbytes := _received(fd)) is not None}
         self._forget_ended(received)
         if not self._is_behind:
@@ -161,6 +162,7 @@ class Brakes:
                 known.pop(fd, None)
 
     def _stop(self, fd: int, now_s: float) -> None:
+        """Stop a connection, twice as long as the last time if that is recent."""
         if fd in self._stopped:
             return
         self.stops += 1

@@ -73,6 +73,7 @@ class BoundedConnections:
         return min(due_s) - now_s if due_s else None
 
     def _end_oldest(self) -> None:
+        """End the oldest connection without a request, or the oldest of all if each has sent one."""
         with self._lock:
             living = [(connection, held) for connection, held in self._held.items() if not held.is_ended]
             silent = [(connection, held) for connection, held in living if not held.has_asked]

@@ -80,6 +80,7 @@ def listening_of(
 
 
 def _split(listen: str, words: ListeningWords) -> tuple[str, int | None]:
+    """Return host and port (None: not given) of `HOST` or `HOST:PORT`; raise SettingsError if it is neither."""
     host, colon, port = listen.rpartition(":")
     if not colon or listen.endswith("]"):
         host, port = listen, ""
@@ -97,6 +98,7 @@ def _split(listen: str, words: ListeningWords) -> tuple[str, int | None]:
 
 
 def _is_everywhere(host: str) -> bool:
+    """Return whether a host is the address that stands for all addresses of the machine."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
@@ -109,6 +111,7 @@ def bracketed(host: str) -> str:
 
 
 def _read_token(file: Path, words: ListeningWords) -> str:
+    """Return the token in a file; raise SettingsError if it cannot be read, is short, or has other characters."""
     try:
         token = file.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -58,6 +58,7 @@ def remove_dead_targets(folder: Path) -> list[str]:
 
 
 def _is_locked(path: Path) -> bool:
+    """Return whether a living process holds the file; True also if the file cannot be opened."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError):

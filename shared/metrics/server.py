@@ -236,6 +236,7 @@ class _App:
 
 
 def _answer(begin: StartResponse, reason: str) -> Iterable[bytes]:
+    """Answer 503 with the reason, or 200 if there is none."""
     return _say(begin, "503 Service Unavailable", reason) if reason else _say(begin, "200 OK", "ok")
 
 
@@ -273,6 +274,7 @@ class _Collector(Collector):
 
 
 def _family(samples: MetricSamples) -> Family:
+    """Return the samples of a metric as prometheus_client's family."""
     metric = samples.metric
     if metric.kind == "histogram":
         return _histogram(samples)
@@ -285,6 +287,7 @@ def _family(samples: MetricSamples) -> Family:
 
 
 def _histogram(samples: MetricSamples) -> Family:
+    """Return a histogram as prometheus_client's family, whose buckets are cumulative."""
     metric = samples.metric
     family = HistogramMetricFamily(metric.name, metric.help_text, labels=metric.labels)
     bounds = [*map(floatToGoString, WAIT_BOUNDS_S), "+Inf"]

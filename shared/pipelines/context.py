@@ -131,6 +131,7 @@ def samples_dataset(fields: Sequence[Field], samples: Callable[[], Iterator[Any]
 
 
 def _dict_spec(dataset: tf.data.Dataset, asked: str) -> dict[str, Any]:
+    """Return the spec of a data set whose elements are dicts; raise SettingsError if they are not."""
     spec = dataset.element_spec
     if isinstance(spec, dict):
         return spec

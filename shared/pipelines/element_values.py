@@ -62,6 +62,7 @@ def fields_of_element(values: Iterable[ElementValue]) -> tuple[Field, ...]:
 
 
 def _fields(value: ElementValue) -> tuple[Field, ...]:
+    """Return the fields of one value: its values, and its shape if any axis varies."""
     if not value.flattened:
         return (Field(key=value.key + _VALUES, dtype=value.dtype, shape=value.shape),)
     flat = Field(key=value.key + _VALUES, dtype=value.dtype, shape=(None, *value.fixed))
@@ -75,6 +76,7 @@ def values_of_element(fields: Iterable[Field]) -> tuple[ElementValue, ...]:
 
 
 def _value(field: Field, known: Mapping[str, Field]) -> ElementValue:
+    """Return the value that a field of values carries; its rank comes from the field of its shape."""
     key = field.key.removesuffix(_VALUES)
     shape = field.shape
     if field.padded:

@@ -84,6 +84,7 @@ def joined_values(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _joined(own: Mapping[str, Any]) -> Any:
+    """Return the value that has these parts, by their kinds."""
     if set(own) == {""}:
         return own[""]
     if _BYTES in own:
@@ -92,6 +93,7 @@ def _joined(own: Mapping[str, Any]) -> Any:
 
 
 def _of_flat(own: Mapping[str, Any]) -> Any:
+    """Return the ragged or sparse tensor that has these parts."""
     import tensorflow as tf  # only where pipelines are built
 
     flat = _joined({kind.removeprefix(_FLAT).removeprefix(":"): one for kind, one in own.items() if _FLAT in kind})
@@ -102,6 +104,7 @@ def _of_flat(own: Mapping[str, Any]) -> Any:
 
 
 def _strings(joined: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
+    """Return the strings whose bytes are joined, cut by their sizes and in the shape of `sizes`."""
     import tensorflow as tf  # only where pipelines are built
 
     letters = tf.gather(tf.constant([bytes([code]) for code in range(256)]), tf.cast(joined, tf.int32))

@@ -49,6 +49,7 @@ class SentGraph:
 
 
 def _value(key: str, dtype: str, shape: list[int | None]) -> ElementValue:
+    """Return a value of the element; raise ValueError if it is not one."""
     if not isinstance(key, str) or dtype not in DTYPES or not all(size is None or size >= 0 for size in shape):
         raise ValueError
     return ElementValue(key, dtype, tuple(shape))

@@ -220,6 +220,7 @@ def parse_job(toml: str, where: str) -> Job:
 
 
 def _document(toml: str, where: str) -> dict[str, Any]:
+    """Return the parsed TOML; raise SettingsError for wrong syntax, and for values that no setting takes."""
     try:
         document: dict[str, Any] = tomllib.loads(toml)
         refuse_beyond_bounds(document)
@@ -245,6 +246,7 @@ def _wrong_syntax(error: ValueError | RecursionError) -> str:
 
 
 def _check_names(streams: Mapping[str, Table], where: str) -> None:
+    """Raise SettingsError if a stream's name is not a label."""
     for name in streams:
         try:
             label(name)
@@ -307,6 +309,7 @@ def _transform_tables(stream: Table) -> set[str]:
 
 
 def _is_curriculum(said: object) -> bool:
+    """Return whether a value is a table with an entry for each of some epochs."""
     if not isinstance(said, dict) or not said:
         return False
     return all(epoch.isascii() and epoch.isdecimal() and len(epoch) < 10 for epoch in said)

@@ -42,6 +42,7 @@ def read_tables(
 
 
 def _read(kind: type[_T], table: Table, where: str) -> _T:
+    """Return one dataclass read from its part of a table; raise SettingsError if a required setting is missing."""
     values = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         if field.name in table:
@@ -57,6 +58,7 @@ def _read(kind: type[_T], table: Table, where: str) -> _T:
 
 
 def _parsed(field: dataclasses.Field[Any], value: object, where: str) -> object:
+    """Return a setting as its parser has it; raise SettingsError with the setting's place if it refuses the value."""
     try:
         return field.metadata["parse"](value)
     except BadValue as bad:

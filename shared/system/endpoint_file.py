@@ -93,6 +93,7 @@ class FollowedEndpoint:
         return self.address != connected
 
     def _note(self, problem: str, why: str) -> None:
+        """Remember why the file gave no address; log a new reason once if the last address stays in use."""
         if problem != self.problem and self.address:
             Log("endpoint").warning("the last address that the file said counts", file=self._file, reason=why)
         self.problem = problem

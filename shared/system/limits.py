@@ -40,6 +40,7 @@ def refuse_small_limits_of_client() -> None:
 
 
 def _refuse(what: str, limit: int, least: int, unit: int, in_a_unit: str) -> None:
+    """Raise a MachineError if a limit is below what is needed; `unit` is the unit of both in the message."""
     if limit != resource.RLIM_INFINITY and limit < least:
         raise MachineError(
             expected=f"at least {-(-least // unit)} {what}",

@@ -137,6 +137,7 @@ def _plain(value: Any, check: Check) -> Any:
 
 
 def _plain_part(part: Part, check: Check) -> list[Any]:
+    """Return a record as the list of its fields; raise OutOfBounds if its kind or a field is not as the check says."""
     if type(check) is not Record or type(part) is not check.kind:
         raise OutOfBounds(str(check))
     values = []
@@ -163,6 +164,7 @@ def decode(frame: bytes | memoryview) -> Message:
 
 
 def _opened(envelope: Any) -> Message:
+    """Return the message in an unpacked frame; raise ProtocolError or VersionError if it is none of ours."""
     if type(envelope) is not list or len(envelope) != 3 or type(envelope[0]) is not int:
         raise _garbage("another structure", "[version, kind, fields]")
     version, kind, fields = envelope
@@ -176,6 +178,7 @@ def _opened(envelope: Any) -> Message:
 
 
 def _checked(kind: type[Message], fields: dict[str, Any]) -> Message:
+    """Return the message with these fields; raise ProtocolError if one is missing, unknown or out of bounds."""
     checks = kind.checks
     if fields.keys() != checks.keys():
         other = sorted(str(name)[:40] for name in fields.keys() ^ checks.keys())[:5]

@@ -106,6 +106,7 @@ def _unify_nans(items: NDArray[np.float32]) -> None:
 
 
 def _round_to_bfloat16(items: NDArray[np.float32]) -> None:
+    """Round in place to the nearest value with a bfloat16's bits, ties to even."""
     # Round half to even, on integers: adding 0x7FFF plus the lowest kept bit carries into the upper half exactly when
     # the lower half is above one half, or equal to it while the upper half is odd.
     bits = items.view(np.uint32)
@@ -132,6 +133,7 @@ def encode_payload(payload: NDArray[np.uint8], layout: Layout, encoding: Payload
 
 
 def _narrowed(payload: NDArray[np.uint8], layout: Layout, float32: str) -> NDArray[np.uint8]:
+    """Return the payload with 16 bits an item for float32 tensors, and zeros between tensors."""
     wire = _on_wire(layout, float32)
     narrow = np.zeros(wire.nbytes, np.uint8)
     for source, target in zip(layout.tensors, wire.tensors, strict=True):
@@ -144,6 +146,7 @@ def _narrowed(payload: NDArray[np.uint8], layout: Layout, float32: str) -> NDArr
 
 
 def _narrow(items: NDArray[np.float32], narrow: NDArray[Any]) -> None:
+    """Write float32 items as 16-bit ones; they were rounded before, so nothing is lost."""
     if narrow.dtype == np.float16:
         narrow[...] = items
     else:
@@ -197,6 +200,7 @@ def decode_payload(data: Any, layout: Layout, encoding: PayloadEncoding, out: ND
 
 
 def _widen(narrow: NDArray[Any], items: NDArray[np.float32]) -> None:
+    """Write 16-bit items as float32 ones."""
     if narrow.dtype == np.float16:
         with np.errstate(all="ignore"):  # a signalling NaN, which only a foreign program would send
             items[...] = narrow
@@ -217,6 +221,7 @@ def _decompressed(data: Any, nbytes: int, compression: str) -> NDArray[np.uint8]
 
 
 def _from_lz4(data: Any, nbytes: int) -> bytes:
+    """Return `nbytes` bytes of an lz4 block; raise ProtocolError if it is not such a block."""
     lz4 = _library("lz4")
     try:
         plain: bytes = lz4.decompress(data, uncompressed_size=nbytes)
@@ -226,6 +231,7 @@ def _from_lz4(data: Any, nbytes: int) -> bytes:
 
 
 def _from_zstd(data: Any, nbytes: int) -> bytes:
+    """Return `nbytes` bytes of a zstd frame; raise ProtocolError if it is not such a frame."""
     zstd = _library("zstd")
     try:
         # The library allocates as much as a frame claims, so check the claim first: a few bytes could claim gigabytes.

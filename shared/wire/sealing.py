@@ -74,6 +74,7 @@ class Opener:
         return opened
 
     def _open(self, nonce: bytes, sealed: bytes | memoryview) -> bytes | None:
+        """Return the opened bytes, or None if they are not authentic."""
         from cryptography.exceptions import InvalidTag
 
         try:

@@ -49,6 +49,7 @@ class FeedArrays:
         return iter(self._given)
 
     def _array(self, array: NDArray[Any]) -> jax.Array | NDArray[Any]:
+        """Return the array as one of JAX, or as it is if JAX would cut its 64 bits."""
         if array.dtype.itemsize >= _WIDE and not jax.config.jax_enable_x64:
             return array
         if self._sharding is None:

@@ -51,6 +51,7 @@ class LogMel(TableLayer):
         return tf.where(own, self._in_range(bands, own), 0.0), frames
 
     def _frames_of(self, length: Any) -> Any:
+        """Return the number of frames of each row; 0 if it is empty, else at least 1."""
         said = self._frames
         spare = tf.maximum(length + 2 * said.margin - said.window, 0)
         return tf.where(length > 0, 1 + spare // said.hop, 0)
@@ -66,6 +67,7 @@ class LogMel(TableLayer):
         return tf.pad(sound, [[0, 0], [0, tf.maximum(said.window - tf.shape(sound)[1], 0)]])
 
     def _energies(self, sound: Any) -> Any:
+        """Return the mel energies of each frame."""
         said = self._frames
         windows = tf.signal.frame(sound, said.window, said.hop)
         if self._convention.like_kaldi:
@@ -84,6 +86,7 @@ class LogMel(TableLayer):
         return tf.signal.frame(raised, self._frames.window, self._frames.hop) - (1 - EMPHASIS) * means
 
     def _logarithms(self, energies: Any) -> Any:
+        """Return logarithms of energies, bounded below, in the convention's unit."""
         logarithms = tf.math.log(tf.maximum(energies, self._convention.floor))
         return logarithms * np.float32(10 / np.log(10)) if self._convention.decibels else logarithms
 

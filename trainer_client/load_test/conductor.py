@@ -181,6 +181,7 @@ def _listen(
     is_done: Callable[[_Process], bool],
     on_progress: Callable[[int], None],
 ) -> None:
+    """Read messages of the crews until each is done; raise CrewError if one ends early."""
     while waiting := {crew.file: crew for crew in crews if not is_done(crew)}:
         for file in interrupts.wait(list(waiting), None):
             waiting[file].hear()
@@ -188,6 +189,7 @@ def _listen(
 
 
 def _refuse_if_some_failed(crews: list[_Process], plan: LoadPlan) -> None:
+    """Raise AttachError if any trainer could not attach."""
     failed = [one for crew in crews for one in crew.failed]
     if failed:
         first, exit_code = failed[0]
@@ -206,6 +208,7 @@ def _own_cpu_s() -> float:
 
 
 def _together(crews: list[_Process], plan: LoadPlan) -> Measured:
+    """Return the combined measurements of all crews, with the audit."""
     measured, laps = Measured(), list[Lap]()
     for crew in crews:
         assert crew.result is not None
@@ -222,6 +225,7 @@ def _together(crews: list[_Process], plan: LoadPlan) -> Measured:
 
 
 def _add(measured: Measured, trainer: dict[str, Any]) -> None:
+    """Add one trainer's counts and error."""
     measured.steps += trainer["steps"]
     measured.rows += trainer["rows"]
     measured.nbytes += trainer["nbytes"]

@@ -91,6 +91,7 @@ class _Crew:
                 trainer.stop()
 
     def _result(self, cpu_s: float, wall_s: float) -> dict[str, Any]:
+        """Return the combined counts of this process's trainers, as plain values."""
         waits, seconds = Histogram(), dict[int, Histogram]()
         for trainer in self._trainers:
             waits.merge(trainer.tally.waits)

@@ -126,6 +126,7 @@ class OwnJob:
 
 
 def _children(pid: int) -> list[int]:
+    """Return the ids of a process's children and their children; none if it has ended."""
     try:
         found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()]
     except OSError:
@@ -134,6 +135,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _cpu_s(pid: int) -> float:
+    """Return the processor time of a process; 0 if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
     except OSError:

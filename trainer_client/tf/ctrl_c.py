@@ -136,6 +136,7 @@ def _decides(handler: object) -> bool:
 
 
 def _raise_once_outside(_number: int, frame: FrameType | None) -> None:
+    """Handle SIGINT: raise KeyboardInterrupt here, or as soon as the main thread leaves code that would lose it."""
     for watcher in _watchers:
         watcher.hear()
     outside = _outside(frame)
@@ -226,6 +227,7 @@ def _is_held(numbers: bytes) -> bool:
 
 
 def _note(number: int, frame: FrameType | None) -> None:
+    """Handle SIGINT inside `deferred`: note a first one, raise at a second."""
     if any(one.is_asked for one in _deferring):
         _raise_once_outside(number, frame)
     for one in _deferring:

@@ -130,6 +130,7 @@ def copies_batches() -> bool:
 
 
 def _prepare(session: FeedSession) -> None:
+    """Prepare the session and this process for TensorFlow: flushing, Ctrl-C, and Keras' warnings switched off."""
     copies_batches()  # at the start, because it logs what it finds
     session.serve_framework(let_go=flush_references, on_close=ctrl_c.forget)
     ctrl_c.watch(session)
@@ -140,6 +141,7 @@ def _prepare(session: FeedSession) -> None:
 
 
 def _pipeline(openings: Openings) -> tf.data.Dataset:
+    """Return the dataset that reads these openings' elements, with the user's `map` applied."""
     dtypes = {field.key: field.dtype for field in openings.session.fields}
     shapes = {key: openings.stacks.shape_of(shape) for key, shape in shapes_of(openings.session).items()}
     specs = {key: tf.TensorSpec(shape, dtypes[key]) for key, shape in shapes.items()}
@@ -389,6 +391,10 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
                 yield made
 
     def _observed(self, take: Callable[[], Any]) -> Any:
+        """Return what `take` returns; count the pass at its end.
+
+        Raise the feed's own error in place of TensorFlow's.
+        """
         try:
             return take()
         except StopIteration:
@@ -489,6 +495,7 @@ def warm_up(session: FeedSession, step: Callable[[Any], Any], structure: Element
 
 
 def _element_of(structure: ElementStructure, batch: Mapping[str, Any]) -> Any:
+    """Return the element of a batch of arrays, with `map` applied."""
     element = structure.of({key: tf.constant(array) for key, array in batch.items()})
     return element if structure.map is None else structure.map(element)
 

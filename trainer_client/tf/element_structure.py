@@ -65,6 +65,7 @@ class ElementStructure:
 
 
 def _filled(part: Keys, values: Mapping[str, Any]) -> Any:
+    """Return a part of an element with the values of its keys."""
     if isinstance(part, str):
         return _value(part, values)
     if isinstance(part, Mapping):
@@ -73,6 +74,7 @@ def _filled(part: Keys, values: Mapping[str, Any]) -> Any:
 
 
 def _value(key: str, values: Mapping[str, Any]) -> Any:
+    """Return the value of a key; raise SettingsError if the batches have no such key."""
     if key not in values:
         raise SettingsError(
             expected="a key of the batches (" + ", ".join(values) + ")",
@@ -92,6 +94,7 @@ def assembler(spec: Any, leaf: type) -> Callable[[Sequence[Any]], Any] | None:
 
 
 def _assembler(spec: Any, leaf: type, places: Iterator[int]) -> Callable[[Sequence[Any]], Any] | None:
+    """Return the assembler of a part of a spec, whose leaves take the next places of the flat list."""
     if type(spec) is leaf:
         return itemgetter(next(places))
     if type(spec) is tuple:
@@ -117,6 +120,7 @@ def shapes_of(session: FeedSession) -> dict[str, tuple[int | None, ...]]:
 
 
 def _agreed(shapes: list[tuple[int, ...]]) -> tuple[int | None, ...]:
+    """Return the sizes that all shapes agree on, and None for the others."""
     return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True))
 
 

@@ -50,6 +50,7 @@ def leave(one: Endable) -> None:
 
 
 def _end_all() -> None:
+    """End all passes, and wait at most a second until the framework's threads stay out of them."""
     for one in list(_passes):
         one.end()
     # A thread may be between two elements, outside for a moment: so wait until none has come out for a while.

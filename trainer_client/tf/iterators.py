@@ -115,6 +115,7 @@ class FeedPass:
             exit_guard.leave(self)
 
     def _next(self) -> list[Any]:
+        """Return the arrays of the next element; remember an error, and raise it from now on."""
         if self._error is not None:
             raise self._error
         try:
@@ -159,16 +160,19 @@ _PASSES: dict[int, _LazyPass] = {}
 
 
 def _begin(dataset: np.int64) -> Any:
+    """Register the pass of a new iterator of a dataset, and return the iterator's number."""
     number = next(_NUMBERS)
     _PASSES[number] = _LazyPass(_OPENINGS[int(dataset)])
     return np.int64(number)
 
 
 def _advance(number: np.int64) -> list[Any]:
+    """Return the next element of an iterator."""
     return next(_PASSES[int(number)])
 
 
 def _end(number: np.int64) -> Any:
+    """Forget the pass of an iterator that TensorFlow destroys."""
     _PASSES.pop(int(number), None)
     return np.int64(0)
 

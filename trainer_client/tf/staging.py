@@ -55,6 +55,7 @@ class Staging:
         self._let_go()
 
     def _run(self) -> None:
+        """Make elements while there is room and somebody wants them; pass on the error that stops it."""
         try:
             while self._room.acquire() and not self._is_over:
                 self._made.put((self._make(), None))

@@ -56,6 +56,7 @@ class FeedTensors(torch.utils.data.IterableDataset[dict[str, Any]]):
         raise _read_elsewhere("one that is sent to another process")
 
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
+        """Return a tensor over the array's memory, or a copy of it on the device."""
         tensor = torch.from_numpy(array)
         if self._device.type == "cpu":
             return tensor

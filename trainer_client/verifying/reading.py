@@ -148,6 +148,7 @@ def read_epochs(source: EpochsOfJob, note: Callable[[int, int], None] = lambda _
 def _read_epoch(
     connection: _NumberedFeed, source: EpochsOfJob, cursor: Cursor, note: Callable[[int, int], None]
 ) -> EpochDigests:
+    """Return the digests of an epoch's batches; raise ProtocolError if they come out of order."""
     digests = EpochDigests(cursor.epoch, cursor.group, cursor.plan_digest)
     batches = connection.count_batches(cursor)
     stop = min(batches, source.most or batches)

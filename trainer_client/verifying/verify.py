@@ -75,6 +75,7 @@ def verify(order: VerifyOrder) -> int:
 
 
 def _compare(order: VerifyOrder, progress: Progress) -> _Comparison:
+    """Read as ordered, and return the comparison with a second reading, another job or a digest."""
     epochs = read_epochs(order.source, _noter(progress, "reading"))
     outcome = _Comparison(epochs=epochs, parts={}, of_cuts=[], of_other=[], other_digest=None, other_plan=None)
     if order.cuts:
@@ -90,6 +91,7 @@ def _compare(order: VerifyOrder, progress: Progress) -> _Comparison:
 
 
 def _read_again(order: VerifyOrder, outcome: _Comparison, note: Callable[[int, int], None]) -> None:
+    """Read each epoch again in parts, cut at random places, and note parts and differences."""
     draws = random.Random(secrets.randbits(64))  # noqa: S311 - no secret depends on where an epoch is cut
     for whole in outcome.epochs:
         again = EpochDigests(whole.epoch, whole.group, whole.plan_digest)
@@ -103,6 +105,7 @@ def _read_again(order: VerifyOrder, outcome: _Comparison, note: Callable[[int, i
 
 
 def _refuse_other_group(order: VerifyOrder, here: Sequence[EpochDigests], there: Sequence[EpochDigests]) -> None:
+    """Raise NotComparableError if the other job reads in another group."""
     if here[0].group != there[0].group:
         raise NotComparableError(
             expected=f"a job that reads in groups of {here[0].group}, as {order.source.endpoint} does",

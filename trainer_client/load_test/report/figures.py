@@ -153,6 +153,7 @@ def together(runs: Sequence[Figures]) -> Figures:
 
 
 def _one(name: str, values: Sequence[Any]) -> Any:
+    """Return one figure of several repeats: the sum of a fault, the median of others; None if never measured."""
     known = [value for value in values if value is not None]
     if not known or name in _FAULTS:
         return sum(known) if known else None

@@ -77,6 +77,7 @@ def run_pipeline(  # noqa: PLR0913 - what a context needs, each with a default
 
 
 def _dataset_of(samples: list[Mapping[str, Any]]) -> tf.data.Dataset:
+    """Return a data set of the samples; raise SettingsError if one is no dict."""
     for sample in samples:
         if not isinstance(sample, dict):
             raise SettingsError(

@@ -58,6 +58,7 @@ def sent_graph(dataset: tf.data.Dataset) -> SentGraph:
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator] # TensorFlow has no types
 def _leaves(*element: Any) -> dict[str, Any]:
+    """Return the leaves of an element by their numbers, in the order of `tf.nest.flatten`."""
     whole = element if len(element) != 1 else element[0]
     return {str(place): leaf for place, leaf in enumerate(tf.nest.flatten(whole))}
 
@@ -68,6 +69,7 @@ def packed_element(spec: Any, leaves: Mapping[str, Any]) -> Any:
 
 
 def _value(key: str, spec: tf.TensorSpec) -> ElementValue:
+    """Return the description of a leaf; raise SettingsError if its dtype or rank cannot cross."""
     if spec.dtype.name not in DTYPES or spec.shape.rank is None:
         raise SettingsError(
             expected="elements of numbers and strings, of known rank",
@@ -79,6 +81,7 @@ def _value(key: str, spec: tf.TensorSpec) -> ElementValue:
 
 
 def _serialized(dataset: tf.data.Dataset) -> bytes:
+    """Return the data set's graph as bytes; raise SettingsError if it has state outside of it."""
     try:
         graph = tf.raw_ops.DatasetToGraphV2(
             input_dataset=tf.data.experimental.to_variant(dataset),
@@ -97,6 +100,7 @@ def _serialized(dataset: tf.data.Dataset) -> bytes:
 
 
 def _refuse_writing(graph: Any) -> None:
+    """Raise SettingsError if the graph writes files."""
     bodies = ([*graph.node], *([*one.node_def] for one in graph.library.function))
     for nodes in bodies:
         by_name = {node.name: node for node in nodes}
@@ -163,6 +167,7 @@ def _number_nodes(graph: Any) -> None:
 
 
 def _find(nodes: Iterable[Any], functions: Mapping[str, Any], numbers: dict[str, str]) -> None:
+    """Give numbers to the functions that these nodes call, and that those call in turn, in order of first use."""
     for node in nodes:
         for called in _called(node):
             name = called.name
@@ -178,6 +183,7 @@ def _called(node: Any) -> list[Any]:
 
 
 def _rename(nodes: Iterable[Any], numbers: Mapping[str, str]) -> None:
+    """Rename the functions that nodes call, and drop debug information that differs between processes."""
     for node in nodes:
         for called in _called(node):
             called.name = numbers.get(called.name, called.name)

@@ -42,6 +42,7 @@ class OneForEach:
         return self._one_for_each(data, rounds[1] * self._session.replicas)
 
     def _one_for_each(self, data: tf.data.Dataset, batches: int) -> Iterator[Any]:
+        """Yield as many elements as batches; raise SettingsError if the pipeline yields fewer or more."""
         elements = self._elements_of(data)
         for done in range(batches):
             element = next(elements, None)
@@ -52,6 +53,7 @@ class OneForEach:
             yield element
 
     def _elements_of(self, data: tf.data.Dataset) -> Iterator[Any]:
+        """Yield the data set's elements; raise the feed's own error in place of TensorFlow's."""
         elements = iter(data)
         while True:
             try:

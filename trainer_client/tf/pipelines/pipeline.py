@@ -106,6 +106,7 @@ def element_tensors(values: Sequence[ElementValue], batch: Mapping[str, tf.Tenso
 
 
 def _shaped(value: ElementValue, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """Return a value in its own shape, from its flat form and its sizes in the batch."""
     tensor = batch[f"{value.key}:values"][0]
     if value.flattened:  # only the varying axes: in an empty batch the sizes are all zeros, even of fixed axes
         varying = batch[f"{value.key}:shape"][0][: value.flattened]
