@@ -81,7 +81,7 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
             code = error.exit_code
         except KeyboardInterrupt as error:
             terminated = bool(came) or isinstance(error, Terminated)
-            what_is_left = f": {error}" if str(error) else ""  # what was saved, say
+            what_is_left = f": {error}" if str(error) else ""  # such as what was saved
             print(f"{parser.prog}: {'terminated' if terminated else 'interrupted'}{what_is_left}", file=sys.stderr)
             code = _TERMINATED if terminated else _INTERRUPTED
             _make_python_forget()

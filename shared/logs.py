@@ -54,6 +54,8 @@ def _words(fields: dict[str, object]) -> str:
 
 
 class _JsonLines(logging.Formatter):
+    """Formatter of one JSON object a line."""
+
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
         fields: dict[str, Any] = getattr(record, "fields", {})
@@ -63,6 +65,8 @@ class _JsonLines(logging.Formatter):
 
 
 class _Readable(logging.Formatter):
+    """Formatter of lines for people, with the local time."""
+
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, timezone.utc).astimezone().strftime("%H:%M:%S")
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "

@@ -29,6 +29,6 @@ def quick_import() -> Iterator[None]:
         yield
     finally:
         if collecting:
-            if len(sys.modules) > modules:  # else nothing was large, and what is there may become garbage
+            if len(sys.modules) > modules:  # else nothing was imported, and objects made here may become garbage
                 gc.freeze()
             gc.enable()

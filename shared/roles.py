@@ -191,6 +191,7 @@ class _Sayings:
         return tuple(self._host(what, host) for host in listed)
 
     def _host(self, what: str, said: object) -> str:
+        """Return a host without surrounding spaces; raise SettingsError if it is malformed."""
         host = said.strip() if isinstance(said, str) else ""
         if not is_connectable(f"tcp://{host}"):
             raise self.refusal(what, "hosts like 10.0.0.7:2222", _shown(said), _ADDRESSES)
@@ -264,6 +265,7 @@ def _read_tf_config(text: str) -> _Sayings:
 
 
 def _object(where: str, said: object) -> Mapping[str, Any]:
+    """Return a JSON object, empty if it is missing inside `TF_CONFIG`; raise SettingsError if it is something else."""
     if said is None and where != "TF_CONFIG":
         return {}
     if not isinstance(said, Mapping):

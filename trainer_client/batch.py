@@ -62,7 +62,7 @@ class Batch(dict[str, Any]):
         self._digest = header.digest
         self._payload = payload
         self._settle = settle
-        #: Keeps the feed alive as long as this batch: a feed closes itself once neither it nor a batch is referenced.
+        #: Keeps the feed alive as long as this batch: a feed closes itself once it and all its batches are gone.
         self._feed = feed
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:

@@ -115,6 +115,7 @@ class ToldModel(DigitModel):
         return logs
 
     def _seen(self, tags: Any, lengths: Any, weight: Any, shape: Any) -> None:
+        """Report the samples and the shape of a step's batch."""
         self.steps += 1
         valid = weight > 0
         self._tell(

@@ -46,7 +46,7 @@ def role(  # noqa: PLR0913 - each is a flag with a default
         The role, of which `connect` takes rank and world by itself.
 
     Raises:
-        SettingsError: Neither arguments nor environment say a role, or what they say does not fit together.
+        SettingsError: Neither arguments nor environment give a role, or the values do not fit together.
 
     Example:
         >>> place = trainer_client.role(job_name="worker", task_index=1, worker_hosts="a:2222,b:2222")

@@ -43,6 +43,7 @@ def mel_frames(settings: MelSettings, convention: Convention) -> MelFrames:
 
 
 def _refuse_no_frames(window: int, hop: int, rate: int) -> None:
+    """Raise SettingsError if a window has fewer than 2 samples, or a hop none."""
     if window < 2 or hop < 1:
         raise SettingsError(
             expected=f"a window of at least 2 samples and a hop of at least 1 at {rate} Hz",
@@ -53,6 +54,7 @@ def _refuse_no_frames(window: int, hop: int, rate: int) -> None:
 
 
 def _refuse_no_bands(edges_hz: tuple[float, float], rate: int) -> None:
+    """Raise SettingsError unless the edges lie in order, below half the rate."""
     low_hz, high_hz = edges_hz
     if not low_hz < high_hz <= rate / 2:
         raise SettingsError(

@@ -155,7 +155,7 @@ class _Marks:
         """Return and forget the identities and amounts of the marks that libzmq has finished with."""
         marks, self._open = self._open, []
         finished = []
-        for mark in marks:  # ask each only once: libzmq's thread may finish it between two questions, and lose it
+        for mark in marks:  # ask each only once: a mark that is finished between two questions would be lost
             tracker, identity, amount = mark
             if tracker.done:
                 finished.append((identity, amount))

@@ -24,6 +24,8 @@ _LEAVING_S = 0.5
 
 @dataclass(slots=True)
 class _HeldConnection:
+    """State of one connection."""
+
     #: When it will be ended.
     due_s: float
     has_asked: bool = False

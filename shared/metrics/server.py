@@ -246,6 +246,8 @@ def _say(begin: StartResponse, status: str, text: str, *more: tuple[str, str]) -
 
 
 class _Handler(WSGIRequestHandler):
+    """Handler of one request, which is bounded in time and not logged."""
+
     server: _Server
 
     def parse_request(self) -> bool:
@@ -261,6 +263,8 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Collector(Collector):
+    """Collector that asks for samples at each scrape."""
+
     def __init__(self, samples: Callable[[], Iterable[MetricSamples]]) -> None:
         self._samples = samples
 

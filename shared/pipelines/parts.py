@@ -49,6 +49,7 @@ def _has_parts(tf: Any, spec: Any) -> bool:
 
 
 def _refuse_partless(tf: Any, key: str, spec: Any, where: str) -> None:
+    """Raise SettingsError if a value is neither dense, ragged nor sparse."""
     if not isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec):
         raise SettingsError(
             expected=f'"{key}" as a dense, ragged or sparse tensor',

@@ -117,5 +117,5 @@ def layout_of(fields: Sequence[Field], shape: BucketShape) -> Layout:
 
 
 def _aligned(offset: int) -> int:
-    # Rounded up: // rounds down, also below zero.
+    # Rounded up: // rounds towards minus infinity, so two negations turn its direction.
     return -(-offset // ALIGNMENT) * ALIGNMENT

@@ -165,6 +165,7 @@ def _on_wire(layout: Layout, float32: str) -> Layout:
 
 
 def _compressed(payload: NDArray[np.uint8], compression: str) -> NDArray[np.uint8] | bytes:
+    """Return the payload compressed; lz4 without its size, which the receiver knows from the layout."""
     if compression == "none":
         return payload
     library = _library(compression)

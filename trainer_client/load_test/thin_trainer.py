@@ -152,6 +152,7 @@ class ThinTrainer(threading.Thread):
         )
 
     def _next(self, reading: Reading) -> Batch | None:
+        """Return the next batch, or None at the end, and record how long it took to come."""
         began_s = time.perf_counter()
         batch = next(reading, None)
         waited_us = int(1e6 * (time.perf_counter() - began_s))

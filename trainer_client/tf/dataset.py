@@ -342,6 +342,7 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
         return iterator.staged(make)  # type: ignore[no-any-return]
 
     def _warn_of_replicas(self) -> None:
+        """Warn once if the dataset is iterated in the scope of a strategy with several replicas."""
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if replicas > 1 and not self._warned:
             self._warned = True

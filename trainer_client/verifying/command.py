@@ -66,6 +66,8 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _against(of_endpoint: Callable[[str], str]) -> Callable[[str], str]:
+    """Return a parser for a digest, or for an endpoint as `of_endpoint` takes it."""
+
     def digest_or_endpoint(text: str) -> str:
         if "://" in text:
             return of_endpoint(text)

@@ -43,6 +43,8 @@ class VerifyOrder:
 
 @dataclass(slots=True, kw_only=True)
 class _Comparison:
+    """Outcome of reading and comparing."""
+
     epochs: list[EpochDigests]
     #: Parts of each epoch that was read again.
     parts: dict[int, list[CutPart]]

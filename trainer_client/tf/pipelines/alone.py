@@ -47,10 +47,10 @@ def run_pipeline(  # noqa: PLR0913 - what a context needs, each with a default
 
     Args:
         function: The function that a job file names as `pipeline`. True: the default pipeline.
-        samples: What takes the place of `context.base_dataset`: a data set, or dicts of arrays whose first axis varies.
-        paths: What takes the place of `context.paths`.
-        name: What `context.dataset_name` says.
-        max_rows: What `context.default_max_rows` says.
+        samples: The value of `context.base_dataset`: a data set, or dicts of arrays whose first axis varies.
+        paths: The value of `context.paths`.
+        name: The value of `context.dataset_name`.
+        max_rows: The value of `context.default_max_rows`.
         device: The device on which the function puts elements. None: the first accelerator, or the CPU.
 
     Returns:
