@@ -125,7 +125,10 @@ def says_a_place(environment: Mapping[str, str]) -> bool:
 
 
 def role_of(flags: Mapping[str, Any], environment: Mapping[str, str], *, last_worker_evaluates: bool = False) -> Role:
-    """Return the role given by flags, else by the environment; raise SettingsError if it is missing or impossible."""
+    """Return the role given by flags, else by the environment; raise SettingsError if it is missing or impossible.
+
+    With `last_worker_evaluates` the last worker becomes the evaluator.
+    """
     said = _read(flags, environment)
     hosts = {what: said.hosts(what) for what in ("chief", "worker", "ps", "evaluator")}
     _refuse_impossible(said, hosts)

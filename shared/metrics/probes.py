@@ -72,7 +72,7 @@ class WorkerView:
     #: Whether the coordinator has ever registered it, and whether it is a member now.
     was_registered: bool
     is_registered: bool
-    #: Whether the coordinator refuses it because their releases or bytes differ.
+    #: Whether the coordinator refuses it because their protocols or bytes differ.
     is_refused: bool
     #: Time of the coordinator's last message.
     heard_s: float

@@ -152,7 +152,10 @@ def _pipeline(openings: Openings) -> tf.data.Dataset:
 
 
 def _ahead(data: tf.data.Dataset, structure: ElementStructure, device: str | None, *, always: bool) -> tf.data.Dataset:
-    """Prefetch if TensorFlow has work to do on elements, or `always`; other elements wait ready in the feed's slots."""
+    """Prefetch to an accelerator, or if TensorFlow has work to do on elements, or `always`.
+
+    Other elements wait ready in the feed's slots, so prefetching them would only cost a thread.
+    """
     if device is not None:
         return data.apply(tf.data.experimental.prefetch_to_device(device, PREFETCH))
     if always or structure.map is not None or copies_batches():
