@@ -1,4 +1,4 @@
-"""What loaders and trainers have in common: the protocol, settings, errors. See PROTOCOL.md."""
+"""Code shared by loaders and trainers: the protocol (see PROTOCOL.md), settings and errors."""
 
-#: How the other packages recognise that they got this package and not a user's folder of the same name.
+#: Lets the other packages recognise this package: a user's folder named `shared` may shadow it on the import path.
 DISTRIBUTION = "stoker"

@@ -1,6 +1,6 @@
-"""How many samples of a job may be bad: one rule, for indexing and for training.
+"""The limit on a job's bad samples: one rule, for indexing and for training.
 
-Rules: pure. A limit is a share of all samples that were looked at, or a number of them.
+Rules: pure. A limit is a share of all samples examined, or a number of samples.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["NO_LIMIT", "BadLimit", "counted_reasons"]
 
 @dataclass(frozen=True, slots=True)
 class BadLimit:
-    """At most this share of the samples; or, if it is given, this number of them."""
+    """Upper limit on bad samples: the number `samples` if given, else a share of all."""
 
     share: float = 1.0
     samples: int | None = None
 
     def is_exceeded(self, bad: int, among: int) -> bool:
-        """Whether `bad` samples among so many are too many."""
+        """Return whether `bad` samples out of `among` exceed the limit."""
         return bad > (self.share * among if self.samples is None else self.samples)
 
     def __str__(self) -> str:
@@ -34,6 +34,6 @@ NO_LIMIT = BadLimit()
 
 
 def counted_reasons(counts: Mapping[str, int]) -> str:
-    """How many samples are bad for each reason, the most frequent reason first."""
+    """Return the number of bad samples of each reason as text, the most frequent reason first."""
     ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
     return ", ".join(f"{count} {reason}" for reason, count in ordered) or "no reason was given"

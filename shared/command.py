@@ -1,11 +1,11 @@
-"""How our commands begin and end, whatever happens in them.
+"""Start and end of our commands: signals, errors and exit codes.
 
-Rules: an expected error is one readable paragraph on standard error, and so is what the system refuses: a full disk, a
-folder that may not be read, memory. The exit code says what happened, as `EXIT_CODES`
-has it and every command's help; a command that serves until it is told to end ends with 0 then. SIGTERM ends other
-commands as Ctrl-C does, cleaning up, but for the code. A reader that closes our output early is not an error. Python
-misses a signal that arrives just as it begins to wait, and acts on it when the wait is over: so nothing waits in the
-main thread for longer than `LONGEST_WAIT_S` at a time.
+Rules: an expected error is printed as one readable paragraph on standard error, and so is a refusal by the system: a
+full disk, an unreadable folder, no memory. The exit code says what happened, as `EXIT_CODES` and every command's help
+list; a command that serves until it is stopped ends with 0 then. SIGTERM ends other commands as Ctrl-C does, with
+clean-up, but with its own code. A reader that closes our output early is not an error. Python misses a signal that
+arrives just as it begins to wait, and handles it only when the wait is over, so nothing waits in the main thread for
+longer than `LONGEST_WAIT_S` at a time.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ __all__ = [
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
 
-#: How late a command may heed a signal.
+#: Longest wait in the main thread, and so the longest delay before a signal is handled.
 LONGEST_WAIT_S = 0.5
 
-#: What the codes of all commands mean; those of errors stand in `shared.errors`.
+#: Meaning of every command's exit codes; the codes of errors are set in `shared.errors`.
 EXIT_CODES = {
     0: "finished",
     1: "an error, of the data for example",
@@ -52,11 +52,11 @@ EXIT_CODES = {
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came."""
+    """Termination by SIGTERM where SIGINT is ignored, so that Ctrl-C's own path cannot be used."""
 
 
 def add_common_arguments(command: argparse.ArgumentParser, *, log_level: str, serves: bool = False) -> None:
-    """What every command has: how much it logs, and in its help the exit codes."""
+    """Add the options that every command has: the log level, and the exit codes in its help."""
     levels = ("debug", "info", "warning", "error")
     command.add_argument("--log-level", choices=levels, default=log_level, help="how much to log")
     describe_exit_codes(command, serves=serves)
@@ -81,11 +81,12 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
             code = error.exit_code
         except KeyboardInterrupt as error:
             terminated = bool(came) or isinstance(error, Terminated)
-            what_is_left = f": {error}" if str(error) else ""  # what was saved, say
+            what_is_left = f": {error}" if str(error) else ""  # such as what was saved
             print(f"{parser.prog}: {'terminated' if terminated else 'interrupted'}{what_is_left}", file=sys.stderr)
             code = _TERMINATED if terminated else _INTERRUPTED
             _make_python_forget()
         except BrokenPipeError:
+            # Python flushes standard output once more as it ends, which would fail again with a message.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 0
         except Exception as error:  # refusals of the system have many classes; others are raised
@@ -98,33 +99,35 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
 
 
 def _make_python_forget() -> None:
-    """Have Python forget a KeyboardInterrupt that was handled, so that our exit code counts.
+    """Have Python forget a handled KeyboardInterrupt, so that our exit code counts.
 
-    One that passes through code which is compiled from text, as that of every dataclass is while modules are imported,
-    is remembered as unhandled, and `python -m` then ends by SIGINT whatever the code is. Compiling other text makes it
-    forgotten.
+    A KeyboardInterrupt that passes through code compiled from text (as every dataclass is while modules are imported)
+    stays marked as unhandled, and `python -m` then ends by SIGINT whatever the exit code is. Compiling other text
+    clears the mark.
     """
     make_dataclass("Nothing", [])
 
 
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
-    """While the block lasts, SIGTERM does what Ctrl-C does in this process; the yielded list has those that came."""
+    """Make SIGTERM act as Ctrl-C in this process while the block lasts; yield the list of SIGTERMs received."""
     ours, came = os.getpid(), list[int]()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != ours:  # a child that was forked from us
+        """Raise the interruption now, or after a running import; in a forked child, end it by the default action."""
+        if os.getpid() != ours:  # a forked child inherits this handler but not our clean-up: SIGTERM just ends it
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
             return
         came.append(number)
         importer = _importer(frame)
-        if importer is not None:
+        if importer is not None:  # an exception raised inside an import may be lost
             _call_after_import(importer, interrupt)
         else:
             interrupt()
 
     def interrupt() -> None:
+        """Raise what Ctrl-C would: by SIGINT's handler, or Terminated where SIGINT is ignored."""
         if not callable(signal.getsignal(signal.SIGINT)):  # ignored, as shells do for background jobs
             raise Terminated
         signal.raise_signal(signal.SIGINT)
@@ -139,9 +142,9 @@ def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
 
 
 def _importer(frame: FrameType | None) -> FrameType | None:
-    """Return the frame that waits for the outermost import that is under way in this one; None if none is."""
+    """Return the caller of the outermost import that is running in this stack, or None if no import is running."""
     importer = None
-    while frame is not None:
+    while frame is not None:  # to the outermost frame: the last match is the first import that began
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             importer = frame.f_back
         frame = frame.f_back
@@ -149,11 +152,11 @@ def _importer(frame: FrameType | None) -> FrameType | None:
 
 
 def _call_after_import(importer: FrameType, interrupt: Callable[[], None]) -> None:
-    """Call `interrupt`, which raises an exception, once the import is over that this frame waits for.
+    """Call `interrupt`, which raises, once the import that this frame waits for is over.
 
-    What is raised during an import may be lost: importlib drops what is raised in its callbacks, and the creation of a
-    class turns it into another exception. Tracing is how a debugger gets control back there; neither a timer nor a
-    thread would do, because workers have their own use for the one, and a nursery must not have the other.
+    An exception raised during an import may be lost: importlib drops those raised in its callbacks, and class creation
+    turns them into other exceptions. Tracing is how a debugger gets control back there. A timer would not do because
+    workers use it otherwise, nor a thread because a nursery must not have one.
     """
 
     def trace(_frame: FrameType, _event: str, _arg: object) -> None:
@@ -169,12 +172,15 @@ _handlers: list[object] = []
 
 
 def sigterm_is_ctrl_c() -> bool:
-    """Whether SIGTERM does what Ctrl-C does, for code that must act before Python runs a signal's handler."""
+    """Return whether SIGTERM acts as Ctrl-C, for code that must act before Python runs a signal handler."""
     return signal.getsignal(signal.SIGTERM) in _handlers
 
 
 def allow_many_files() -> None:
-    """Raise the soft limit of open files: a connection takes one, and the usual 1024 is only for users of `select`."""
+    """Raise the soft limit of open files to the hard one.
+
+    Each connection takes a descriptor, and the usual soft limit of 1024 only protects users of `select`.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,8 +1,10 @@
-"""SIGTERM while a command is still importing its modules: it ends the process at once, also where it is PID 1.
+"""SIGTERM while a command is still importing its modules: it ends the process at once, even as PID 1.
 
-The kernel ignores a signal for PID 1, as a container's program is, until a handler is set. A command imports for a
-third of a second before it sets its own, so a SIGTERM in that time would be lost and the container killed later.
-Rules: imports nothing that takes long, so that it can come before all other imports. Nothing has been opened by then.
+The kernel ignores a signal for PID 1, which a container's program is, until a handler is set. A command imports for a
+third of a second before it sets its own handler, so a SIGTERM in that time would be lost and the container killed
+later.
+
+Rules: imports nothing slow, so that it can come before all other imports. Nothing has been opened by then.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import signal
 
 __all__ = ["end_at_sigterm"]
 
-#: What a shell reports of a process that SIGTERM ended.
+#: Exit status that a shell reports for a process ended by SIGTERM.
 _TERMINATED = 128 + signal.SIGTERM
 
 

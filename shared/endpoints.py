@@ -1,4 +1,4 @@
-"""Endpoints: where a server may listen, and what others can connect to.
+"""Endpoints: where a server may listen, and what clients can connect to.
 
 Rules: pure; names are not looked up, so a well-formed host may still not exist.
 """
@@ -25,14 +25,17 @@ __all__ = [
     "scrape_address",
 ]
 
-#: What the endpoint file of a coordinator begins with, where an endpoint is asked for.
+#: Prefix that marks a coordinator's endpoint file where an endpoint is expected.
 _FILE = "file://"
 
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*")
 
 
 def check_endpoint(endpoint: str, *, where: str, encrypted: bool, insecure: bool) -> None:
-    """Refuse anything but a TCP endpoint, and to serve beyond loopback without keys."""
+    """Raise SettingsError unless `endpoint` is a TCP endpoint that may be served: beyond loopback only with keys.
+
+    `insecure` allows serving beyond loopback without keys.
+    """
     _, port = _split(endpoint, where)
     if encrypted or insecure or is_loopback(endpoint):
         return
@@ -48,7 +51,7 @@ def check_endpoint(endpoint: str, *, where: str, encrypted: bool, insecure: bool
 
 
 def check_coordinator(endpoint: str, *, where: str = "coordinator") -> None:
-    """Refuse anything that cannot name a coordinator: a TCP endpoint does, or a file that says one."""
+    """Raise SettingsError unless `endpoint` names a coordinator: a TCP endpoint, or file:// with an absolute path."""
     if not endpoint.startswith(_FILE):
         _split(endpoint, where)
     elif not file_of(endpoint).startswith("/"):
@@ -61,12 +64,15 @@ def check_coordinator(endpoint: str, *, where: str = "coordinator") -> None:
 
 
 def file_of(endpoint: str) -> str:
-    """Return the path of the file that says an endpoint, or nothing if this is an endpoint itself."""
+    """Return the path of the file that holds the endpoint, or "" if `endpoint` is an endpoint itself."""
     return endpoint.removeprefix(_FILE) if endpoint.startswith(_FILE) else ""
 
 
 def advertised(bound: str, host: str, *, where: str = "--advertise") -> str:
-    """Return the endpoint that others are told: the bound one at another host, or at another host and port."""
+    """Return the endpoint that others are told: the bound one, or `host` with its own or the bound port.
+
+    Raise SettingsError if `host` is given and nobody could connect to it.
+    """
     if not host:
         return bound
     for told in (f"tcp://{host}", f"tcp://{host}:{port_of(bound)}"):
@@ -81,8 +87,9 @@ def advertised(bound: str, host: str, *, where: str = "--advertise") -> str:
 
 
 def _split(endpoint: str, where: str) -> tuple[str, str]:
+    """Return host and port of a TCP endpoint; raise SettingsError if it is not one."""
     scheme, _, rest = endpoint.partition("://")
-    host, _, port = rest.rpartition(":")
+    host, _, port = rest.rpartition(":")  # from the right, because IPv6 addresses hold colons
     if scheme != "tcp" or not host or not (port == "*" or _is_port(port, lowest=0)):
         raise SettingsError(
             expected="an endpoint like tcp://127.0.0.1:7400",
@@ -99,35 +106,38 @@ def _is_port(text: str, *, lowest: int) -> bool:
 
 
 def is_connectable(endpoint: str) -> bool:
-    """Whether another machine can try to connect to it: tcp, one host and a port."""
+    """Return whether a client could connect to it: tcp, one definite host and a port."""
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")
     return scheme == "tcp" and _is_port(port, lowest=1) and _is_host(host)
 
 
 def _is_host(host: str) -> bool:
+    """Return whether a text is a host name, or an address that can be connected to (IPv6 in brackets)."""
     in_brackets = host.startswith("[") and host.endswith("]")
     try:
         address = ipaddress.ip_address(host[1:-1] if in_brackets else host)
     except ValueError:
+        # A name whose last part is a number is a malformed IPv4 address, such as 10.0.0.300.
         return _HOST_NAME.fullmatch(host) is not None and not host.rpartition(".")[2].isdigit()
+    # 0.0.0.0 can be listened at, but is no place to connect to.
     return in_brackets == (address.version == 6) and not address.is_unspecified and not address.is_multicast
 
 
 def leads_elsewhere(endpoint: str, peer_host: str) -> bool:
-    """Return whether others would reach another process than the peer that names this endpoint as its own.
+    """Return whether others would reach a different process than the peer that names this endpoint as its own.
 
-    A loopback endpoint leads every host to itself, so only a peer that itself comes by loopback may name one.
-    `peer_host` is the address that the peer's connection comes from, or empty if it is not known.
+    A loopback endpoint leads every host to itself, so only a peer that connects over loopback may name one. `peer_host`
+    is the address of the peer's connection, or empty if it is unknown.
     """
     return bool(peer_host) and is_loopback(endpoint) and not _is_loopback_host(peer_host)
 
 
 def scrape_address(bound: str, peer_host: str) -> str:
-    """Return where others read the metrics that a peer serves at `bound`; nothing if they cannot, or if it is unknown.
+    """Return the address where others can read metrics that a peer serves at `bound`, or "" if there is none.
 
-    The host is always the one that the peer's connection comes from: a peer cannot send those who ask to another. For a
-    peer on this host that serves on all addresses it is left open: `:9101`.
+    The host is always that of the peer's connection, so a peer cannot direct scrapers to another machine. For a peer on
+    this host that serves on all addresses the host is left out: `:9101`.
     """
     host, _, port = bound.rpartition(":")
     if not _is_port(port, lowest=1):
@@ -137,40 +147,42 @@ def scrape_address(bound: str, peer_host: str) -> str:
     except ValueError:
         return ""
     if not served.is_unspecified and served != peer:
-        return ""
+        return ""  # it serves at another of its addresses than it connects from, such as loopback
     if peer.is_loopback and served.is_unspecified:
         return f":{port}"
     return f"[{peer}]:{port}" if peer.version == 6 else f"{peer}:{port}"
 
 
 def _plain_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return an address, as IPv4 if it is a mapped one; raise ValueError if the text is none."""
+    # A socket for both families reports IPv4 peers as ::ffff:a.b.c.d, which must compare equal to a.b.c.d.
     address = ipaddress.ip_address(host)
     return getattr(address, "ipv4_mapped", None) or address
 
 
 def port_of(endpoint: str) -> int:
-    """The port of a bound endpoint."""
+    """Return the port of a bound endpoint."""
     return int(endpoint.rpartition(":")[2])
 
 
 def at_port(endpoint: str, port: int) -> str:
-    """The same host at another port."""
+    """Return the endpoint of the same host at another port."""
     return f"{endpoint.rpartition(':')[0]}:{port}"
 
 
 def port_beside(endpoint: str) -> int | None:
-    """Return the port after the one that an endpoint names, or None if it leaves the port open or there is none."""
+    """Return the port after the endpoint's, or None if the endpoint leaves its port open or has the last one."""
     port = endpoint.rpartition(":")[2]
     return int(port) + 1 if _is_port(port, lowest=1) and int(port) < 65535 else None
 
 
 def at_any_port(endpoint: str) -> str:
-    """The same host at whichever port is free."""
+    """Return the endpoint of the same host with the port left open."""
     return f"{endpoint.rpartition(':')[0]}:*"
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Whether only processes on this host can reach it."""
+    """Return whether only processes on this host can reach it; raise SettingsError if it is not an endpoint."""
     host, _ = _split(endpoint, "endpoint")
     return _is_loopback_host(host)
 

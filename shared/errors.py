@@ -1,4 +1,4 @@
-"""The exceptions of Stoker: one small tree that says whose fault it is.
+"""Stoker's exceptions: one small tree that says whose fault it is.
 
 StokerError
 ├── SettingsError      the user's: a job file, a flag, a call
@@ -14,8 +14,8 @@ StokerError
 ├── EndedError         nobody's: the job was ended on purpose
 └── ClosedError        ours: used after close
 
-Rules: pure; every message says what was expected, what came instead, where, and what to do. None holds key material.
-Whatever a user's file holds may get into a message, so each of its four parts is cut where nobody reads on.
+Rules: pure; every message says what was expected, what came instead, where, and what to do. No message holds key
+material. A message may quote any part of a user's file, so each of its four parts is shortened.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ __all__ = [
 ]
 
 
-#: Characters of a part of a message; what came instead may be the traceback of a user's code.
+#: Longest parts of a message, in characters; `got` may be longer where it is the traceback of a user's code.
 _MOST = {"expected": 400, "got": 375, "where": 500, "remedy": 1000}
 _MOST_OF_LINES = 4000
 
 
 class StokerError(Exception):
-    """The root of the errors: catch this to catch everything that Stoker raises on purpose.
+    """Root of the errors: catch this to catch everything that Stoker raises on purpose.
 
     Attributes:
         expected: What was expected.
@@ -62,7 +62,7 @@ class StokerError(Exception):
         one of the streams "train", "dev", ...
     """
 
-    #: The exit code of a command that it stopped; `shared.command` lists all codes.
+    #: Exit code of a command that this error ends; `shared.command` lists all codes.
     exit_code = 1
 
     def __init__(self, *, expected: str, got: str, where: str, remedy: str) -> None:
@@ -73,9 +73,10 @@ class StokerError(Exception):
         super().__init__(f"{self.where}: expected {self.expected}, got {self.got.rstrip('.')}. {self.remedy}")
 
     def words(self) -> dict[str, str]:
-        """The parts of its message, from which another process can make the same error."""
+        """Return the parts of the message by name; another process can rebuild the same error from them."""
         return {"expected": self.expected, "got": self.got, "where": self.where, "remedy": self.remedy}
 
+    # Exceptions are pickled with their positional arguments; these take keywords only.
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuilt, (type(self), self.expected, self.got, self.where, self.remedy)
 

@@ -1,8 +1,8 @@
-"""Libraries that only some uses of Stoker need: imported where one is used, or the error that says how to get it.
+"""Optional libraries: import one where it is used, or raise an error that says how to install it.
 
-Rules: pure, but for the import and for looking up this installation; the one place that says so. An import that fails
-for another reason than absence is named by that reason. The command that is advised is one that works for this
-installation: where Stoker was installed from a checkout, pip would look for its name in an index, and not find it.
+Rules: pure, but for the import and for looking up this installation. An import that fails for another reason than
+absence is reported with that reason. The advised command suits this installation: where Stoker was installed from a
+checkout, pip would look for its name in an index and not find it.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ _PACKAGE = "stoker"
 
 
 class MissingLibraryError(SettingsError):
-    """A library is not installed; whatever does without it goes on."""
+    """A library is not installed; features that do not need it still work."""
 
 
 def library(name: str, *, extra: str, use: str, where: str = "this Python", otherwise: str = "") -> Any:
-    """The module of this name; or else a SettingsError that says what it is for, and who asks for it."""
+    """Import and return a module; raise MissingLibraryError with its use and the install command if that fails."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        package = name.partition(".")[0].replace("_", "-")
+        package = name.partition(".")[0].replace("_", "-")  # as pip names it
         remedy = how_to_get(extra, otherwise)
         raise MissingLibraryError(expected=f"{package}, {use}", got=str(error), where=where, remedy=remedy) from error
 
 
 def how_to_get(extra: str, otherwise: str = "") -> str:
-    """The remedy: install it, or otherwise do without."""
+    """Return the remedy for a missing library: the install command, and the alternative `otherwise` if there is one."""
     return f"Run `{pip_install(extra)}`" + (f", {otherwise}." if otherwise else ".")
 
 
 def pip_install(extra: str) -> str:
-    """Return the command that adds an extra to this very installation, as pip has noted where it came from."""
+    """Return the pip command that adds an extra to this installation, from pip's record of where it came from."""
     try:
         noted = importlib.metadata.distribution(_PACKAGE).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:  # a checkout on the path
@@ -49,6 +49,7 @@ def pip_install(extra: str) -> str:
 
 
 def _pip_install(extra: str, origin: dict[str, Any]) -> str:
+    """Return the pip command for an installation with this origin: a folder, an index (no URL), or a URL."""
     url, directory = str(origin.get("url", "")), origin.get("dir_info")
     if directory is not None:
         path = unquote(urlsplit(url).path)

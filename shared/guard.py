@@ -1,8 +1,8 @@
-"""The guard at a server's sockets: who is let in, and what each may say.
+"""Access control at a server's sockets: which clients may connect, and which messages each may send.
 
-Rules: without keys everybody is let in and may say everything. With keys libzmq asks the guard's own thread at each
-handshake, and every message is checked again by the key of its connection, so that a key that is taken out of `allowed`
-is refused on open connections too. Strangers are refused, and counted.
+Rules: without keys everybody may connect and send everything. With keys libzmq asks the guard's own thread at each
+handshake, and every message is checked again by the key of its connection, so that a key removed from `allowed` is
+refused on open connections too. Unknown keys are refused, and messages without the role for them counted.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Guard"]
 
-#: How often to look at the folder of allowed keys: a look takes some twenty microseconds per key.
+#: Interval between looks at the folder of allowed keys: a look takes some twenty microseconds per key.
 _LOOK_S = 0.2
 
-#: Where libzmq sends its questions (ZAP, RFC 27).
+#: Endpoint of libzmq's authentication requests (ZAP, RFC 27).
 _ASKED_AT = "inproc://zeromq.zap.01"
 
 
 class Guard:
-    """Made before the sockets of a context, by the thread that serves them; its thread ends with the context."""
+    """Access control of one context.
+
+    It is made before the context's sockets, by the thread that serves them; its own thread ends with the context.
+    """
 
     def __init__(
         self,
@@ -42,29 +45,29 @@ class Guard:
         keys: ServerKeys | None,
         may_say: Mapping[type[Message], frozenset[Role]],
     ) -> None:
-        #: How many messages came from keys without the role for them.
+        #: Messages from keys without the role for them.
         self.wrong_roles = 0
         self._may_say = may_say
         self._allowed = AllowedKeys(keys.folder / ALLOWED) if keys is not None else None
         self._look_s = 0.0
-        #: Identities of connections for sealed payloads.
+        #: Identities that may connect to the port for sealed payloads.
         self._expected: set[bytes] = set()
         if self._allowed is not None:
             _answer_libzmq(context, self._answer_to)
 
     def look(self, now_s: float) -> bool:
-        """Check now and then whether the allowed keys have changed; whether they had."""
+        """Check the allowed keys again if the interval is over; return whether they changed."""
         if self._allowed is None or now_s < self._look_s:
             return False
         self._look_s = now_s + _LOOK_S
         return self._allowed.follow()
 
     def key_of(self, frame: zmq.Frame) -> str:
-        """The key of the connection that this frame came on."""
+        """Return the key of the connection that this frame came on; "" if the server has no keys."""
         return str(frame.get("User-Id")) if self._allowed is not None else ""
 
     def has_role(self, key: str, role: Role) -> bool:
-        """Whether a key still has a role."""
+        """Return whether a key has a role now; always true without keys."""
         return self._allowed is None or role in self._allowed.roles(key)
 
     def expect(self, identity: bytes) -> None:
@@ -77,7 +80,7 @@ class Guard:
         self._expected.discard(identity)
 
     def turn_away(self, key: str, message: Message) -> Refused | NotAttached | None:
-        """The answer to a message that its sender may not send, which is counted; None if it may."""
+        """Return and count the refusal of a message that its sender may not send, or return None if it may."""
         if self._allowed is None or type(message) not in self._may_say:
             return None
         allowed, held = self._may_say[type(message)], self._allowed.roles(key)
@@ -87,9 +90,9 @@ class Guard:
         return refusal(message, allowed, held)
 
     def _answer_to(self, request: list[bytes]) -> list[bytes]:
-        """Answer libzmq, in the guard's thread; the key becomes the User-Id of everything on the connection.
+        """Return the answer to libzmq's request, in the guard's thread; it makes the key the connection's User-Id.
 
-        A stranger is told "not now" (300) and tries again by itself: after "no" (400) its socket never would, and its
+        An unknown client gets "not now" (300) and retries by itself: after "no" (400) its socket never would, and its
         key may still be added.
         """
         assert self._allowed is not None
@@ -106,8 +109,10 @@ class Guard:
 
 
 def _answer_libzmq(context: zmq.Context[zmq.Socket[bytes]], answer_to: Callable[[list[bytes]], list[bytes]]) -> None:
-    """Start a thread that tells libzmq at each handshake whether to let the client in; it listens on return."""
-    asked = context.socket(zmq.REP)  # from now on only its thread uses it
+    """Start the thread that answers libzmq's request at each handshake; its socket is bound on return."""
+    # Bound here and not in the thread: libzmq lets everybody in while nobody listens at this endpoint. From now on only
+    # the thread uses the socket.
+    asked = context.socket(zmq.REP)
     asked.linger = 0
     asked.bind(_ASKED_AT)
 

@@ -1,8 +1,7 @@
-"""Stable integer hashing: the same numbers on every machine, with every library version, on any day.
+"""Stable integer hashing: the same numbers on every machine, with every library version, at any time.
 
-Rules: pure; only wrapping 64-bit arithmetic of our own (splitmix64); vectorised. Orders, keys and the seeds of
-generators come from here and never from a library's generator, whose numbers may change between versions. Digests of
-bytes are xxh3.
+Rules: pure; only wrapping 64-bit arithmetic of our own (splitmix64); vectorised. Orders, keys and generator seeds come
+from here and never from a library's generator, whose numbers may change between versions. Digests of bytes are xxh3.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ __all__ = ["copy_and_digest64", "digest64", "fingerprint", "hashed", "key_of"]
 
 Words: TypeAlias = "NDArray[np.uint64]"
 
-#: Bytes that are still in the processor's cache when they are read a second time.
+#: Chunk size that is still in the processor's cache when it is read a second time.
 _CHUNK = 2**18
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -29,7 +28,7 @@ _SECOND = np.uint64(0x94D049BB133111EB)
 
 
 def hashed(words: NDArray[np.integer] | Words, key: int) -> Words:
-    """The splitmix64 finaliser of each word under a 64-bit key: a bijection of the words for each key."""
+    """Return the splitmix64 hash of each word under a 64-bit key, which is a bijection of the words for each key."""
     with np.errstate(over="ignore"):
         mixed: Words = words.astype(np.uint64) * _GOLDEN + np.uint64(key & 0xFFFFFFFFFFFFFFFF)
         mixed ^= mixed >> np.uint64(30)
@@ -41,12 +40,16 @@ def hashed(words: NDArray[np.integer] | Words, key: int) -> Words:
 
 
 def key_of(*parts: int | str) -> int:
-    """One 64-bit key from integers and strings; their types, lengths and positions count."""
+    """Return a 64-bit key of integers and strings, which depends on their types, lengths and positions."""
+    # Lengths stand before the parts, so that no two sequences of parts join to the same text.
     return xxhash.xxh3_64_intdigest("\x1f".join(map(_named, parts)).encode())
 
 
 def _named(part: int | str) -> str:
-    """A numpy integer counts as the plain integer of its value, so that a key does not depend on who computed it."""
+    """Return a part as text with its type and length.
+
+    A numpy integer counts as the plain integer of its value, so that a key does not depend on who computed it.
+    """
     if isinstance(part, str):
         return f"str:{len(part)}:{part}"
     text = str(operator.index(part))
@@ -54,12 +57,15 @@ def _named(part: int | str) -> str:
 
 
 def digest64(data: bytes | memoryview) -> int:
-    """The xxh3-64 digest of a payload."""
+    """Return the xxh3-64 digest of a payload."""
     return xxhash.xxh3_64_intdigest(data)
 
 
 def copy_and_digest64(source: NDArray[np.uint8], target: NDArray[np.uint8]) -> int:
-    """Copy a payload and return its `digest64`, reading it from memory only once: a quarter quicker than one by one."""
+    """Copy a payload and return its `digest64`.
+
+    It reads memory only once, chunk by chunk: a quarter quicker than copying and then hashing.
+    """
     state = xxhash.xxh3_64()
     for start in range(0, len(source), _CHUNK):
         chunk = target[start : start + _CHUNK]
@@ -69,7 +75,7 @@ def copy_and_digest64(source: NDArray[np.uint8], target: NDArray[np.uint8]) -> i
 
 
 def fingerprint(*parts: bytes | memoryview | str) -> str:
-    """A 128-bit fingerprint, in hex, of a sequence of parts; where one ends and the next begins counts."""
+    """Return a 128-bit fingerprint, in hex, of a sequence of parts; the boundaries between parts count."""
     state = xxhash.xxh3_128()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part

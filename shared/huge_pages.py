@@ -2,8 +2,9 @@
 
 Copying into shared pages of 4 KiB costs nearly twice as much as into huge ones (10 MB on a virtual machine: 0.86 ms
 against 0.47), and kernels give shared memory none unless an administrator changed `shmem_enabled`. Since Linux 6.1
-pages that were written can be collapsed into huge ones on request, in mappings that are aligned as these are. Rules:
-without huge pages nothing is lost but speed; a mapping lives until the last array that views it is gone.
+pages that were written can be collapsed into huge ones on request, in mappings that are aligned as these are.
+
+Rules: without huge pages only speed is lost; a mapping lives until the last array that views it is gone.
 """
 
 from __future__ import annotations
@@ -40,18 +41,23 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def map_file(fd: int, nbytes: int) -> NDArray[np.uint8]:
-    """The first bytes of a file, readable and writable, aligned to huge pages; the descriptor may be closed."""
+    """Map the first `nbytes` of a file, writable and aligned to huge pages; the descriptor may be closed afterwards."""
     return _map_aligned(nbytes, mmap.MAP_SHARED, fd)
 
 
 def map_anonymous(nbytes: int) -> NDArray[np.uint8]:
-    """Private memory of this process, in huge pages from the first byte on."""
+    """Map private memory of this process, in huge pages from the first byte on."""
     memory = _map_aligned(nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
     _libc.madvise(memory.ctypes.data, nbytes, _MADV_HUGEPAGE)
     return memory
 
 
 def _map_aligned(nbytes: int, flags: int, fd: int) -> NDArray[np.uint8]:
+    """Map `nbytes` at an address aligned to huge pages; raise OSError if the system refuses.
+
+    One huge page more than needed is reserved without access, and the mapping is placed over the aligned part.
+    """
+    # The kernel chooses addresses by small pages, so reserve a huge page more and place the mapping inside.
     reserved = nbytes + HUGE_PAGE
     quietly = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     base = _map(None, reserved, _PROT_NONE, quietly, -1)
@@ -67,6 +73,7 @@ def _map_aligned(nbytes: int, flags: int, fd: int) -> NDArray[np.uint8]:
 
 
 def _map(address: int | None, nbytes: int, protection: int, flags: int, fd: int) -> int:
+    """Map memory at an address (None: anywhere) and return where it is; raise OSError if the kernel refuses."""
     found = _libc.mmap(address, nbytes, protection, flags, fd, 0)
     if found == _FAILED:
         error = ctypes.get_errno()
@@ -75,14 +82,14 @@ def _map(address: int | None, nbytes: int, protection: int, flags: int, fd: int)
 
 
 def collapse(array: NDArray[np.uint8]) -> bool:
-    """Collapse bytes of a mapping that were written into huge pages; whether the kernel did."""
+    """Collapse written bytes into huge pages, up to the last page that they fill; return whether the kernel did."""
     start = array.ctypes.data // HUGE_PAGE * HUGE_PAGE
     end = (array.ctypes.data + array.nbytes) // HUGE_PAGE * HUGE_PAGE
     return end > start and _libc.madvise(start, end - start, _MADV_COLLAPSE) == 0
 
 
 def keep_from_children(memory: NDArray[np.uint8]) -> None:
-    """Leave a mapping out of every process that this one forks, from Python or not."""
+    """Exclude a mapping from every process that this one forks, from Python or not; raise OSError if that fails."""
     if _libc.madvise(memory.ctypes.data, memory.nbytes, _MADV_DONTFORK):
         error = ctypes.get_errno()
         raise OSError(error, f"cannot keep shared memory from children: {os.strerror(error)}")

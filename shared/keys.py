@@ -1,15 +1,15 @@
-"""CURVE keys in a folder: who serves, who asks, and who is let in with which role.
+"""CURVE keys in a folder: the pairs of each role, and the public keys that may connect.
 
     coordinator.key_secret   the coordinator's pair: it serves with it
     worker.key_secret        the workers' pair: they serve trainers with it, and show it to the coordinator
     trainer.key_secret       the pair that trainers show
-    *.key                    their public halves: a client needs that of the server it asks
-    allowed/ROLE/*.key       public halves that are let in, each in the folder of its role, under any name
+    *.key                    their public halves: a client needs that of its server
+    allowed/ROLE/*.key       public halves that may connect, each in the folder of its role, under any name
 
-Rules: no key, secret or public, ever appears in a repr, a log or a message; only keys in `allowed` are let in. That
-folder is watched: a key that is taken out of it is unknown from the next look on. A secret that everybody on the
-machine may read, or a folder that everybody may add keys to, is warned about and taken: secrets that a cluster mounts
-often are of that mode, where nobody else is.
+Rules: no key, secret or public, ever appears in a repr, a log or a message; only keys in `allowed` may connect. That
+folder is watched: a key removed from it is unknown from the next look on. A secret that everybody on the machine may
+read, or a folder that everybody may add keys to, is accepted with a warning, because secrets that a cluster mounts
+often have that mode, where there are no other users.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["ALLOWED", "AllowedKeys", "ClientKeys", "ServerKeys", "make_keys"]
 #: Length of a key in its text form, Z85.
 _KEY_CHARACTERS = 40
 
-#: The folder with the public halves that are let in.
+#: The folder with the public halves that may connect.
 ALLOWED = "allowed"
 
 _MAY_READ = "Let this user read it and its folder (chown, chmod), or run as the user that they belong to."
@@ -47,7 +47,7 @@ _REMEDY = "Make keys with `loader-server keys FOLDER` and copy what each machine
 
 @dataclass(frozen=True, slots=True)
 class ServerKeys:
-    """What a serving socket needs."""
+    """Key pair of a serving socket, and the folder with the allowed keys."""
 
     folder: Path
     _public: bytes = field(repr=False)
@@ -55,13 +55,19 @@ class ServerKeys:
 
     @classmethod
     def read(cls, folder: str | Path, role: Role) -> ServerKeys:
-        """Return the pair that this role serves with; refuse keys beside which nobody could be let in."""
+        """Return the pair that this role serves with.
+
+        Raise SettingsError if the pair is missing or unusable, or if the folder of allowed keys cannot be read.
+        """
         keys = cls(Path(folder), *_load_pair(Path(folder), role))
         _refuse_closed_allowed(Path(folder) / ALLOWED)
         return keys
 
     def serve(self, socket: zmq.Socket[bytes]) -> None:
-        """Let in only clients that the context's guard knows; without one, anyone with our public key could connect."""
+        """Turn a socket into a CURVE server.
+
+        Only the context's guard limits it to allowed clients: without one, anyone with our public key could connect.
+        """
         socket.curve_publickey = self._public
         socket.curve_secretkey = self._secret
         socket.curve_server = True
@@ -69,7 +75,7 @@ class ServerKeys:
 
 @dataclass(frozen=True, slots=True)
 class ClientKeys:
-    """What an asking socket needs."""
+    """Key pair of a connecting socket, and its server's public key."""
 
     folder: Path
     _public: bytes = field(repr=False)
@@ -78,42 +84,45 @@ class ClientKeys:
 
     @classmethod
     def read(cls, folder: str | Path, role: Role, *, to: Role) -> ClientKeys:
-        """The pair that this role shows, and the public half of the server that it asks."""
+        """Return the pair that this role shows and the public key of server `to`; raise SettingsError without them."""
         folder = Path(folder)
         return cls(folder, *_load_pair(folder, role), _load_key(folder / f"{to}.key")[0])
 
     @classmethod
     def read_any(cls, folder: str | Path, *, to: Role) -> ClientKeys:
-        """The same for a person at a machine, with whichever pair that machine has."""
+        """Return the same for a person at a machine, with the first role's pair that the machine has."""
         had = [role for role in ROLES if _is_there(Path(folder) / f"{role}.key_secret")]
         return cls.read(folder, had[0] if had else "trainer", to=to)
 
     def use(self, socket: zmq.Socket[bytes]) -> None:
-        """Show our key, and insist on theirs."""
+        """Show our key on a socket, and accept only the server that holds the expected one."""
         socket.curve_publickey = self._public
         socket.curve_secretkey = self._secret
         socket.curve_serverkey = self._server
 
 
 class AllowedKeys:
-    """The table of `allowed`: which roles a key has. One thread watches the folder; any may ask."""
+    """Table of `allowed`: the roles of each key. One thread watches the folder; any thread may ask."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._log = Log("keys", folder=folder)
-        #: By public key, as text; replaced whole.
+        #: By public key, as text; replaced as a whole, so that other threads see the old table or the new one.
         self._roles: dict[str, frozenset[Role]] = {}
-        #: What the table was made from: each file, and the state that it was in.
+        #: The files that the table was read from, each with inode, size and time of change.
         self._files: dict[Path, tuple[int, ...]] | None = None
         self._problem = ""
         self.follow()
 
     def roles(self, key: str) -> frozenset[Role]:
-        """The roles of a public key; none if it is not allowed."""
+        """Return the roles of a public key; none if it is not allowed."""
         return self._roles.get(key, frozenset())
 
     def follow(self) -> bool:
-        """Read the folder again if it has changed; whether it had."""
+        """Read the folder again if it changed, and return whether it did.
+
+        If it cannot be read, the table stays as it is and a warning is logged once.
+        """
         try:
             files = dict(_list_key_files(self._folder))
         except OSError as error:  # a file system that is away locks nobody out
@@ -129,6 +138,7 @@ class AllowedKeys:
         return True
 
     def _read(self, files: dict[Path, tuple[int, ...]]) -> None:
+        """Replace the table by the keys in these files; leave out and log unusable keys, and keys without a role."""
         for folder in sorted({self._folder, *(path.parent for path in files)}):
             if _is_open_to_all(folder, stat.S_IWOTH):
                 self._log.warning("everybody on this machine may let keys in: chmod o-w", folder=folder)
@@ -151,9 +161,9 @@ class AllowedKeys:
 
 
 def _list_key_files(folder: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
-    """The key files in a folder and in those directly below it, each with what changes when it is written."""
+    """Yield the key files in a folder and directly below it, each with its inode, size and time of change."""
     below = [Path(entry.path) for entry in _list_entries(folder) if entry.is_dir()]
-    for one in (folder, *below):
+    for one in (folder, *below):  # keys directly in the folder have no role, and are warned about
         for entry in _list_entries(one):
             if entry.name.endswith(".key"):
                 with contextlib.suppress(FileNotFoundError):  # removed just now, or a link to nowhere
@@ -162,7 +172,7 @@ def _list_key_files(folder: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
 
 
 def _refuse_closed_allowed(folder: Path) -> None:
-    """Refuse a folder of allowed keys that cannot be looked at: everybody would be turned away."""
+    """Raise SettingsError if the folder of allowed keys cannot be read: every client would be turned away."""
     try:
         for _ in _list_key_files(folder):
             pass
@@ -176,6 +186,7 @@ def _refuse_closed_allowed(folder: Path) -> None:
 
 
 def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
+    """Return a folder's entries, sorted by name; none if it does not exist."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
@@ -184,7 +195,7 @@ def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def make_keys(folder: str | Path) -> None:
-    """Make a fresh pair for each role, all of them allowed."""
+    """Make a fresh pair for each role, all of them allowed; raise SettingsError if the folder holds keys already."""
     import zmq.auth  # only this command needs it
 
     folder = Path(folder)
@@ -196,7 +207,8 @@ def make_keys(folder: str | Path) -> None:
             remedy="Name another folder.",
         )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # The folder may be open to others if it existed before: make the pairs in a closed one, and move them.
+    # A folder that existed before may be open to others: make the pairs in a closed one, and move them once chmod has
+    # run, so that no secret is readable for a moment.
     with tempfile.TemporaryDirectory(dir=folder) as closed:
         for role in ROLES:
             for made in zmq.auth.create_certificates(closed, role):
@@ -208,6 +220,7 @@ def make_keys(folder: str | Path) -> None:
 
 
 def _load_pair(folder: Path, role: Role) -> tuple[bytes, bytes]:
+    """Return the public and the secret key of a role; raise SettingsError if the pair is missing or unusable."""
     path = folder / f"{role}.key_secret"
     if not _is_there(path) and any(_is_there(folder / f"{name}.key_secret") for name in ("server", "client")):
         raise SettingsError(
@@ -225,20 +238,21 @@ def _load_pair(folder: Path, role: Role) -> tuple[bytes, bytes]:
 
 
 def _is_there(path: Path) -> bool:
-    """Return whether there is such a file; not if its folder is closed to this user."""
+    """Return whether a file exists; False if its folder is closed to this user."""
     with contextlib.suppress(OSError):
         return path.exists()
     return False
 
 
 def _is_open_to_all(path: Path, right: int) -> bool:
-    """Return whether everybody has this right to a file or folder, and can reach it in its folder."""
+    """Return whether everybody has a permission on a path and may enter its folder."""
     with contextlib.suppress(OSError):
         return bool(path.stat().st_mode & right and path.parent.stat().st_mode & stat.S_IXOTH)
     return False
 
 
 def _load_key(path: Path) -> tuple[bytes, bytes | None]:
+    """Return the public and, if there is one, the secret key in a file; raise SettingsError if it is unusable."""
     import zmq.auth
 
     try:

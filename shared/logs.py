@@ -1,4 +1,4 @@
-"""Logs: a constant event name and fields, as JSON lines unless someone is watching at a terminal.
+"""Logs: a constant event name and fields, as JSON lines unless the output is a terminal.
 
 Rules: job, worker and rank are bound once, at the start of a process; per-batch lines only at debug; nothing is
 configured at import. A library user's own logging set-up is left alone: only our commands call `start_logging`.
@@ -23,29 +23,29 @@ class Log:
         self._bound = bound
 
     def bind(self, **more: object) -> Log:
-        """The same logger with more fields bound."""
+        """Return a logger with these fields bound as well."""
         return Log(self._logger.name.removeprefix("stoker."), **{**self._bound, **more})
 
     def debug(self, event: str, **fields: object) -> None:
-        """For those who hunt a defect."""
+        """Log a detail that helps to find a defect."""
         self._write(logging.DEBUG, event, fields)
 
     def info(self, event: str, **fields: object) -> None:
-        """What an operator will want to know afterwards."""
+        """Log a fact that an operator will want to know afterwards."""
         self._write(logging.INFO, event, fields)
 
     def warning(self, event: str, **fields: object) -> None:
-        """Something is wrong, and work goes on."""
+        """Log a problem that does not stop work."""
         self._write(logging.WARNING, event, fields)
 
     def error(self, event: str, **fields: object) -> None:
-        """Work stops."""
+        """Log a problem that stops work."""
         self._write(logging.ERROR, event, fields)
 
     def _write(self, level: int, event: str, fields: dict[str, object]) -> None:
         if self._logger.isEnabledFor(level):
             fields = {**self._bound, **fields}
-            # The message holds everything, so that nothing is missing in a log that somebody else has set up.
+            # The message repeats the fields, so that handlers which only write messages lose nothing.
             self._logger.log(level, "%s  %s", event, _words(fields), extra={"event": event, "fields": fields})
 
 
@@ -54,6 +54,8 @@ def _words(fields: dict[str, object]) -> str:
 
 
 class _JsonLines(logging.Formatter):
+    """Formatter of one JSON object a line."""
+
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
         fields: dict[str, Any] = getattr(record, "fields", {})
@@ -63,6 +65,8 @@ class _JsonLines(logging.Formatter):
 
 
 class _Readable(logging.Formatter):
+    """Formatter of lines for people, with the local time."""
+
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, timezone.utc).astimezone().strftime("%H:%M:%S")
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
@@ -77,4 +81,4 @@ def start_logging(*, level: str = "info", stream: TextIO | None = None) -> None:
     logger = logging.getLogger("stoker")
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
-    logger.propagate = False
+    logger.propagate = False  # a handler at the root would write each line once more

@@ -1,5 +1,6 @@
-"""Lets malloc keep freed memory, because fresh pages cost more than the work that is done in them; and give it back
-after a flood, because so much is not needed again.
+"""Tuning of malloc: keep freed memory, because fresh pages cost more than the work done in them.
+
+After a flood the memory is given back, because so much is not needed again.
 
 Rules: called when a process starts working, never at import; does nothing without glibc.
 """
@@ -16,7 +17,7 @@ _M_MMAP_THRESHOLD = -3
 
 
 def keep_freed_memory(*, trim_bytes: int, mmap_bytes: int) -> None:
-    """Keep up to `trim_bytes` of freed memory; give only blocks of `mmap_bytes` and more a mapping of their own."""
+    """Make malloc keep up to `trim_bytes` of freed memory, and map only blocks of at least `mmap_bytes` separately."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_TRIM_THRESHOLD, trim_bytes)
@@ -24,7 +25,7 @@ def keep_freed_memory(*, trim_bytes: int, mmap_bytes: int) -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Give the kernel what malloc has kept, of the memory of all threads; takes some milliseconds."""
+    """Give the kernel the freed memory that malloc has kept, of all threads; takes some milliseconds."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

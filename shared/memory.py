@@ -2,8 +2,8 @@
 
 The file holds one page with a nonce, then slots of equal size. A worker opens it through /proc/<pid>/fd/<n> and takes
 an open file description lock on one byte of the first page. Such a lock survives SIGSTOP and goes with the process,
-kill -9 included, where process ids lie about zombies and get reused. Nothing has a name in /dev/shm, so nothing can be
-left behind.
+even with kill -9; process ids would not prove it, because a zombie keeps its id and ids are reused. Nothing has a name
+in /dev/shm, so nothing can be left behind.
 
 The lock lasts as long as anybody holds that opening of the file: a descriptor, or a mapping made through it. A worker
 keeps only its mapping, which no child inherits, so a child that a transform left behind neither holds the lock nor can
@@ -35,22 +35,23 @@ _FLOCK = "hhqqi4x"  # struct flock of Linux on 64 bits: type, whence, start, len
 _NAME = "stoker-slots"
 _NONCE_BYTES = 16
 
-#: Held while a descriptor with the lock is open, because a child forked just then would inherit both.
+#: Held while a descriptor with the lock is open: a child forked just then would inherit the descriptor, and the lock
+#: with it, and the worker would seem to be alive after its death.
 _no_forks = threading.Lock()
 os.register_at_fork(before=_no_forks.acquire, after_in_parent=_no_forks.release, after_in_child=_no_forks.release)
 
 
 def boot_id() -> str:
-    """The same for two processes exactly if they run on one host, in the same uptime of it."""
+    """Return an id that two processes share exactly if they run on one host since the same boot; "" if unknown."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
 
 
 class SlotMemory:
-    """The trainer's side: `slots` page-aligned buffers of at least `slot_bytes`, which workers may be let into.
+    """Slots on the trainer's side: `slots` page-aligned buffers of at least `slot_bytes`, which workers may open.
 
-    Where the system provides no file for that, they are private memory, and batches have to come by TCP.
+    Where the system provides no memfd they are private memory, and batches have to come by TCP.
     """
 
     def __init__(self, slots: int, slot_bytes: int) -> None:
@@ -59,7 +60,7 @@ class SlotMemory:
         size = _PAGE + slots * self.slot_bytes
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
         self._fd: int | None = None
-        #: Why no worker can be let in; empty if they can.
+        #: Why workers cannot open the slots; empty if they can.
         self.why_not_shared = ""
         try:
             self._bytes: NDArray[np.uint8] | None = self._make_shareable(size)
@@ -70,32 +71,41 @@ class SlotMemory:
         self._collapsed = [0] * slots
 
     def _make_shareable(self, size: int) -> NDArray[np.uint8]:
+        """Create and map the memfd.
+
+        It is sealed against resizing, because a worker that writes behind the end of a shrunk file is killed by SIGBUS.
+        """
         self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, size)
+        # After ftruncate, which a seal against growth would refuse.
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         os.pwrite(self._fd, self._nonce, 0)
         return map_file(self._fd, size)
 
     @property
     def shareable(self) -> bool:
-        """Whether workers can be let in."""
+        """Return whether workers can open the slots."""
         return not self.why_not_shared
 
     def slot(self, slot: int) -> NDArray[np.uint8]:
-        """All bytes of a slot."""
+        """Return a view of all bytes of a slot."""
         assert self._bytes is not None, "closed"
         start = _PAGE + slot * self.slot_bytes
         return self._bytes[start : start + self.slot_bytes]
 
     def note_written(self, slot: int, nbytes: int) -> None:
-        """As many bytes of the slot as `nbytes` have pages now: collapse them, so that the next write is faster."""
+        """Collapse the slot's first `nbytes`, now written, into huge pages, so that the next write is faster.
+
+        Only bytes not collapsed before are, and only once they span a huge page: pages that were never written have no
+        memory to collapse.
+        """
         done = self._collapsed[slot]
         if nbytes >= done + HUGE_PAGE:
             self._collapsed[slot] = nbytes
             collapse(self.slot(slot)[done:nbytes])
 
     def offer(self, lock_byte: int) -> SharedSlots | None:
-        """What a worker needs to open the slots, with a `lock_byte` of its own; None if they cannot be shared."""
+        """Return what a worker needs to open the slots, with its own `lock_byte`; None if they cannot be shared."""
         if self._fd is None:
             return None
         return SharedSlots(
@@ -103,15 +113,16 @@ class SlotMemory:
         )  # fmt: skip
 
     def is_locked(self, lock_byte: int) -> bool:
-        """Whether a process that is alive holds this lock byte."""
+        """Return whether a living process holds this lock byte."""
         if self._fd is None:
             return False
+        # Asks whether we could take the lock; the kernel answers F_UNLCK if nobody is in the way.
         wish = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, lock_byte, 1, 0)
         answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, wish)
         return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
 
     def close(self) -> None:
-        """Give up the file; memory that a consumer still views lives until the last view is gone."""
+        """Close the file; memory that a consumer still views lives until the last view is gone."""
         self._close_file()
         self._bytes = None
 
@@ -122,14 +133,15 @@ class SlotMemory:
 
 
 class OpenedSlots:
-    """The worker's side: a trainer's slots, opened, proved to be the right ones, and locked."""
+    """Slots on the worker's side: a trainer's slots, opened, verified by their nonce, and locked."""
 
     def __init__(self, offer: SharedSlots) -> None:
-        """Raises OSError, saying why, where shared memory cannot be had."""
+        """Open the offered slots; raise OSError with the reason if shared memory cannot be used."""
         if not offer.boot_id or offer.boot_id != boot_id():
             raise OSError("the trainer runs on another host")
         if offer.uid != os.getuid():
             raise OSError(f"the trainer runs as user {offer.uid}, this worker as {os.getuid()}")
+        # A short nonce, or one of zeros, could match a file that is not the trainer's.
         if len(offer.nonce) != _NONCE_BYTES or not any(offer.nonce):
             raise OSError("the offer has no nonce: the file could be anybody's")
         self.offer = offer
@@ -141,7 +153,7 @@ class OpenedSlots:
                 os.close(fd)
 
     def slot(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
-        """The first bytes of a slot, for writing."""
+        """Return the first bytes of a slot, for writing; raise ValueError if closed, or outside the slots."""
         slots, slot_bytes, memory = self.offer.slots, self.offer.slot_bytes, self._bytes
         if memory is None:
             raise ValueError("these slots were let go of")
@@ -151,15 +163,19 @@ class OpenedSlots:
         return memory[start : start + nbytes]
 
     def close(self) -> None:
-        """Let go of memory and lock; a view that is still alive keeps both, because it could be written through."""
+        """Drop memory and lock; a view that is still alive keeps both, because it could be written through."""
         self._bytes = None
 
 
 def _open_slots(offer: SharedSlots) -> int:
-    """Open the offered file once it is known to be a trainer's memfd: opening anything else may block, or do harm."""
+    """Open the offered file once it is known to be a trainer's memfd; raise OSError otherwise.
+
+    Looking through O_PATH first opens nothing: opening a pipe or a device may block, or do harm.
+    """
     seen = os.open(f"/proc/{offer.pid}/fd/{offer.fd}", os.O_PATH | os.O_CLOEXEC)
     try:
         here = Path(f"/proc/self/fd/{seen}")
+        # In another PID namespace the same number is another process, and its descriptor another file.
         if str(here.readlink()) != f"/memfd:{_NAME} (deleted)":
             raise OSError("the offered file is no trainer's memory: another process stands behind that number here")
         return os.open(here, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -168,7 +184,10 @@ def _open_slots(offer: SharedSlots) -> int:
 
 
 def _map_and_lock(fd: int, offer: SharedSlots) -> NDArray[np.uint8]:
-    """The slots, mapped for this process alone; the lock lasts as long as the mapping."""
+    """Map the verified slots for this process alone and lock them; the lock lasts as long as the mapping.
+
+    Raise OSError if the file is not sealed, has another size or nonce, or if the lock is held.
+    """
     size = _PAGE + offer.slots * offer.slot_bytes
     if not _cannot_shrink(fd):
         raise OSError("the offered file is no sealed memfd: whoever shrinks it would kill this worker")
@@ -176,6 +195,7 @@ def _map_and_lock(fd: int, offer: SharedSlots) -> NDArray[np.uint8]:
         raise OSError("the offered file has another size than its slots")
     if os.pread(fd, _NONCE_BYTES, 0) != offer.nonce:
         raise OSError("the offered file carries another nonce: another process stands behind that number here")
+    # Mapped before it is locked: the mapping keeps the lock once the descriptor is closed.
     memory = map_file(fd, size)
     keep_from_children(memory)
     lock = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, offer.lock_byte, 1, 0)

@@ -1,9 +1,8 @@
-"""Which process of a cluster this one is: master, worker, parameter server or evaluator.
+"""A process's role in its cluster: master, worker, parameter server or evaluator.
 
-Rules: pure; the environment comes in as a mapping. The first of these that says anything is the only one that counts:
-flags, `TF_CONFIG`, the plain variables `JOB_NAME`, `TASK_INDEX`, `PS_HOSTS`, `WORKER_HOSTS` and `MASTER_HOST`. An empty
-string says nothing. The master counts as a worker and comes before the others; where there is none, worker 0 is the
-master.
+Rules: pure; the environment comes in as a mapping. The first of these that is set is the only one that counts: flags,
+`TF_CONFIG`, the plain variables `JOB_NAME`, `TASK_INDEX`, `PS_HOSTS`, `WORKER_HOSTS` and `MASTER_HOST`. An empty string
+counts as not set. The master counts as a worker and comes before the others; without one, worker 0 is the master.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ __all__ = ["FLAGS", "Role", "role_of", "says_a_place"]
 
 Kind = Literal["master", "worker", "ps", "evaluator"]
 
-#: What flags and variables are called, by what they say: a task's type and index, and the hosts of each type.
+#: Names of flags, by the fact they give: a task's type and index, and the hosts of each type. Variables in upper case.
 FLAGS = {
     "type": "job_name",
     "index": "task_index",
@@ -36,7 +35,7 @@ _IN_TF_CONFIG = {
     **{name: f"TF_CONFIG, cluster.{name}" for name in ("chief", "worker", "ps", "evaluator")},
 }
 
-#: What task types are called: TensorFlow 1 says master, TensorFlow 2 chief.
+#: Our kinds by the name of the task type: TensorFlow 1 says master, TensorFlow 2 chief.
 _KINDS: dict[str, Kind] = {
     "chief": "master", "master": "master", "worker": "worker", "ps": "ps", "evaluator": "evaluator",
 }  # fmt: skip
@@ -67,27 +66,31 @@ class Role:
 
     @property
     def is_master(self) -> bool:
-        """Whether it does what only one may do: saving, logging, exporting. Without a master, worker 0 does."""
+        """Return whether it saves, logs and exports, which only one process may; without a master, worker 0 does."""
         return self.kind == "master" or (self.kind == "worker" and self.index == 0 and not self.master_host)
 
     @property
     def is_worker(self) -> bool:
-        """Whether it trains, as the master does too."""
+        """Return whether it trains, as the master does too."""
         return self.kind in ("master", "worker")
 
     @property
     def is_ps(self) -> bool:
-        """Whether it is a parameter server."""
+        """Return whether it is a parameter server."""
         return self.kind == "ps"
 
     @property
     def is_evaluator(self) -> bool:
-        """Whether it evaluates what the others train."""
+        """Return whether it evaluates what the others train."""
         return self.kind == "evaluator"
 
     @property
     def rank(self) -> int:
-        """Its place among those that share the data: the master's is 0. An evaluator shares with nobody."""
+        """Return its number among those that share the data; the master's is 0.
+
+        An evaluator shares with nobody, so its rank is its index. Raise SettingsError for a parameter server, which
+        reads no data.
+        """
         if self.is_ps:
             raise SettingsError(
                 expected="a role that reads data", got=f"parameter server {self.index}", where="rank",
@@ -97,29 +100,35 @@ class Role:
 
     @property
     def world(self) -> int:
-        """How many share the data."""
+        """Return the number of processes that share the data."""
         return 1 if self.is_evaluator else max(1, len(self.worker_hosts) + (1 if self.master_host else 0))
 
     @property
     def task_type(self) -> str:
-        """Its kind, as TensorFlow's clusters call it."""
+        """Return its kind under TensorFlow's name."""
         return "chief" if self.kind == "master" else self.kind
 
     @property
     def cluster(self) -> dict[str, list[str]]:
-        """All hosts by task type, as TensorFlow takes them; empty on one machine."""
+        """Return all hosts by task type, as TensorFlow takes them; empty on one machine."""
         chief = (self.master_host,) if self.master_host else ()
         jobs = {"chief": chief, "worker": self.worker_hosts, "ps": self.ps_hosts}
         return {job: list(hosts) for job, hosts in jobs.items() if hosts}
 
 
 def says_a_place(environment: Mapping[str, str]) -> bool:
-    """Whether the environment places this process in a cluster. `JOB_NAME` alone does not: other tools set it too."""
+    """Return whether the environment places this process in a cluster.
+
+    `JOB_NAME` alone does not: other tools set it too.
+    """
     return any(environment.get(name) for name in ("TF_CONFIG", *_VARIABLES.values()) if name != "JOB_NAME")
 
 
 def role_of(flags: Mapping[str, Any], environment: Mapping[str, str], *, last_worker_evaluates: bool = False) -> Role:
-    """The role given by flags, else by the environment; an error if neither gives one, or an impossible one."""
+    """Return the role given by flags, else by the environment; raise SettingsError if it is missing or impossible.
+
+    With `last_worker_evaluates` the last worker becomes the evaluator.
+    """
     said = _read(flags, environment)
     hosts = {what: said.hosts(what) for what in ("chief", "worker", "ps", "evaluator")}
     _refuse_impossible(said, hosts)
@@ -135,22 +144,26 @@ def role_of(flags: Mapping[str, Any], environment: Mapping[str, str], *, last_wo
     return _with_last_worker_evaluating(said, role, hosts["evaluator"]) if last_worker_evaluates else role
 
 
-# --- what is said ---
+# --- reading flags and environment ---
 
 _ADDRESSES = "Write host:port for each."
 
 
 @dataclass(frozen=True, slots=True)
 class _Sayings:
-    """What flags, variables or `TF_CONFIG` say, and what each value is called there."""
+    """Values from flags, variables or `TF_CONFIG`, with the name of each there for errors."""
 
     values: Mapping[str, Any]
     names: Mapping[str, str]
 
     def kind(self, *, alone: bool) -> Kind:
+        """Return the task's kind; raise SettingsError if it is missing or unknown.
+
+        A process `alone` in its `TF_CONFIG`, without hosts of others, is the master.
+        """
         said = self.values.get("type")
         if not said and alone and self.names is _IN_TF_CONFIG:
-            return "master"
+            return "master"  # a TF_CONFIG without hosts and task: this is the only process
         if not isinstance(said, str) or said not in _KINDS:
             known = ("master", "chief", "worker", "ps", "evaluator")
             expected = "one of " + ", ".join(known) + (nearest(said, known) if said else "")
@@ -158,6 +171,7 @@ class _Sayings:
         return _KINDS[said]
 
     def index(self, kind: str, places: int) -> int:
+        """Return the task's index, below `places`; raise SettingsError if it is missing or out of range."""
         said = self.values.get("index")
         if not _says(said) and places == 1:
             return 0
@@ -168,6 +182,7 @@ class _Sayings:
         return number
 
     def hosts(self, what: str) -> tuple[str, ...]:
+        """Return the hosts of a task type; raise SettingsError if one is malformed."""
         said = self.values.get(what)
         if not _says(said):
             return ()
@@ -179,6 +194,7 @@ class _Sayings:
         return tuple(self._host(what, host) for host in listed)
 
     def _host(self, what: str, said: object) -> str:
+        """Return a host without surrounding spaces; raise SettingsError if it is malformed."""
         host = said.strip() if isinstance(said, str) else ""
         if not is_connectable(f"tcp://{host}"):
             raise self.refusal(what, "hosts like 10.0.0.7:2222", _shown(said), _ADDRESSES)
@@ -189,7 +205,7 @@ class _Sayings:
 
 
 def _says(said: object) -> bool:
-    """Whether a value was given; 0 is one, the first index."""
+    """Return whether a value was given; 0 counts as given, because it is the first index."""
     return said not in (None, "", (), [])
 
 
@@ -198,12 +214,17 @@ def _shown(said: object) -> str:
 
 
 def _whole(said: object) -> int | None:
+    """Return a number from an integer or its text of at most 9 digits; None for anything else."""
     if isinstance(said, str) and said.isascii() and said.isdigit() and len(said) < 10:
         return int(said)
     return said if isinstance(said, int) and not isinstance(said, bool) else None
 
 
 def _read(flags: Mapping[str, Any], environment: Mapping[str, str]) -> _Sayings:
+    """Return the values of the first source that has any: flags, TF_CONFIG, variables.
+
+    Raise SettingsError if none has.
+    """
     if any(_says(flags.get(name)) for name in FLAGS.values()):
         return _Sayings({what: flags.get(name) for what, name in FLAGS.items()}, FLAGS)
     if environment.get("TF_CONFIG"):
@@ -219,6 +240,10 @@ def _read(flags: Mapping[str, Any], environment: Mapping[str, str]) -> _Sayings:
 
 
 def _read_tf_config(text: str) -> _Sayings:
+    """Return the values of `TF_CONFIG`, with "chief" for both names of the master.
+
+    Raise SettingsError if it is malformed.
+    """
     try:
         config = json.loads(text)
     except ValueError as error:
@@ -237,11 +262,13 @@ def _read_tf_config(text: str) -> _Sayings:
             expected="a chief or a master", got="both", where="TF_CONFIG, cluster",
             remedy="They are one and the same: keep one of them.",
         )  # fmt: skip
+    # From here on both names are "chief".
     cluster["chief"] = cluster.pop("master", None) or cluster.get("chief")
     return _Sayings({"type": task.get("type"), "index": task.get("index"), **cluster}, _IN_TF_CONFIG)
 
 
 def _object(where: str, said: object) -> Mapping[str, Any]:
+    """Return a JSON object, empty if it is missing inside `TF_CONFIG`; raise SettingsError if it is something else."""
     if said is None and where != "TF_CONFIG":
         return {}
     if not isinstance(said, Mapping):
@@ -256,10 +283,14 @@ def _not_an_object(where: str, got: str) -> SettingsError:
     )  # fmt: skip
 
 
-# --- what goes together ---
+# --- checking and completing the whole ---
 
 
 def _refuse_impossible(said: _Sayings, hosts: Mapping[str, Sequence[str]]) -> None:
+    """Raise SettingsError if the hosts of a cluster do not fit together.
+
+    That is a host named twice, two masters or evaluators, or parameter servers without workers.
+    """
     seen: set[str] = set()
     for what, listed in hosts.items():
         for host in listed:
@@ -274,7 +305,7 @@ def _refuse_impossible(said: _Sayings, hosts: Mapping[str, Sequence[str]]) -> No
 
 
 def _places(said: _Sayings, kind: Kind, hosts: Mapping[str, Sequence[str]]) -> int:
-    """How many processes of this kind there are."""
+    """Return the number of processes of this kind; raise SettingsError if the cluster leaves out their hosts."""
     what = "chief" if kind == "master" else kind
     if hosts[what] or kind == "evaluator" or (kind != "ps" and not any(hosts.values())):
         return max(1, len(hosts[what]))
@@ -282,6 +313,10 @@ def _places(said: _Sayings, kind: Kind, hosts: Mapping[str, Sequence[str]]) -> i
 
 
 def _with_last_worker_evaluating(said: _Sayings, role: Role, evaluators: Sequence[str]) -> Role:
+    """Return the role in a cluster whose last worker is the evaluator.
+
+    Raise SettingsError if there is an evaluator already, or no second worker.
+    """
     if evaluators or role.is_evaluator:
         raise said.refusal("evaluator", "no evaluator beside the last worker", "one", "Leave one of them out.")
     if not role.worker_hosts or role.world < 2:

@@ -1,4 +1,4 @@
-"""How ranks share the batches of an epoch in lockstep: a pure function of the cursor, with no messages.
+"""Lockstep rounds: how ranks share an epoch's batches, as a pure function of the cursor, without messages.
 
 An epoch has `batches` batch numbers; `group` consecutive ones belong to one bucket. A round takes the next `world`
 numbers at the cursor, but never crosses a group: its places past the group's end are empty batches of the group's
@@ -18,7 +18,7 @@ __all__ = ["Place", "Round", "rounds", "rounds_left"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What one rank gets in one round: batch `number`, or an empty batch shaped like it."""
+    """One rank's part of a round: batch `number`, or an empty batch of its shape."""
 
     number: int
     empty: bool
@@ -26,19 +26,19 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The batch numbers `start` to `stop` (excluded), trained on in one step by all ranks."""
+    """Batch numbers `start` to `stop` (excluded), trained on in one step by all ranks."""
 
     start: int
     stop: int
 
     def place(self, rank: int) -> Place:
-        """The place of `rank`; past the group's end it is empty and borrows the round's first shape."""
+        """Return the place of `rank`; past the group's end it is empty and has the shape of the round's first batch."""
         number = self.start + rank
         return Place(number, empty=False) if number < self.stop else Place(self.start, empty=True)
 
 
 def rounds(cursor: int, batches: int, group: int, world: int) -> Iterator[Round]:
-    """The rounds from `cursor` to the end of the epoch."""
+    """Yield the rounds from `cursor` to the end of the epoch; raise ValueError if the world exceeds the group."""
     if not 1 <= world <= group:
         raise ValueError(f"a world of {world} needs a group of at least {world}, got {group}")
     while cursor < batches:
@@ -48,9 +48,11 @@ def rounds(cursor: int, batches: int, group: int, world: int) -> Iterator[Round]
 
 
 def rounds_left(cursor: int, batches: int, group: int, world: int) -> int:
-    """How many rounds there are from `cursor` to the end of the epoch."""
+    """Return the number of rounds from `cursor` to the end of the epoch."""
     if cursor >= batches:
         return 0
+    # The rest of the current group, the whole groups after it, and the last short group: each ends with a round of its
+    # own, so each is rounded up to whole rounds.
     first_end = min(cursor - cursor % group + group, batches)
     whole, rest = divmod(batches - first_end, group)
     return -(-(first_end - cursor) // world) + whole * -(-group // world) + -(-rest // world)

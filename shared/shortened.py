@@ -1,4 +1,4 @@
-"""Text for people that is no longer than they read. Pure."""
+"""Text for people, shortened to what they read. Pure."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ __all__ = ["shortened"]
 
 
 def shortened(text: str, most: int) -> str:
-    """Return at most so many characters of a text, without its middle if need be: both of its ends tell something."""
+    """Return at most `most` characters of a text; a longer text loses its middle, because both ends are informative."""
     return text if len(text) <= most else f"{text[: most // 2]} … {text[3 - (most - most // 2) :]}"

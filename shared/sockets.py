@@ -3,7 +3,7 @@
 Rules: a socket is made, used and closed in one thread. ROUTERs are mandatory and never block, because by default they
 drop silently at their high-water mark and for unknown peers. There is one DEALER per peer, and it queues only on
 completed connections. Nothing lingers: whatever is unsent at close was answered for or will be asked again. libzmq's
-own heartbeats only notice dead connections; whether Python is still running is what our pings are for.
+own heartbeats only notice dead connections; our pings show whether Python is still running.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ MAX_PAYLOAD = 2**31
 #: Requests to a server are short; its answers may be longer.
 MAX_REQUEST = 2**16
 
-#: The first frame of what a monitor says: the event, and a number that belongs to it.
+#: First frame of a monitor's message: the event, and its value.
 _EVENT = struct.Struct("=Hi")
 
-#: The most frames that are taken in at a time, and of one message at all: a trainer may send many at once.
+#: Most frames taken in by one read of a socket, and kept of one message: a peer may send very many at once.
 _MOST_FRAMES = 4096
 
-#: How many messages are usually read in a turn.
+#: Messages read in one turn by default.
 MOST_WAITING = 256
 
 #: Send buffer on loopback, small enough for data in flight to stay in the processor's cache. Measured with 10 MB
@@ -80,7 +80,7 @@ _NOW_MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A change of a connection: it came up, or it went."""
+    """Change of a connection: it came up, or it was lost."""
 
     up: bool
 
@@ -88,8 +88,9 @@ class Watched:
 def bind_router(
     context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ServerKeys | None, most: int = MAX_REQUEST
 ) -> zmq.Socket[bytes]:
-    """A ROUTER that serves `endpoint`, and takes frames of so many bytes at `most`; `LAST_ENDPOINT` says which port it
-    got.
+    """Return a ROUTER bound to `endpoint` that accepts frames of up to `most` bytes; `LAST_ENDPOINT` has its port.
+
+    Raise SettingsError if the endpoint is taken, or is no address of this machine.
     """
     router = _make_router(context, endpoint)
     router.setsockopt(zmq.MAXMSGSIZE, most)
@@ -111,13 +112,12 @@ def bind_router(
 def bind_sealed_router(
     context: zmq.Context[zmq.Socket[bytes]], beside: str, port: int | None = None
 ) -> zmq.Socket[bytes]:
-    """A ROUTER at this port of the same address, for payloads that are sealed already; at any port if None, or if this
-    one is taken.
+    """Return a ROUTER for payloads that are sealed already, at the address of `beside` and the given port.
 
-    Only clients that show an identity which was announced in a Hello are let in (the context's guard decides). Whatever
-    clients send here has to be read and dropped, because nothing else bounds it. A new connection replaces one of the
-    same identity that may still seem to be up, or a trainer could never reconnect. A thief of an identity gets payloads
-    that it cannot open, until the trainer that misses them connects anew.
+    It takes any free port if `port` is None or taken. The context's guard lets in only clients that show an identity
+    announced in a Hello. Whatever clients send here has to be read and dropped, because nothing else bounds it. A new
+    connection replaces one of the same identity that may still seem to be up, or a trainer could never reconnect. A
+    thief of an identity gets payloads that it cannot open, until the trainer that misses them reconnects.
     """
     router = _make_router(context, beside)
     router.setsockopt(zmq.MAXMSGSIZE, 256)
@@ -133,10 +133,11 @@ def bind_sealed_router(
 
 
 def _make_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
+    """Return a ROUTER with a server's options, not yet bound."""
     router = context.socket(zmq.ROUTER)
     _set_common(router, endpoint)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that reconnects replaces its old connection at once
     router.setsockopt(zmq.HANDSHAKE_IVL, 2000)
     router.setsockopt(zmq.RCVBUF, _SERVER_RECEIVE_BUFFER)
     for option, value in _KEEPALIVE.items():
@@ -147,9 +148,10 @@ def _make_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.
 def connect_dealer(
     context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ClientKeys | None, identity: bytes
 ) -> zmq.Socket[bytes]:
-    """A DEALER to one peer, under an identity that only this incarnation has.
+    """Return a DEALER to one peer, under an identity that only this incarnation has.
 
-    Without an endpoint it connects to nobody, so nothing can be sent on it: the peer's address is not known yet.
+    Without an endpoint, because the peer's address is not known yet, it connects to nobody, and nothing can be sent on
+    it.
     """
     dealer = context.socket(zmq.DEALER)
     with _close_on_failure(dealer):
@@ -160,7 +162,7 @@ def connect_dealer(
 
 
 def connect_sealed_dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, identity: bytes) -> zmq.Socket[bytes]:
-    """A DEALER to a ROUTER for sealed payloads, under an identity that the other side learnt elsewhere."""
+    """Return a DEALER to a ROUTER for sealed payloads, under an identity that the other side learnt elsewhere."""
     dealer = context.socket(zmq.DEALER)
     with _close_on_failure(dealer):
         _set_up(dealer, endpoint, None, identity)
@@ -172,7 +174,7 @@ def connect_sealed_dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str
 def connect_watched_dealer(
     context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ClientKeys | None, identity: bytes
 ) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """The same, and a socket that says when the connection comes and goes; read it with `read_connection_events`.
+    """Return a DEALER to one peer, and a monitor socket for `read_connection_events`.
 
     Watching begins before connecting: a loopback handshake is over before a busy thread could look.
     """
@@ -187,19 +189,23 @@ def connect_watched_dealer(
 
 @contextlib.contextmanager
 def _close_on_failure(socket: zmq.Socket[bytes]) -> Iterator[None]:
-    """An error keeps its stack frames alive, and these the socket: unless it is closed, its context never ends."""
+    """Close the socket if the block raises.
+
+    An error keeps its stack frames alive, and these the socket: unless it is closed, its context never ends.
+    """
     try:
         yield
-    except BaseException:  # whatever it is, as above
+    except BaseException:  # re-raised; even a KeyboardInterrupt would keep the socket alive
         socket.disable_monitor()
         socket.close(linger=0)
         raise
 
 
 def _set_up(dealer: zmq.Socket[bytes], endpoint: str, keys: ClientKeys | None, identity: bytes) -> None:
+    """Set a client's options on a DEALER: identity, back-off, heartbeats and keys."""
     _set_common(dealer, endpoint)
     dealer.setsockopt(zmq.ROUTING_ID, identity)
-    dealer.setsockopt(zmq.IMMEDIATE, 1)
+    dealer.setsockopt(zmq.IMMEDIATE, 1)  # queue only on completed connections: sending fails while it is down
     dealer.setsockopt(zmq.RECONNECT_IVL, 50)
     dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     dealer.setsockopt(zmq.CONNECT_TIMEOUT, 1000)  # TCP's own pauses grow while a server lets nobody in
@@ -213,10 +219,11 @@ def _set_up(dealer: zmq.Socket[bytes], endpoint: str, keys: ClientKeys | None, i
 
 
 def _set_common(socket: zmq.Socket[bytes], endpoint: str) -> None:
-    if "[" in endpoint:
+    """Set the options that all sockets share."""
+    if "[" in endpoint:  # libzmq speaks only IPv4 by default
         socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.SNDHWM, 0)  # the slots that are lent bound what is in flight
+    socket.setsockopt(zmq.SNDHWM, 0)  # no high-water mark: the lent slots bound what is in flight
     # libzmq 4.3.5 stops reading from a connection that has reached a limit. If that connection is then reset, a PING
     # that was read with the last messages fails an assertion once reading resumes: any client could end our process.
     socket.setsockopt(zmq.RCVHWM, 0)
@@ -225,20 +232,20 @@ def _set_common(socket: zmq.Socket[bytes], endpoint: str) -> None:
 
 
 def watch_connection(dealer: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """A socket that says when the dealer's connection comes and goes from now on; earlier changes are not reported."""
+    """Return a monitor socket that reports when the dealer's connection comes and goes from now on."""
     return dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
 
 
 def read_connection_events(monitor: zmq.Socket[bytes]) -> Iterator[Watched]:
-    """What happened to the connection since the last call."""
+    """Yield the changes of the connection since the last call."""
     for event in read_events(monitor):
         yield Watched(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
 
 def read_events(monitor: zmq.Socket[bytes]) -> Iterator[int]:
-    """What a monitor has said since the last call, in libzmq's numbers.
+    """Yield a monitor's events since the last call, as libzmq's numbers.
 
-    pyzmq's reader of these imports asyncio, which would make every process of ours start 20 ms later.
+    pyzmq's own reader of events imports asyncio, which would make each of our processes start 20 ms later.
     """
     with contextlib.suppress(zmq.Again):
         while True:
@@ -246,10 +253,10 @@ def read_events(monitor: zmq.Socket[bytes]) -> Iterator[int]:
 
 
 def read_waiting(socket: zmq.Socket[bytes], most: int = MOST_WAITING) -> Iterator[list[zmq.Frame]]:
-    """Read multipart messages that wait on a socket, up to `most`, so that no peer starves the others.
+    """Yield multipart messages that wait on a socket, up to `most`, so that no peer starves the others.
 
-    The rest of a message that is longer than any of ours is thrown away. Whether more frames follow is asked of the
-    frame, because asking the socket takes longer than receiving.
+    Frames after the first 4096 of a message are dropped; no message of ours has so many. `more` is asked of the frame,
+    because asking the socket takes longer than receiving.
     """
     room = _MOST_FRAMES
     with contextlib.suppress(zmq.Again):
@@ -265,14 +272,14 @@ def read_waiting(socket: zmq.Socket[bytes], most: int = MOST_WAITING) -> Iterato
 
 
 def send_now(socket: zmq.Socket[bytes], frames: list[bytes], *, more: bool = False) -> None:
-    """Send one message, or the beginning of one; raises zmq.ZMQError where that would block."""
+    """Send one message, or with `more` the beginning of one; raise zmq.ZMQError if that would block."""
     for frame in frames[:-1]:
         socket.send(frame, _NOW_MORE)
     socket.send(frames[-1], _NOW_MORE if more else _NOW)
 
 
 def send_if_up(dealer: zmq.Socket[bytes], frame: bytes) -> bool:
-    """Send on a DEALER, if its connection is up; whether it was."""
+    """Send on a DEALER if its connection is up, and return whether it was."""
     try:
         dealer.send(frame, zmq.DONTWAIT)
     except zmq.Again:
@@ -281,7 +288,7 @@ def send_if_up(dealer: zmq.Socket[bytes], frame: bytes) -> bool:
 
 
 def descriptors_by_port() -> Iterator[tuple[int, int]]:
-    """Our TCP sockets, each with its local port."""
+    """Yield the descriptor and local port of each of our TCP sockets."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers, not paths
         with contextlib.suppress(OSError):  # the descriptor of the listing itself, or one that was closed meanwhile
             fd = int(name)
@@ -292,7 +299,8 @@ def descriptors_by_port() -> Iterator[tuple[int, int]]:
 
 
 def _local_port(fd: int) -> int:
-    seen = posix.socket(fileno=fd)
+    """Return the port that a TCP socket is bound to; 0 if it is no TCP socket."""
+    seen = posix.socket(fileno=fd)  # detached below: closing it would close libzmq's descriptor
     try:
         return int(seen.getsockname()[1]) if seen.family in (posix.AF_INET, posix.AF_INET6) else 0
     finally:
@@ -312,22 +320,27 @@ class Waker:
         self._sending.setblocking(False)  # noqa: FBT003
 
     def fileno(self) -> int:
-        """The descriptor that the loop polls for reading."""
+        """Return the descriptor that the loop polls for reading."""
         return self._receiving.fileno()
 
     def wake(self) -> None:
-        """Let the loop run once more; harmless when it is gone."""
+        """Make the loop run once more; do nothing if it is gone."""
         if self._woken:
             return
-        self._woken = True
+        self._woken = True  # before sending: the loop may run, and clear it, at any moment after
         with contextlib.suppress(BlockingIOError, OSError):
             self._sending.send(b"!")
 
     def clear(self) -> None:
-        """The loop runs: call this before it looks for what it may have been woken for."""
+        """Reset the waker as the loop runs; call this before looking for work.
+
+        The order matters: a wake after this call wakes the loop again, while one before it is covered by the look that
+        follows.
+        """
         with contextlib.suppress(BlockingIOError):
             while len(self._receiving.recv(4096)) == 4096:
                 pass
+        # A wake until here is skipped, but the loop looks for work after this call, so it misses nothing.
         self._woken = False
 
     def close(self) -> None:

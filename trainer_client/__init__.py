@@ -87,8 +87,8 @@ __all__ = [
     "start_server",
 ]
 
-#: Where each name is defined. Modules are imported when a name of theirs is first used: some need TensorFlow, and the
-#: commands have to heed signals before they spend half a second on imports.
+#: Module of each public name, imported when the name is first used: some need TensorFlow, and commands have to handle
+#: signals before they spend half a second on imports.
 _MODULES = {
     "Batch": "trainer_client.batch",
     "ClosedError": "shared.errors",
@@ -126,7 +126,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the module of a public name when it is first used."""
+    """Import the module of a public name when it is first used; raise AttributeError for any other name."""
     if name in _MODULES:
         value = globals()[name] = getattr(import_module(_MODULES[name]), name)
         return value
@@ -134,5 +134,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Name what is public, for completion: most of it is imported when it is first used."""
+    """Return the public names, for completion: most of them are imported only when first used."""
     return sorted(__all__)

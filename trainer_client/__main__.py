@@ -1,4 +1,4 @@
-"""The program `trainer-client`, and `python -m trainer_client`: SIGTERM is heeded before anything slow is imported."""
+"""Program `trainer-client`, and `python -m trainer_client`: SIGTERM is handled before anything slow is imported."""
 
 from shared.early_sigterm import end_at_sigterm
 
@@ -6,9 +6,9 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command that the arguments name; ends the process."""
+    """Run the command that the arguments name, and end the process."""
     end_at_sigterm()
-    from trainer_client.cli import main as run_command  # it takes long
+    from trainer_client.cli import main as run_command  # slow: SIGTERM is handled by now
 
     run_command()
 

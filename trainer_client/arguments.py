@@ -1,4 +1,4 @@
-"""What several commands of `trainer-client` ask alike: the user's module, the job, and kinds of numbers."""
+"""Arguments that several commands of `trainer-client` share: the user's module, the job, and kinds of numbers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def command_named(
     run: Callable[[argparse.Namespace], int],
     texts: tuple[str, str, str],
 ) -> argparse.ArgumentParser:
-    """A command, with what it is for, in a line and in full, and examples of it."""
+    """Add and return a command; `texts` are its purpose in a line, its description, and examples."""
     line, full, examples = texts
     raw = argparse.RawDescriptionHelpFormatter
     command = commands.add_parser(name, help=line, description=full, epilog=examples, formatter_class=raw)
@@ -46,14 +46,14 @@ def command_named(
 
 
 def refuse_usage(options: argparse.Namespace, problem: str) -> None:
-    """End the process with exit code 2, if there is a problem with its arguments."""
+    """End the process with exit code 2 if there is a problem with its arguments."""
     if problem:
         options.refuse_usage(problem)
 
 
 @contextmanager
 def wrong_usage(options: argparse.Namespace) -> Iterator[None]:
-    """Take a refusal of settings, which were all said on the command line, for wrong usage."""
+    """Turn a SettingsError of the block into wrong usage, because all its settings come from the command line."""
     try:
         yield
     except SettingsError as error:
@@ -61,7 +61,7 @@ def wrong_usage(options: argparse.Namespace) -> Iterator[None]:
 
 
 def add_model(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add the user's module, and return the group for more options of it."""
+    """Add the options of the user's module, and return their group for further ones."""
     group = command.add_argument_group("model")
     group.add_argument(
         "--model",
@@ -82,7 +82,7 @@ def add_model(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def add_job(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add the running job and the checkpoints, and return the group for more options of them."""
+    """Add the options of the running job and the checkpoints, and return their group for further ones."""
     group = command.add_argument_group("job")
     group.add_argument(
         "--feed", required=True, type=endpoint, metavar="ENDPOINT", help="connect to this coordinator of a running job"
@@ -96,7 +96,7 @@ def add_job(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def _module(text: str) -> str:
-    """A module's name, and perhaps that of something in it."""
+    """Parse `MODULE` or `MODULE:NAME`."""
     module, colon, name = text.partition(":")
     parts = module.split(".")
     if parts[-1] == "py" or not all(map(str.isidentifier, parts)) or (colon and not name.isidentifier()):
@@ -107,7 +107,7 @@ def _module(text: str) -> str:
 
 
 def endpoint(text: str) -> str:
-    """Where a coordinator is."""
+    """Parse a coordinator's endpoint, or the file that holds it."""
     try:
         check_coordinator(text, where="it")
     except SettingsError as error:
@@ -116,7 +116,7 @@ def endpoint(text: str) -> str:
 
 
 def _parameter(text: str) -> tuple[str, Any]:
-    """A name and its value, which is JSON if it can be read as such, else text."""
+    """Parse `NAME=VALUE`; the value is JSON if it can be read as such, else text."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"expected name=value, got {text}")
@@ -127,7 +127,7 @@ def _parameter(text: str) -> tuple[str, Any]:
 
 
 def whole(text: str) -> int:
-    """A number from 1 on that a message can say."""
+    """Parse an integer from 1 to 4096, the bounds of a world."""
     number = int(text)
     if not 1 <= number <= 4096:
         raise argparse.ArgumentTypeError(f"expected a number from 1 to 4096, got {text}")
@@ -135,7 +135,7 @@ def whole(text: str) -> int:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """The kind of whole numbers from there on."""
+    """Return a parser for integers of at least `least`."""
 
     def bounded(text: str) -> int:
         number = int(text)
@@ -147,7 +147,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def positive(text: str) -> float:
-    """A number above 0, which may be seconds of three years."""
+    """Parse a number above 0 and up to 1e8, which is three years in seconds."""
     number = float(text)
     if not 0 < number <= _LARGEST:
         raise argparse.ArgumentTypeError(f"expected a number above 0 and up to {_LARGEST:.0f}, got {text}")
@@ -158,7 +158,7 @@ _LARGEST = 1e8
 
 
 class Interval(argparse.Action):
-    """`--every N UNIT`, kept as a dict from units to numbers; given again, it adds or replaces a unit."""
+    """Option `--every N UNIT`, kept as a dict from units to numbers; given again, it adds or replaces a unit."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class Interval(argparse.Action):
 
 
 def rate(text: str) -> float:
-    """A finite number from 0 on."""
+    """Parse a finite number of at least 0."""
     number = float(text)
     if not 0 <= number < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number from 0 on, got {text}")
@@ -201,7 +201,7 @@ def rate(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """A part of a whole."""
+    """Parse a number from 0 to 1."""
     number = float(text)
     if not 0 <= number <= 1:
         raise argparse.ArgumentTypeError(f"expected a share from 0 to 1, got {text}")

@@ -1,7 +1,6 @@
-"""What a consumer gets: the arrays of one minibatch, and which one it is.
+"""Minibatches as a consumer gets them: arrays, with epoch and number.
 
-The arrays are views into a slot, which is returned when the last view goes: that is how memory stays bounded without
-copying.
+The arrays are views into a slot, which is returned when the last view is gone: so memory stays bounded without copying.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Batch(dict[str, Any]):
         self._digest = header.digest
         self._payload = payload
         self._settle = settle
-        #: What has to live as long as this batch: a feed whose batches are all gone too closes itself.
+        #: Keeps the feed alive as long as this batch: a feed closes itself once it and all its batches are gone.
         self._feed = feed
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
@@ -150,5 +149,8 @@ class _Owner:
 
 
 def owned(data: NDArray[np.uint8], item: object) -> NDArray[np.uint8]:
-    """The same bytes; `item` lives as long as any view of the result, and dies in whichever thread drops the last."""
+    """Return an array of the same bytes that keeps `item` alive as long as any view of it.
+
+    `item` dies in the thread that drops the last view.
+    """
     return np.asarray(_Owner(data, item))

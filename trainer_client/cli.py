@@ -1,4 +1,4 @@
-"""The command `trainer-client`: one function a sub-command, each importing what it needs when it runs."""
+"""Command `trainer-client`: one function a sub-command, each importing what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; ends the process."""
+    """Run one command, and end the process."""
     run_command(_parser(), arguments)
 
 
@@ -195,7 +195,7 @@ def _add_load_test(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     return command
 
 
-#: What a step of the simulated accelerator takes, where nothing is said.
+#: Default of --step-ms: the time of a simulated step.
 _STEP_MS = 120.0
 
 

@@ -1,6 +1,6 @@
-"""`connect(...)`, the one door to a job: it checks what it is given, attaches to the coordinator and returns a `Feed`.
+"""`connect(...)`, the one way to join a job: it checks its arguments, attaches to the coordinator, returns a `Feed`.
 
-Rules: what makes no sense is refused before anything is opened. TensorFlow is imported only for a strategy.
+Rules: impossible arguments are refused before anything is opened. TensorFlow is imported only for a strategy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["connect"]
 
-#: How long to wait for a job, and for enough trainers of an elastic world.
+#: Default waits for a job, and for enough trainers of an elastic world.
 _USUAL_PATIENCE_S, _ELASTIC_PATIENCE_S = 60.0, 600.0
 
 

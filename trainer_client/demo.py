@@ -1,7 +1,8 @@
-"""The demo's trainer: a small CTC model in Keras, trained by `fit` on a feed and judged on an evaluation stream.
+"""Trainer of the demo: a small CTC model in Keras, trained by `fit` on a feed and judged on an evaluation stream.
 
 `python -m trainer_client.demo tcp://127.0.0.1:7400` trains on the job that the demo left behind and prints a line an
 epoch; with `--events` each line is a JSON object, for `loader-server demo`, which runs this as a separate process.
+
 Rules: it reports what the train step itself saw, tags included; it ends as all commands do. It knows the job's keys
 (`audio`, `text`), and nothing about how loaders work.
 """
@@ -33,31 +34,34 @@ __all__ = [
     "DigitModel", "Options", "ToldModel", "edit_distance", "feed_keys", "loss", "main", "model", "optimizer", "train",
 ]  # fmt: skip
 
-#: Two strided convolutions: a frame of the outputs is 40 ms.
+#: Stride of the two strided convolutions together: a frame of the outputs is 40 ms.
 _STRIDE = 4
 _CHANNELS = 96
 _LABELS = 11  # ten digits, from 1 on, and the blank
 
 _INPUTS = {"audio": "audio", "audio_length": "audio_length", "tag": "tag"}
 
-#: What each row of an evaluation batch is judged by.
+#: Keys of an evaluation batch that the judge needs.
 _KEYS = ("audio", "audio_length", "text", "text_length", "weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What to train on, and for how long."""
+    """Options of the command line."""
 
     endpoint: str
     epochs: int
-    #: No epoch is begun after this: slower machines end in time, with a higher error.
+    #: No epoch begins after this time, so that slower machines end in time, with a higher error.
     seconds: float
     checkpoints: Path
     events: bool
 
 
 class DigitModel(keras.Model):  # type: ignore[misc] # Keras has no types
-    """Log-mel bands to logits of digits: strided, then dilated convolutions; normalised row by row, never by batch."""
+    """Model from log-mel bands to logits of digits: strided, then dilated convolutions.
+
+    It normalises row by row, never by batch.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,10 +71,10 @@ class DigitModel(keras.Model):  # type: ignore[misc] # Keras has no types
         self._out = keras.layers.Dense(_LABELS)
 
     def call(self, inputs: Any, training: bool = False) -> Any:  # noqa: FBT001, FBT002 - as Keras calls it
-        """Logits `[rows, frames / 4, labels]`, blank behind each row's end."""
+        """Return logits `[rows, frames / 4, labels]`, blank after each row's end."""
         frames = inputs["audio_length"]
         own = tf.sequence_mask(frames, tf.shape(inputs["audio"])[1], tf.float32)[:, :, tf.newaxis]
-        # Logarithms of energies between 1e-10 and some hundreds, to about -2 to 2.
+        # Scale logarithms of energies between 1e-10 and some hundreds to about -2 to 2.
         outputs = own * (inputs["audio"] + 8.0) / 6.0
         for down, norm in zip(self._down, self._norms, strict=False):
             outputs = norm(down(outputs))
@@ -79,23 +83,23 @@ class DigitModel(keras.Model):  # type: ignore[misc] # Keras has no types
         return blank_after(self._out(outputs), -(-frames // _STRIDE))
 
 
-#: What `trainer-client train --model trainer_client.demo` asks of a module.
+#: From here on: the names that `trainer-client train --model trainer_client.demo` looks up in a module.
 loss = CTC()
 feed_keys: dict[str, Any] = {"inputs": _INPUTS, "targets": "text", "weights": "weight"}
 
 
 def model() -> DigitModel:
-    """The one of the demo."""
+    """Return the demo's model."""
     return DigitModel()
 
 
 def optimizer(rate: float = 1e-3) -> keras.optimizers.Optimizer:
-    """Adam."""
+    """Return Adam with gradient clipping."""
     return keras.optimizers.Adam(rate, clipnorm=5.0)
 
 
 class ToldModel(DigitModel):
-    """Tells what it is trained on, from within the step."""
+    """Model that reports the batches it is trained on, from within the step."""
 
     def __init__(self, tell: Any) -> None:
         super().__init__()
@@ -103,7 +107,7 @@ class ToldModel(DigitModel):
         self.steps = 0
 
     def train_step(self, data: Any) -> Any:
-        """The usual step, which also reports from within what was trained on."""
+        """Run the usual step, and report its batch from within."""
         inputs, _, weight = data
         logs = super().train_step(data)
         seen = [inputs["tag"], inputs["audio_length"], weight, tf.shape(inputs["audio"])[:2]]
@@ -111,6 +115,7 @@ class ToldModel(DigitModel):
         return logs
 
     def _seen(self, tags: Any, lengths: Any, weight: Any, shape: Any) -> None:
+        """Report the samples and the shape of a step's batch."""
         self.steps += 1
         valid = weight > 0
         self._tell(
@@ -119,7 +124,7 @@ class ToldModel(DigitModel):
 
 
 class _Epochs(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """After each epoch: evaluates the model on the evaluation stream, reports, and ends training in time."""
+    """Callback that evaluates the model after each epoch, reports, and ends training in time."""
 
     def __init__(self, checkpoint: Any, judge: Any, tell: Any, until_s: float) -> None:
         super().__init__()
@@ -144,7 +149,7 @@ class _Epochs(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no ty
 
 
 class _Judge:
-    """The digit error on a stream: edits from what the model hears to what was dialled, over digits dialled."""
+    """Digit error on a stream: the edit distance between recognised and spoken digits, over spoken digits."""
 
     def __init__(self, model: DigitModel, feed: trainer_client.Feed) -> None:
         self._data = feed.dataset(map=lambda batch: {key: batch[key] for key in _KEYS})
@@ -163,14 +168,14 @@ class _Judge:
 
 
 def _collapsed(path: np.ndarray[Any, Any]) -> list[int]:
-    """The labels of a CTC path, without repeats and blanks."""
+    """Return the labels of a CTC path, without repeats and blanks."""
     first = np.concatenate([[True], path[1:] != path[:-1]])
     labels: list[int] = path[first & (path != 0)].tolist()
     return labels
 
 
 def edit_distance(heard: list[int], said: list[int]) -> int:
-    """How many insertions, deletions and substitutions it takes (Levenshtein)."""
+    """Return the Levenshtein distance: the least number of insertions, deletions and substitutions."""
     row = list(range(len(said) + 1))
     for at, mine in enumerate(heard, 1):
         before, row[0] = row[0], at
@@ -218,7 +223,7 @@ def _tell_people(event: str, **facts: Any) -> None:
 
 
 def main() -> None:
-    """Run; ends the process."""
+    """Run the command, and end the process."""
     run_command(_parser(), None)
 
 
@@ -249,7 +254,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _end_with_parent() -> None:
-    """End with our parent, which holds the other end of standard input."""
+    """End this process when its parent ends, which holds the other end of standard input."""
 
     def watch() -> None:
         while os.read(0, 1):  # not sys.stdin: at the end its lock would be held by this thread

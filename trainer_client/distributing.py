@@ -1,7 +1,9 @@
 """`trainer_client.distribute`: lets the job's workers make a data set of this process, and reads it from there.
 
-For scripts that have a data set already, such as those written for `tf.data service`: only one line changes. Rules:
-what crosses is the graph, and no Python object; elements have the structure and the values that they would have here.
+It is for scripts that have a data set already, such as those written for `tf.data service`: only one line changes.
+
+Rules: only the graph crosses, and no Python object; elements have the structure and the values that they would have
+here.
 """
 
 from __future__ import annotations
@@ -75,6 +77,7 @@ def distribute(  # noqa: PLR0913 - a door for users: each is a keyword with a de
 
 
 def _restored(session: FeedSession, spec: Any) -> tf.data.Dataset:
+    """Return the data set of a feed, with the structure that the user's data set has."""
     values = values_of_element(session.fields)
     fit = _as_here if session.producers == 1 else _as_it_came
 
@@ -86,10 +89,14 @@ def _restored(session: FeedSession, spec: Any) -> tf.data.Dataset:
 
 
 def _as_here(spec: Any, leaf: Any) -> Any:
-    """A tensor with everything that is known about its shape."""
+    """Return a tensor with everything that is known about its shape."""
     return tf.ensure_shape(leaf, spec.shape) if isinstance(spec, tf.TensorSpec) else leaf
 
 
 def _as_it_came(_spec: Any, leaf: Any) -> Any:
-    """Elements as they came; a shard that ended before others gives batches without rows, which are left out."""
+    """Return the leaf as it came.
+
+    With several producers, a shard that ended before others gives elements without rows, so the data set's own static
+    shape need not hold.
+    """
     return leaf

@@ -1,4 +1,4 @@
-"""The face of a feed: iterating it gives numpy minibatches, `dataset()` gives them to TensorFlow.
+"""Public face of a feed: iterating it gives numpy minibatches, `dataset()` gives them to TensorFlow.
 
 Rules: the cursor moves by what was trained on, never by what was read. An iterator starts at the cursor; `trained(n)`
 moves it, and so does reading an iterator to its end if `trained` was not called meanwhile. The room `session` holds

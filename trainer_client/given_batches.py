@@ -1,7 +1,7 @@
-"""Batches for frameworks whose loops save the state of their data: a batch counts once the loop asks for anything more.
+"""Batches for frameworks whose loops save the state of their data.
 
-Rules: a batch is trained on once the next is asked for, or once the state is asked for, which a loop does after its
-step. Both in lockstep and in queue mode. Knows no framework.
+Rules: a batch counts as trained on once the next one is asked for, or once the state is asked for, which a loop does
+after its step; both in lockstep and in queue mode. Knows no framework.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["GivenBatches"]
 
 
 class GivenBatches:
-    """One feed's batches as a framework's arrays, from the cursor to the end of its epoch."""
+    """Batches of one feed with arrays of a framework, from the cursor to the end of its epoch."""
 
     def __init__(self, feed: Feed, convert: Callable[[Any], Any], where: str) -> None:
         replicas = feed._session.replicas
@@ -34,7 +34,7 @@ class GivenBatches:
         self._is_in_hand = False
 
     def __iter__(self) -> Iterator[Batch]:
-        self._is_in_hand = False  # the last batch that an abandoned loop was given comes again
+        self._is_in_hand = False  # an abandoned loop's last batch does not count, and comes again
         for batch in self._feed:
             batch.update({key: self._convert(array) for key, array in batch.items()})
             self._is_in_hand = True
@@ -42,12 +42,13 @@ class GivenBatches:
             self._count()
 
     def _count(self) -> None:
+        """Count the batch in hand as trained on, if there is one."""
         if self._is_in_hand:
             self._is_in_hand = False
             self._feed.trained()
 
     def state(self) -> dict[str, Any]:
-        """The state of the feed after the batch that was given last."""
+        """Return the state of the feed after the batch that was given last, which counts as trained on by this call."""
         self._count()
         return self._feed.state()
 

@@ -1,7 +1,7 @@
-"""`role()`: which process of a cluster this one is, from flags or the environment; and the ranks that follow from it.
+"""`role()`: a process's place in its cluster, from flags or the environment; and the ranks that follow from it.
 
 Rules: the environment is read when asked, never at import. It must not know TensorFlow: servers, cluster resolvers and
-device functions are in `tf.cluster`.
+device functions are in `training.strategies.cluster`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def role(  # noqa: PLR0913 - each is a flag with a default
         The role, of which `connect` takes rank and world by itself.
 
     Raises:
-        SettingsError: Neither arguments nor environment say a role, or what they say does not fit together.
+        SettingsError: Neither arguments nor environment give a role, or the values do not fit together.
 
     Example:
         >>> place = trainer_client.role(job_name="worker", task_index=1, worker_hosts="a:2222,b:2222")
@@ -60,7 +60,10 @@ def role(  # noqa: PLR0913 - each is a flag with a default
 
 
 def ranks_said(rank: int | None, replicas: int, world: int | None) -> Ranks:
-    """The ranks given to `connect`, else those of the role in the environment, else the only one."""
+    """Return the ranks given to `connect`, else those of the environment's role, else rank 0 alone.
+
+    Raise SettingsError if `world` contradicts the environment.
+    """
     if rank is not None or not says_a_place(os.environ):
         return Ranks(rank=rank or 0, replicas=replicas, world=replicas if world is None else world)
     place = role()

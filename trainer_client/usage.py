@@ -1,7 +1,7 @@
-"""What a command line may not combine: said at once, before anything is connected to, with exit code 2.
+"""Checks of what a command line may not combine: they refuse before anything is connected to, with exit code 2.
 
-Rules: pure. Whatever would be ignored is refused, so that nobody believes that it was heeded; and so is what is seen to
-be wrong without a server, a file or an environment.
+Rules: pure. An option that would be ignored is refused, so that nobody believes that it had an effect; and so is every
+mistake that shows without a server, a file or an environment.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ __all__ = [
     "find_unheeded",
 ]
 
-#: How stale gradients may be on parameter servers where nothing is said.
+#: Default limit on the staleness of gradients on parameter servers.
 USUAL_STALENESS = 8
 
-#: What may follow the last dot of a folder's name: a version, such as `.2` or `.v2`.
+#: Suffix that a SavedModel's folder may have: a version, such as `.2` or `.v2`.
 _VERSION = re.compile(r"\.v?\d+")
 
 
 def find_repeated(flag: str, names: Sequence[str]) -> str:
-    """Return what is wrong if a name is said twice; empty if none is."""
+    """Return the problem if a name is given twice, else ""."""
     twice = [name for at, name in enumerate(names) if name in names[:at]]
     return f"argument {flag}: expected each name once, got {twice[0]} twice" if twice else ""
 
 
 def find_unheeded(options: argparse.Namespace, needed: Mapping[str, str]) -> str:
-    """Return what is wrong if an option is given without the one that it needs, by the names of their flags."""
+    """Return the problem if an option is given without the one that it needs, else ""; both by their flags."""
     for flag, other in needed.items():
         if _is_given(options, flag) and not _is_given(options, other):
             return f"argument {flag}: expected {other} with it, because without it changes nothing"
@@ -44,12 +44,13 @@ def find_unheeded(options: argparse.Namespace, needed: Mapping[str, str]) -> str
 
 
 def _is_given(options: argparse.Namespace, flag: str) -> bool:
+    """Return whether an option was given; 0 counts as given."""
     value = getattr(options, flag.removeprefix("--").replace("-", "_"))
     return value is not None and value is not False and value not in ("", [])  # 0 is given
 
 
 def find_train_problem(options: argparse.Namespace) -> str:
-    """Return what is wrong with the arguments of `train`; empty if nothing is."""
+    """Return the problem with the arguments of `train`, or "" if there is none."""
     if options.epochs is None and options.steps is None and options.max_time is None:
         return "one of --epochs, --steps and --max-time is needed, or training would have no end"
     judges = options.validate or []
@@ -74,7 +75,7 @@ _TRAIN_NEEDS = {
 
 
 def _find_served_problem(options: argparse.Namespace) -> str:
-    """Return what parameter servers cannot do; empty if they can, or are not asked for."""
+    """Return the problem with options that parameter servers cannot serve, or "" if there is none."""
     if options.strategy != "parameter-server":
         return ""
     for flag in ("epochs", "steps"):
@@ -98,7 +99,7 @@ def _find_served_problem(options: argparse.Namespace) -> str:
 
 
 def find_export_problem(path: str) -> str:
-    """Return what is wrong with the path of an exported model; empty if it says which of the two kinds it is."""
+    """Return the problem with the path of an exported model, or "" if it names one of the two kinds."""
     name = path.rstrip("/").rpartition("/")[2].lstrip(".")
     suffix = name[name.rfind(".") :] if "." in name else ""
     if suffix in ("", ".keras") or _VERSION.fullmatch(suffix):
@@ -110,7 +111,7 @@ def find_export_problem(path: str) -> str:
 
 
 def find_load_test_problem(options: argparse.Namespace) -> str:
-    """Return what is wrong with the arguments of `load-test`; empty if nothing is."""
+    """Return the problem with the arguments of `load-test`, or "" if there is none."""
     if options.mode == "drain":
         for flag in ("--step-ms", "--min-utilisation"):
             if _is_given(options, flag):

@@ -1,1 +1,1 @@
-"""Mel bands for loaders and trainers alike: their settings, their definitions, and where frames lie."""
+"""Mel bands for loaders and trainers: settings, filter banks and framing."""

@@ -1,8 +1,8 @@
-"""What Kaldi, librosa and torchaudio each mean by mel bands, and what we do: tapers, edges, filters and logarithms.
+"""Mel-band conventions of Kaldi, librosa and torchaudio, and our own: tapers, filters and logarithms.
 
-Rules: pure; a convention is data. Loaders' transforms and layers on trainers' devices read it to turn audio into bands.
-Tests compare each with that package's own numbers. Ours, which has no name in a job file, never changes: its bytes are
-pinned.
+Rules: pure; a convention is data. Loaders' transforms and layers on trainers' devices use the same conventions. Tests
+compare each with the package's own numbers. Our own convention, which job files select by naming none, never changes:
+its bytes are pinned.
 """
 
 from __future__ import annotations
@@ -22,37 +22,38 @@ from shared.audio.mel_filters import (
 
 __all__ = ["CONVENTIONS", "EMPHASIS", "NAMED", "OWN", "Convention"]
 
-#: How much of the sample before is taken from each, to raise the higher frequencies as Kaldi does.
+#: Pre-emphasis coefficient (Kaldi's default).
 EMPHASIS = np.float32(0.97)
 
-#: FFT size, rate, bands, lowest and highest edge in hertz.
+#: Makes a filter bank from FFT size, sample rate, number of bands, and lowest and highest edge in hertz.
 _Filters = Callable[[int, int, int, tuple[float, float]], NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convention:
-    """How audio is turned into bands."""
+    """Parameters of one way to turn audio into mel bands."""
 
     taper: Callable[[int], NDArray[np.float64]]
     filters: _Filters
-    #: Whether frames are padded with zeros to a power of two before they are transformed.
+    #: Whether frames are zero-padded to a power of two before the FFT.
     power_of_two: bool
-    #: How the half windows before and after the audio are filled, so that frames are centred; empty: they are not.
+    #: numpy padding mode for half a window before and after the audio, which centres frames; empty: no padding.
     padding: str = ""
-    #: Whether each frame loses its mean and has its higher frequencies raised, on the scale of 16 bits.
+    #: Kaldi's preprocessing: scale to 16-bit values, subtract each frame's mean, apply pre-emphasis.
     like_kaldi: bool = False
-    #: Lower energies are raised to this one.
+    #: Lower bound of energies before the logarithm.
     floor: float = 1e-10
-    #: Ten times the decimal logarithm, in place of the natural one.
+    #: Use decibels (10 log10) instead of the natural logarithm.
     decibels: bool = False
-    #: How far below an utterance's loudest band the others are clipped, in decibels; 0: they are not.
+    #: Dynamic range: bands are clipped this many decibels below the utterance's maximum; 0 disables it.
     range_db: float = 0.0
-    #: The same for cepstra.
+    #: Dynamic range of the bands that cepstra are computed from.
     cepstral_range_db: float = 80.0
-    #: Cepstra are weighed with half a sine wave of twice this many coefficients; 0: they are not.
+    #: Liftering coefficient (Kaldi's --cepstral-lifter); 0 disables liftering.
     lifter: int = 0
 
 
+# Periodic: the window repeats after `window` samples, as for an FFT; numpy's own is symmetric, with zeros at both ends.
 def _periodic_hann(window: int) -> NDArray[np.float64]:
     return np.hanning(window + 1)[:-1]
 
@@ -64,10 +65,10 @@ OWN = Convention(
     power_of_two=True,
 )
 
-#: What a job file may name.
+#: Conventions by the name that job files use.
 CONVENTIONS: Mapping[str, Convention] = {
     "kaldi": Convention(
-        taper=lambda window: np.hanning(window) ** 0.85,
+        taper=lambda window: np.hanning(window) ** 0.85,  # Kaldi's "povey" window
         filters=kaldi_filters,
         power_of_two=True,
         like_kaldi=True,

@@ -1,6 +1,6 @@
-"""Settings of features, as job files say them and as layers take them: `logmel`, `spec_augment`.
+"""Settings of features for job files and for layers: `logmel`, `spec_augment`.
 
-Rules: pure; one declaration for both sides, so that a table of a job file can be passed to a layer as it is.
+Rules: pure; one declaration for both sides, so that a table of a job file can be passed to a layer unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["LogMelSettings", "MelSettings", "StripeSettings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MelSettings:
-    """The settings that everything that makes mel bands has in common."""
+    """Settings that all mel-band features share."""
 
     rate: int = setting(whole(1000, 384_000), "hertz; audio of another rate is resampled to it", default=16_000)
     window: float = setting(duration_s, 'length of a frame, such as "25 ms"', default=0.025)
@@ -36,7 +36,7 @@ class LogMelSettings(MelSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StripeSettings:
-    """What SpecAugment wipes out of features, and what takes its place."""
+    """Settings of SpecAugment: stripes to mask in time and frequency, and their fill value."""
 
     time_stripes: int = setting(whole(0, 100), "how many stripes of steps are wiped out", default=2)
     time_width: int = setting(whole(0), "most steps of a stripe", default=100)

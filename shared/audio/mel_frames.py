@@ -1,4 +1,4 @@
-"""Where the frames for mel bands lie in a recording, in samples.
+"""Positions of mel-band frames in a recording, in samples.
 
 Rules: pure; settings that leave no frame or no band are refused.
 """
@@ -19,8 +19,10 @@ __all__ = ["MelFrames", "mel_frames"]
 
 @dataclass(frozen=True, slots=True)
 class MelFrames:
-    """A frame every `hop` samples, each of `window` samples that are filled up to `fft`; the first begins `margin`
-    samples before the audio, and the last ends that many after it. Bands lie between `edges_hz`.
+    """Frame layout: a frame every `hop` samples, each of `window` samples zero-padded to `fft`.
+
+    The first frame begins `margin` samples before the audio, and the last may end that many after it. Bands lie between
+    `edges_hz`.
     """
 
     window: int
@@ -31,16 +33,17 @@ class MelFrames:
 
 
 def mel_frames(settings: MelSettings, convention: Convention) -> MelFrames:
-    """The frames that settings ask for; a SettingsError if there can be none."""
+    """Return the frame layout that settings ask for; raise SettingsError if they allow no frame or no band."""
     window, hop = round(settings.window * settings.rate), round(settings.hop * settings.rate)
     edges_hz = (settings.low_hz, settings.high_hz or settings.rate / 2)
     _refuse_no_frames(window, hop, settings.rate)
     _refuse_no_bands(edges_hz, settings.rate)
-    fft = 1 << (window - 1).bit_length() if convention.power_of_two else window
+    fft = 1 << (window - 1).bit_length() if convention.power_of_two else window  # the next power of two, or itself
     return MelFrames(window, hop, fft, window // 2 if convention.padding else 0, edges_hz)
 
 
 def _refuse_no_frames(window: int, hop: int, rate: int) -> None:
+    """Raise SettingsError if a window has fewer than 2 samples, or a hop none."""
     if window < 2 or hop < 1:
         raise SettingsError(
             expected=f"a window of at least 2 samples and a hop of at least 1 at {rate} Hz",
@@ -51,6 +54,7 @@ def _refuse_no_frames(window: int, hop: int, rate: int) -> None:
 
 
 def _refuse_no_bands(edges_hz: tuple[float, float], rate: int) -> None:
+    """Raise SettingsError unless the edges lie in order, below half the rate."""
     low_hz, high_hz = edges_hz
     if not low_hz < high_hz <= rate / 2:
         raise SettingsError(

@@ -1,1 +1,1 @@
-"""What a server does so that no peer of it takes more than its share."""
+"""Measures that keep one peer of a server from taking more than its share."""

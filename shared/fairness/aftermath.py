@@ -1,4 +1,4 @@
-"""What a flood leaves behind: malloc keeps the memory that was needed for it, which is given back once it is over.
+"""Return of memory after a flood: malloc keeps what the flood needed until it is asked to give it back.
 
 Rules: used in the thread that serves. While a flood lasts nothing is given back, because it would be taken again.
 """
@@ -15,25 +15,24 @@ if TYPE_CHECKING:
 __all__ = ["Aftermath"]
 
 
-#: After so many looks without a flood memory is given back: soon, and again once connections that had to be stopped
-#: have been heard to end.
+#: Give memory back after this many looks without a flood: soon, and once more after stopped connections have ended.
 _LOOKS = (1, 10)
 
 
 class Aftermath:
-    """`note` that there is a flood; `look` now and then, some times a second or more rarely."""
+    """Trigger of the memory return: call `note` during a flood, and `look` a few times a second or less."""
 
     def __init__(self, give_back: Callable[[], None] = give_back_freed_memory) -> None:
         self._give_back = give_back
-        #: How many looks there were since the last flood.
+        #: Looks since the last flood; at the start as if it were long over.
         self._calm_looks = _LOOKS[-1]
 
     def note(self) -> None:
-        """Note that somebody is not heard, or not answered, or sends faster than we take in."""
+        """Note a flood: a peer is ignored, not answered, or sends faster than we take in."""
         self._calm_looks = -1
 
     def look(self) -> None:
-        """Give memory back if a flood is over."""
+        """Give memory back if the last flood is 1 or 10 looks ago."""
         if self._calm_looks < _LOOKS[-1]:
             self._calm_looks += 1
             if self._calm_looks in _LOOKS:

@@ -1,11 +1,11 @@
-"""Answers that a ROUTER sends, and how much of them each peer has not read.
+"""Answers sent on a ROUTER, with an account of the bytes that each peer has not read.
 
 libzmq queues without limit for a peer that does not read, and does not say how much. So after every few kilobytes one
-frame serves as a mark: when libzmq has finished with it, it has finished with everything before it. What it has not
-finished with is counted; who has left too much unread is to be told only what it is owed.
+frame is tracked as a mark: when libzmq has finished with it, it has finished with everything before it. What it has not
+finished with counts as unread; a peer with too much unread should be sent only what it is owed.
 
-Rules: used in the thread that owns the socket; nothing here blocks. libzmq says only when asked that it has finished
-with something, so ask again soon while `is_behind`.
+Rules: used in the thread that owns the socket; nothing here blocks. libzmq tells that it has finished only when asked,
+so ask again soon while `is_behind`.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ if TYPE_CHECKING:
 
 __all__ = ["MARK_BYTES", "UnreadAnswers", "UnreadMessages"]
 
-#: Bytes of answers between two marks. A mark takes some 20 µs; bytes behind the last do not count.
+#: Bytes of answers between two marks. A mark takes some 20 µs; bytes after the last mark are not counted yet.
 MARK_BYTES = 64 * 1024
 
-#: How many bytes all peers together may leave unread.
+#: Bytes that all peers together may leave unread.
 _UNREAD_BYTES = 8 * 2**20
 
 
-#: How many answers a peer may leave unread that asks for one at a time.
+#: Answers that a peer may leave unread; a well-behaved one asks for one at a time.
 _MOST_UNREAD = 16
 
 
 class UnreadAnswers:
-    """Sends answers on a ROUTER, and counts bytes that were not read."""
+    """Sender of answers on a ROUTER that counts unread bytes."""
 
     def __init__(self, router: zmq.Socket[bytes]) -> None:
         self._marks = _Marks(router)
         self._unread: Budget[bytes] = Budget(_UNREAD_BYTES)
-        #: Whether each answer has a mark, as before a process ends. Lingering does not help: of answers after which the
-        #: socket was closed at once, 11 of 40 never came.
+        #: Whether every answer gets a mark, so that a process that ends can wait until all are sent. Lingering does
+        #: not help: of answers after which the socket was closed at once, 11 of 40 never came.
         self.marks_all = False
-        #: Bytes that were sent since the last mark, by connection.
+        #: Bytes sent since the last mark, by connection.
         self._unmarked: dict[bytes, int] = {}
 
     def reads(self, identity: bytes) -> bool:
-        """Return whether this connection reads what it is sent; one that has left nothing unread always does.
+        """Return whether this connection reads what it is sent; always true if it has left nothing unread.
 
-        Others may have left unread all that they may together, and the last of them a little more.
+        Other connections share a limit on unread bytes, which the last answer may exceed.
         """
         return not self._unread.held(identity) or self._unread.has_room(identity)
 
     def held(self, identity: bytes) -> int:
-        """Return how many bytes this connection has not read, but for those behind the last mark."""
+        """Return the bytes that this connection has not read, without those after its last mark."""
         return self._unread.held(identity)
 
     @property
     def total(self) -> int:
-        """How many bytes all connections together have not read, but for those behind their last marks."""
+        """Return the bytes that all connections have not read, without those after their last marks."""
         return self._unread.total
 
     def send(self, identity: bytes, frames: Sequence[bytes]) -> bool:
-        """Send one message of these frames; return whether the peer is still there."""
+        """Send one message of these frames; return False if the peer is not connected."""
         unmarked = self._unmarked.get(identity, 0) + sum(map(len, frames))
         is_marked = self.marks_all or unmarked >= MARK_BYTES
         if not self._marks.send(identity, frames, unmarked if is_marked else 0):
@@ -75,25 +75,28 @@ class UnreadAnswers:
         return True
 
     def take_back(self) -> None:
-        """Uncount what libzmq has finished with."""
+        """Subtract the bytes that libzmq has finished sending."""
         for identity, nbytes in self._marks.take_finished():
             self._unread.give_back(identity, nbytes)
 
     def is_behind(self) -> bool:
-        """Return whether libzmq still sends something that is counted."""
+        """Return whether libzmq still holds something that is counted."""
         return bool(self._marks)
 
     def forget(self, identity: bytes) -> None:
-        """Forget a connection on which nothing is said any more, but for what it has not read."""
+        """Forget the unmarked bytes of a connection that is over; its counted bytes stay until libzmq frees them."""
         self._unmarked.pop(identity, None)
 
     def forget_all(self) -> None:
-        """Forget the bytes behind the last mark of each connection: they are few, and connections come and go."""
+        """Forget the bytes after each connection's last mark.
+
+        They are few, and without this the table would grow as connections come and go.
+        """
         self._unmarked.clear()
 
 
 class UnreadMessages:
-    """Sends answers on a ROUTER, each of which may be large, to peers that wait for one before they ask again."""
+    """Sender of possibly large answers on a ROUTER, to peers that wait for one before they ask for the next."""
 
     def __init__(self, router: zmq.Socket[bytes]) -> None:
         self._marks = _Marks(router)
@@ -104,24 +107,24 @@ class UnreadMessages:
         return self._unread[identity] < _MOST_UNREAD
 
     def send(self, identity: bytes, frames: Sequence[bytes]) -> bool:
-        """Send one message of these frames, none of which is copied; return whether the peer is still there."""
+        """Send one message of these frames, with a mark in any case; return False if the peer is not connected."""
         is_there = self._marks.send(identity, frames, 1)
         self._unread[identity] += is_there
         return is_there
 
     def take_back(self) -> None:
-        """Uncount what libzmq has finished with."""
+        """Subtract the messages that libzmq has finished sending."""
         for identity, count in self._marks.take_finished():
             self._unread[identity] -= count
         self._unread = +self._unread  # which leaves zeros out
 
     def is_behind(self) -> bool:
-        """Return whether libzmq still sends something."""
+        """Return whether libzmq still holds a message."""
         return bool(self._marks)
 
 
 class _Marks:
-    """Frames that libzmq may still be sending, each with an amount that it stands for."""
+    """Frames that libzmq may still be sending, each with the amount it stands for."""
 
     def __init__(self, router: zmq.Socket[bytes]) -> None:
         self._router = router
@@ -131,12 +134,17 @@ class _Marks:
         return bool(self._open)
 
     def send(self, identity: bytes, frames: Sequence[bytes], amount: int) -> bool:
-        """Send a message, whose last frame is a mark if it stands for anything; return whether the peer is there."""
+        """Send a message; return False if the peer is not connected.
+
+        Unless `amount` is 0 the last frame is tracked as a mark for that amount.
+        """
         try:
             send_now(self._router, [identity, *(frames[:-1] if amount else frames)], more=bool(amount))
         except zmq.ZMQError:  # EHOSTUNREACH: it hung up, or is not connected yet
             return False
+        # A ROUTER finds the peer by the first frame, so the frames after it cannot fail for that reason.
         if amount:
+            # Only frames that are not copied can be tracked, and pyzmq copies small ones unless told not to.
             mark = zmq.Frame(frames[-1], track=True, copy=False, copy_threshold=0)
             tracker = self._router.send(mark, zmq.DONTWAIT, copy=False, track=True)
             assert tracker is not None
@@ -144,10 +152,10 @@ class _Marks:
         return True
 
     def take_finished(self) -> list[tuple[bytes, int]]:
-        """Return, and forget, whose marks libzmq has finished with, and what they stood for."""
+        """Return and forget the identities and amounts of the marks that libzmq has finished with."""
         marks, self._open = self._open, []
         finished = []
-        for mark in marks:  # each is asked once: it may be finished a moment later
+        for mark in marks:  # ask each only once: a mark that is finished between two questions would be lost
             tracker, identity, amount = mark
             if tracker.done:
                 finished.append((identity, amount))

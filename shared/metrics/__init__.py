@@ -1,1 +1,1 @@
-"""Metrics: their names, serving them to Prometheus, and telling it where."""
+"""Metrics: their names, the server that exposes them to Prometheus, and files that tell Prometheus where."""

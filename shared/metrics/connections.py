@@ -1,9 +1,9 @@
-"""The connections that a small HTTP server holds at the same time: only so many, and each only for so long.
+"""Connections of a small HTTP server: bounded in number and in time.
 
-Rules: a client asks within `ASKING_S` of its coming, and reads its answer within `ANSWERING_S`. If there is no room for
-a new connection, the oldest makes room that has not asked, or the oldest of all if each has asked: so strangers who
-hold connections keep nobody waiting who asks at once. Ending a connection wakes the thread that reads or writes it,
-which then leaves. Nobody else closes it, because its descriptor could be another connection's by then.
+Rules: a client sends its request within `ASKING_S` of connecting, and reads its answer within `ANSWERING_S`. If there
+is no room for a new connection, the oldest without a request is ended, or the oldest of all if each has sent one: so
+strangers who hold connections delay nobody who asks at once. Ending a connection wakes the thread that reads or writes
+it, which then leaves. Nobody else closes it, because its descriptor could be another connection's by then.
 """
 
 from __future__ import annotations
@@ -15,32 +15,34 @@ from dataclasses import dataclass
 
 __all__ = ["BoundedConnections"]
 
-#: How long a client may take to ask, and then until it has read its answer, which may be long to make.
+#: How long a client may take to send its request, and then until it has read the answer, which may be slow to make.
 ASKING_S, ANSWERING_S = 2.0, 10.0
 
-#: How long the thread of a connection that was ended may take to leave.
+#: How long the thread of an ended connection may take to leave.
 _LEAVING_S = 0.5
 
 
 @dataclass(slots=True)
 class _HeldConnection:
-    #: When it is ended.
+    """State of one connection."""
+
+    #: When it will be ended.
     due_s: float
     has_asked: bool = False
     is_ended: bool = False
 
 
 class BoundedConnections:
-    """So many connections at `most`; used by the thread that accepts them and those that answer."""
+    """At most `most` connections; used by the accepting thread and by those that answer."""
 
     def __init__(self, most: int) -> None:
         self._room = threading.Semaphore(most)
         self._lock = threading.Lock()
-        #: In the order in which they came.
+        #: In order of arrival.
         self._held: dict[socket.socket, _HeldConnection] = {}
 
     def admit(self, connection: socket.socket, now_s: float) -> bool:
-        """Hold a new connection; return False if no other one leaves in time."""
+        """Hold a new connection, ending an older one if there is no room; return False if none leaves in time."""
         if not self._room.acquire(blocking=False):
             self._end_oldest()
             if not self._room.acquire(timeout=_LEAVING_S):
@@ -50,21 +52,21 @@ class BoundedConnections:
         return True
 
     def note_asked(self, connection: socket.socket, now_s: float) -> bool:
-        """Note that a connection's request has come; return whether to answer it, because it was not ended."""
+        """Note that a connection's request came; return False if the connection was ended before."""
         with self._lock:
             held = self._held[connection]
             held.has_asked, held.due_s = True, now_s + ANSWERING_S
             return not held.is_ended
 
     def leave(self, connection: socket.socket) -> None:
-        """Hold a connection no longer, if it was held: it is about to be closed."""
+        """Release the place of a connection that is about to be closed; do nothing if it was not held."""
         with self._lock:
             held = self._held.pop(connection, None)
         if held is not None:
             self._room.release()
 
     def end_overdue(self, now_s: float) -> float | None:
-        """End connections whose time is over; return in how many seconds the next one is due, None if there is none."""
+        """End overdue connections; return the seconds until the next one is due, or None if there is none."""
         with self._lock:
             for connection, held in self._held.items():
                 if now_s >= held.due_s:
@@ -73,6 +75,7 @@ class BoundedConnections:
         return min(due_s) - now_s if due_s else None
 
     def _end_oldest(self) -> None:
+        """End the oldest connection without a request, or the oldest of all if each has sent one."""
         with self._lock:
             living = [(connection, held) for connection, held in self._held.items() if not held.is_ended]
             silent = [(connection, held) for connection, held in living if not held.has_asked]
@@ -81,6 +84,7 @@ class BoundedConnections:
 
 
 def _end(connection: socket.socket, held: _HeldConnection) -> None:
+    # shutdown, not close: it wakes the connection's thread, which alone may free the descriptor.
     held.is_ended = True
     with contextlib.suppress(OSError):  # the other side has hung up
         connection.shutdown(socket.SHUT_RDWR)

@@ -1,7 +1,7 @@
-"""Where a process serves its metrics, and who may read them there.
+"""The address where a process serves its metrics, and the right to read them.
 
-Rules: on loopback whoever is on the machine may. Beyond it metrics need a token, or that the user says they may be
-read openly; probes name nothing of the job, so they need neither.
+Rules: on loopback everybody on the machine may read them. Beyond it metrics need a token, or the user's word that they
+may be read openly; probes name nothing of the job, so they need neither.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListeningWords:
-    """What errors call the address, the file with the token, and leave to do without; on a command line by default."""
+    """Names of the three settings in errors; by default those of the command line."""
 
     listen: str = "--metrics-listen"
     file: str = "--metrics-token"
@@ -33,27 +33,27 @@ class ListeningWords:
 
 _ON_COMMAND_LINES = ListeningWords()
 
-#: A token that is shorter can be guessed.
+#: Shorter tokens can be guessed.
 _SHORTEST_TOKEN = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """An address to serve at; port 0 is any free one. With a token, only who shows it may read metrics."""
+    """Address to serve at (port 0: any free one), and the token that readers must show, if there is one."""
 
     host: str = _LOOPBACK
     port: int = 0
     token: str = field(default="", repr=False)
 
     def admits(self, authorization: str) -> bool:
-        """Return whether this Authorization header may read metrics; how long that takes does not depend on it."""
+        """Return whether this Authorization header may read metrics; compares in constant time."""
         if not self.token:
             return True
         return hmac.compare_digest(authorization.encode("utf-8", "replace"), f"Bearer {self.token}".encode())
 
     @property
     def local_host(self) -> str:
-        """The host at which processes of this machine reach it."""
+        """Return the host at which processes of this machine reach it."""
         if not _is_everywhere(self.host):
             return self.host
         return "::1" if ":" in self.host else _LOOPBACK
@@ -62,9 +62,10 @@ class Listening:
 def listening_of(
     listen: str, port: int, token_file: Path | None, *, insecure: bool, words: ListeningWords = _ON_COMMAND_LINES
 ) -> Listening:
-    """Return where to serve, from `HOST` or `HOST:PORT` (empty: loopback) and the file that holds the token.
+    """Return where to serve, from `HOST` or `HOST:PORT` (empty: loopback) and the token's file.
 
-    Without a port there, `port` is the one. Raises a SettingsError if anybody could read metrics from elsewhere.
+    `port` is used if `listen` names none. Raise SettingsError if `listen` or the token is malformed, or if anybody
+    could read metrics from another machine.
     """
     host, said_port = _split(listen, words) if listen else (_LOOPBACK, None)
     token = _read_token(token_file, words) if token_file is not None else ""
@@ -79,6 +80,7 @@ def listening_of(
 
 
 def _split(listen: str, words: ListeningWords) -> tuple[str, int | None]:
+    """Return host and port (None: not given) of `HOST` or `HOST:PORT`; raise SettingsError if it is neither."""
     host, colon, port = listen.rpartition(":")
     if not colon or listen.endswith("]"):
         host, port = listen, ""
@@ -96,6 +98,7 @@ def _split(listen: str, words: ListeningWords) -> tuple[str, int | None]:
 
 
 def _is_everywhere(host: str) -> bool:
+    """Return whether a host is the address that stands for all addresses of the machine."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
@@ -103,11 +106,12 @@ def _is_everywhere(host: str) -> bool:
 
 
 def bracketed(host: str) -> str:
-    """Return a host as it stands before a port."""
+    """Return a host as it is written before a port: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def _read_token(file: Path, words: ListeningWords) -> str:
+    """Return the token in a file; raise SettingsError if it cannot be read, is short, or has other characters."""
     try:
         token = file.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,10 +1,10 @@
-"""What a metric is, and the registry of them: each registers itself where it is declared and its number is read.
+"""Declarations of metrics, and their registry: a metric registers itself in the module where its number is read.
 
-Rules: pure. A metric is declared once: name, kind, labels, who exposes it, what it is, and what to do about it. Names
-start with `stoker_` and end in their unit where they have one; counters end in `_total`. Labels here are those of the
-samples; job, role, worker and rank come with the scrape target (see scrape_targets). Anything that may have many values
-(a sample, a batch number, an address) is never a label. This module must not know prometheus_client, nor which metrics
-there are, but for the one that all processes have.
+Rules: pure. A metric is declared once: name, kind, labels, the roles that expose it, its meaning, and what to do about
+it. Names start with `stoker_` and end in their unit where they have one; counters end in `_total`. Labels here are
+those of the samples; job, role, worker and rank come with the scrape target (see scrape_targets). Anything that may
+have many values (a sample, a batch number, an address) is never a label. This module must not know prometheus_client,
+nor which metrics there are, but for the one that all processes have.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ __all__ = ["GARBAGE", "METRICS", "WAIT_BOUNDS_S", "Declarations", "Kind", "Metri
 
 Kind = Literal["counter", "gauge", "histogram"]
 
-#: From a batch that lay ready to one that a machine had to be restarted for, and the usual fractions of a step between.
+#: Histogram bounds of waits: from a batch that was ready to a restarted machine, with fractions of a step between.
 WAIT_BOUNDS_S = (0.0001, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One metric; `what` and `remedy` together are its help text."""
+    """Declaration of a metric; `what` and `remedy` together are its help text."""
 
     name: str
     kind: Kind
@@ -36,30 +36,30 @@ class Metric:
 
     @property
     def help_text(self) -> str:
-        """What Prometheus shows."""
+        """Return the help text that Prometheus shows."""
         return f"{self.what} {self.remedy}"
 
 
-#: Every metric whose module was imported, by its name.
+#: Metrics of all imported modules, by name.
 METRICS: dict[str, Metric] = {}
 
 
 class Declarations:
-    """Declarations of what processes of some roles expose."""
+    """Factory of metrics that processes of some roles expose."""
 
     def __init__(self, *roles: Role) -> None:
         self._roles = roles
 
     def counter(self, name: str, what: str, remedy: str, labels: tuple[str, ...] = ()) -> Metric:
-        """Declare and return a counter."""
+        """Declare and return a counter; raise AssertionError if its name is taken."""
         return self._declare("counter", name, what, remedy, labels)
 
     def gauge(self, name: str, what: str, remedy: str, labels: tuple[str, ...] = ()) -> Metric:
-        """Declare and return a gauge."""
+        """Declare and return a gauge; raise AssertionError if its name is taken."""
         return self._declare("gauge", name, what, remedy, labels)
 
     def histogram(self, name: str, what: str, remedy: str, labels: tuple[str, ...] = ()) -> Metric:
-        """Declare and return a histogram."""
+        """Declare and return a histogram; raise AssertionError if its name is taken."""
         return self._declare("histogram", name, what, remedy, labels)
 
     def _declare(self, kind: Kind, name: str, what: str, remedy: str, labels: tuple[str, ...]) -> Metric:

@@ -1,8 +1,8 @@
-"""What a process answers to probes: whether it lives (`/healthz`), and whether work should be sent to it (`/readyz`).
+"""Answers to probes: whether a process is alive (`/healthz`), and whether it should get work (`/readyz`).
 
-An orchestrator restarts what does not live, so that must never fail for something that a restart does not mend: a
-missing coordinator, a full disk, or a transform that holds the interpreter for seconds. Readiness may fail for all of
-these.
+An orchestrator restarts a process that is not alive, so liveness must never fail for something that a restart does not
+mend: a missing coordinator, a full disk, or a transform that holds the interpreter for seconds. Readiness may fail for
+all of these.
 
 Rules: pure. An answer is one word from `REASONS`, or empty if all is well; it names nothing of the job, because anyone
 who reaches the port may ask.
@@ -28,10 +28,10 @@ __all__ = [
     "unready_worker",
 ]
 
-#: How long a turn of a main loop may take while its process still counts as ready.
+#: A process whose main loop turned longer ago is not ready.
 LOOP_S = 5.0
 
-#: Each reason for not being ready, and what it means.
+#: Reasons for not being ready, and their meaning.
 REASONS = {
     "starting": "the process has not begun to serve",
     "draining": "it was told to end, and finishes what it has",
@@ -46,41 +46,41 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """The questions that a process answers; each takes the time and returns a reason, or nothing if all is well."""
+    """Questions that a process answers; each takes the time and returns a reason, or "" if all is well."""
 
     is_dead: Callable[[float], str]
     is_unready: Callable[[float], str]
-    #: Where the metrics of a job are, if this process knows: for Prometheus' service discovery by HTTP. Takes the host
-    #: that it was asked at and its own port.
+    #: Lists the job's scrape targets for Prometheus' HTTP service discovery, if this process knows them. Takes the host
+    #: of the request and its own port.
     targets: Callable[[str, int], list[dict[str, Any]]] | None = None
 
 
 def dead(turned_s: float, most_s: float, now_s: float) -> str:
-    """Return why a process has to be restarted: its main loop has not turned for longer than anything may take."""
+    """Return "loop" if the main loop last turned more than `most_s` ago, so that the process must restart; else ""."""
     return "loop" if now_s - turned_s > most_s else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """What a worker's readiness depends on."""
+    """Facts that decide a worker's readiness."""
 
-    #: When its main loop turned last.
+    #: Time of its main loop's last turn.
     turned_s: float
     is_draining: bool
-    #: Whether there is a stream whose data are on its machine.
+    #: Whether its machine has the data of any stream.
     has_data: bool
-    #: Whether the coordinator has ever taken it in, and whether it counts as a member now.
+    #: Whether the coordinator has ever registered it, and whether it is a member now.
     was_registered: bool
     is_registered: bool
-    #: Whether the coordinator does not take it in because it is of a release that does not fit.
+    #: Whether the coordinator refuses it because their protocols or bytes differ.
     is_refused: bool
-    #: When the coordinator said something last.
+    #: Time of the coordinator's last message.
     heard_s: float
     heartbeat_timeout_s: float
 
 
 def unready_worker(worker: WorkerView, now_s: float) -> str:
-    """Return why no trainer should be sent to a worker, or nothing if it serves."""
+    """Return the reason for sending a worker no trainer, or "" if it serves."""
     if worker.is_draining:
         return "draining"
     if now_s - worker.turned_s > LOOP_S:
@@ -97,18 +97,18 @@ def unready_worker(worker: WorkerView, now_s: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorView:
-    """What a coordinator's readiness depends on."""
+    """Facts that decide a coordinator's readiness."""
 
     turned_s: float
     is_stopping: bool
-    #: How many facts wait to be written because the journal could not be.
+    #: Facts that still wait because the journal could not be written.
     facts_waiting: int
     #: Whether the journal's files are gone.
     is_journal_lost: bool
 
 
 def unready_coordinator(coordinator: CoordinatorView, now_s: float) -> str:
-    """Return why a coordinator is not to be relied on, or nothing if it serves."""
+    """Return the reason why a coordinator is not to be relied on, or "" if it serves."""
     if coordinator.is_stopping:
         return "draining"
     if now_s - coordinator.turned_s > LOOP_S:

@@ -1,8 +1,8 @@
-"""Tells Prometheus where a process serves its metrics: one file per process, found by file discovery.
+"""Target files that tell Prometheus where processes serve metrics: one per process, for file discovery.
 
 Rules: a file appears and changes atomically; its name is made of role and name, so that a process that was killed and
-started again takes over its file; a process that ends in good order removes it. While it lives a process holds a lock
-on its file, which goes even with kill -9, so the files of dead processes are recognised and can be removed.
+restarted takes over its file; a process that ends in good order removes it. A living process holds a lock on its file,
+which goes even with kill -9, so the files of dead processes are recognised and can be removed.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ __all__ = ["TargetFile", "remove_dead_targets"]
 
 
 class TargetFile:
-    """The file of this process, which is there until `close`."""
+    """Target file of this process, which exists until `close`."""
 
     def __init__(self, folder: Path, address: str, labels: Mapping[str, str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         name = instance_of(labels)
         plain = re.sub(r"[^\w.-]", "_", name)
         self._path = folder / f"{plain}.json"
-        draft = draft_of(self._path)  # no .json: discovery passes it over
+        draft = draft_of(self._path)  # no .json: discovery ignores it
         self._file = open_own(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         fcntl.flock(self._file, fcntl.LOCK_EX)
-        # An instance of its own, not the address: series continue when a process comes back on another port.
+        # The instance is a name, not the address: series continue when a process comes back on another port.
         content = [{"targets": [address], "labels": {"instance": name, **labels}}]
         os.write(self._file, (json.dumps(content, indent=2) + "\n").encode())
         draft.replace(self._path)
 
     def close(self) -> None:
-        """Remove the file, unless a newer process has taken its name."""
+        """Remove the file, unless a newer process has replaced it."""
+        # By inode: a successor of the same name may have renamed its own file into place.
         with contextlib.suppress(FileNotFoundError):
             if self._path.stat().st_ino == os.fstat(self._file).st_ino:
                 self._path.unlink()
@@ -49,7 +50,7 @@ class TargetFile:
 
 
 def remove_dead_targets(folder: Path) -> list[str]:
-    """Remove the files of processes that are gone, and return their names."""
+    """Remove the files of dead processes, and return their names."""
     dead = [path for path in sorted(folder.glob("*.json")) if not _is_locked(path)]
     for path in dead:
         path.unlink(missing_ok=True)
@@ -57,6 +58,7 @@ def remove_dead_targets(folder: Path) -> list[str]:
 
 
 def _is_locked(path: Path) -> bool:
+    """Return whether a living process holds the file; True also if the file cannot be opened."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError):

@@ -1,10 +1,10 @@
-"""Serves a process's metrics to Prometheus, and its answers to probes; numbers become samples only when somebody asks.
+"""HTTP server of a process's metrics for Prometheus, and of its probes; samples are made only on request.
 
 Rules: `samples` is called in the server's thread, so it reads plain numbers and complete snapshots, and changes
-nothing. `/metrics` has the metrics, `/targets` where those of other processes are, `/healthz` and `/readyz` what
-`probes` says, and no other path has anything. Probes are open to whoever reaches the port; the others are not if
-`Listening` has a token. Who holds a connection keeps nobody else waiting (see `connections`). What a process exposes is
-declared in `names`; a sample of anything else is a defect. prometheus_client adds its own `process_…` metrics: CPU
+nothing. `/metrics` has the metrics, `/targets` those of other processes' addresses, `/healthz` and `/readyz` the
+answers of `probes`, and no other path has anything. Probes are open to whoever reaches the port; the others are not if
+`Listening` has a token. A client that holds a connection delays nobody else (see `connections`). What a process exposes
+is declared in `names`; a sample of anything else is a defect. prometheus_client adds its own `process_…` metrics: CPU
 seconds, memory, start time.
 """
 
@@ -47,27 +47,25 @@ if TYPE_CHECKING:
 
 __all__ = ["MetricSamples", "MetricsServer", "Spread", "Values"]
 
-#: So many are answered at once; `connections` says who makes room for others.
+#: Most connections at a time; `connections` decides which one makes room for another.
 _MOST_AT_ONCE = 8
 
-#: Pause when no descriptor is left to accept with, or the thread would spin.
+#: Pause when no descriptor is left to accept with: the connection stays pending, so the thread would spin.
 _EXHAUSTED_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A histogram: how many values lie at or below each of WAIT_BOUNDS_S but above the one before, how many lie above
-    all, and the sum of all.
-    """
+    """Histogram: the number of values in each interval of WAIT_BOUNDS_S, then above the last bound; and their sum."""
 
     counts: Sequence[int]
     total: float
 
 
-#: Values by the values of a metric's labels.
+#: Values of a metric by its label values.
 Values: TypeAlias = dict[tuple[str, ...], float | Spread]
 
-#: Where a request's own host, the one that it came to, stands in its environment.
+#: Key of a request's environment for the host that it came to.
 _OWN_HOST = "stoker.own_host"
 
 
@@ -80,15 +78,15 @@ class MetricSamples:
 
     @classmethod
     def one(cls, metric: Metric, value: float, *labels: str) -> MetricSamples:
-        """A metric with one value."""
+        """Return the samples of a metric that has one value."""
         return cls(metric, {labels: value})
 
 
 class MetricsServer:
-    """A small HTTP server in a thread of its own, which runs until `close`.
+    """Small HTTP server in a thread of its own, which runs until `close`.
 
-    `labels` name the process: job, role and, for a worker or trainer, its own name. With `targets_folder` it writes
-    there where it serves. Without `probes` their paths have nothing.
+    `labels` name the process: job, role and, for a worker or trainer, its own name. With `targets_folder` it writes its
+    target file there. Without `probes`, `/healthz`, `/readyz` and `/targets` answer 404.
     """
 
     def __init__(
@@ -114,7 +112,7 @@ class MetricsServer:
             ) from error
         port = self._server.server_port
         self._server.set_app(_App(listening, port, make_wsgi_app(registry), probes))
-        #: Where processes of this machine reach it, and what it listens at.
+        #: The address for processes of this machine, and the one it listens at.
         self.address = f"{bracketed(listening.local_host)}:{port}"
         self.bound = f"{bracketed(listening.host)}:{port}"
         self._local_host = listening.local_host
@@ -126,7 +124,7 @@ class MetricsServer:
         self._log.info("metrics are served", address=self.bound)
 
     def _write_target(self, folder: Path, labels: Mapping[str, str]) -> TargetFile | None:
-        """Write where metrics are served; a folder that is closed or full costs only that."""
+        """Write the target file, or log a warning and return None if the folder is closed or full."""
         try:
             return TargetFile(folder, self.address, labels)
         except OSError as error:
@@ -134,11 +132,11 @@ class MetricsServer:
             return None
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """End the server, cutting off any request that is being answered."""
+        """Stop the server and remove its target file; requests being answered are cut off."""
         if self._target_file is not None:
             self._target_file.close()
         self._closing = True
-        with contextlib.suppress(OSError):  # wakes the thread; if nobody answers, it has ended already
+        with contextlib.suppress(OSError):  # wakes the thread from `handle_request`; fails only if it has ended
             socket.create_connection((self._local_host, self._server.server_port), timeout_s).close()
         self._thread.join(timeout_s)
         self._server.server_close()
@@ -158,11 +156,11 @@ class MetricsServer:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """One thread per request, so that one that hangs delays no other."""
+    """Server with one thread per request, so that a hanging one delays no other."""
 
     daemon_threads = True
-    allow_reuse_port = False  # some releases of Python let two servers share a port without a word
-    request_queue_size = 128  # of a crowd, who finds no place there is heard a second later
+    allow_reuse_port = False  # some releases of Python let two servers share a port silently
+    request_queue_size = 128  # listen backlog: a client that finds no place in it is heard a second later
 
     def __init__(self, host: str, port: int) -> None:
         self.connections = BoundedConnections(_MOST_AT_ONCE)
@@ -171,13 +169,13 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        """Bind without looking up the host's name, which may take long where there is no name server."""
+        """Bind without looking up the host's name, which is slow where there is no name server."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
         self.setup_environ()
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """The next connection."""
+        """Accept the next connection; pause before raising OSError, so that a lack of descriptors does not spin."""
         try:
             return super().get_request()
         except OSError:
@@ -185,25 +183,25 @@ class _Server(ThreadingMixIn, WSGIServer):
             raise
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether there is room for it."""
+        """Return whether there is room for the connection."""
         return self.connections.admit(request, time.monotonic())
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, in a thread of its own."""
+        """Answer a request in its own thread."""
         threading.current_thread().name = "stoker-metrics-answer"
         super().process_request_thread(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection, whatever has become of it."""
+        """Release the connection's place and close it."""
         self.connections.leave(request)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a client that hangs up, or never asks, is not news."""
+        """Ignore the error: a client that hangs up, or never sends a request, is normal."""
 
 
 class _App:
-    """Answers a request by its path."""
+    """WSGI application that answers a request by its path."""
 
     def __init__(
         self,
@@ -238,6 +236,7 @@ class _App:
 
 
 def _answer(begin: StartResponse, reason: str) -> Iterable[bytes]:
+    """Answer 503 with the reason, or 200 if there is none."""
     return _say(begin, "503 Service Unavailable", reason) if reason else _say(begin, "200 OK", "ok")
 
 
@@ -247,26 +246,30 @@ def _say(begin: StartResponse, status: str, text: str, *more: tuple[str, str]) -
 
 
 class _Handler(WSGIRequestHandler):
+    """Handler of one request, which is bounded in time and not logged."""
+
     server: _Server
 
     def parse_request(self) -> bool:
-        """Read the request; return whether it is one, and is to be answered."""
+        """Read the request; return False if it is malformed, or its connection was ended."""
         return super().parse_request() and self.server.connections.note_asked(self.connection, time.monotonic())
 
     def get_environ(self) -> WSGIEnvironment:
-        """The request, with the host that it came to."""
+        """Return the request's environment, with the host that it came to."""
         return super().get_environ() | {_OWN_HOST: self.connection.getsockname()[0]}
 
     def log_message(self, *_said: object) -> None:
-        """Say nothing: being asked every few seconds is not news."""
+        """Log nothing: scrapes come every few seconds."""
 
 
 class _Collector(Collector):
+    """Collector that asks for samples at each scrape."""
+
     def __init__(self, samples: Callable[[], Iterable[MetricSamples]]) -> None:
         self._samples = samples
 
     def describe(self) -> list[Family]:
-        """Nothing: metrics are declared in `names`, and the process may not be asked before it runs."""
+        """Return nothing: metrics are declared in `names`, and the process cannot be asked before it runs."""
         return []
 
     def collect(self) -> Iterator[Family]:
@@ -275,6 +278,7 @@ class _Collector(Collector):
 
 
 def _family(samples: MetricSamples) -> Family:
+    """Return the samples of a metric as prometheus_client's family."""
     metric = samples.metric
     if metric.kind == "histogram":
         return _histogram(samples)
@@ -287,6 +291,7 @@ def _family(samples: MetricSamples) -> Family:
 
 
 def _histogram(samples: MetricSamples) -> Family:
+    """Return a histogram as prometheus_client's family, whose buckets are cumulative."""
     metric = samples.metric
     family = HistogramMetricFamily(metric.name, metric.help_text, labels=metric.labels)
     bounds = [*map(floatToGoString, WAIT_BOUNDS_S), "+Inf"]

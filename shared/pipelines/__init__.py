@@ -1,1 +1,1 @@
-"""What both sides know of a user's own `tf.data` pipelines."""
+"""Users' own `tf.data` pipelines: what workers and trainers both know of them."""

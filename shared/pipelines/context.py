@@ -1,9 +1,10 @@
-"""What a user's `dataset_pipeline(context)` is given, on either side of the marker that divides it.
+"""The context passed to a user's `dataset_pipeline(context)`, on either side of the marker that divides it.
 
-The same function runs in workers and in trainers. In a worker, what lies above `context.map_producer_to_consumer` is
-kept and run, and what lies below gets an empty stand-in. In a trainer, what lies above is built from an empty stand-in
-and never run, and the marker gives the feed. Rules: knows neither side; imports TensorFlow only in a process where a
-pipeline is built.
+The same function runs in workers and in trainers. In a worker, the part above `context.map_producer_to_consumer` is
+kept and run, and the part below gets an empty stand-in. In a trainer, the part above is built from an empty stand-in
+and never run, and the marker returns the feed.
+
+Rules: knows neither side; imports TensorFlow only in a process where a pipeline is built.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PipelineContext", "build_pipeline", "default_pipeline", "samples_dataset", "unfit", "with_plain_keys"]
 
-#: Rows of a batch, unless the pipeline asks for others.
+#: Default rows of a batch.
 _MAX_ROWS = 32
-#: What RETURNN calls the length of an axis: "size:key:axis".
+#: First part of RETURNN's name for the length of an axis: "size:key:axis".
 _SIZE = "size"
 
 
@@ -32,7 +33,7 @@ def _nothing() -> Iterator[Any]:
 
 
 class PipelineContext:
-    """The context of one side."""
+    """Context of one side."""
 
     def __init__(
         self,
@@ -42,24 +43,27 @@ class PipelineContext:
         default_max_rows: int = _MAX_ROWS,
         consumer_device: str = "",
     ) -> None:
-        #: What the job calls the stream.
+        #: The stream's name in the job.
         self.dataset_name = dataset_name
-        #: The samples of the stream that the job names as `base`: of one shard in a worker, none in a trainer.
+        #: The samples of the job's `base` stream: of one shard in a worker, none in a trainer.
         self.base_dataset = base_dataset
-        #: How many rows `padded_batch` gives a batch by default.
+        #: Default rows of `padded_batch`.
         self.default_max_rows = default_max_rows
-        #: Where `prefetch_to_consumer_device` puts elements; empty in a worker.
+        #: The device of `prefetch_to_consumer_device`; empty in a worker.
         self.consumer_device = consumer_device
-        #: Which part of the data is asked for, for those who open files themselves: `dataset.shard(shards, shard)`.
+        #: The part of the data to produce, for functions that open files themselves: `dataset.shard(shards, shard)`.
         self.shard, self.shards = 0, 1
-        #: The epoch, for those who draw without state.
+        #: The epoch, for stateless random numbers.
         self.epoch = 0
-        #: The files that the stream names as `paths`: none in a trainer.
+        #: The stream's `paths`; none in a trainer.
         self.paths: Sequence[str] = ()
         self.marked = 0
 
     def add_lengths(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Add the length of each value whose first axis varies, as `<key>_length`; of a later one with its number."""
+        """Add the length of each axis that varies as `<key>_length`, or `<key>_length_<axis>` after the first axis.
+
+        Raise SettingsError unless elements are dicts.
+        """
         import tensorflow as tf  # only where pipelines are built
 
         varying = [
@@ -75,26 +79,29 @@ class PipelineContext:
         return dataset.map(with_lengths)
 
     def padded_batch(self, dataset: tf.data.Dataset, max_rows: int = 0) -> tf.data.Dataset:
-        """Batch so many elements, padded with zeros to the longest."""
+        """Batch `max_rows` elements (by default `default_max_rows`), padded with zeros to the longest."""
         return dataset.padded_batch(max_rows or self.default_max_rows)
 
     def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """What is above runs in workers, what is below in trainers; to be called once."""
+        """Divide the pipeline: the part above runs in workers, the part below in trainers. Call it once."""
         raise NotImplementedError
 
     def prefetch_to_consumer_device(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Have elements on the trainer's device ahead of time; the last thing that a pipeline does."""
+        """Prefetch elements to the trainer's device; the last step of a pipeline."""
         return dataset
 
 
 def default_pipeline(context: PipelineContext) -> tf.data.Dataset:
-    """The pipeline of those who have none: the base's samples with their lengths, in padded batches."""
+    """Build the pipeline used if there is no function: the base's samples with their lengths, in padded batches."""
     dataset = context.padded_batch(context.add_lengths(context.base_dataset))
     return context.prefetch_to_consumer_device(context.map_producer_to_consumer(dataset))
 
 
 def build_pipeline(function: Callable[[Any], Any], context: PipelineContext, where: str) -> tf.data.Dataset:
-    """Call the function, and check that it divided its work exactly once and returned a data set."""
+    """Call the function and return its data set.
+
+    Raise SettingsError unless it called the marker exactly once and returned a `tf.data.Dataset`.
+    """
     made = function(context)
     if context.marked != 1:
         raise SettingsError(
@@ -114,7 +121,7 @@ def build_pipeline(function: Callable[[Any], Any], context: PipelineContext, whe
 
 
 def samples_dataset(fields: Sequence[Field], samples: Callable[[], Iterator[Any]] = _nothing) -> tf.data.Dataset:
-    """A data set of samples with these fields: `samples` is called at each iteration. Empty without fields."""
+    """Return a data set of samples with these fields, which calls `samples` at each iteration; empty without fields."""
     import tensorflow as tf  # only where pipelines are built
 
     if not fields:
@@ -124,6 +131,7 @@ def samples_dataset(fields: Sequence[Field], samples: Callable[[], Iterator[Any]
 
 
 def _dict_spec(dataset: tf.data.Dataset, asked: str) -> dict[str, Any]:
+    """Return the spec of a data set whose elements are dicts; raise SettingsError if they are not."""
     spec = dataset.element_spec
     if isinstance(spec, dict):
         return spec
@@ -136,7 +144,10 @@ def _dict_spec(dataset: tf.data.Dataset, asked: str) -> dict[str, Any]:
 
 
 def with_plain_keys(dataset: tf.data.Dataset, where: str) -> tf.data.Dataset:
-    """The same data set with the keys that elements have below the marker: no colons; `size:key:axis` is a length."""
+    """Return the data set with keys as they are below the marker: without colons, `size:key:axis` as a length.
+
+    Raise SettingsError if two keys become the same.
+    """
     spec = dataset.element_spec
     if not isinstance(spec, dict) or not any(":" in str(key) for key in spec):
         return dataset
@@ -147,7 +158,7 @@ def with_plain_keys(dataset: tf.data.Dataset, where: str) -> tf.data.Dataset:
 
 
 def _plain_key(key: str) -> str:
-    """`size:key:axis` is the length of an axis, called `<key>_length` here; of a later axis with its number."""
+    """Return a key without colons; `size:key:axis` becomes `<key>_length`, with the axis' number for a later axis."""
     kind, *rest = key.split(":")
     if kind != _SIZE or len(rest) != 2:
         return key.replace(":", "_")
@@ -155,5 +166,5 @@ def _plain_key(key: str) -> str:
 
 
 def unfit(where: str, expected: str, got: str, remedy: str) -> SettingsError:
-    """The error of a data set that cannot go through the marker."""
+    """Return the error of a data set that cannot go through the marker."""
     return SettingsError(expected=expected, got=got, where=f"{where}, before map_producer_to_consumer", remedy=remedy)

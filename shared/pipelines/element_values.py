@@ -1,9 +1,9 @@
-"""Elements of a user's `tf.data` pipeline on the wire: each value flat, with its shape beside it where that varies.
+"""Elements of a user's `tf.data` pipeline on the wire: each value flat, with its shape beside it if that varies.
 
-An element is a dict of dense tensors of any rank. A batch's tensors have one axis at most that varies, so all axes up
-to the last that varies are laid into one: `tokens` [32, any, 80] crosses as `tokens:values` [any, 80] with
-`tokens:shape`, three numbers. A value whose shape is fixed crosses as it is. What crosses says what comes out: no other
-description of the element is needed.
+An element is a dict of dense tensors of any rank. A batch's tensors have at most one axis that varies, so all axes up
+to the last that varies are flattened into one: `tokens` [32, any, 80] crosses as `tokens:values` [any, 80] with
+`tokens:shape`, three numbers. A value of fixed shape crosses as it is. The fields on the wire describe the element
+completely.
 
 Rules: pure; knows no TensorFlow. Keys of elements have no colon.
 """
@@ -47,21 +47,22 @@ class ElementValue:
 
     @property
     def flattened(self) -> int:
-        """How many axes are laid into one: all up to the last that varies."""
+        """Return the number of axes that are flattened into one: all up to the last that varies."""
         return max((place + 1 for place, size in enumerate(self.shape) if size is None), default=0)
 
     @property
     def fixed(self) -> tuple[int, ...]:
-        """The sizes of the axes behind these."""
+        """Return the sizes of the axes after the flattened ones."""
         return tuple(size or 0 for size in self.shape[self.flattened :])
 
 
 def fields_of_element(values: Iterable[ElementValue]) -> tuple[Field, ...]:
-    """The fields in which these values cross."""
+    """Return the fields that carry these values on the wire."""
     return tuple(field for value in values for field in _fields(value))
 
 
 def _fields(value: ElementValue) -> tuple[Field, ...]:
+    """Return the fields of one value: its values, and its shape if any axis varies."""
     if not value.flattened:
         return (Field(key=value.key + _VALUES, dtype=value.dtype, shape=value.shape),)
     flat = Field(key=value.key + _VALUES, dtype=value.dtype, shape=(None, *value.fixed))
@@ -69,12 +70,13 @@ def _fields(value: ElementValue) -> tuple[Field, ...]:
 
 
 def values_of_element(fields: Iterable[Field]) -> tuple[ElementValue, ...]:
-    """The values that cross in these fields; an axis before one that varies counts as varying, too."""
+    """Return the values that these fields carry; all axes before one that varies count as varying too."""
     known = {field.key: field for field in fields}
     return tuple(_value(field, known) for field in known.values() if field.key.endswith(_VALUES))
 
 
 def _value(field: Field, known: Mapping[str, Field]) -> ElementValue:
+    """Return the value that a field of values carries; its rank comes from the field of its shape."""
     key = field.key.removesuffix(_VALUES)
     shape = field.shape
     if field.padded:
@@ -86,7 +88,7 @@ def _value(field: Field, known: Mapping[str, Field]) -> ElementValue:
 def flat_values(
     values: Iterable[ElementValue], element: Mapping[str, NDArray[np.generic]]
 ) -> dict[str, NDArray[np.generic]]:
-    """The element in the form in which it crosses."""
+    """Return the element as its fields carry it: flattened values, with their shapes."""
     flat: dict[str, NDArray[np.generic]] = {}
     for value in values:
         array = element[value.key]
@@ -100,22 +102,23 @@ def flat_values(
 
 
 def element_of(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The element in a batch of the plain iterator; a place that its shard did not fill has no rows."""
+    """Return the element that a batch of the plain iterator carries; an empty place of its shard has no rows."""
     element = {}
     for key in values_on_wire(batch):
         values, shape = batch[key + _VALUES][0], batch.get(key + _SHAPE)
-        if shape is not None:  # an empty batch has zeros there, whatever is fixed
+        if shape is not None:  # only the varying axes: in an empty batch the sizes are all zeros, even of fixed axes
             values = values.reshape(*shape[0][: len(shape[0]) - values.ndim + 1], *values.shape[1:])
         element[key] = values
     return element
 
 
 def values_on_wire(keys: Iterable[str]) -> Sequence[str]:
-    """The keys of an element that crosses under these keys."""
+    """Return the keys of the element that crosses under these keys."""
     return [key.removesuffix(_VALUES) for key in keys if key.endswith(_VALUES)]
 
 
 def digest_of(flat: Mapping[str, NDArray[np.generic]]) -> int:
-    """A number that tells one element from others: positive, and it fits into a column of an index."""
+    """Return a hash of an element: positive, and small enough for a column of an index."""
     parts = (part for key in sorted(flat) for part in (f"{key} {flat[key].shape}", flat[key].tobytes()))
+    # 15 hexadecimal digits are 60 bits, below the sign bit of an int64.
     return int(fingerprint(*parts)[:15], 16) or 1

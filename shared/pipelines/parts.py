@@ -1,12 +1,12 @@
-"""Turns strings, ragged and sparse values into dense tensors of numbers, because only those cross, and back.
+"""Conversion of string, ragged and sparse values to dense tensors of numbers, which alone can cross, and back.
 
 A value that is not dense, or no number, becomes parts under keys of their own: values with offsets. A string tensor
-`text` is `text:bytes`, all of them one after another, and `text:sizes`, how many bytes each has; a ragged one is
+`text` becomes `text:bytes`, all strings one after another, and `text:sizes`, the bytes of each; a ragged one
 `text:flat` with `text:rows_0`, `text:rows_1`, … from the outermost on; a sparse one `text:flat` with `text:at` and
-`text:dense`. Flat strings have parts in turn.
+`text:dense`. Flat strings are divided in turn.
 
-Rules: imports TensorFlow only where a pipeline is built; a value without parts stays as it
-is; no rows are a value like any other, because a shard may have ended. Keys have no colon until then.
+Rules: imports TensorFlow only where a pipeline is built; a value without parts stays as it is; zero rows are a value
+like any other, because a shard may have ended. Keys have no colon before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _BYTES, _SIZES, _FLAT, _ROWS, _AT, _DENSE = "bytes", "sizes", "flat", "rows_", "
 
 
 def parted(dataset: tf.data.Dataset, where: str) -> tf.data.Dataset:
-    """A data set of dicts, in which parts replace each value that has parts; the same data set if none has."""
+    """Return the data set with each value replaced by its parts; the same data set if no value has parts.
+
+    Raise SettingsError if a value is neither dense, ragged nor sparse.
+    """
     import tensorflow as tf  # only where pipelines are built
 
     spec = dataset.element_spec
@@ -46,6 +49,7 @@ def _has_parts(tf: Any, spec: Any) -> bool:
 
 
 def _refuse_partless(tf: Any, key: str, spec: Any, where: str) -> None:
+    """Raise SettingsError if a value is neither dense, ragged nor sparse."""
     if not isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec):
         raise SettingsError(
             expected=f'"{key}" as a dense, ragged or sparse tensor',
@@ -56,7 +60,7 @@ def _refuse_partless(tf: Any, key: str, spec: Any, where: str) -> None:
 
 
 def parts_of(key: str, value: Any) -> dict[str, Any]:
-    """A value's parts by key; itself, if it is dense and of numbers."""
+    """Return a value's parts by key, or the value itself if it is dense and numeric."""
     import tensorflow as tf  # only where pipelines are built
 
     if isinstance(value, tf.RaggedTensor):
@@ -72,7 +76,7 @@ def parts_of(key: str, value: Any) -> dict[str, Any]:
 
 
 def joined_values(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The values by key, from all their parts."""
+    """Return the values by key, joined from all their parts."""
     grouped: dict[str, dict[str, Any]] = {}
     for name, part in parts.items():
         key, _, kind = name.partition(":")
@@ -81,6 +85,7 @@ def joined_values(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _joined(own: Mapping[str, Any]) -> Any:
+    """Return the value that has these parts, by their kinds."""
     if set(own) == {""}:
         return own[""]
     if _BYTES in own:
@@ -89,6 +94,7 @@ def _joined(own: Mapping[str, Any]) -> Any:
 
 
 def _of_flat(own: Mapping[str, Any]) -> Any:
+    """Return the ragged or sparse tensor that has these parts."""
     import tensorflow as tf  # only where pipelines are built
 
     flat = _joined({kind.removeprefix(_FLAT).removeprefix(":"): one for kind, one in own.items() if _FLAT in kind})
@@ -99,6 +105,7 @@ def _of_flat(own: Mapping[str, Any]) -> Any:
 
 
 def _strings(joined: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
+    """Return the strings whose bytes are joined, cut by their sizes and in the shape of `sizes`."""
     import tensorflow as tf  # only where pipelines are built
 
     letters = tf.gather(tf.constant([bytes([code]) for code in range(256)]), tf.cast(joined, tf.int32))

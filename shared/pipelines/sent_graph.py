@@ -1,4 +1,4 @@
-"""A data set that a trainer sends: what an element holds, and a graph of TensorFlow, as bytes.
+"""A data set that a trainer sends: the values of an element and a TensorFlow graph, as bytes.
 
 Rules: pure; knows no TensorFlow; no Python objects cross. A reader survives any bytes. Equal bytes are the same data.
 """
@@ -16,25 +16,25 @@ from shared.wire.layout import DTYPES
 
 __all__ = ["MOST_BYTES", "SentGraph", "digest_of_graph"]
 
-#: Lookup tables inside the graph count, too; larger ones have to be read from files.
+#: Largest graph, with the lookup tables inside it; larger tables have to be read from files.
 MOST_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class SentGraph:
-    """`graph` is a serialized GraphDef whose elements are dicts of these values."""
+    """Serialized GraphDef (`graph`) whose elements are dicts of `values`."""
 
     values: tuple[ElementValue, ...]
     graph: bytes
 
     def encode(self) -> bytes:
-        """Values and graph as bytes."""
+        """Return values and graph as bytes."""
         packed: bytes = msgpack.packb([[[one.key, one.dtype, one.shape] for one in self.values], self.graph])
         return packed
 
     @staticmethod
     def decode(content: bytes, where: str) -> SentGraph:
-        """Read what `encode` wrote; a DataError for anything else."""
+        """Return what `encode` wrote; raise DataError for any other bytes."""
         try:
             said, graph = msgpack.unpackb(content)
             values = tuple(_value(*one) for one in said)
@@ -49,11 +49,12 @@ class SentGraph:
 
 
 def _value(key: str, dtype: str, shape: list[int | None]) -> ElementValue:
+    """Return a value of the element; raise ValueError if it is not one."""
     if not isinstance(key, str) or dtype not in DTYPES or not all(size is None or size >= 0 for size in shape):
         raise ValueError
     return ElementValue(key, dtype, tuple(shape))
 
 
 def digest_of_graph(content: bytes) -> str:
-    """The name of this content."""
+    """Return the fingerprint that names this content."""
     return fingerprint(content)

@@ -1,1 +1,1 @@
-"""The job file as frozen dataclasses, read once, refusing what they do not know."""
+"""The job file as frozen dataclasses, read once; unknown settings are refused."""

@@ -1,4 +1,4 @@
-"""The job file: what its table [job] and every stream's table may say, and how it is read.
+"""The job file: the settings of [job] and of every stream's table, and its parser.
 
 Rules: text in, dataclasses out. A setting is declared once, with its parser and its help text, and the tables of
 docs/settings.md are made from these declarations. Pure.
@@ -42,7 +42,7 @@ else:  # pragma: no cover
 
 __all__ = ["LARGEST_SAMPLE", "Job", "JobSettings", "StreamSettings", "parse_job"]
 
-#: Bytes that a sample may have once decoded, if the job file says nothing: 4.6 hours of audio at 16 kHz.
+#: Default limit on a decoded sample's bytes: 4.6 hours of audio at 16 kHz.
 LARGEST_SAMPLE = 2**30
 
 
@@ -144,18 +144,18 @@ class JobSettings:
 
     @property
     def heartbeat_timeout_s(self) -> float:
-        """In seconds."""
+        """Return the heartbeat timeout in seconds."""
         return self.heartbeat_timeout
 
     @property
     def build_timeout_s(self) -> float:
-        """In seconds."""
+        """Return the build timeout in seconds."""
         return self.build_timeout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """What every table [streams.<name>] may hold; source, planner and transforms add settings of their own."""
+    """Settings of every table [streams.<name>]; source, planner and transforms add their own."""
 
     source: str = setting(text, 'such as "manifest": the kind of source; or else there are `sources`', default="")
     sources: tuple[Table, ...] = setting(
@@ -181,14 +181,17 @@ class StreamSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job file as read: the job's settings, and the table of each stream with `like` resolved."""
+    """Parsed job file: the job's settings, and the table of each stream with `like` resolved."""
 
     settings: JobSettings
     streams: Mapping[str, Table]
 
 
 def parse_job(toml: str, where: str) -> Job:
-    """Read a job file; the tables of streams stay raw until source, planner and transforms have read their parts."""
+    """Parse a job file; raise SettingsError if it is not valid.
+
+    The tables of streams stay raw: source, planner and transforms read their parts later.
+    """
     document = _document(toml, where)
     for key in document:
         if key not in ("job", "streams"):
@@ -217,6 +220,7 @@ def parse_job(toml: str, where: str) -> Job:
 
 
 def _document(toml: str, where: str) -> dict[str, Any]:
+    """Return the parsed TOML; raise SettingsError for wrong syntax, and for values that no setting takes."""
     try:
         document: dict[str, Any] = tomllib.loads(toml)
         refuse_beyond_bounds(document)
@@ -231,7 +235,10 @@ def _document(toml: str, where: str) -> dict[str, Any]:
 
 
 def _wrong_syntax(error: ValueError | RecursionError) -> str:
-    """Say what is wrong, of a number with thousands of digits without Python's advice."""
+    """Return what is wrong with the syntax.
+
+    A number of thousands of digits is described without Python's own message, which advises to raise its limit.
+    """
     if isinstance(error, RecursionError):
         return "brackets within brackets, without end"
     is_number = not isinstance(error, tomllib.TOMLDecodeError)
@@ -239,6 +246,7 @@ def _wrong_syntax(error: ValueError | RecursionError) -> str:
 
 
 def _check_names(streams: Mapping[str, Table], where: str) -> None:
+    """Raise SettingsError if a stream's name is not a label."""
     for name in streams:
         try:
             label(name)
@@ -252,7 +260,7 @@ def _check_names(streams: Mapping[str, Table], where: str) -> None:
 
 
 def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
-    """The stream's own table, laid over that of the stream it is like; sub-tables are merged key by key."""
+    """Return the stream's own table laid over the one it is `like`; sub-tables are merged key by key."""
     own = streams[name]
     model = own.get("like")
     if model is None:
@@ -267,7 +275,7 @@ def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
             remedy="Name one of these.",
         )
     merged: dict[str, Any] = {"evaluation": True}
-    for table in (_inherited(streams[model], own), own):
+    for table in (_inherited(streams[model], own), own):  # later ones take precedence
         for key, value in table.items():
             both = isinstance(value, dict) and isinstance(merged.get(key), dict)
             merged[key] = {**merged[key], **value} if both else value
@@ -280,7 +288,10 @@ def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
 
 
 def _inherited(model: Table, own: Table) -> Table:
-    """What a stream takes over: not the other form of sources, nor the tables of transforms that it does not have."""
+    """Return the settings that a stream inherits.
+
+    The other form of sources is left out, and so are tables of transforms that the stream does not have.
+    """
     other_form = "sources" if "source" in own else "source" if "sources" in own else ""
     gone = _transform_tables(model) - _transform_tables({**model, **own})
     return {
@@ -291,13 +302,14 @@ def _inherited(model: Table, own: Table) -> Table:
 
 
 def _transform_tables(stream: Table) -> set[str]:
-    """What tables of a stream's transforms may be called."""
+    """Return the names that tables of a stream's transforms may have."""
     names = stream.get("transforms", ())
     known = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     return {part for name in known for part in (name, name.rpartition(":")[2])}
 
 
 def _is_curriculum(said: object) -> bool:
+    """Return whether a value is a table with an entry for each of some epochs."""
     if not isinstance(said, dict) or not said:
         return False
     return all(epoch.isascii() and epoch.isdecimal() and len(epoch) < 10 for epoch in said)

@@ -1,6 +1,6 @@
-"""Where a setting stands, for errors of code that does not know it, such as a user's module that declares a transform.
+"""Places of settings in errors, for code that does not know its own place, such as a user's transform.
 
-Rules: pure; whoever knows a place adds it, so that the error names all of the way from the job file on.
+Rules: pure; each caller that knows a place adds it, so that the error names the whole path from the job file on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["placing"]
 
 @contextlib.contextmanager
 def placing(where: str) -> Iterator[None]:
-    """Add the place to settings errors that do not know it, or know only its last part."""
+    """Prefix `where` to the place of SettingsErrors from the block, unless they have it already."""
     try:
         yield
     except SettingsError as error:

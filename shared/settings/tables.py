@@ -1,6 +1,6 @@
-"""Reads tables of settings into frozen dataclasses, refusing what they do not know.
+"""Reading of tables of settings into frozen dataclasses.
 
-Unknown keys are refused with the nearest known one named. Pure.
+Unknown keys are refused, and the error suggests the nearest known one. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 def read_table(kind: type[_T], table: Table, where: str) -> _T:
-    """Read one dataclass of settings from one table, refusing unknown and missing keys."""
+    """Return a dataclass of settings read from a table; raise SettingsError for unknown, missing or bad settings."""
     one: _T = read_tables((kind,), table, where)[0]
     return one
 
@@ -25,7 +25,10 @@ def read_table(kind: type[_T], table: Table, where: str) -> _T:
 def read_tables(
     kinds: tuple[type, ...], table: Table, where: str, *, also_known: tuple[str, ...] = ()
 ) -> tuple[Any, ...]:
-    """Read several dataclasses of settings that share one flat table; `also_known` are keys that others read."""
+    """Return several dataclasses of settings that share one flat table.
+
+    `also_known` are keys that others read. Raise SettingsError for unknown, missing and invalid settings.
+    """
     known = {field.name for kind in kinds for field in dataclasses.fields(kind)}
     for key in table:
         if key not in known and key not in also_known:
@@ -39,11 +42,12 @@ def read_tables(
 
 
 def _read(kind: type[_T], table: Table, where: str) -> _T:
+    """Return one dataclass read from its part of a table; raise SettingsError if a required setting is missing."""
     values = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         if field.name in table:
             values[field.name] = _parsed(field, table[field.name], where)
-        elif field.default is dataclasses.MISSING:
+        elif field.default is dataclasses.MISSING:  # the dataclass itself fills in defaults
             raise SettingsError(
                 expected=f'"{field.name}" ({field.metadata["help"]})',
                 got="no such setting",
@@ -54,6 +58,7 @@ def _read(kind: type[_T], table: Table, where: str) -> _T:
 
 
 def _parsed(field: dataclasses.Field[Any], value: object, where: str) -> object:
+    """Return a setting as its parser has it; raise SettingsError with the setting's place if it refuses the value."""
     try:
         return field.metadata["parse"](value)
     except BadValue as bad:

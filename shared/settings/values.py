@@ -1,6 +1,6 @@
-"""What one setting may hold: its declaration, and the parsers that turn what TOML gives into it.
+"""Declaration of one setting, and the parsers that turn TOML values into settings.
 
-A parser takes a value and returns the setting, or says what it expected. Pure; numbers carry units.
+A parser takes a value and returns the setting, or raises BadValue with what it expected. Pure; numbers carry units.
 """
 
 from __future__ import annotations
@@ -47,28 +47,30 @@ Parser = Callable[[object], Any]
 
 
 class BadValue(Exception):  # a verdict that never leaves this room
-    """A parser refused a value; the reader adds the place and turns this into a SettingsError."""
+    """A parser's refusal of a value; the reader adds the place and turns it into a SettingsError."""
 
     def __init__(self, expected: str, got: str = "") -> None:
         self.expected, self.got = expected, got
         super().__init__(expected)
 
 
-#: What TOML promises to hold, and more brackets within brackets than any setting has.
+#: The integers that TOML guarantees, and a nesting that is deeper than any setting's.
 _INTEGERS = range(-(2**63), 2**63)
 _DEEPEST = 16
-#: How much of a setting's name is shown where that is absurd too.
+#: Longest shown name of a setting, because the name may be absurd too.
 _SHOWN_KEY = 60
 
 
 def refuse_beyond_bounds(document: object) -> None:
-    """Raise BadValue if what TOML gave holds what no setting takes and no message could show: integers of more than 64
-    bits, strings with a NUL, brackets that are nested without end.
+    """Raise BadValue if a document holds a value that no setting takes and no message could show.
+
+    Such values are integers of more than 64 bits, strings with a NUL, and very deep nesting.
     """
+    # Level by level instead of recursively: a file of nothing but brackets must not exhaust the stack.
     level = [("", document)]
     for _ in range(_DEEPEST):
         for key, value in level:
-            if type(value) is int and value not in _INTEGERS:
+            if type(value) is int and value not in _INTEGERS:  # `type`, because True is an int as well
                 raise BadValue(f"an integer of at most 64 bits for {key}", f"one of {value.bit_length()} bits")
             if isinstance(value, str) and "\0" in value:
                 raise BadValue(f"no character NUL in {key}", reprlib.repr(value))
@@ -79,7 +81,7 @@ def refuse_beyond_bounds(document: object) -> None:
 
 
 def _parts(key: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield what a table or list holds, a table's keys too, each with the setting that it is of."""
+    """Yield the contents of a table (its keys too) or list, each with the name of its setting."""
     if isinstance(value, dict):
         for name, held in value.items():
             shown = f"{key}.{name}".strip(".").replace("\0", "\\0")[:_SHOWN_KEY]
@@ -96,17 +98,18 @@ def setting(
     later: bool = False,
     means: object = None,
 ) -> Any:
-    """Declare one setting of a dataclass: its parser, its help text, its default (none: it is required).
+    """Declare a setting of a dataclass: its parser, its help text and its default (without one it is required).
 
-    One that came `later` than others counts only where it is said, so what was made before stays what it was. With the
-    default None, `means` is the value that fingerprints of a transform have for it: bytes are the same with either.
+    A setting added `later` enters fingerprints only when it differs from its default, so existing indexes stay valid.
+    With the default None, `means` is the value that a transform's fingerprint uses for it, because bytes are the same
+    with either.
     """
     facts = {"parse": parse, "help": help_text, "later": later, "means": means}
     return dataclasses.field(default=default, metadata=facts)
 
 
 def settings_that_count(settings: Any) -> dict[str, Any]:
-    """The settings by which things are told apart: all but later ones that are left out."""
+    """Return the settings that enter fingerprints: all but `later` ones at their default."""
     values = dataclasses.asdict(settings)
     for field in dataclasses.fields(settings):
         if field.metadata.get("later") and values[field.name] == field.default:
@@ -115,13 +118,13 @@ def settings_that_count(settings: Any) -> dict[str, Any]:
 
 
 def nearest(got: object, known: Iterable[str]) -> str:
-    """The hint that a refusal adds: the known name nearest to what was written, if any is near."""
+    """Return a hint with the known name nearest to what was written, or "" if none is near."""
     near = difflib.get_close_matches(str(got), known)
     return f', perhaps "{near[0]}"' if near else ""
 
 
 def text(value: object) -> str:
-    """A string that is not empty."""
+    """Return a string that is not empty; raise BadValue otherwise."""
     if not isinstance(value, str) or not value:
         raise BadValue("a string")
     return value
@@ -131,14 +134,14 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def label(value: object) -> str:
-    """A name that can serve as a folder, as a metric's label and as one word of a log line."""
+    """Return a name that can serve as a folder, a metric's label and a word of a log line; raise BadValue otherwise."""
     if not isinstance(value, str) or not _LABEL.fullmatch(value):
         raise BadValue("up to 100 letters, digits, dots, dashes and underscores, the first a letter or digit")
     return value
 
 
 def texts(value: object) -> tuple[str, ...]:
-    """A list of strings; a single string counts as a list of one."""
+    """Return a list of strings as a tuple; a single string counts as a list of one. Raise BadValue otherwise."""
     if isinstance(value, str):
         return (text(value),)
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
@@ -147,7 +150,7 @@ def texts(value: object) -> tuple[str, ...]:
 
 
 class FileName(str):
-    """A file as a job file names it, relative to the job file's folder; `remedy` is what to do where it is missing."""
+    """File name from a job file, relative to its folder; `remedy` says what to do if the file is missing."""
 
     __slots__ = ()
 
@@ -155,12 +158,18 @@ class FileName(str):
 
 
 def file(value: object) -> FileName:
-    """The name of a file. A transform gets its path instead, and its content counts where otherwise its name would."""
+    """Return the name of a file; raise BadValue unless it is a string.
+
+    A transform gets the file's path instead, and the file's content enters its fingerprint instead of the name.
+    """
     return FileName(text(value))
 
 
 def by_key(parse: Parser) -> Parser:
-    """A table of key = value, all values of one kind: as pairs in the order of the keys, for settings are hashed."""
+    """Return a parser for tables whose values all have one kind.
+
+    It gives pairs sorted by key, because settings are hashed.
+    """
 
     def parse_each(value: object) -> tuple[tuple[str, Any], ...]:
         if not isinstance(value, dict) or not value:
@@ -174,21 +183,21 @@ def by_key(parse: Parser) -> Parser:
 
 
 def tables(value: object) -> tuple[Table, ...]:
-    """A list of tables, as [[…]] makes it."""
+    """Return a list of tables, as [[…]] makes it; raise BadValue otherwise."""
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
         raise BadValue("a list of tables")
     return tuple(value)
 
 
 def flag(value: object) -> bool:
-    """True or false."""
+    """Return true or false; raise BadValue for anything else."""
     if not isinstance(value, bool):
         raise BadValue("true or false")
     return value
 
 
 def whole(minimum: int, maximum: int = 2**62) -> Parser:
-    """An integer between bounds."""
+    """Return a parser for integers between bounds."""
 
     def parse(value: object) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
@@ -200,7 +209,7 @@ def whole(minimum: int, maximum: int = 2**62) -> Parser:
 
 
 def number(minimum: float, maximum: float = float("inf")) -> Parser:
-    """A number between bounds."""
+    """Return a parser for numbers between bounds."""
 
     def parse(value: object) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool) or not minimum <= value <= maximum:
@@ -211,7 +220,7 @@ def number(minimum: float, maximum: float = float("inf")) -> Parser:
 
 
 def numbers(minimum: float, maximum: float = float("inf")) -> Parser:
-    """A list of numbers between bounds, of which there is at least one; a single number counts as a list of one."""
+    """Return a parser for non-empty lists of numbers between bounds; a single number counts as a list of one."""
     one = number(minimum, maximum)
 
     def parse(value: object) -> tuple[float, ...]:
@@ -225,7 +234,7 @@ def numbers(minimum: float, maximum: float = float("inf")) -> Parser:
 
 
 def choice(*names: str) -> Parser:
-    """One of several names."""
+    """Return a parser for one of several names."""
 
     def parse(value: object) -> str:
         if value not in names:
@@ -237,7 +246,7 @@ def choice(*names: str) -> Parser:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A number with its unit, such as 300 s of audio or 4096 tokens."""
+    """Number with its unit, such as 300 s of audio or 4096 tokens."""
 
     value: float
     unit: str
@@ -246,7 +255,7 @@ class Amount:
         return f"{self.value:g} {self.unit}"
 
 
-#: So many digits before and after the point are more than any amount needs, and never overflow.
+#: 15 digits before and after the point are more than any amount needs, and never overflow.
 _NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,15})?"
 _AMOUNT = re.compile(rf"\s*({_NUMBER})\s*([A-Za-z]+)\s*")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -254,7 +263,7 @@ _BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2*
 
 
 def amount(*units: str) -> Parser:
-    """A number with one of these units, written as one string: "300 s"."""
+    """Return a parser for a number with one of these units, written as one string: "300 s"."""
 
     def parse(value: object) -> Amount:
         expected = " or ".join(f'"<number> {unit}"' for unit in units)
@@ -269,13 +278,13 @@ def amount(*units: str) -> Parser:
 
 
 def duration_s(value: object) -> float:
-    """A duration such as "2 s" or "500 ms", in seconds."""
+    """Return a duration such as "2 s" or "500 ms" in seconds; raise BadValue otherwise."""
     parsed: Amount = amount(*_SECONDS)(value)
     return parsed.value * _SECONDS[parsed.unit]
 
 
 def timeout_s(value: object) -> float:
-    """A duration that a wait may be limited by."""
+    """Return the seconds of a duration that can limit a wait: 10 ms to 1 h; raise BadValue otherwise."""
     timeout_s = duration_s(value)
     if not 0.01 <= timeout_s <= 3600:
         raise BadValue('a duration from "10 ms" to "1 h"')
@@ -283,7 +292,7 @@ def timeout_s(value: object) -> float:
 
 
 def byte_count(value: object) -> int:
-    """A size such as "2 GiB", in bytes."""
+    """Return the bytes of a size such as "2 GiB"; raise BadValue otherwise."""
     parsed: Amount = amount(*_BYTES)(value)
     return int(parsed.value * _BYTES[parsed.unit])
 
@@ -292,7 +301,7 @@ _BAD_LIMIT = re.compile(rf"\s*({_NUMBER})\s*(%|samples?)\s*")
 
 
 def bad_limit(value: object) -> BadLimit:
-    """A share such as 0.01 or "1 %", or a number such as "20 samples"."""
+    """Return a limit from a share such as 0.01 or "1 %", or a number such as "20 samples"; raise BadValue otherwise."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
         return BadLimit(float(value))
     found = _BAD_LIMIT.fullmatch(value) if isinstance(value, str) else None

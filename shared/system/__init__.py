@@ -1,1 +1,1 @@
-"""What the operating system allows a process, what it refuses, and files that are ours alone."""
+"""The operating system: what it allows a process, what it refuses, and files that are ours alone."""

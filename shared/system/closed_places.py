@@ -1,6 +1,6 @@
-"""Places that this user may not write to: a read-only file system, or a folder or file of somebody else's.
+"""Places that this user may not write to: a read-only file system, or another user's folder or file.
 
-Rules: nothing is made or changed by looking. The kernel is asked with the rights that this process has now, which
+Rules: looking neither makes nor changes anything. The kernel is asked with the rights that this process has now, which
 capabilities add to; some network file systems know better only when something is written.
 """
 
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 
 __all__ = ["CLOSED", "CLOSED_REMEDY", "refuse_closed", "why_closed"]
 
-#: What the system says of such a place.
+#: Error numbers of a place that may not be written to.
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 CLOSED_REMEDY = "Let this user write there (chown, chmod, a mount that is not read-only), or name another place."
 
 
 def why_closed(place: Path) -> str:
-    """Return why a file or folder can be neither written nor made, or an empty string if it can."""
+    """Return the reason why a file or folder can be neither written nor made, or "" if it can."""
     try:
         there = place.absolute()
+        # What does not exist yet can be made if its nearest existing folder may be written to.
         while not os.path.lexists(there) and there != there.parent:
             there = there.parent
         rights = os.W_OK | os.X_OK if there.is_dir() else os.W_OK
@@ -41,12 +42,11 @@ def why_closed(place: Path) -> str:
 
 
 def refuse_closed(folder: Path, *, where: str) -> None:
-    """Raise a SettingsError if nothing can be written into a folder, or if it cannot be made.
+    """Raise a SettingsError if a folder can be neither written to nor made.
 
     Args:
-        folder: The folder, which need not be there yet.
-        where: Who named it, such as a setting or an option.
-
+        folder: The folder, which need not exist yet.
+        where: Where it was named, such as a setting or an option.
     """
     why = why_closed(folder)
     if why:

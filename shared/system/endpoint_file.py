@@ -1,10 +1,9 @@
-"""The file in which a coordinator writes where it serves, and those who follow it from one address to the next.
+"""A coordinator's endpoint file: the coordinator writes its address there, and others follow it when it moves.
 
-Rules: the file holds one endpoint and a newline, and changes atomically, so whatever else is found there counts as
-nothing. Who can write the file can lead workers and trainers to a coordinator of their own: with keys that coordinator
-would still have to prove itself, without them such a file is refused. A file that says nothing (yet) is waited for, as
-a coordinator that does not answer is. Only those who hear nothing look at the file again, because a file system may
-hang.
+Rules: the file holds one endpoint and a newline, and changes atomically; any other content counts as no address.
+Whoever can write the file can lead workers and trainers to a coordinator of their own: with keys that coordinator would
+still have to prove itself, without them such a file is refused. A file without an address (yet) is waited for, as an
+unanswering coordinator is. The file is read again only while the coordinator is silent, because a file system may hang.
 """
 
 from __future__ import annotations
@@ -23,48 +22,51 @@ __all__ = ["FollowedEndpoint", "write_endpoint"]
 
 _LONGEST_ENDPOINT = 4096
 
-#: Who hears nothing for so long looks at the file, and again after each pause.
+#: The file is read after this much silence, and again after each pause.
 _QUIET_S = 1.0
 _PAUSE_S = 0.25
 
 
 def write_endpoint(file: Path, endpoint: str) -> None:
-    """Put the endpoint into the file, which is replaced as a whole; raises OSError if that cannot be done."""
+    """Replace the file with one that holds the endpoint; raise OSError if that fails."""
     number, draft = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     try:
         with os.fdopen(number, "w") as written:
             os.fchmod(number, 0o644)  # trainers may be other users
             written.write(endpoint + "\n")
         Path(draft).replace(file)
-    except BaseException:  # an interrupt too: no draft stays
+    except BaseException:  # re-raised, an interrupt too: the draft must not stay
         with contextlib.suppress(OSError):
             Path(draft).unlink()
         raise
 
 
 class FollowedEndpoint:
-    """A coordinator as somebody named it: by its address, or by the file that says it (`file:///…`).
+    """A coordinator's address, given as such or by the file that holds it (`file:///…`).
 
     Raises a SettingsError if it is neither, or if others may write the file and no keys are used. Once an address is
-    known, an unsafe file is only warned of, and the last safe address counts.
+    known, an unsafe file only logs a warning, and the last safe address counts.
     """
 
     def __init__(self, given: str, *, encrypted: bool) -> None:
         check_coordinator(given)
-        #: What was given; errors name it.
+        #: The endpoint or file as given; errors name it.
         self.given = given
         name = file_of(given)
         self._file = Path(name) if name else None
         self._encrypted = encrypted
-        #: The address; empty as long as the file does not say it.
+        #: The address; empty until the file holds one.
         self.address = "" if name else given
-        #: What is wrong with the file, if it says nothing.
+        #: Why the file gave no address at the last look; empty if it did.
         self.problem = ""
         self._look_s = 0.0
         self.look()
 
     def look(self) -> None:
-        """Read the file, if it is one."""
+        """Read the address from the file, if there is one; keep the last address if that fails.
+
+        Raise SettingsError if the file is unsafe and no address is known yet.
+        """
         if self._file is None:
             return
         try:
@@ -80,9 +82,9 @@ class FollowedEndpoint:
             self.address = address
 
     def has_moved(self, connected: str, quiet_s: float, now_s: float) -> bool:
-        """Return whether the coordinator is elsewhere than where we are connected.
+        """Return whether the coordinator's address differs from the connected one.
 
-        The file is looked at only if the coordinator has been quiet for long, and only so often.
+        The file is read only after a silence of `_QUIET_S`, and at most every `_PAUSE_S`.
         """
         if self._file is None or quiet_s < _QUIET_S or now_s < self._look_s:
             return False
@@ -91,15 +93,19 @@ class FollowedEndpoint:
         return self.address != connected
 
     def _note(self, problem: str, why: str) -> None:
+        """Remember why the file gave no address; log a new reason once if the last address stays in use."""
         if problem != self.problem and self.address:
             Log("endpoint").warning("the last address that the file said counts", file=self._file, reason=why)
         self.problem = problem
 
 
 def _read(file: Path, *, encrypted: bool) -> str:
-    """Return the endpoint in the file; OSError if it says none."""
+    """Return the endpoint in the file.
+
+    Raise OSError if it holds none, and SettingsError if others may write it and no keys are used.
+    """
     file = file.resolve()
-    number = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would be waited for
+    number = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # opening a pipe would block
     try:
         status = os.fstat(number)
         if not stat.S_ISREG(status.st_mode):
@@ -109,6 +115,7 @@ def _read(file: Path, *, encrypted: bool) -> str:
         text = os.read(number, _LONGEST_ENDPOINT).decode(errors="replace")
     finally:
         os.close(number)
+    # Without its newline the file is not one of ours, or was cut.
     address, newline, _ = text.partition("\n")
     if not newline or not is_connectable(address):
         raise OSError(f"the file says {text[:100]!r}, which is no address")
@@ -116,9 +123,10 @@ def _read(file: Path, *, encrypted: bool) -> str:
 
 
 def _refuse_others(file: Path, status: os.stat_result) -> None:
-    """Refuse a file that others than its reader and root may write, or put another one in place of."""
+    """Raise SettingsError if others than this user and root may write the file or replace it in its folder."""
     folder = file.parent.stat()
     for path, found in ((file, status), (file.parent, folder)):
+        # In a sticky folder, such as /tmp, others may add files but not replace this one.
         is_sticky_folder = stat.S_ISDIR(found.st_mode) and bool(found.st_mode & stat.S_ISVTX)
         if found.st_uid not in (0, os.geteuid()):
             raise _unsafe(file, f"{path}, which belongs to user {found.st_uid}", "run as that user")

@@ -1,7 +1,7 @@
-"""What the system allows a process, looked at before it begins to serve or to connect.
+"""Limits of the system on a process, checked before it begins to serve or to connect.
 
-Rules: too little is refused at once, with the limit and what is needed: later it would show as connections that nobody
-accepts, or as a process that libzmq ends (it aborts where a thread cannot be started).
+Rules: too low limits are refused at once, with the limit and what is needed: later they would show as connections that
+nobody accepts, or as a process that libzmq ends (it aborts where a thread cannot be started).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from shared.errors import MachineError
 
 __all__ = ["refuse_small_limits", "refuse_small_limits_of_client"]
 
-#: Open files of a server: some eighty for itself and the files it reads, and as many connections; its doors are shut
-#: while five eighths are taken.
+#: Open files of a server: some eighty for itself and the files it reads, and as many connections; it accepts no
+#: connections while five eighths are taken.
 _SERVER_FILES = 256
 #: Address space of a server: a worker that serves one small stream has taken 0.8 GiB, most of it for its threads.
 _SERVER_MEMORY = 2**30
-#: What a trainer, or a command that asks, needs beside what its process has taken already.
+#: What a trainer, or a command that asks a server, needs beyond what its process uses already.
 _CLIENT_FILES, _CLIENT_MEMORY = 32, 128 * 2**20
 
 
 def refuse_small_limits() -> None:
-    """Raise a MachineError if this process may have too few open files, or too little memory, to serve."""
+    """Raise a MachineError if this process may have too few open files, or too little address space, to serve."""
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # servers raise theirs as far as they may
     memory, _ = resource.getrlimit(resource.RLIMIT_AS)
     _refuse("open files (ulimit -n)", files, _SERVER_FILES, 1, "LimitNOFILE=")
@@ -31,7 +31,7 @@ def refuse_small_limits() -> None:
 
 
 def refuse_small_limits_of_client() -> None:
-    """Raise a MachineError if too few open files, or too little memory, are left for connections."""
+    """Raise a MachineError if too few open files, or too little address space, are left for connections."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     memory, _ = resource.getrlimit(resource.RLIMIT_AS)
     _refuse("open files (ulimit -n)", files, _files_in_use() + _CLIENT_FILES, 1, "LimitNOFILE=")
@@ -40,6 +40,7 @@ def refuse_small_limits_of_client() -> None:
 
 
 def _refuse(what: str, limit: int, least: int, unit: int, in_a_unit: str) -> None:
+    """Raise a MachineError if a limit is below what is needed; `unit` is the unit of both in the message."""
     if limit != resource.RLIM_INFINITY and limit < least:
         raise MachineError(
             expected=f"at least {-(-least // unit)} {what}",

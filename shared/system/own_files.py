@@ -1,8 +1,8 @@
 """Files that only processes of ours make and write, in a folder that others may be able to write to as well.
 
-Rules: a link, pipe or device that somebody put in the place of such a file is refused, never followed: what is written
-there would end up in a file of somebody else's. A file that appears whole is written as a draft first, under a name
-that nobody can guess, and renamed.
+Rules: a link, pipe or device in the place of such a file is refused, never followed: it could direct our data into
+somebody else's file. A file that appears whole is written as a draft first, under a name that nobody can guess, and
+renamed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ __all__ = ["draft_of", "open_own", "refuse_linked_folder", "replacing"]
 
 
 def open_own(path: Path | str, flags: int) -> int:
-    """Open a file of ours and return its descriptor; MachineError if something else is in its place."""
+    """Open a file of ours and return its descriptor; raise MachineError if something else is in its place."""
     try:
         number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe that nobody reads
             raise _planted(path, "a link" if error.errno == errno.ELOOP else "a pipe") from None
         raise
+    # A hard link is a second name of a file elsewhere, which O_NOFOLLOW does not notice.
     status = os.fstat(number)
     if stat.S_ISREG(status.st_mode) and status.st_nlink < 2:
         return number
@@ -40,7 +41,7 @@ def open_own(path: Path | str, flags: int) -> int:
 
 
 def draft_of(path: Path) -> Path:
-    """Return a name beside `path` for its draft, to be opened with "x": that follows no link.
+    """Return a draft's name beside `path`; open it with "x", which follows no link.
 
     The draft of a process that was killed stays; folders that get many of them remove `*.tmp*`.
     """
@@ -49,7 +50,7 @@ def draft_of(path: Path) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path, draft: Path | None = None) -> Iterator[IO[bytes]]:
-    """Open a draft that takes the place of `path` at the end of the block: synced and whole, or not at all.
+    """Open a draft that replaces `path` at the end of the block: synced and whole, or not at all.
 
     `draft` is its name if it is to be made in another folder than `path`.
     """
@@ -57,10 +58,11 @@ def replacing(path: Path, draft: Path | None = None) -> Iterator[IO[bytes]]:
     try:
         with draft.open("x+b") as file:
             yield file
+            # Before the rename, or a power cut could leave the new name with an empty file.
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
-    except BaseException:  # an interrupt too: no draft stays
+    except BaseException:  # re-raised, an interrupt too: the draft must not stay
         draft.unlink(missing_ok=True)
         raise
 

@@ -1,4 +1,4 @@
-"""What the system refuses (a full disk, a folder that may not be read, memory), as an error of ours.
+"""Refusals of the system (a full disk, an unreadable folder, no memory), as our own errors.
 
 Rules: pure; each says what to do, because the system says only what it did not do.
 """
@@ -11,14 +11,14 @@ from shared.errors import MachineError
 
 __all__ = ["OUT_OF_ROOM", "is_refusal", "system_error"]
 
-#: A file cannot become larger.
+#: Error numbers of a file that cannot grow.
 OUT_OF_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-#: What a process has too few of. Libraries say so by exceptions of their own, which have the number as well.
+#: Error numbers of exhausted resources. Libraries raise exceptions of their own for these, with `errno` set.
 _TOO_FEW = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _NO_THREAD = "can't start new thread"
 
-#: What `tempfile` says where there is no place for temporary files; TensorFlow cannot be imported there.
+#: Message of `tempfile` where there is no place for temporary files; TensorFlow cannot be imported there.
 _NO_TEMPORARY = "No usable temporary directory"
 
 _MAY_NOT = "Give this user the right to it, or name another place."
@@ -36,14 +36,17 @@ _REMEDIES = {
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether the system refused something, rather than our code or a user's is wrong."""
+    """Return whether the system refused something, as opposed to a defect in our code or a user's."""
     if isinstance(error, OSError | MemoryError) or getattr(error, "errno", None) in _TOO_FEW:
         return True
     return isinstance(error, RuntimeError) and str(error) == _NO_THREAD
 
 
 def system_error(error: BaseException, where: str = "") -> MachineError:
-    """Return what the system refused as an error of ours; `where` is what was worked on, if the system does not say."""
+    """Return the system's refusal as a MachineError.
+
+    `where` names what was worked on, for errors that name no file.
+    """
     places: list[str] = []
     if isinstance(error, MemoryError | RuntimeError):
         got, number = str(error) or "no memory left", errno.ENOMEM

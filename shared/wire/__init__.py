@@ -1,1 +1,1 @@
-"""What crosses a socket: messages and their bounds, their bytes, the shape and the encodings of payloads."""
+"""The wire: messages with their bounds and bytes, and the shape and encodings of payloads."""

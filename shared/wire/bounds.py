@@ -1,4 +1,4 @@
-"""What a field of a message may hold: checks as plain values, which PROTOCOL.md quotes and tests derive examples from.
+"""Bounds of message fields: checks as plain values, which PROTOCOL.md quotes and tests derive examples from.
 
 Rules: pure; a check takes what msgpack gave and returns the field's value, or raises OutOfBounds with what it expected;
 types are exact (True is no integer); nothing is allocated from a number that was not bounded first.
@@ -42,7 +42,7 @@ class OutOfBounds(ValueError):  # a verdict that never leaves the codec
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """An integer between bounds."""
+    """Check of an integer between bounds."""
 
     minimum: int
     maximum: int
@@ -58,7 +58,7 @@ class Integer:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A string of bounded length."""
+    """Check of a string of bounded length."""
 
     longest: int
 
@@ -73,7 +73,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Bytes of bounded length."""
+    """Check of bytes of bounded length."""
 
     longest: int
 
@@ -88,7 +88,7 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class Boolean:
-    """True or false."""
+    """Check of true or false."""
 
     def __call__(self, value: object) -> bool:
         if type(value) is not bool:
@@ -101,7 +101,7 @@ class Boolean:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A positive number below a billion."""
+    """Check of a positive number below a billion."""
 
     def __call__(self, value: object) -> float:
         if type(value) not in (int, float) or not 0 < value < 1e9:  # type: ignore[operator] # the type was just checked
@@ -114,7 +114,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A part of a whole."""
+    """Check of a number from 0 to 1."""
 
     def __call__(self, value: object) -> float:
         if type(value) not in (int, float) or not 0 <= value <= 1:  # type: ignore[operator] # the type was just checked
@@ -127,7 +127,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number that is finite."""
+    """Check of a finite float."""
 
     def __call__(self, value: object) -> float:
         if type(value) is not float or not math.isfinite(value):
@@ -140,7 +140,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Dtype:
-    """The name of a dtype that may cross the wire."""
+    """Check of the name of a dtype that may cross the wire."""
 
     def __call__(self, value: object) -> str:
         if type(value) is not str or value not in DTYPES:
@@ -153,7 +153,7 @@ class Dtype:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of a few names."""
+    """Check of one of a few names."""
 
     names: tuple[str, ...]
 
@@ -168,7 +168,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Maybe:
-    """Null, or whatever another check accepts."""
+    """Check of null, or of a value that another check accepts."""
 
     check: Check
 
@@ -181,7 +181,7 @@ class Maybe:
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """A list of bounded length of what another check accepts."""
+    """Check of a list of bounded length whose entries another check accepts."""
 
     check: Check
     most: int
@@ -198,14 +198,14 @@ class Many:
 
 @dataclass(frozen=True, slots=True)
 class FixedList:
-    """A list of fixed length, with a check for each place."""
+    """Check of a list of fixed length, with a check for each place."""
 
     checks: tuple[Check, ...]
 
     def __call__(self, value: object) -> tuple[Any, ...]:
         if type(value) is not list or len(value) != len(self.checks):
             raise OutOfBounds(f"a list of {len(self.checks)}")
-        if len(value) == 2:  # most are pairs, and each batch brings one
+        if len(value) == 2:  # the fast path: most are pairs, and each batch brings one
             first, second = self.checks
             return first(value[0]), second(value[1])
         return tuple([check(item) for check, item in zip(self.checks, value, strict=True)])
@@ -216,7 +216,7 @@ class FixedList:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record inside a message: the list of its fields in order."""
+    """Check of a record inside a message: the list of its fields in order."""
 
     kind: Callable[..., Any]
     fields: FixedList
@@ -229,12 +229,12 @@ class Record:
 
 
 def record(kind: type) -> Record:
-    """The check of a dataclass whose fields carry their own."""
+    """Return the check of a dataclass whose fields carry their own."""
     return Record(kind, FixedList(tuple(field.metadata["check"] for field in dataclasses.fields(kind))))
 
 
 def _short(number: int) -> str:
-    """Powers of two are written as such, which is easier to read and to compare."""
+    """Return a number as text, large powers of two as such, because they are easier to read and to compare."""
     for less, suffix in ((0, ""), (1, " - 1")):
         power = (number + less).bit_length() - 1
         if number + less == 2**power and power >= 16:

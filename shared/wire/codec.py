@@ -1,8 +1,8 @@
-"""Messages to bytes and back: one msgpack frame `[version, kind, {field: value}]`.
+"""Encoding of messages: one msgpack frame `[version, kind, {field: value}]`.
 
-Rules: pure; `decode` survives any bytes and raises nothing but `ProtocolError`; unknown, missing and problem fields are
-refused. `encode` keeps the same bounds, so nothing is sent that nobody would take. A frame is at most MAX_FRAME long,
-so nothing larger is ever unpacked. Payload frames do not pass here.
+Rules: pure; `decode` survives any bytes and raises nothing but `ProtocolError`; unknown, missing and invalid fields are
+refused. `encode` keeps the same bounds, so nothing is sent that every receiver would drop. A frame is at most MAX_FRAME
+long, so nothing larger is ever unpacked. Payload frames do not pass here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_FRAME = 2**20
 
 
 class VersionError(ProtocolError):
-    """A peer speaks another version, `theirs`."""
+    """Message from a peer that speaks another protocol version, `theirs`."""
 
     def __init__(self, theirs: int) -> None:
         self.theirs = theirs
@@ -51,8 +51,7 @@ def encode(message: Message) -> bytes:
     """Return the message as one frame.
 
     Raises:
-        ValueError: its receiver would drop it: a field is out of its bounds, or it is too long.
-
+        ValueError: The receiver would drop it: a field is out of its bounds, or the frame is too long.
     """
     fields = _plain_fields(message)
     packed: bytes = msgpack.packb([VERSION, message.kind, fields])
@@ -62,7 +61,7 @@ def encode(message: Message) -> bytes:
 
 
 def refuse_unsendable(message: Message, where: str) -> None:
-    """Raise an error that names the field if a message that a call would send has one out of its bounds."""
+    """Raise SettingsError with the field's name if a field of a message is out of its bounds."""
     try:
         _plain_fields(message)
     except _UnsendableError as error:
@@ -74,12 +73,12 @@ def refuse_unsendable(message: Message, where: str) -> None:
         ) from None
 
 
-#: How much of a value that is out of its bounds is shown.
+#: Longest shown part of a value that is out of its bounds.
 _SHOWN = 200
 
 
 class _UnsendableError(ValueError):
-    """A field of a message is out of its bounds."""
+    """Field of a message that is out of its bounds."""
 
     def __init__(self, kind: str, name: str, expected: str, value: object) -> None:
         self.name, self.expected = name, expected
@@ -87,12 +86,13 @@ class _UnsendableError(ValueError):
 
 
 def _plain_fields(message: Message) -> dict[str, Any]:
-    """Return its fields as msgpack takes them, each within the bounds that the receiver checks."""
+    """Return the fields as msgpack takes them; raise _UnsendableError if one is out of the receiver's bounds."""
     fields = {}
     kind: Callable[..., Any] = type(message)
     for name, check, minimum, maximum in _bounds(kind):
         value = getattr(message, name)
-        if type(value) is int and minimum <= value <= maximum:  # most fields are, and each batch brings a dozen
+        # The fast path: most fields are such integers, and each batch brings a dozen.
+        if type(value) is int and minimum <= value <= maximum:
             fields[name] = value
             continue
         try:
@@ -104,7 +104,7 @@ def _plain_fields(message: Message) -> dict[str, Any]:
 
 @functools.cache
 def _bounds(kind: Callable[..., Any]) -> tuple[tuple[str, Check, int, int], ...]:
-    """Return the checks of its fields, each with the bounds of its integers; fields that take none have none."""
+    """Return the name, check and integer bounds of each field; the bounds are empty (1 to 0) if it takes no integer."""
     none = Integer(1, 0)
     checks = [(field.name, field.metadata["check"]) for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     whole = [check if isinstance(check, Integer) else none for _, check in checks]
@@ -115,10 +115,13 @@ _ATOMS = frozenset((int, bool, float, bytes, type(None)))
 
 
 def _plain(value: Any, check: Check) -> Any:
-    """Return a value as msgpack takes it, checked on the way: in one pass, because each batch has two messages."""
+    """Return a value as msgpack takes it; raise OutOfBounds if its check refuses it.
+
+    It converts and checks in one pass, because each batch has two messages.
+    """
     kind = type(value)
     if kind is str:
-        # A name that is not UTF-8 (of a file, say) still has to reach whoever reads the error.
+        # A name that is not UTF-8 (of a file, say) still has to reach the reader of the error.
         return check(value if value.isascii() else escaped(value))
     if kind in _ATOMS:
         return check(value)
@@ -134,6 +137,7 @@ def _plain(value: Any, check: Check) -> Any:
 
 
 def _plain_part(part: Part, check: Check) -> list[Any]:
+    """Return a record as the list of its fields; raise OutOfBounds if its kind or a field is not as the check says."""
     if type(check) is not Record or type(part) is not check.kind:
         raise OutOfBounds(str(check))
     values = []
@@ -146,20 +150,25 @@ def _plain_part(part: Part, check: Check) -> list[Any]:
 
 
 def decode(frame: bytes | memoryview) -> Message:
-    """The message in a frame, every field within its bounds."""
+    """Return the message in a frame, every field within its bounds.
+
+    Raise ProtocolError if it is none: VersionError if the peer speaks another version.
+    """
     if len(frame) > MAX_FRAME:
         raise _garbage(f"{len(frame)} bytes", f"at most {MAX_FRAME} bytes")
     try:
         envelope = msgpack.unpackb(frame, strict_map_key=True)
-    except Exception as error:  # anything may come, and msgpack has many kinds of errors
+    except Exception as error:  # any bytes may come, and msgpack raises many kinds of errors for them
         raise _garbage(type(error).__name__, "a msgpack frame") from None
     return _opened(envelope)
 
 
 def _opened(envelope: Any) -> Message:
+    """Return the message in an unpacked frame; raise ProtocolError or VersionError if it is none of ours."""
     if type(envelope) is not list or len(envelope) != 3 or type(envelope[0]) is not int:
         raise _garbage("another structure", "[version, kind, fields]")
     version, kind, fields = envelope
+    # A Refused has the same form in every version, so that peers of two releases can say that they differ.
     if version != VERSION and kind != Refused.kind:
         raise VersionError(version)
     if type(kind) is not str or kind not in KINDS or type(fields) is not dict:
@@ -169,6 +178,7 @@ def _opened(envelope: Any) -> Message:
 
 
 def _checked(kind: type[Message], fields: dict[str, Any]) -> Message:
+    """Return the message with these fields; raise ProtocolError if one is missing, unknown or out of bounds."""
     checks = kind.checks
     if fields.keys() != checks.keys():
         other = sorted(str(name)[:40] for name in fields.keys() ^ checks.keys())[:5]
@@ -186,5 +196,5 @@ def _garbage(got: str, expected: str) -> ProtocolError:
 
 
 def encode_refusal(error: VersionError) -> bytes:
-    """The answer to a peer of another version: the one message that every version can read."""
+    """Return the answer to a peer of another version: a Refused, the one message that every version can read."""
     return encode(Refused(code="version", expected=error.expected, got=error.got, remedy=error.remedy))

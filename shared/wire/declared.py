@@ -1,7 +1,7 @@
-"""What every message is, and the registry of them: by name on the wire, and by the server that understands them.
+"""Declarations of messages, and their registry: by name on the wire, and by the server that understands them.
 
-Rules: pure; a message registers itself where it is declared, with its name on the wire and who may say it to which
-server; its checks stand at its fields.
+Rules: pure; a message registers itself where it is declared, with its name on the wire and the roles that may send it
+to which server; its checks stand at its fields.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "ROLES", "SPEAKERS", "Message", "Role", "Server", "message"]
 
-#: What a key entitles its holder to be.
+#: Roles that a key can give its holder.
 Role = Literal["coordinator", "worker", "trainer"]
 
 ROLES: tuple[Role, ...] = ("coordinator", "worker", "trainer")
 
-#: Who listens; parameter servers are trainers by their keys.
+#: Kinds of servers; parameter servers have trainers' keys.
 Server = Literal["coordinator", "worker", "parameter server"]
 
 
 class Message:
-    """A whole message; `kind` is its name on the wire."""
+    """Base of all messages; `kind` is the name on the wire."""
 
     __slots__ = ()
     kind: ClassVar[str]
@@ -35,15 +35,18 @@ class Message:
 
 _M = TypeVar("_M", bound=Message)
 
-#: Every message class by its name on the wire.
+#: Message classes by name on the wire.
 KINDS: dict[str, type[Message]] = {}
 
-#: What each server understands, and the roles that may say it; what nobody may say to a server is an answer.
+#: Messages that each server understands, and the roles that may send them; messages that no server takes are answers.
 SPEAKERS: dict[Server, dict[type[Message], frozenset[Role]]] = {"coordinator": {}, "worker": {}, "parameter server": {}}
 
 
 def message(name: str, *, to: Server | None = None, by: Iterable[Role] = ()) -> Callable[[type[_M]], type[_M]]:
-    """Register a dataclass as the message of this name on the wire, which these roles may say to a server."""
+    """Return a decorator that registers a dataclass as the message `name`, which roles `by` may send to server `to`.
+
+    Raise AssertionError if the name is taken.
+    """
 
     def register(kind: type[_M]) -> type[_M]:
         if name in KINDS:

@@ -1,4 +1,4 @@
-"""The layout of batches: which tensors there are, and where each lies in the one contiguous payload.
+"""Layout of batches: their tensors, and the place of each in the one contiguous payload.
 
 Rules: pure; every tensor starts at a multiple of 64 bytes, because TensorFlow takes 64-byte-aligned buffers without a
 copy; a tensor's first axis is the row axis; at most the first axis of a sample's value is padded.
@@ -31,7 +31,7 @@ DTYPES = frozenset(
 class Field:
     """One value of a sample: its dtype and shape; None is the padded axis, and only the first may be None.
 
-    `per_second` is how many steps along the padded axis make a second of the recording (None: it has no time).
+    `per_second` is the number of steps along the padded axis in a second of the recording (None: it has no time).
     """
 
     key: str
@@ -41,18 +41,18 @@ class Field:
 
     @property
     def padded(self) -> bool:
-        """Whether samples differ in length along the first axis."""
+        """Return whether samples differ in length along the first axis."""
         return bool(self.shape) and self.shape[0] is None
 
     @property
     def step_bytes(self) -> int:
-        """The bytes of one step along the padded axis, or of the whole value if none is padded."""
+        """Return the bytes of one step along the padded axis, or of the whole value if none is padded."""
         return np.dtype(self.dtype).itemsize * math.prod(axis for axis in self.shape if axis is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketShape:
-    """The one padded shape of a bucket: rows, and the padded length of each padded key."""
+    """Padded shape of a bucket: rows, and the padded length of each padded key."""
 
     rows: int
     lengths: Mapping[str, int]
@@ -60,7 +60,7 @@ class BucketShape:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor inside a payload."""
+    """Tensor inside a payload."""
 
     key: str
     dtype: str
@@ -69,7 +69,7 @@ class Tensor:
     nbytes: int
 
     def lies_in(self, payload: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Its bytes."""
+        """Return a view of the tensor's bytes in a payload."""
         return payload[self.offset : self.offset + self.nbytes]
 
 
@@ -81,30 +81,30 @@ class Layout:
     nbytes: int
 
     def arrays(self, payload: NDArray[np.uint8]) -> dict[str, NDArray[np.generic]]:
-        """Views of the payload, one for each tensor, without a copy."""
+        """Return views of the payload, one for each tensor, without a copy."""
         return {t.key: np.ndarray(t.shape, t.dtype, payload, t.offset) for t in self.tensors}
 
     def gaps(self) -> Iterator[slice]:
-        """The bytes between tensors, because they are part of the payload and of its digest."""
+        """Yield the byte ranges between tensors, which are part of the payload and of its digest."""
         ends = [*(tensor.offset for tensor in self.tensors[1:]), self.nbytes]
         for tensor, end in zip(self.tensors, ends, strict=True):
             if tensor.offset + tensor.nbytes < end:
                 yield slice(tensor.offset + tensor.nbytes, end)
 
 
-#: An extra tensor of batches whose rows carry state: true where a row's state is to be forgotten first.
+#: Extra tensor of batches whose rows carry state: true where a row's state must be reset first.
 RESET = Field(key="reset", dtype="bool", shape=())
 
 
 def fields_of_batch(fields: Sequence[Field]) -> tuple[Field, ...]:
-    """The fields of a batch: those of a sample, the lengths of padded keys, `weight` and `tag`."""
+    """Return the fields of a batch: those of a sample, the lengths of padded keys, `weight` and `tag`."""
     lengths = tuple(Field(key=f"{f.key}_length", dtype="int32", shape=()) for f in fields if f.padded)
     own = (Field(key="weight", dtype="float32", shape=()), Field(key="tag", dtype="int64", shape=()))
     return (*fields, *lengths, *own)
 
 
 def layout_of(fields: Sequence[Field], shape: BucketShape) -> Layout:
-    """Where each tensor of a batch of this shape lies; `fields` are the batch's, not a sample's."""
+    """Return the layout of a batch of this shape; `fields` are the batch's, not a sample's."""
     tensors = []
     end = 0
     for field in fields:
@@ -117,4 +117,5 @@ def layout_of(fields: Sequence[Field], shape: BucketShape) -> Layout:
 
 
 def _aligned(offset: int) -> int:
+    # Rounded up: // rounds towards minus infinity, so two negations turn its direction.
     return -(-offset // ALIGNMENT) * ALIGNMENT

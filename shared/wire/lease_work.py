@@ -1,25 +1,25 @@
-"""What trainers do with the batches that they lease in queue mode, and of which epoch of the plan these are. Pure."""
+"""Kinds of work on leased batches in queue mode, and the plan's epoch for each. Pure."""
 
 from __future__ import annotations
 
 __all__ = ["MEASURE", "MOST_LEASES", "VERIFY", "VERIFY_WANTS", "WORK", "plan_epoch"]
 
-#: The kinds of work. The last is no batch: one trainer does what is to be done once when training is over.
+#: Kinds of work. The last has no batches: its one lease elects the trainer that acts once when training is over.
 WORK = ("train", "evaluate", "predict", "train-end")
 
-#: What a load test does, in lockstep only: it reads as a trainer does, and takes a rank from nobody who trains.
+#: Work of a load test, in lockstep only: it reads as a trainer does, but takes no rank from trainers.
 MEASURE = "measure"
 
-#: What `trainer-client verify` does, on any stream: it reads batches by their numbers, and is no trainer.
+#: Work of `trainer-client verify`, on any stream: it reads batches by their numbers, and is no trainer.
 VERIFY = "verify"
 
-#: The most wants that a verifier has open.
+#: Most open wants of a verifier.
 VERIFY_WANTS = 2
 
-#: The most leases that a trainer holds, or tells of, at a time.
+#: Most leases that a trainer holds, or reports in one message.
 MOST_LEASES = 64
 
 
 def plan_epoch(work: str, epoch: int) -> int:
-    """The plan's epoch: to train, each has its own order; to evaluate and to predict, each is the same."""
+    """Return the plan's epoch for a kind of work: training orders each epoch anew, other work always uses epoch 0."""
     return epoch if work == "train" else 0

@@ -1,8 +1,8 @@
-"""Every message that crosses a socket, as a frozen dataclass whose fields carry their bounds.
+"""Messages that cross a socket, as frozen dataclasses whose fields carry their bounds.
 
 Rules: pure; a field's check stands where it is declared, in `wire(check)`; nothing is allocated from a number that was
-not bounded first (see bounds); each class is described in PROTOCOL.md, under the same name. Who sends what: see the
-sections below.
+not bounded first (see bounds); each class is described in PROTOCOL.md, under the same name. The sections below say who
+sends what.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ __all__ = [
 @message("Attach", to="coordinator", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attach(Message):
-    """A trainer claims ranks `rank` to `rank + replicas` of a stream's world."""
+    """Claim of a trainer on ranks `rank` to `rank + replicas` of a stream's world."""
 
     serial: int = wire(COUNT)
     job: str = wire(NAME)
@@ -133,7 +133,7 @@ class Attach(Message):
 @message("Attached")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached(Message):
-    """Everything that a trainer has to know about the stream, and where it starts."""
+    """Acceptance of `Attach`: everything that a trainer has to know about the stream, and where it starts."""
 
     serial: int = wire(COUNT)
     job: str = wire(NAME)
@@ -170,7 +170,7 @@ class Wait(Message):
 @message("NotAttached")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotAttached(Message):
-    """The request to attach was understood, and the answer is no."""
+    """Refusal of a request to attach or to join, in full."""
 
     serial: int = wire(COUNT)
     code: str = wire(NAME)
@@ -182,7 +182,7 @@ class NotAttached(Message):
 @message("Refused")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused(Message):
-    """A message was understood, and the answer is no. The one message whose form is the same in every version."""
+    """Refusal of a message. The one message whose form is the same in every version."""
 
     code: str = wire(NAME)
     expected: str = wire(PROSE)
@@ -193,7 +193,7 @@ class Refused(Message):
 @message("Progress", to="coordinator", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Message):
-    """A trainer's heartbeat: how far it has trained and read, and which share of its time it waited."""
+    """Heartbeat of a trainer: how far it has trained and read, and which share of its time it waited."""
 
     stream: str = wire(NAME)
     rank: int = wire(RANK)
@@ -209,13 +209,13 @@ class Progress(Message):
 @message("Noted")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noted(Message):
-    """The heartbeat arrived, and what its sender knows is up to date."""
+    """Acknowledgement of a heartbeat whose sender is up to date."""
 
 
 @message("Members")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Members(Message):
-    """The workers that are there now: sent when they change, and to trainers that have an older list."""
+    """Current workers: sent when they change, and to trainers that have an older list."""
 
     version: int = wire(ID)
     workers: tuple[WorkerAddress, ...] = wire(Many(record(WorkerAddress), 4096))
@@ -224,7 +224,7 @@ class Members(Message):
 @message("Detach", to="coordinator", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detach(Message):
-    """A trainer leaves in good order."""
+    """Departure of a trainer in good order."""
 
     stream: str = wire(NAME)
     rank: int = wire(RANK)
@@ -234,13 +234,13 @@ class Detach(Message):
 @message("StatusQuery", to="coordinator", by=ROLES)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusQuery(Message):
-    """Anyone asks how things stand."""
+    """Question for the job's status, which anyone may ask."""
 
 
 @message("Status")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status(Message):
-    """How things stand, as JSON for people and scripts."""
+    """Status of the job, as JSON for people and scripts."""
 
     report: str = wire(Text(2**19))
 
@@ -251,7 +251,7 @@ class Status(Message):
 @message("Register", to="coordinator", by=("worker",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Register(Message):
-    """A worker is ready to build; its digests must be the job's."""
+    """Registration of a worker that is ready to build; its digests must be the job's."""
 
     worker: str = wire(NAME)
     incarnation: int = wire(ID)
@@ -265,7 +265,7 @@ class Register(Message):
 @message("Registered")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered(Message):
-    """The worker belongs to the job."""
+    """Acceptance of a worker into the job."""
 
     heartbeat_timeout_ms: int = wire(MS)
 
@@ -273,7 +273,7 @@ class Registered(Message):
 @message("Beat", to="coordinator", by=("worker",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat(Message):
-    """A worker's heartbeat."""
+    """Heartbeat of a worker."""
 
     worker: str = wire(NAME)
     incarnation: int = wire(ID)
@@ -293,7 +293,7 @@ class Beat(Message):
 @message("Leave", to="coordinator", by=("worker",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave(Message):
-    """A worker drains: send it no new wants."""
+    """Notice that a worker drains: send it no new wants."""
 
     worker: str = wire(NAME)
     incarnation: int = wire(ID)
@@ -305,7 +305,7 @@ class Leave(Message):
 @message("Hello", to="worker", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello(Message):
-    """A trainer opens its session with a worker, and may offer its slots."""
+    """Start of a trainer's session with a worker, which may offer its slots."""
 
     job: str = wire(NAME)
     stream: str = wire(NAME)
@@ -319,7 +319,7 @@ class Hello(Message):
 @message("Welcome")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome(Message):
-    """The worker serves this trainer; whether through shared memory, and if not, why."""
+    """Acceptance of `Hello`: whether batches come through shared memory, and if not, why."""
 
     worker: str = wire(NAME)
     incarnation: int = wire(ID)
@@ -333,7 +333,7 @@ class Welcome(Message):
 @message("Want", to="worker", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want(Message):
-    """Build batch `number`, and push it for this ticket when it is ready."""
+    """Request to build batch `number`, and to push it for this ticket when it is ready."""
 
     job: str = wire(NAME)
     stream: str = wire(NAME)
@@ -353,7 +353,7 @@ class Want(Message):
 @message("Cancel", to="worker", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel(Message):
-    """The trainer wants its slot back; the answer says when it is free."""
+    """Request to free a ticket's slot; the answer says when it is free."""
 
     ticket: Ticket = wire(record(Ticket))
 
@@ -361,7 +361,7 @@ class Cancel(Message):
 @message("Ping", to="worker", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ping(Message):
-    """A trainer's heartbeat to a worker."""
+    """Heartbeat of a trainer to a worker."""
 
     number: int = wire(COUNT)
 
@@ -369,7 +369,7 @@ class Ping(Message):
 @message("Pong")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong(Message):
-    """Answers `Ping`: the worker is alive, and holds these tickets of the trainer."""
+    """Answer to `Ping`: the worker is alive, and holds these tickets of the trainer."""
 
     number: int = wire(COUNT)
     tickets: tuple[Ticket, ...] = wire(Many(record(Ticket), 2**16))
@@ -380,7 +380,7 @@ class Pong(Message):
 @message("EpochQuery", to="worker", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochQuery(Message):
-    """How many batches does this epoch have? Any worker can answer."""
+    """Question for the number of batches of an epoch, which any worker can answer."""
 
     stream: str = wire(NAME)
     plan_digest: str = wire(NAME)
@@ -391,7 +391,7 @@ class EpochQuery(Message):
 @message("EpochAnswer")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochAnswer(Message):
-    """Answers `EpochQuery`."""
+    """Answer to `EpochQuery`."""
 
     stream: str = wire(NAME)
     epoch: int = wire(EPOCH)
@@ -402,7 +402,7 @@ class EpochAnswer(Message):
 @message("NameQuery", to="worker", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameQuery(Message):
-    """What do people call this sample? Any worker can answer."""
+    """Question for a sample's name as people know it, which any worker can answer."""
 
     stream: str = wire(NAME)
     plan_digest: str = wire(NAME)
@@ -412,7 +412,7 @@ class NameQuery(Message):
 @message("NameAnswer")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameAnswer(Message):
-    """Answers `NameQuery`."""
+    """Answer to `NameQuery`."""
 
     stream: str = wire(NAME)
     sample: int = wire(COUNT)
@@ -422,7 +422,7 @@ class NameAnswer(Message):
 @message("Pushed")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed(Message):
-    """The batch: in the slot, or in the payload frame that follows."""
+    """Built batch: in the slot, or in the payload frame that follows."""
 
     ticket: Ticket = wire(record(Ticket))
     epoch: int = wire(EPOCH)
@@ -443,7 +443,7 @@ class Pushed(Message):
 @message("Unbuilt")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unbuilt(Message):
-    """The worker cannot or will not build it; none of its threads can write into the slot any more."""
+    """Answer to a `Want` that cannot or will not be built; no thread of the worker can write into the slot any more."""
 
     ticket: Ticket = wire(record(Ticket))
     code: str = wire(NAME)
@@ -456,7 +456,7 @@ class Unbuilt(Message):
 @message("Cancelled")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled(Message):
-    """Answers `Cancel`: the slot is free; no thread of the worker can write into it any more."""
+    """Answer to `Cancel`: the slot is free; no thread of the worker can write into it any more."""
 
     ticket: Ticket = wire(record(Ticket))
 

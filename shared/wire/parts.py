@@ -1,4 +1,4 @@
-"""What messages are made of: the records inside them, and the checks that their fields share.
+"""Parts of messages: the records inside them, and the checks that their fields share.
 
 Rules: pure; otherwise as for messages.
 """
@@ -51,7 +51,10 @@ __all__ = [
 
 
 def wire(check: Check, default: Any = dataclasses.MISSING) -> Any:
-    """A field of a message, with the check that bounds it; a default is for whoever makes one, and never left out."""
+    """Declare a field of a message with the check that bounds it.
+
+    A default is for the code that makes a message; on the wire the field is never left out.
+    """
     return dataclasses.field(default=default, metadata={"check": check})
 
 
@@ -63,17 +66,18 @@ EPOCH = Integer(0, 2**31)
 ID = Integer(0, 2**64 - 1)
 SIZE = Integer(0, 2**40)
 SLOT = Integer(0, 2**16)
-#: What trainers send as a data set, and what workers fetch of it, with what was counted in its first epoch.
+#: Size of a data set that trainers send, and of the pieces that it is sent in.
 GRAPH_BYTES = Integer(0, 2**30)
 PIECE_BYTES = 2**15
 PIECE = Blob(PIECE_BYTES)
-#: What a joining host fetches: all of it, its manifest, and a piece, which goes from a server and so may be larger.
+#: Sizes of the bundle that a joining host fetches, of its manifest and of a piece. A server sends these pieces, so they
+#: may be larger than a request.
 BUNDLE_BYTES = Integer(0, 2**40)
 MOST_MANIFEST_BYTES = 2**24
 MANIFEST_BYTES = Integer(0, MOST_MANIFEST_BYTES)
 BUNDLE_PIECE_BYTES = 2**19
 BUNDLE_PIECE = Blob(BUNDLE_PIECE_BYTES)
-#: The metric states of one batch, or their sum over an evaluation.
+#: Size of the metric states of one batch, or of their sum over an evaluation.
 MOST_STATE_BYTES = 2**20
 STATE_BYTES = Integer(0, MOST_STATE_BYTES)
 RANK = Integer(0, 4095)
@@ -84,17 +88,17 @@ SHARE = Integer(0, 1000)
 
 
 def clipped(prose: str) -> str:
-    """Return as much of a text as a message can carry."""
+    """Return as much of a text as a message can carry, escaped."""
     return escaped(prose)[: PROSE.longest]
 
 
 def escaped(text: str) -> str:
-    """Return the text as it crosses: what is not UTF-8 in it (of a file's name, say) is escaped with backslashes."""
+    """Return the text as it crosses: what UTF-8 cannot encode (in a file's name, say) becomes backslash escapes."""
     return text.encode(errors="backslashreplace").decode()
 
 
 class Part:
-    """A record inside a message."""
+    """Base of records inside messages."""
 
     __slots__ = ()
     #: Names of the fields, in order.
@@ -103,7 +107,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Ticket(Part):
-    """A slot, and how often it has been lent: together they name one lending."""
+    """One lending of a slot: the slot, and how often it has been lent."""
 
     slot: int = wire(SLOT)
     generation: int = wire(COUNT)
@@ -111,7 +115,7 @@ class Ticket(Part):
 
 @dataclass(frozen=True, slots=True)
 class Cursor(Part):
-    """The first batch number not yet trained on, with the epoch, group and plan that it counts in."""
+    """First batch number not yet trained on, with the epoch, group and plan that it counts in."""
 
     epoch: int = wire(EPOCH)
     number: int = wire(COUNT)
@@ -121,7 +125,7 @@ class Cursor(Part):
 
 @dataclass(frozen=True, slots=True)
 class RoundPlace(Part):
-    """A place between two rounds of a world: those before it start at a smaller number, or in an earlier epoch."""
+    """Place between two rounds of a world: rounds before it start at a smaller number, or in an earlier epoch."""
 
     epoch: int = wire(EPOCH)
     number: int = wire(COUNT)
@@ -129,7 +133,7 @@ class RoundPlace(Part):
 
 @dataclass(frozen=True, slots=True)
 class Lease(Part):
-    """A batch number that a trainer has in queue mode; `nth` counts how often the number was leased."""
+    """Batch number that a trainer holds in queue mode; `nth` counts how often the number was leased."""
 
     epoch: int = wire(EPOCH)
     number: int = wire(COUNT)
@@ -138,7 +142,7 @@ class Lease(Part):
 
 @dataclass(frozen=True, slots=True)
 class MetricStates(Part):
-    """What an evaluation in queue mode adds to `Outcomes`: its name, and metric states of the batches that are done."""
+    """Extra of `Outcomes` in an evaluation in queue mode: its name, and metric states of the batches that are done."""
 
     evaluation: str = wire(NAME)
     nbytes: int = wire(STATE_BYTES)
@@ -149,7 +153,7 @@ class MetricStates(Part):
 
 @dataclass(frozen=True, slots=True)
 class MetricSums(Part):
-    """What an evaluation in queue mode adds to `Leases`: how far it is, and a piece of the sums over its batches."""
+    """Extra of `Leases` in an evaluation in queue mode: its progress, and a piece of the sums over its batches."""
 
     lost: bool = wire(FLAG)
     settled: bool = wire(FLAG)
@@ -160,7 +164,7 @@ class MetricSums(Part):
 
 @dataclass(frozen=True, slots=True)
 class Failure(Part):
-    """A leased batch that a trainer failed at, and why, in the user's words; empty: they gave no reason."""
+    """Leased batch that a trainer failed at, with the user's reason, if one was given."""
 
     lease: Lease = wire(record(Lease))
     reason: str = wire(NAME)
@@ -168,7 +172,7 @@ class Failure(Part):
 
 @dataclass(frozen=True, slots=True)
 class BookMark(Part):
-    """The book of all lease tables of a coordinator, and how far it had come when somebody heard of it."""
+    """Identity of a coordinator's book of lease tables, and the revision that its reader has seen."""
 
     identity: int = wire(ID)
     revision: int = wire(COUNT)
@@ -176,7 +180,7 @@ class BookMark(Part):
 
 @dataclass(frozen=True, slots=True)
 class EpochDone(Part):
-    """The numbers of an epoch that are done: all below `fresh` but those missing, each as the distance to the last."""
+    """Done numbers of an epoch: all below `fresh` except `missing`, each given as the distance to the previous one."""
 
     epoch: int = wire(EPOCH)
     fresh: int = wire(COUNT)
@@ -185,14 +189,14 @@ class EpochDone(Part):
 
 @dataclass(frozen=True, slots=True)
 class DoneSet(Part):
-    """What is done in queue mode: every epoch before the first of these, and of these what each says."""
+    """Done batches in queue mode: all epochs before the first of these, and the listed numbers of these."""
 
     epochs: tuple[EpochDone, ...] = wire(Many(record(EpochDone), 16))
 
 
 @dataclass(frozen=True, slots=True)
 class VariablePart(Part):
-    """Some rows of a variable, from `start` on; one without rows is whole."""
+    """Rows of a variable, from `start` on; a variable without rows is whole."""
 
     variable: int = wire(Integer(0, 2**16))
     start: int = wire(SIZE)
@@ -202,7 +206,7 @@ class VariablePart(Part):
 
 @dataclass(frozen=True, slots=True)
 class PartGradient(Part):
-    """A gradient of the part at this place of a share: of `rows` rows, each named, or null if of all."""
+    """Gradient of the part at this place of a share: of `rows` named rows, or of all rows if null."""
 
     place: int = wire(Integer(0, 2**16))
     rows: int | None = wire(Maybe(SIZE))
@@ -210,7 +214,7 @@ class PartGradient(Part):
 
 @dataclass(frozen=True, slots=True)
 class WireField(Part):
-    """`shared.wire.layout.Field` on the wire."""
+    """Form of `shared.wire.layout.Field` on the wire."""
 
     key: str = wire(NAME)
     dtype: str = wire(Dtype())
@@ -219,34 +223,34 @@ class WireField(Part):
 
     @classmethod
     def of(cls, field: Field) -> WireField:
-        """A field to be sent."""
+        """Return the wire form of a field."""
         return cls(field.key, field.dtype, field.shape, field.per_second)
 
     def field(self) -> Field:
-        """The field that was received."""
+        """Return the field that was received."""
         return Field(key=self.key, dtype=self.dtype, shape=self.shape, per_second=self.per_second)
 
 
 @dataclass(frozen=True, slots=True)
 class WireShape(Part):
-    """`shared.wire.layout.BucketShape` on the wire."""
+    """Form of `shared.wire.layout.BucketShape` on the wire."""
 
     rows: int = wire(Integer(1, 2**24))
     lengths: tuple[tuple[str, int], ...] = wire(Many(FixedList((NAME, COUNT)), 64))
 
     @classmethod
     def of(cls, shape: BucketShape) -> WireShape:
-        """A shape to be sent: equal shapes are equal bytes."""
+        """Return the wire form of a shape; equal shapes give equal bytes."""
         return cls(shape.rows, tuple(sorted(shape.lengths.items())))
 
     def bucket(self) -> BucketShape:
-        """The shape that was received."""
+        """Return the shape that was received."""
         return BucketShape(rows=self.rows, lengths=dict(self.lengths))
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddress(Part):
-    """Where a worker listens for wants."""
+    """Address where a worker listens for wants."""
 
     worker: str = wire(NAME)
     incarnation: int = wire(ID)
@@ -257,7 +261,7 @@ class WorkerAddress(Part):
 
 @dataclass(frozen=True, slots=True)
 class SharedSlots(Part):
-    """The trainer's slots as a memfd that a worker on the same host may open."""
+    """Offer of the trainer's slots: a memfd that a worker on the same host may open."""
 
     boot_id: str = wire(NAME)
     uid: int = wire(UID)
@@ -271,7 +275,7 @@ class SharedSlots(Part):
 
 @dataclass(frozen=True, slots=True)
 class Seal(Part):
-    """The key that payloads are to be sealed with, and where to send them."""
+    """Key that seals payloads, and the identity that they are sent to."""
 
     key: bytes = wire(Blob(32))
     identity: bytes = wire(Blob(16))

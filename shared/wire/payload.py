@@ -1,4 +1,4 @@
-"""How a payload is encoded for the network: float32 tensors with 16 bits an item, the bytes compressed.
+"""Encoding of payloads for the network: 16 bits an item for float32 tensors, and compression.
 
 Rules: pure; a payload that went through `round_in_place` comes back from `decode_payload(encode_payload(...))` bit for
 bit, so a batch has the same bytes by TCP as in a slot; encoding is deterministic; `decode_payload` survives any bytes,
@@ -33,39 +33,39 @@ __all__ = [
     "round_in_place",
 ]
 
-#: How the items of float32 tensors may be encoded.
+#: Encodings of the items of float32 tensors.
 FLOAT32_FORMS = ("float32", "bfloat16", "float16")
 
-#: How the bytes may be compressed.
+#: Compressions of the bytes.
 COMPRESSIONS = ("none", "lz4", "zstd")
 
 _LIBRARIES = {"lz4": "lz4.block", "zstd": "zstandard"}
 
-#: numpy has no bfloat16: its bits are the upper half of a float32's.
+#: numpy has no bfloat16, so it is carried as uint16: the upper half of a float32's bits.
 _WIRE_DTYPES = {"bfloat16": "uint16", "float16": "float16"}
 
 #: Items of a float32 tensor that are converted at a time: 256 KiB, which stay in the cache between two steps.
 _CHUNK = 2**16
 
-#: Level 1 is the quickest that compresses; a sender has no time for more.
+#: Level 1 is the fastest; a sender has no time for more.
 _ZSTD_LEVEL = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PayloadEncoding:
-    """How payloads are encoded for the network: one of FLOAT32_FORMS, one of COMPRESSIONS."""
+    """Encoding of payloads for the network: one of FLOAT32_FORMS, one of COMPRESSIONS."""
 
     float32: str = "float32"
     compression: str = "none"
 
     @property
     def plain(self) -> bool:
-        """Whether payloads are sent as they are."""
+        """Return whether payloads are sent as they are."""
         return self.float32 == "float32" and self.compression == "none"
 
 
 def require_library(encoding: PayloadEncoding) -> None:
-    """Raise SettingsError unless the library that compresses is installed here."""
+    """Raise SettingsError if the compression's library is not installed here."""
     if encoding.compression != "none":
         _library(encoding.compression)
 
@@ -79,7 +79,10 @@ def _library(compression: str) -> Any:
 
 
 def round_in_place(payload: NDArray[np.uint8], layout: Layout, float32: str) -> None:
-    """Round the items of float32 tensors to the nearest of the 16-bit form `float32`, ties to even."""
+    """Round the items of float32 tensors to the nearest value of the 16-bit form `float32`, ties to even.
+
+    With "float32" nothing is changed. NaNs become one and the same NaN.
+    """
     if float32 == "float32":
         return
     rounded = _round_to_bfloat16 if float32 == "bfloat16" else _round_to_float16
@@ -103,6 +106,9 @@ def _unify_nans(items: NDArray[np.float32]) -> None:
 
 
 def _round_to_bfloat16(items: NDArray[np.float32]) -> None:
+    """Round in place to the nearest value with a bfloat16's bits, ties to even."""
+    # Round half to even, on integers: adding 0x7FFF plus the lowest kept bit carries into the upper half exactly when
+    # the lower half is above one half, or equal to it while the upper half is odd.
     bits = items.view(np.uint32)
     nudge = bits >> 16
     nudge &= 1
@@ -120,13 +126,14 @@ def _round_to_float16(items: NDArray[np.float32]) -> None:
 
 
 def encode_payload(payload: NDArray[np.uint8], layout: Layout, encoding: PayloadEncoding) -> memoryview:
-    """What to send for a payload that was rounded to the float32 form of this encoding."""
+    """Return the bytes to send for a payload that was rounded to the float32 form of this encoding."""
     if encoding.float32 != "float32":
         payload = _narrowed(payload, layout, encoding.float32)
     return memoryview(_compressed(payload, encoding.compression))  # type: ignore[arg-type]
 
 
 def _narrowed(payload: NDArray[np.uint8], layout: Layout, float32: str) -> NDArray[np.uint8]:
+    """Return the payload with 16 bits an item for float32 tensors, and zeros between tensors."""
     wire = _on_wire(layout, float32)
     narrow = np.zeros(wire.nbytes, np.uint8)
     for source, target in zip(layout.tensors, wire.tensors, strict=True):
@@ -139,6 +146,7 @@ def _narrowed(payload: NDArray[np.uint8], layout: Layout, float32: str) -> NDArr
 
 
 def _narrow(items: NDArray[np.float32], narrow: NDArray[Any]) -> None:
+    """Write float32 items as 16-bit ones; they were rounded before, so nothing is lost."""
     if narrow.dtype == np.float16:
         narrow[...] = items
     else:
@@ -146,7 +154,7 @@ def _narrow(items: NDArray[np.float32], narrow: NDArray[Any]) -> None:
 
 
 def _on_wire(layout: Layout, float32: str) -> Layout:
-    """Where each tensor lies in the encoded payload, before compression."""
+    """Return the layout of the encoded payload, before compression."""
     if float32 == "float32":
         return layout
     narrow = _WIRE_DTYPES[float32]
@@ -157,6 +165,7 @@ def _on_wire(layout: Layout, float32: str) -> Layout:
 
 
 def _compressed(payload: NDArray[np.uint8], compression: str) -> NDArray[np.uint8] | bytes:
+    """Return the payload compressed; lz4 without its size, which the receiver knows from the layout."""
     if compression == "none":
         return payload
     library = _library(compression)
@@ -171,10 +180,14 @@ def _compressed(payload: NDArray[np.uint8], compression: str) -> NDArray[np.uint
 
 
 def decode_payload(data: Any, layout: Layout, encoding: PayloadEncoding, out: NDArray[np.uint8]) -> None:
-    """Write the plain payload to `out`, all `layout.nbytes` of it; `data` comes from another machine."""
+    """Write the plain payload to `out`, all `layout.nbytes` of it.
+
+    `data` comes from another machine: raise ProtocolError if it is not such a payload.
+    """
     assert out.nbytes == layout.nbytes
     wire = _on_wire(layout, encoding.float32)
     payload = _decompressed(data, wire.nbytes, encoding.compression)
+    # Bytes between tensors are part of the payload's digest, and `out` may hold an earlier batch: write zeros there.
     end = 0
     for source, target in zip(wire.tensors, layout.tensors, strict=True):
         out[end : target.offset] = 0
@@ -188,6 +201,7 @@ def decode_payload(data: Any, layout: Layout, encoding: PayloadEncoding, out: ND
 
 
 def _widen(narrow: NDArray[Any], items: NDArray[np.float32]) -> None:
+    """Write 16-bit items as float32 ones."""
     if narrow.dtype == np.float16:
         with np.errstate(all="ignore"):  # a signalling NaN, which only a foreign program would send
             items[...] = narrow
@@ -196,7 +210,7 @@ def _widen(narrow: NDArray[Any], items: NDArray[np.float32]) -> None:
 
 
 def _decompressed(data: Any, nbytes: int, compression: str) -> NDArray[np.uint8]:
-    """Exactly `nbytes` bytes."""
+    """Return exactly `nbytes` decompressed bytes; raise ProtocolError for anything else."""
     if compression == "lz4":
         data = _from_lz4(data, nbytes)
     elif compression == "zstd":
@@ -208,6 +222,7 @@ def _decompressed(data: Any, nbytes: int, compression: str) -> NDArray[np.uint8]
 
 
 def _from_lz4(data: Any, nbytes: int) -> bytes:
+    """Return `nbytes` bytes of an lz4 block; raise ProtocolError if it is not such a block."""
     lz4 = _library("lz4")
     try:
         plain: bytes = lz4.decompress(data, uncompressed_size=nbytes)
@@ -217,9 +232,10 @@ def _from_lz4(data: Any, nbytes: int) -> bytes:
 
 
 def _from_zstd(data: Any, nbytes: int) -> bytes:
+    """Return `nbytes` bytes of a zstd frame; raise ProtocolError if it is not such a frame."""
     zstd = _library("zstd")
     try:
-        # The library allocates as much as a frame claims, so check the claim first.
+        # The library allocates as much as a frame claims, so check the claim first: a few bytes could claim gigabytes.
         claimed = zstd.get_frame_parameters(data).content_size
         if claimed != nbytes:
             raise _garbage(f"a frame of {claimed} bytes", f"a zstd frame of {nbytes} bytes")

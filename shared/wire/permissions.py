@@ -1,4 +1,4 @@
-"""Who may say what to whom, as messages declare it, and the answer to a key that oversteps its role.
+"""Permissions: which roles may send which messages to whom, and the answer to a key that oversteps its role.
 
 Rules: pure; a server does not understand messages that are missing from its table, whoever sends them. Which key has
 which role is decided in `keys`.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TO_COORDINATOR", "TO_PARAMETER_SERVER", "TO_WORKER", "refusal"]
 
-#: What each server understands, and from whom.
+#: Messages that each server understands, and the roles that may send them.
 TO_COORDINATOR: Mapping[type[m.Message], frozenset[Role]] = SPEAKERS["coordinator"]
 TO_WORKER: Mapping[type[m.Message], frozenset[Role]] = SPEAKERS["worker"]
 TO_PARAMETER_SERVER: Mapping[type[m.Message], frozenset[Role]] = SPEAKERS["parameter server"]
@@ -31,7 +31,10 @@ _REMEDY = (
 
 
 def refusal(message: m.Message, allowed: Collection[Role], held: Collection[Role]) -> m.Refused | m.NotAttached:
-    """The answer to a message that needs one of the `allowed` roles, from a key that has only those in `held`."""
+    """Return the answer to a message that needs one of the `allowed` roles, from a key that has only those in `held`.
+
+    It is a NotAttached for Attach and Join, which carry a serial, and a Refused for other messages.
+    """
     expected = f"a key in {_folders(allowed)}"
     got = f"{message.kind} with {f'a key in {_folders(held)}' if held else 'a key that is not allowed, or no longer'}"
     answer = refused("role", expected, got, _REMEDY)

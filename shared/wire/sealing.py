@@ -1,8 +1,10 @@
 """Payloads under keys: sealed with AES-256-GCM, because libzmq's CURVE takes six times as long for them.
 
 The trainer makes a key for each `Hello`, which crosses on an encrypted connection; with it the worker seals each header
-and its payload, under rising numbers. Rules: no number is used twice with one key; a message that was changed, repeated
-or overtaken by a later one is not opened; since sealing protects integrity, sealed payloads need no digest.
+and its payload, under rising numbers.
+
+Rules: no number is used twice with one key; a message that was changed, repeated or overtaken by a later one is not
+opened; since sealing protects integrity, sealed payloads need no checksum.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ __all__ = ["KEY_BYTES", "TAG_BYTES", "Opener", "Sealer"]
 
 KEY_BYTES = 32
 
-#: How much longer a sealed message is.
+#: Length of the authentication tag that sealing appends.
 TAG_BYTES = 16
 
 _NUMBER_BYTES = 8
@@ -32,36 +34,37 @@ def _cipher(key: bytes):  # type: ignore[no-untyped-def] # noqa: ANN202 - import
 
 
 class Sealer:
-    """The worker's half, one for each `Hello`; only the building thread seals payloads, only the poll loop headers."""
+    """Worker's half, one for each `Hello`; only the building thread seals payloads, only the poll loop headers."""
 
     def __init__(self, key: bytes) -> None:
         self._cipher = _cipher(key)
-        #: The number of the last payload that was sealed.
+        #: Number of the last sealed payload; GCM is broken if a nonce repeats, so it only rises.
         self.number = 0
 
     def seal_payload(self, data: memoryview, sealed: NDArray[np.uint8]) -> int:
-        """Seal into a buffer that is TAG_BYTES longer; returns the number that the payload got."""
+        """Seal into a buffer that is TAG_BYTES longer than the data; return the payload's number."""
         self.number += 1
         self._cipher.encrypt_into(_nonce(_PAYLOAD, self.number), data, None, sealed.data)
         return self.number
 
     def seal_header(self, number: int, frame: bytes) -> bytes:
-        """The sealed header of the payload with this number; call it once for each."""
+        """Return the sealed header of the payload with this number; call it only once for each number."""
         sealed: bytes = self._cipher.encrypt(_nonce(_HEADER, number), frame, None)
         return number.to_bytes(_NUMBER_BYTES, "little") + sealed
 
 
 class Opener:
-    """The trainer's half, with the key that it made."""
+    """Trainer's half, with the key that it made."""
 
     def __init__(self) -> None:
         self.key = secrets.token_bytes(KEY_BYTES)
         self._cipher = _cipher(self.key)
-        #: The number of the last header that was opened.
+        #: Number of the last opened header; headers with it or a lower one are replays, or were overtaken.
         self.number = 0
 
     def open_header(self, frame: bytes) -> bytes | None:
-        """The header that was sealed; None if this is not one, or not a new one."""
+        """Return the opened header; None if it is not authentic, or not newer than the last one."""
+        # The number is not encrypted, but part of the nonce: with a changed one the header does not open.
         number = int.from_bytes(frame[:_NUMBER_BYTES], "little")
         if number <= self.number:
             return None
@@ -71,6 +74,7 @@ class Opener:
         return opened
 
     def _open(self, nonce: bytes, sealed: bytes | memoryview) -> bytes | None:
+        """Return the opened bytes, or None if they are not authentic."""
         from cryptography.exceptions import InvalidTag
 
         try:
@@ -80,11 +84,14 @@ class Opener:
         return opened
 
     def open_payload(self, number: int, sealed: memoryview) -> bytes | None:
-        """The payload that belongs to the header with this number; None if this is another."""
+        """Return the opened payload of the header with this number; None if it is not authentic."""
         return self._open(_nonce(_PAYLOAD, number), sealed)
 
     def open_payload_into(self, number: int, sealed: memoryview, place: NDArray[np.uint8]) -> bool:
-        """The same, written where it belongs; whether it worked: if not, what was written there is useless."""
+        """Open the payload of the header with this number into `place`; return False if it is not authentic.
+
+        In that case the bytes written there are useless.
+        """
         from cryptography.exceptions import InvalidTag
 
         if sealed.nbytes != place.nbytes + TAG_BYTES:

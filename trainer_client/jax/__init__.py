@@ -36,8 +36,9 @@ _WIDE = 8
 
 
 class FeedArrays:
-    """Batches from the feed's cursor to the end of its epoch. With a `sharding`, the rows of all processes' batches are
-    one array, spread as it says.
+    """Whole batches as arrays, from the feed's cursor to the end of its epoch.
+
+    With a `sharding`, the rows of all processes' batches are one array, spread as it says.
     """
 
     def __init__(self, feed: Feed, *, sharding: jax.sharding.Sharding | None = None) -> None:
@@ -48,6 +49,7 @@ class FeedArrays:
         return iter(self._given)
 
     def _array(self, array: NDArray[Any]) -> jax.Array | NDArray[Any]:
+        """Return the array as one of JAX, or as it is if JAX would cut its 64 bits."""
         if array.dtype.itemsize >= _WIDE and not jax.config.jax_enable_x64:
             return array
         if self._sharding is None:
@@ -55,7 +57,7 @@ class FeedArrays:
         return jax.make_array_from_process_local_data(self._sharding, array)
 
     def get_state(self) -> dict[str, Any]:
-        """The feed's position as plain values: after the batch that was given last. Ask after its step."""
+        """Return the feed's position as plain values: after the batch that was given last. Call it after its step."""
         return self._given.state()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -64,5 +66,5 @@ class FeedArrays:
 
 
 def ranks() -> dict[str, int]:
-    """`rank` and `world` for `connect`: this process among those of `jax.distributed`."""
+    """Return `rank` and `world` for `connect`: this process among those of `jax.distributed`."""
     return {"rank": jax.process_index(), "world": jax.process_count()}

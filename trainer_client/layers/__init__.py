@@ -1,7 +1,7 @@
-"""Features made on the trainer's device: Keras layers that do what `logmel` and `spec_augment` do in loaders, with the
-same settings.
+"""Features made on the trainer's device: Keras layers that do what `logmel` and `spec_augment` do in loaders.
 
-Each row counts only up to its own length, whatever follows; there, and in masked rows, features are zero.
+They take the same settings. Each row counts only up to its own length, whatever follows; behind it, and in masked rows,
+features are zero.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sound to logarithmic mel bands, by any of the conventions, a batch at once.
+"""Logarithmic mel bands of sound, by any of the conventions, a batch at once.
 
 Rules: each row counts only up to its own length; after that, and in masked rows, bands are zero. Numbers are float32
 whatever the model computes in, and within 1e-4 of those that the loaders' `logmel` makes of the same sound.
@@ -24,10 +24,11 @@ _FULL_SCALE = 2**15
 
 @keras.saving.register_keras_serializable(package="stoker")
 class LogMel(TableLayer):
-    """Sound `[rows, samples]`, float32 or int16, with the length of each row, to logarithmic mel bands
-    `[rows, frames, bands]` with theirs.
+    """Layer that turns sound into logarithmic mel bands.
 
-    `LogMel(rate=8000, convention="kaldi")(audio, audio_length)` gives `(bands, frames)`.
+    It takes sound `[rows, samples]`, float32 or int16, with the length of each row, and gives bands `[rows, frames,
+    bands]` with the number of frames of each row: `LogMel(rate=8000, convention="kaldi")(audio, audio_length)` gives
+    `(bands, frames)`.
     """
 
     def __init__(self, *, name: str | None = None, dtype: Any = None, **table: Any) -> None:
@@ -37,10 +38,11 @@ class LogMel(TableLayer):
         self._frames = frames = mel_frames(said, self._convention)
         self._taper = self._convention.taper(frames.window).astype(np.float32)
         scale = np.float32(_FULL_SCALE if self._convention.like_kaldi else 1)
+        # Kaldi computes on the scale of 16 bits: scaling the filters by its square saves scaling the sound.
         self._filters = self._convention.filters(frames.fft, said.rate, said.bands, frames.edges_hz) * scale**2
 
     def call(self, audio: Any, audio_length: Any) -> tuple[Any, Any]:
-        """The bands, and how many frames each row has."""
+        """Return the bands, and the number of frames of each row."""
         length = tf.cast(audio_length, tf.int32)
         sound = self._extended(_as_floats(audio), length)
         bands = self._logarithms(self._energies(sound))
@@ -49,12 +51,13 @@ class LogMel(TableLayer):
         return tf.where(own, self._in_range(bands, own), 0.0), frames
 
     def _frames_of(self, length: Any) -> Any:
+        """Return the number of frames of each row; 0 if it is empty, else at least 1."""
         said = self._frames
         spare = tf.maximum(length + 2 * said.margin - said.window, 0)
         return tf.where(length > 0, 1 + spare // said.hop, 0)
 
     def _extended(self, sound: Any, length: Any) -> Any:
-        """Each row followed by silence, at least for a frame, and with what the convention puts around it."""
+        """Return each row followed by silence, at least for a frame, and with the convention's padding around it."""
         said = self._frames
         sound = tf.where(tf.sequence_mask(length, tf.shape(sound)[1]), sound, 0.0)
         if self._convention.padding == "reflect":
@@ -64,6 +67,7 @@ class LogMel(TableLayer):
         return tf.pad(sound, [[0, 0], [0, tf.maximum(said.window - tf.shape(sound)[1], 0)]])
 
     def _energies(self, sound: Any) -> Any:
+        """Return the mel energies of each frame."""
         said = self._frames
         windows = tf.signal.frame(sound, said.window, said.hop)
         if self._convention.like_kaldi:
@@ -72,17 +76,22 @@ class LogMel(TableLayer):
         return tf.matmul(tf.square(tf.math.real(spectrum)) + tf.square(tf.math.imag(spectrum)), self._filters)
 
     def _without_mean(self, windows: Any, sound: Any) -> Any:
-        """Frames less their means, with higher frequencies raised; the taper removes their first samples anyway."""
+        """Return frames less their means, with pre-emphasis.
+
+        Pre-emphasis is linear, so it may be applied to the whole sound, and the mean of a frame times 1 - EMPHASIS be
+        subtracted afterwards. Only a frame's first sample comes out otherwise, and the taper is zero there.
+        """
         raised = sound - EMPHASIS * tf.pad(sound, [[0, 0], [1, 0]])[:, :-1]
         means = tf.reduce_mean(windows, axis=-1, keepdims=True)
         return tf.signal.frame(raised, self._frames.window, self._frames.hop) - (1 - EMPHASIS) * means
 
     def _logarithms(self, energies: Any) -> Any:
+        """Return logarithms of energies, bounded below, in the convention's unit."""
         logarithms = tf.math.log(tf.maximum(energies, self._convention.floor))
         return logarithms * np.float32(10 / np.log(10)) if self._convention.decibels else logarithms
 
     def _in_range(self, bands: Any, own: Any) -> Any:
-        """The bands, none further below the loudest of its row than the convention allows."""
+        """Return the bands, none further below its row's maximum than the convention allows."""
         if not self._convention.range_db:
             return bands
         loudest = tf.reduce_max(tf.where(own, bands, bands.dtype.min), axis=(1, 2), keepdims=True)
@@ -90,15 +99,16 @@ class LogMel(TableLayer):
 
 
 def _as_floats(audio: Any) -> Any:
-    """The sound from -1 to 1, as loaders have it."""
+    """Return the sound from -1 to 1, as loaders have it."""
     audio = tf.convert_to_tensor(audio)
     sound = tf.cast(audio, tf.float32)
     return sound / _FULL_SCALE if audio.dtype == tf.int16 else sound
 
 
 def _mirrored(sound: Any, length: Any, margin: int) -> Any:
-    """Each row with this many samples before and after it, mirrored at its first and last sample."""
+    """Return each row with `margin` samples before and after it, mirrored at its own first and last sample."""
     size = tf.shape(sound)[1]
+    # Reflection is periodic: from the first sample to the last and back, without repeating either.
     back_and_forth = tf.maximum(2 * (length - 1), 1)[:, tf.newaxis]
     place = (tf.range(size + 2 * margin) - margin) % back_and_forth
     return tf.gather(tf.pad(sound, [[0, 0], [0, 1]]), tf.minimum(place, back_and_forth - place), batch_dims=1)

@@ -1,4 +1,4 @@
-"""Stripes of time and of frequency wiped out of a batch of features, as loaders' `spec_augment` does with each sample.
+"""SpecAugment for a batch of features: masks stripes in time and frequency, as loaders' `spec_augment` does.
 
 Rules: in training only; each row draws for itself, within its own length. Stripes have the same distribution as the
 loaders', but are not the same ones, because loaders draw from a sample's own generator.
@@ -19,7 +19,7 @@ __all__ = ["SpecAugment"]
 
 @keras.saving.register_keras_serializable(package="stoker")
 class SpecAugment(TableLayer):
-    """Wipes stripes of time and of frequency out of features `[rows, steps, bands]`, in training only.
+    """Layer that masks stripes of time and of frequency in features `[rows, steps, bands]`, in training only.
 
     `SpecAugment(time_width=50)(bands, frames)` draws for each row anew, from a generator that is saved with the model.
     """
@@ -37,16 +37,17 @@ class SpecAugment(TableLayer):
         self._generator = keras.random.SeedGenerator(seed)
 
     def get_config(self) -> dict[str, Any]:
-        """The configuration from which `from_config` makes an equal layer."""
+        """Return the configuration from which `from_config` makes an equal layer."""
         return {**super().get_config(), "seed": self._seed}
 
     def call(self, features: Any, length: Any, training: bool = False) -> Any:  # noqa: FBT001, FBT002 - Keras'
-        """The features, of the same shape."""
+        """Return the features with stripes masked; unchanged if not training."""
         if not training:
             return features
         said: StripeSettings = self.settings
         length = tf.cast(length, tf.int32)
         steps, bands = tf.shape(features)[1], tf.shape(features)[2]
+        # float64: loaders compute the share in Python's floats, and float32 could round to another whole number.
         share = tf.cast(said.time_share * tf.cast(length, tf.float64), tf.int32)
         in_time = self._striped(said.time_stripes, tf.minimum(said.time_width, share), length, steps)
         widest = tf.fill(tf.shape(length), tf.minimum(said.band_width, bands))
@@ -56,7 +57,7 @@ class SpecAugment(TableLayer):
         return tf.where(wiped, _mean(features, own) if said.fill == "mean" else tf.zeros_like(features), features)
 
     def _striped(self, stripes: int, most: Any, size: Any, places: Any) -> Any:
-        """Which places of each row are in one of the stripes."""
+        """Return which places of each row lie in a stripe."""
         widths = self._drawn(stripes, most[:, tf.newaxis])
         starts = self._drawn(stripes, size[:, tf.newaxis] - widths)[..., tf.newaxis]
         place = tf.range(places)
@@ -70,7 +71,7 @@ class SpecAugment(TableLayer):
 
 
 def _mean(features: Any, own: Any) -> Any:
-    """The mean of each row's own steps, `[rows, 1, 1]`."""
+    """Return the mean of each row's own steps, `[rows, 1, 1]`."""
     bands = tf.cast(tf.shape(features)[2], features.dtype)
     steps = tf.reduce_sum(tf.cast(own, features.dtype), axis=(1, 2), keepdims=True)
     total = tf.reduce_sum(tf.where(own, features, tf.zeros_like(features)), axis=(1, 2), keepdims=True)

@@ -1,4 +1,4 @@
-"""What layers with the settings of a job file's table have in common.
+"""Base of layers that take the settings of a job file's table.
 
 Rules: unknown and impossible settings are refused as in job files; a saved model keeps them.
 """
@@ -15,15 +15,15 @@ __all__ = ["TableLayer"]
 
 
 class TableLayer(keras.layers.Layer):  # type: ignore[misc] # Keras has no types
-    """A layer without weights that takes the settings of a table of the job file."""
+    """Layer without weights that takes the settings of a table of the job file."""
 
     def __init__(self, settings: type, table: dict[str, Any], name: str | None, dtype: Any) -> None:
-        # Automatic casting would make half floats of sound before anything could be computed.
+        # Under mixed precision, Keras' automatic casting would turn sound into half floats before anything is computed.
         super().__init__(name=name, dtype=dtype, trainable=False, autocast=False)
         self._table = dict(table)
         self.settings: Any = read_table(settings, table, type(self).__name__)
 
     def get_config(self) -> dict[str, Any]:
-        """The configuration from which `from_config` makes an equal layer."""
+        """Return the configuration from which `from_config` makes an equal layer."""
         said = super().get_config()
         return {"name": said["name"], "dtype": said["dtype"], **self._table}

@@ -1,1 +1,1 @@
-"""The load test: many thin trainers in few processes, how long they waited for batches, and a report on it."""
+"""The load test: many thin trainers in few processes, their waits for batches, and a report on it."""

@@ -1,7 +1,7 @@
-"""Whether every batch was given out once: compares what trainers got with what the plan says they should get.
+"""Audit of delivery: compares the batches that trainers got with those that the plan gives them.
 
-Rules: pure; a lap is one pass through an epoch; the only claims of a trainer's that are believed are how many rounds of
-a lap it went, and whether the lap ended.
+Rules: pure; a lap is one pass through an epoch. A trainer's own word is taken only for the number of rounds of a lap,
+and for whether the lap ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Discrepancies", "Lap", "audited"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lap:
-    """What one rank got in one lap: the `numbers` of its batches that were not empty, in `rounds` rounds."""
+    """One rank's lap: the `numbers` of its batches that were not empty, in `rounds` rounds."""
 
     rank: int
     lap: int
@@ -34,14 +34,14 @@ class Lap:
 
 @dataclass(frozen=True, slots=True)
 class Discrepancies:
-    """How many batches nobody got, and how many were given out more often than the plan says."""
+    """Numbers of batches that nobody got, and that were delivered more often than the plan says."""
 
     lost: int
     repeated: int
 
 
 def audited(laps: Iterable[Lap], world: int) -> Discrepancies:
-    """Compare what all ranks of a world got, lap by lap, with the plan."""
+    """Return the discrepancies between the plan and the batches of all ranks of a world, lap by lap."""
     together: defaultdict[int, list[Lap]] = defaultdict(list)
     for lap in laps:
         together[lap.lap].append(lap)
@@ -55,7 +55,7 @@ def audited(laps: Iterable[Lap], world: int) -> Discrepancies:
 
 
 def _due(lap: Lap, world: int) -> list[int]:
-    """The batch numbers that the plan gives this rank in the rounds it went; all rounds, if the lap ended."""
+    """Return the batch numbers that the plan gives this rank in the rounds it went; in all rounds if the lap ended."""
     way = rounds(0, lap.batches, lap.group, world)
     places = (one.place(lap.rank) for one in (way if lap.ended else islice(way, lap.rounds)))
     return [place.number for place in places if not place.empty]

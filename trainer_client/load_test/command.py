@@ -1,7 +1,7 @@
 """The command `trainer-client load-test`: runs the test as often as asked, and reports the results.
 
 Rules: figures go to standard output, everything else to standard error; the exit code is 0 only if nothing was lost or
-repeated, no trainer failed, and every limit was kept; it tells a lost server from other failures.
+repeated, no trainer failed, and every limit was kept; it distinguishes a lost server from other failures.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Asked", "load_test"]
 
-#: With more threads than this, those of one Python process wait for each other more than for batches.
+#: With more threads than this, threads of one Python process wait for each other more than for batches.
 _TRAINERS_A_PROCESS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the command line says."""
+    """Options of the command line."""
 
     mode: str
     trainers: int
@@ -62,7 +62,7 @@ class Asked:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that affect the figures."""
+        """Return the settings that affect the figures."""
         own = {} if self.feed else {"workers": self.workers or os.cpu_count() or 1, "seed": self.seed}
         return {
             "trainers": self.trainers,
@@ -83,7 +83,7 @@ def _processes(trainers: int) -> int:
 
 
 def load_test(asked: Asked) -> int:
-    """Run the test; returns the exit code."""
+    """Run the test, print and write its report, and return the exit code."""
     if asked.report is not None:
         refuse_closed(asked.report, where="--report")
     old = read_report(asked.compare) if asked.compare is not None else None
@@ -100,7 +100,7 @@ def load_test(asked: Asked) -> int:
 
 
 def _document(asked: Asked, where: dict[str, Any]) -> dict[str, Any]:
-    """The document of the test: settings, machine, figures, runs."""
+    """Run all repeats and return the report's document: settings, machine, figures, runs."""
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     runs = [_run(asked, repeat) for repeat in range(asked.repeats)]
     figures = together([run["figures"] for run in runs])
@@ -120,7 +120,7 @@ def _document(asked: Asked, where: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(asked: Asked, repeat: int) -> dict[str, Any]:
-    """One repeat, with its own loaders unless running ones were named."""
+    """Run one repeat, with loaders of its own unless running ones were named, and return its figures."""
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
         progress = stack.enter_context(_progress_bar())
@@ -163,7 +163,7 @@ def _expected_steps(asked: Asked) -> float | None:
 
 
 def _progress_bar() -> Progress:
-    """A bar on standard error if that is a terminal, otherwise nothing."""
+    """Return a progress bar on standard error, which shows nothing unless that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)

@@ -1,6 +1,6 @@
-"""Runs a load test: starts crews, has all trainers begin at the same moment, and combines what they measured.
+"""Conductor of a load test: starts crews, has all trainers begin at the same moment, and combines their results.
 
-Rules: crews are new processes that are told what to do in JSON; the only place where we wait is `Interrupts.wait`, so
+Rules: crews are new processes that get their orders in JSON; the only place where we wait is `Interrupts.wait`, so
 Ctrl-C ends everything in good order at any moment.
 """
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = ["AttachError", "CrewError", "LoadPlan", "Measured", "conduct"]
 
-#: Time between the order to begin and the beginning, so that all crews have heard it.
+#: Time between the order to begin and the beginning, so that all crews have received it.
 _LEAD_S = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """How many trainers in how many processes, and what each does."""
+    """Plan of a load test: numbers of trainers and processes, and the run of each trainer."""
 
     trainers: int
     processes: int
@@ -43,7 +43,7 @@ class LoadPlan:
 
 
 class AttachError(StokerError):
-    """Some trainers could not attach: there is nothing to measure. The exit code is that of the first one's error."""
+    """Some trainers could not attach, so there is nothing to measure; the exit code is that of the first error."""
 
     def __init__(self, *, exit_code: int, expected: str, got: str, where: str, remedy: str) -> None:
         super().__init__(expected=expected, got=got, where=where, remedy=remedy)
@@ -56,7 +56,7 @@ class CrewError(StokerError):
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
-    """What all trainers together measured."""
+    """Measurements of all trainers together."""
 
     steps: int = 0
     rows: int = 0
@@ -66,7 +66,7 @@ class Measured:
     loader_cpu_s: float | None = None
     audit: Discrepancies | None = None
     errors: list[str] = field(default_factory=list)
-    #: What a command that these errors stop ends with.
+    #: Exit codes that belong to the errors.
     exit_codes: list[int] = field(default_factory=list)
     waits: Histogram = field(default_factory=Histogram)
     by_second: dict[int, Histogram] = field(default_factory=dict)
@@ -77,12 +77,12 @@ class Measured:
 
     @property
     def utilisation(self) -> float | None:
-        """Compute time over total time of all accelerators together."""
+        """Return compute time over total time of all trainers together, or None if nothing was computed."""
         return self.compute_s / self.total_s if self.compute_s else None
 
 
 class _Process:
-    """One crew as the conductor sees it."""
+    """One crew's process, as the conductor sees it."""
 
     def __init__(self, plan: LoadPlan, ranks: Sequence[int]) -> None:
         self.ranks = ranks
@@ -97,12 +97,12 @@ class _Process:
 
     @property
     def file(self) -> int:
-        """The file descriptor that it writes to."""
+        """Return the file descriptor of its output."""
         assert self.process.stdout is not None
         return self.process.stdout.fileno()
 
     def tell(self, **line: object) -> None:
-        """Send it a message."""
+        """Send it a message; raise CrewError if it has ended."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write((json.dumps(line) + "\n").encode())
@@ -111,7 +111,7 @@ class _Process:
             raise self._make_end_error() from None
 
     def hear(self) -> None:
-        """Read what it has sent."""
+        """Read its messages; raise CrewError if it ended without a result."""
         more = os.read(self.file, 2**20)
         if not more and self.result is None:
             raise self._make_end_error()
@@ -132,7 +132,7 @@ class _Process:
         )
 
     def close(self) -> None:
-        """End it: it exits when its input ends."""
+        """End the process, which exits when its input ends; kill it after 5 s."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
@@ -148,11 +148,11 @@ class _Process:
 def conduct(
     plan: LoadPlan, interrupts: Interrupts, loader_cpu_s: Callable[[], float] | None, on_progress: Callable[[int], None]
 ) -> Measured:
-    """Run the test once."""
+    """Run the test once and return the measurements; raise AttachError if a trainer cannot attach."""
     crews: list[_Process] = []
     try:
         for share in _shares(plan.trainers, plan.processes):
-            crews.append(_Process(plan, share))  # noqa: PERF401 - one at a time, so that none is forgotten
+            crews.append(_Process(plan, share))  # noqa: PERF401 - one at a time, so that `finally` closes those that were started
         _listen(crews, interrupts, lambda crew: crew.ready, on_progress)
         _refuse_if_some_failed(crews, plan)
         began_s = time.monotonic() + _LEAD_S
@@ -171,7 +171,7 @@ def conduct(
 
 
 def _shares(trainers: int, processes: int) -> list[range]:
-    """Ranks in order, divided as evenly as possible."""
+    """Return consecutive ranks for each process, divided as evenly as possible."""
     return [range(trainers * share // processes, trainers * (share + 1) // processes) for share in range(processes)]
 
 
@@ -181,6 +181,7 @@ def _listen(
     is_done: Callable[[_Process], bool],
     on_progress: Callable[[int], None],
 ) -> None:
+    """Read messages of the crews until each is done; raise CrewError if one ends early."""
     while waiting := {crew.file: crew for crew in crews if not is_done(crew)}:
         for file in interrupts.wait(list(waiting), None):
             waiting[file].hear()
@@ -188,6 +189,7 @@ def _listen(
 
 
 def _refuse_if_some_failed(crews: list[_Process], plan: LoadPlan) -> None:
+    """Raise AttachError if any trainer could not attach."""
     failed = [one for crew in crews for one in crew.failed]
     if failed:
         first, exit_code = failed[0]
@@ -206,6 +208,7 @@ def _own_cpu_s() -> float:
 
 
 def _together(crews: list[_Process], plan: LoadPlan) -> Measured:
+    """Return the combined measurements of all crews, with the audit."""
     measured, laps = Measured(), list[Lap]()
     for crew in crews:
         assert crew.result is not None
@@ -222,6 +225,7 @@ def _together(crews: list[_Process], plan: LoadPlan) -> Measured:
 
 
 def _add(measured: Measured, trainer: dict[str, Any]) -> None:
+    """Add one trainer's counts and error."""
     measured.steps += trainer["steps"]
     measured.rows += trainer["rows"]
     measured.nbytes += trainer["nbytes"]

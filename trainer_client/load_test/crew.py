@@ -30,22 +30,22 @@ __all__ = ["main"]
 
 _TELL_EVERY_S = 0.5
 
-#: How many trainers attach at a time: a coordinator has one thread, and a hundred would only wait for each other.
+#: Trainers that attach at a time: a coordinator has one thread, and a hundred would only wait for each other.
 _ATTACHING = 16
 
-#: A batch that is this late is an error, not just a wait.
+#: A batch that comes this long after the end of the run counts as an error, not as a wait.
 _LATE_S = 10.0
 
-#: How long trainers that were told to stop may take to leave; one that sleeps through a step is not waited for.
+#: How long stopped trainers together may take to leave the job; those that still sleep through a step are cut off.
 _LEAVING_S = 1.0
 
 
 class _Ended(Exception):  # how a crew's day ends early
-    """The conductor closed our input: stop."""
+    """End of our input: the conductor closed it, so the crew stops early."""
 
 
 class _Crew:
-    """The trainers of this process."""
+    """Trainers of this process."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         self._run = ThinRun(**order["run"])
@@ -53,7 +53,7 @@ class _Crew:
         self._trainers = [ThinTrainer(self._run, rank, self._ready) for rank in order["ranks"]]
 
     def attach(self) -> None:
-        """Start all trainers; when this returns, each has attached or failed."""
+        """Start all trainers, and return once each has attached or failed."""
         started = 0
         for done in range(len(self._trainers)):
             while started < min(len(self._trainers), done + _ATTACHING):
@@ -63,11 +63,11 @@ class _Crew:
                 _hear(0)
 
     def failed(self) -> list[tuple[str, int]]:
-        """What kept trainers from attaching, with exit codes."""
+        """Return the errors that kept trainers from attaching, with exit codes."""
         return [(trainer.error, trainer.exit_code) for trainer in self._trainers if trainer.error]
 
     def train(self) -> None:
-        """Train from the moment that the conductor names until the last trainer is done."""
+        """Train from the moment that the conductor names, report progress, and report the result at the end."""
         at_s = float(_hear(None)["begin_s"])
         for trainer in self._trainers:
             trainer.begin(at_s)
@@ -81,7 +81,7 @@ class _Crew:
         _say(result=self._result(_cpu_s() - began_cpu_s, time.monotonic() - at_s))
 
     def _join(self, at_s: float) -> None:
-        """Time is up: wait for the current step and for late batches, but not for a trainer that gets none."""
+        """Wait for all trainers' current step and late batches, and fail those that still wait for a batch."""
         until_s = at_s + self._run.seconds + 2 * self._run.step_s + _LATE_S
         for trainer in self._trainers:
             trainer.join(max(0.0, until_s - time.monotonic()))
@@ -91,6 +91,7 @@ class _Crew:
                 trainer.stop()
 
     def _result(self, cpu_s: float, wall_s: float) -> dict[str, Any]:
+        """Return the combined counts of this process's trainers, as plain values."""
         waits, seconds = Histogram(), dict[int, Histogram]()
         for trainer in self._trainers:
             waits.merge(trainer.tally.waits)
@@ -105,7 +106,7 @@ class _Crew:
         }
 
     def stop(self) -> None:
-        """Stop all trainers without waiting long."""
+        """Stop all trainers, waiting for them only briefly."""
         for trainer in self._trainers:
             trainer.stop()
         until_s = time.monotonic() + _LEAVING_S
@@ -120,13 +121,13 @@ def _cpu_s() -> float:
 
 
 def _say(**line: object) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the conductor is gone; the end of our input says so too
+    with contextlib.suppress(BrokenPipeError):  # the conductor is gone: our input has ended as well
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
 
 
 def _hear(timeout_s: float | None) -> dict[str, Any]:
-    """The conductor's next message; empty if none comes in time."""
+    """Return the conductor's next message, or nothing if none comes in time; raise _Ended when the input ends."""
     if not select.select([0], [], [], timeout_s)[0]:
         return {}
     line = sys.stdin.readline()
@@ -137,7 +138,7 @@ def _hear(timeout_s: float | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the crew; the process ends here."""
+    """Run the crew, and end the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     allow_many_files()
     start_logging(level="warning")
@@ -150,7 +151,7 @@ def main() -> None:
     except _Ended:
         if crew is not None:
             crew.stop()
-    os._exit(0)  # threads that sleep through a simulated step are not waited for
+    os._exit(0)  # a usual exit would wait for threads that sleep through a simulated step
 
 
 if __name__ == "__main__":

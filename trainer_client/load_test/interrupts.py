@@ -26,7 +26,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Holds back both signals while the block lasts; for the main thread."""
+    """Context that holds back both signals while the block lasts; for the main thread."""
 
     def __enter__(self) -> Self:
         self._receiving, self._sending = socket.socketpair()
@@ -41,7 +41,10 @@ class Interrupts:
             self._sending.send(b"!")
 
     def wait(self, files: Sequence[int], timeout_s: float | None) -> list[int]:
-        """Wait for files that can be read; KeyboardInterrupt as soon as a signal comes, or if one came before."""
+        """Return the readable files once there are any, or after the timeout.
+
+        Raise KeyboardInterrupt (or Terminated) as soon as a signal comes, or if one came before.
+        """
         ours = self._receiving.fileno()
         ready, _, _ = select.select([*files, ours], [], [], timeout_s)
         if self._came is not None:

@@ -1,4 +1,4 @@
-"""A load test's own loaders: `loader-server run` on a synthetic job in a temporary folder.
+"""Loaders of the load test itself: `loader-server run` on a synthetic job in a temporary folder.
 
 Rules: the loaders are another program, started by its command and known by what it prints; none of their code is
 imported here. Folder and processes are gone when this is closed.
@@ -54,7 +54,7 @@ class JobError(StokerError):
 
 
 class OwnJob:
-    """Runs until `close`; `endpoint` is where trainers connect to."""
+    """Running job, until `close`; trainers connect to `endpoint`."""
 
     def __init__(self, *, seed: int, workers: int, interrupts: Interrupts) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="stoker-load-test-"))
@@ -64,7 +64,7 @@ class OwnJob:
             path.write_text(_JOB.format(seed=seed), "utf-8")
             command = [sys.executable, "-m", "loader_server", "run", str(path), "--workers", str(workers)]
             with (self.folder / "loaders.log").open("wb") as log:
-                # In a session of its own, so that we decide what Ctrl-C does to it.
+                # In a session of its own: a terminal's Ctrl-C would otherwise end the loaders before `close` does.
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
                 )
@@ -74,7 +74,7 @@ class OwnJob:
             raise
 
     def _wait_until_served(self, interrupts: Interrupts) -> str:
-        """Wait until the loaders print their endpoint."""
+        """Return the endpoint that the loaders print; raise JobError if they end first, or take too long."""
         assert self._process is not None
         assert self._process.stdout is not None
         pipe, heard, until_s = self._process.stdout.fileno(), b"", time.monotonic() + _READY_TIMEOUT_S
@@ -99,7 +99,7 @@ class OwnJob:
         return " / ".join(lines[-3:])
 
     def cpu_s(self) -> float:
-        """The processor time of all its processes so far."""
+        """Return the processor time of all its processes so far."""
         assert self._process is not None
         return sum(_cpu_s(pid) for pid in (self._process.pid, *_children(self._process.pid)))
 
@@ -126,6 +126,7 @@ class OwnJob:
 
 
 def _children(pid: int) -> list[int]:
+    """Return the ids of a process's children and their children; none if it has ended."""
     try:
         found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()]
     except OSError:
@@ -134,6 +135,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _cpu_s(pid: int) -> float:
+    """Return the processor time of a process; 0 if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
     except OSError:

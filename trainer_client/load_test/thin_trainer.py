@@ -1,4 +1,4 @@
-"""One thin trainer: a thread that reads batches, and sleeps where a real one would compute.
+"""Thin trainer: a thread that reads batches, and sleeps where a real trainer would compute.
 
 Rules: the first step is not counted, because connections and batches are still being made; a step counts as its nominal
 time, so that waking up late lowers utilisation; all other time is waiting or our own cost, and both count.
@@ -27,7 +27,7 @@ __all__ = ["ThinRun", "ThinTrainer"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinRun:
-    """What one trainer is to do; `step_s` 0 means as fast as possible."""
+    """Settings of one trainer's run; `step_s` 0 means as fast as possible."""
 
     endpoint: str
     stream: str
@@ -42,7 +42,7 @@ class ThinRun:
 
 @dataclass(slots=True)
 class _Tally:
-    """What one trainer counts."""
+    """Counts of one trainer."""
 
     steps: int = 0
     rows: int = 0
@@ -54,7 +54,10 @@ class _Tally:
 
 
 class ThinTrainer(threading.Thread):
-    """Attaches when it is started; trains from the moment given to `begin`, for `seconds` or until `stop`."""
+    """Trainer that attaches when it is started, and trains from the moment given to `begin`.
+
+    It ends after `seconds`, or at `stop`.
+    """
 
     def __init__(self, run: ThinRun, rank: int, on_ready: threading.Semaphore) -> None:
         super().__init__(name=f"trainer-{rank}", daemon=True)
@@ -62,7 +65,7 @@ class ThinTrainer(threading.Thread):
         self.tally = _Tally()
         self.laps: list[Lap] = []
         self.error = ""
-        #: What a command that this error stops ends with.
+        #: Exit code that belongs to the error.
         self.exit_code = 1
         self._run = run
         self._on_ready = on_ready
@@ -85,7 +88,7 @@ class ThinTrainer(threading.Thread):
             self._feed.interrupt(KeyboardInterrupt())
 
     def run(self) -> None:
-        """The thread."""
+        """Attach and train, in the thread; keep an error as text and exit code."""
         try:
             self._feed = self._connect()
             self._on_ready.release()
@@ -121,7 +124,8 @@ class ThinTrainer(threading.Thread):
     def _lap(self, feed: Feed) -> None:
         """Read an epoch to its end, or until time is up, and note which batches came."""
         group, left = int(feed.state()["group"]), feed.rounds_left()
-        batches = left // -(-group // self._run.world) * group  # an epoch is whole groups
+        # The lap begins at the start of an epoch, and an epoch is whole groups: rounds over the rounds of a group.
+        batches = left // -(-group // self._run.world) * group
         numbers: list[int] = []
         rounds, ended = 0, False
         with feed.open() as reading:
@@ -148,6 +152,7 @@ class ThinTrainer(threading.Thread):
         )
 
     def _next(self, reading: Reading) -> Batch | None:
+        """Return the next batch, or None at the end, and record how long it took to come."""
         began_s = time.perf_counter()
         batch = next(reading, None)
         waited_us = int(1e6 * (time.perf_counter() - began_s))
@@ -172,7 +177,7 @@ class ThinTrainer(threading.Thread):
             self._first_end_s = now_s
 
     def result(self) -> dict[str, Any]:
-        """Its counts, as plain values."""
+        """Return its counts as plain values."""
         tally = self.tally
         return {
             "rank": self.rank,

@@ -1,1 +1,1 @@
-"""The TensorFlow adapter: datasets over feeds, and what it takes to share a process with TensorFlow."""
+"""TensorFlow adapter: datasets over feeds, and what it takes to share a process with TensorFlow."""

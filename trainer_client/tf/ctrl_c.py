@@ -1,4 +1,4 @@
-"""Ctrl-C while TensorFlow waits for a batch: without help it is noticed only once a batch arrives.
+"""Ctrl-C while TensorFlow waits for a batch: without help it would be handled only once a batch arrives.
 
 While the main thread is inside TensorFlow it runs no Python, and so no signal handler. Python still writes the signal's
 number to a file descriptor at once; a thread of ours reads it there and stops the feeds, whose passes then raise and
@@ -7,15 +7,16 @@ the main thread reads, TensorFlow would turn it into an unknown error, and in th
 a RuntimeError. So our handler does what Python's own does, but only once the main thread is out of such code.
 
 A Ctrl-C is pending from the moment it is heard until its KeyboardInterrupt is raised: a pass that TensorFlow opens
-meanwhile must not take it for dealt with, and raises it as well. A KeyboardInterrupt that Python drops, because it was
-raised in a weak reference's callback (there are many while TensorFlow traces), is pending again, and raised behind it.
+meanwhile must not treat it as handled, and raises it as well. A KeyboardInterrupt that Python drops, because it was
+raised in a weak reference's callback (there are many while TensorFlow traces), becomes pending again, and is raised
+after that callback.
 
 A user's own handler runs in the main thread if that thread reads batches itself. Python misses a signal that arrives
-just as it begins to wait, so each signal wakes whoever is waiting.
+just as it begins to wait, so each signal wakes all waiting readers.
 
 Rules: only feeds that the main thread began to watch are stopped, and only if SIGINT has Python's handler or ours (a
-program that installs another decides alone); SIGTERM counts where a command of ours has it do the same. The
-descriptor's bytes are passed on to its previous owner. Whatever was replaced is put back when the last feed is closed.
+program that installs another decides alone); SIGTERM counts where a command of ours makes it act the same. The
+descriptor's bytes are passed on to its previous owner. Whatever was replaced is restored when the last feed is closed.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ _CALLED = {"__init__": ("errors_impl.py", "eager/core.py"), "__call__": ("ops/sc
 
 
 class Interruptible(Protocol):
-    """What can be stopped: the session of a feed."""
+    """Reader that can be stopped: the session of a feed."""
 
     def interrupt(self, error: BaseException, /) -> None:
         """Make blocked and later reads raise this."""
 
     def nudge(self) -> None:
-        """Wake whoever is waiting: a signal that arrives just as Python begins to wait does not."""
+        """Wake waiting readers: a signal that arrives just as Python begins to wait does not."""
 
 
 class _Watcher:
-    """Owns what was replaced until `restore`; it begins and ends in the main thread."""
+    """Owner of what was replaced, until `restore`; it begins and ends in the main thread."""
 
     def __init__(self, feeds: Iterable[Interruptible]) -> None:
         self.pending = False
@@ -70,15 +71,16 @@ class _Watcher:
         self._thread.start()
 
     def restore(self) -> None:
-        """Put everything back, unless somebody replaced it meanwhile."""
+        """Restore what was replaced, unless somebody else replaced it meanwhile."""
         if signal.getsignal(signal.SIGINT) is _raise_once_outside:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if sys.unraisablehook == self._on_dropped:
             sys.unraisablehook = self._previous_hook
+        # If somebody replaced our descriptor meanwhile, theirs goes back in place.
         found = signal.set_wakeup_fd(self._previous)
         if found != self._write.fileno():
             signal.set_wakeup_fd(found)
-        self._write.close()
+        self._write.close()  # the thread reads an end of file, and ends
         self._thread.join()
         self._read.close()
 
@@ -87,15 +89,17 @@ class _Watcher:
             self.hear()
 
     def hear(self) -> None:
-        """Act on the signals that came; the main thread may be faster than ours."""
-        with self._hearing:  # what was heard is known to be pending before another thread finds nothing left to hear
+        """Act on the signals that came; called by our thread, and by the main thread, which may be faster."""
+        # Reading the number and setting `pending` are one step: a thread that finds nothing left to read must already
+        # see it as pending.
+        with self._hearing:
             try:
                 numbers = self._read.recv(64, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
             interrupted = _interrupts(numbers) and _decides(signal.getsignal(signal.SIGINT))
             self.pending |= interrupted and signal.getsignal(signal.SIGINT) is _raise_once_outside
-        if self._previous != -1:
+        if self._previous != -1:  # another descriptor was set before ours, such as asyncio's: it gets the bytes as well
             with suppress(OSError):
                 os.write(self._previous, numbers)
         if interrupted and not _is_held(numbers):
@@ -108,7 +112,10 @@ class _Watcher:
             feed.interrupt(KeyboardInterrupt())
 
     def _on_dropped(self, unraisable: sys.UnraisableHookArgs) -> None:
-        """Python cannot raise this, because it happened in a callback whose caller handles no exceptions."""
+        """Make a dropped KeyboardInterrupt of the main thread pending again, and pass on any other exception.
+
+        Python cannot raise it itself, because it happened in a callback whose caller handles no exceptions.
+        """
         in_main_thread = threading.current_thread() is threading.main_thread()
         if in_main_thread and issubclass(unraisable.exc_type, KeyboardInterrupt):
             self.pending = True
@@ -124,11 +131,12 @@ def _interrupts(numbers: bytes) -> bool:
 
 
 def _decides(handler: object) -> bool:
-    """Whether SIGINT has Python's handler or ours: a program that installs another decides alone."""
+    """Return whether SIGINT has Python's handler or ours: a program that installs another decides alone."""
     return handler in (signal.default_int_handler, _raise_once_outside, _note)
 
 
 def _raise_once_outside(_number: int, frame: FrameType | None) -> None:
+    """Handle SIGINT: raise KeyboardInterrupt here, or as soon as the main thread leaves code that would lose it."""
     for watcher in _watchers:
         watcher.hear()
     outside = _outside(frame)
@@ -138,14 +146,18 @@ def _raise_once_outside(_number: int, frame: FrameType | None) -> None:
 
 
 def _interruption() -> KeyboardInterrupt:
-    """The exception that a pending Ctrl-C becomes."""
+    """Return the exception for a pending Ctrl-C, which is pending no longer."""
     for watcher in _watchers:
         watcher.pending = False
     return KeyboardInterrupt()
 
 
 def _outside(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame whose exceptions are not lost; in finalisers, and where TensorFlow calls Python, they are."""
+    """Return the innermost frame whose exceptions are not lost.
+
+    They are lost in finalisers and where TensorFlow calls Python, so the result is the caller of the outermost such
+    frame.
+    """
     outside = frame
     while frame is not None:
         name, path = frame.f_code.co_name, frame.f_code.co_filename
@@ -156,7 +168,10 @@ def _outside(frame: FrameType | None) -> FrameType | None:
 
 
 def _raise_on_return_to(frame: FrameType) -> None:
-    """Only a trace function is called as soon as a frame resumes, be it after a return or after an exception."""
+    """Raise the pending Ctrl-C as soon as a frame resumes.
+
+    Only a trace function is called then, be it after a return or after an exception.
+    """
     previous = sys.gettrace()
 
     def trace(*_event: object) -> None:
@@ -169,12 +184,12 @@ def _raise_on_return_to(frame: FrameType) -> None:
 
 
 class Interruption:
-    """Whether somebody asked to stop; with `reads_on`, feeds are stopped by a second signal only."""
+    """Whether somebody asked to stop; with `reads_on`, only a second signal stops feeds."""
 
     def __init__(self, *, reads_on: bool = False) -> None:
         self.is_asked = False
         self.reads_on = reads_on
-        #: How often each signal came.
+        #: Number of times that each signal came.
         self.heard: Counter[int] = Counter()
 
 
@@ -183,9 +198,11 @@ _deferring: list[Interruption] = []
 
 @contextmanager
 def deferred(*, reads_on: bool = False) -> Iterator[Interruption]:
-    """While the block lasts, a first Ctrl-C raises KeyboardInterrupt only where a feed is read, or where the block asks
-    what is yielded: so it can leave nothing half done. A second one is raised wherever it is. With `reads_on`, feeds
-    are read on after the first.
+    """Defer a first Ctrl-C in the block, so that it can leave nothing half done; yield the Interruption to ask.
+
+    A first Ctrl-C raises KeyboardInterrupt only where a feed is read; the block may also ask the Interruption. A second
+    one is raised wherever the main thread is. With `reads_on`, feeds are read on after the first. Outside the main
+    thread, and where a program handles SIGINT itself, nothing is deferred.
     """
     interruption, before = Interruption(reads_on=reads_on), signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not _decides(before):
@@ -201,14 +218,16 @@ def deferred(*, reads_on: bool = False) -> Iterator[Interruption]:
 
 
 def _is_held(numbers: bytes) -> bool:
-    """Whether feeds are read on in spite of these signals, because they are the first."""
+    """Return whether feeds are read on in spite of these signals, because they are the first."""
     holding = [one for one in _deferring if one.reads_on]
     for one in holding:
         one.heard.update(number for number in numbers if _interrupts(bytes([number])))
-    return any(max(one.heard.values()) == 1 for one in holding)  # a SIGTERM raises a SIGINT
+    # Counted by signal: a SIGTERM raises a SIGINT, which is no second request.
+    return any(max(one.heard.values()) == 1 for one in holding)
 
 
 def _note(number: int, frame: FrameType | None) -> None:
+    """Handle SIGINT inside `deferred`: note a first one, raise at a second."""
     if any(one.is_asked for one in _deferring):
         _raise_once_outside(number, frame)
     for one in _deferring:
@@ -218,12 +237,12 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 def is_pending() -> bool:
-    """Whether a Ctrl-C was heard whose KeyboardInterrupt is still to be raised in the main thread."""
+    """Return whether a Ctrl-C was heard whose KeyboardInterrupt is still to be raised in the main thread."""
     return any(watcher.pending for watcher in _watchers)
 
 
 def raise_pending() -> None:
-    """Let a pending Ctrl-C be raised here: entering a function is enough."""
+    """Let a pending Ctrl-C be raised here: entering a function is enough for Python to run signal handlers."""
 
 
 _feeds: weakref.WeakSet[Interruptible] = weakref.WeakSet()
@@ -231,7 +250,7 @@ _watchers: list[_Watcher] = []
 
 
 def watch(feed: Interruptible) -> None:
-    """Stop this feed on Ctrl-C; outside the main thread nothing can be done, so nothing happens."""
+    """Stop this feed on Ctrl-C; does nothing outside the main thread, where signals cannot be watched."""
     if threading.current_thread() is not threading.main_thread():
         return
     _feeds.add(feed)
@@ -240,7 +259,7 @@ def watch(feed: Interruptible) -> None:
 
 
 def forget(feed: Interruptible) -> None:
-    """The feed is closed; with the last one, descriptor and handler go back to their previous owners."""
+    """Stop watching a closed feed; with the last one, descriptor and handlers go back to their previous owners."""
     _feeds.discard(feed)
     if not _feeds and _watchers and threading.current_thread() is threading.main_thread():
         _watchers.pop().restore()

@@ -1,18 +1,18 @@
-"""A feed as a `tf.data.Dataset`: what `feed.dataset(...)` and `feed.distributed(...)` return.
+"""Feeds as `tf.data.Dataset`s: the implementation of `feed.dataset(...)` and `feed.distributed(...)`.
 
 Rules it keeps:
 - A batch enters TensorFlow without a copy: arrays are handed on as they are. Slots that TensorFlow has finished with
-  but still references come back through `flush_references`, so that nobody waits in vain for a free one.
-- In queue mode a batch is done once the one after it is asked for, at this end of what TensorFlow reads ahead.
+  but still references come back through `flush_references`, so that no reader waits in vain for a free slot.
+- In queue mode a batch is done once the consumer asks for the next one, after all of TensorFlow's prefetching.
 - In lockstep, reading does not move the cursor. A pass over the feed's own dataset that was consumed to its end counts
   as trained on, if nobody counted meanwhile: at once if the consumer is Python, else when the dataset is next iterated.
-  What was read ahead does not count, nor does reading what is derived from the dataset (`take`, `map`, or `adapt`).
+  Prefetched elements do not count, nor does reading a derived dataset (`take`, `map`, or `adapt`).
 - An element is fetched by the thread that asks for it, unless TensorFlow has work to do on it or our training loop
   asks: each additional thread costs as much as a small batch, and batches that are ready wait in the feed's slots
   anyway. For the demo's model another thread halves the wait for data at no measurable CPU cost. Several devices are
   fed by one thread of ours: TensorFlow's own way has one for each and takes half as much CPU again.
 
-It must not know sockets, slots or plans: it sees a session only.
+It must not know sockets, slots or plans: it only sees a session.
 """
 
 from __future__ import annotations
@@ -54,17 +54,18 @@ if TYPE_CHECKING:
 
 __all__ = ["FeedDataset", "copies_batches", "distributed", "flush_references", "make", "ranks_of", "warm_up"]
 
-#: Elements that are prepared during a step: one hides the work on the next, one evens out different shapes.
+#: Elements prepared during a step: one hides the work on the next, one evens out different shapes.
 PREFETCH = 2
 FLUSH_TIMEOUT_S = 0.1
-_LOOKS = 2  # one full pass may be an `adapt`, but a second may be training; after a third it is late to warn
+_LOOKS = 2  # a first full pass may be an `adapt`, but a second may be training; a third would be late to warn
 
 
 def make(
     session: FeedSession, structure: ElementStructure, *, in_rounds: bool = False, ahead: bool = False
 ) -> FeedDataset:
-    """The feed's dataset for one device; or, for a consumer that takes whole rounds, for the devices that it has. With
-    `ahead`, a thread fetches elements while a step computes.
+    """Return the feed's dataset for one device, or `in_rounds` for a consumer that takes whole rounds for its devices.
+
+    With `ahead`, a thread fetches elements while a step computes.
     """
     if session.replicas > 1 and not in_rounds:
         _warn(
@@ -85,7 +86,10 @@ def make(
 def distributed(
     session: FeedSession, strategy: tf.distribute.Strategy, structure: ElementStructure
 ) -> tf.distribute.DistributedDataset:
-    """The per-replica dataset of a feed connected with this strategy: replica r gets the r-th batch of each round."""
+    """Return the per-replica dataset of a feed connected with this strategy.
+
+    Replica r gets the r-th batch of each round. Raise SettingsError if the strategy's replicas are not the feed's.
+    """
     replicas = ranks_of(strategy).replicas
     if replicas != session.replicas:
         raise SettingsError(
@@ -99,7 +103,8 @@ def distributed(
     source = _pipeline(Openings(session, structure, _FromAfar(counting))).prefetch(PREFETCH)
     source.cardinality = lambda: tf.constant(
         session.cursor.most_rounds(), tf.int64
-    )  # Keras takes it for steps, which are rounds
+    )  # Keras reads it as the number of steps, and steps are rounds
+    # A strategy may return an object of another class, whose iteration cannot be observed this way.
     data = strategy.distribute_datasets_from_function(lambda _context: source)
     if type(data) is DistributedDatasetsFromFunction:
         data.__class__ = _DistributedFeedDataset
@@ -109,7 +114,10 @@ def distributed(
 
 @functools.cache
 def copies_batches() -> bool:
-    """Whether this TensorFlow copies what a generator yields: 2.18 does, 2.21 takes aligned arrays as they are."""
+    """Return whether this TensorFlow copies what a generator yields.
+
+    2.18 does, 2.21 takes aligned arrays as they are.
+    """
     raw = np.zeros(4096 + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     array = raw[start : start + 4096]
@@ -122,7 +130,8 @@ def copies_batches() -> bool:
 
 
 def _prepare(session: FeedSession) -> None:
-    copies_batches()  # at the start, so that the log has it
+    """Prepare the session and this process for TensorFlow: flushing, Ctrl-C, and Keras' warnings switched off."""
+    copies_batches()  # at the start, because it logs what it finds
     session.serve_framework(let_go=flush_references, on_close=ctrl_c.forget)
     ctrl_c.watch(session)
     # Keras warns that it stops at an epoch shorter than the longest, although it goes on with the next one; and that a
@@ -132,6 +141,7 @@ def _prepare(session: FeedSession) -> None:
 
 
 def _pipeline(openings: Openings) -> tf.data.Dataset:
+    """Return the dataset that reads these openings' elements, with the user's `map` applied."""
     dtypes = {field.key: field.dtype for field in openings.session.fields}
     shapes = {key: openings.stacks.shape_of(shape) for key, shape in shapes_of(openings.session).items()}
     specs = {key: tf.TensorSpec(shape, dtypes[key]) for key, shape in shapes.items()}
@@ -142,7 +152,10 @@ def _pipeline(openings: Openings) -> tf.data.Dataset:
 
 
 def _ahead(data: tf.data.Dataset, structure: ElementStructure, device: str | None, *, always: bool) -> tf.data.Dataset:
-    """Prefetch only what TensorFlow has to work on, if not always; everything else waits ready in the feed's slots."""
+    """Prefetch to an accelerator, or if TensorFlow has work to do on elements, or `always`.
+
+    Other elements wait ready in the feed's slots, so prefetching them would only cost a thread.
+    """
     if device is not None:
         return data.apply(tf.data.experimental.prefetch_to_device(device, PREFETCH))
     if always or structure.map is not None or copies_batches():
@@ -155,29 +168,29 @@ def _accelerator() -> str | None:
     return gpus[0].name if gpus else None
 
 
-# --- counting passes that nobody else counts ---
+# --- counting passes as trained on, where the user does not ---
 
 
 class _Counting:
-    """Finds out whether the last pass over a feed's own dataset was consumed to its end."""
+    """Observer that finds out whether the last pass over a feed's own dataset was consumed to its end."""
 
     def __init__(self, session: FeedSession) -> None:
         self.session = session
-        #: What stopped the last pass.
+        #: The error that stopped the last pass.
         self.error: BaseException | None = None
         self._iterator: Any = None
         self._batches: BatchIterator | None = None
 
     def on_began(self, iterator: Any) -> None:
-        """The dataset is iterated again; the iterator reads nothing until it is asked."""
+        """Note that the dataset is iterated again; the iterator reads nothing until it is asked."""
         self._iterator, self._batches, self.error = iterator, None, None
 
     def on_staged(self) -> None:
-        """The iterator may come to its end before its consumer does, who is Python and tells."""
+        """Forget the iterator: with staging it may end before its consumer, which is Python and reports its end."""
         self._iterator = None
 
     def on_opened(self, batches: BatchIterator) -> None:
-        """The iterator was asked for the first time."""
+        """Note that the iterator was asked for its first element."""
         self._batches = batches
 
     def on_stopped(self, error: BaseException) -> None:
@@ -185,13 +198,17 @@ class _Counting:
         self.error = error
 
     def on_ended(self) -> None:
-        """Its consumer has seen the end."""
+        """Count the pass as trained on, because its consumer has seen the end."""
         batches, self._batches = self._batches, None
         if batches is not None and (self.session.in_queue or not self.session.evaluation):
             self.session.count_to_end(batches)
 
     def settle(self) -> None:
-        """Ask whether a consumer inside a graph, which cannot be observed, left anything, once it can want no more."""
+        """Count the last pass if a consumer inside a graph, which cannot be observed, has read it to its end.
+
+        It asks the iterator for an element, so call it only when the old consumer wants no more. An error of the
+        session, queue mode and evaluation leave nothing to count.
+        """
         session = self.session
         if session.evaluation or session.in_queue or session.error is not None:
             return
@@ -202,47 +219,52 @@ class _Counting:
 
 
 class _FromAfar:
-    """Tells a `_Counting` of passes for as long as anybody has it. TensorFlow keeps a pass while there is its iterator,
-    which the counting has: so if a pass had the counting, none of them, nor their feed, would ever end.
+    """Weak link from passes to their `_Counting`.
+
+    TensorFlow keeps a pass as long as its iterator exists, and the counting holds the iterator: if passes held the
+    counting, none of them, nor their feed, would ever be freed.
     """
 
     def __init__(self, counting: _Counting) -> None:
         self._held = weakref.ref(counting)
 
     def on_opening(self) -> None:
-        """It may begin."""
+        """Let every pass begin."""
 
     def on_opened(self, batches: BatchIterator) -> None:
-        """Pass it on."""
+        """Tell the counting, if it still exists."""
         if (counting := self._held()) is not None:
             counting.on_opened(batches)
 
     def on_read_to_end(self, batches: BatchIterator) -> None:
-        """Nothing to count: what was read may still be on its way to the consumer."""
+        """Count nothing: batches that were read may still be on their way to the consumer."""
 
     def on_stopped(self, error: BaseException) -> None:
-        """Pass it on."""
+        """Tell the counting, if it still exists."""
         if (counting := self._held()) is not None:
             counting.on_stopped(error)
 
 
 class _Derived:
-    """Notices training on what is derived from a feed's dataset: nothing counts it, so each epoch is the same."""
+    """Witness of passes over derived datasets, which warns of training on one.
+
+    Nothing counts such a pass, so each epoch is the same.
+    """
 
     def __init__(self, session: FeedSession) -> None:
         self._session = session
         self._starts: list[Any] = []
 
     def on_opening(self) -> None:
-        """Where somebody has to say what is done, it is not begun."""
+        """Raise SettingsError in queue mode, where somebody has to report which batches are done."""
         if self._session.in_queue:
             raise refuse_uncounted()
 
     def on_opened(self, batches: BatchIterator) -> None:
-        """Opening alone is not counted."""
+        """Ignore it: opening alone is no training."""
 
     def on_stopped(self, error: BaseException) -> None:
-        """Whoever derived the dataset gets TensorFlow's account of it."""
+        """Ignore it: the consumer gets TensorFlow's own error."""
 
     def on_read_to_end(self, batches: BatchIterator) -> None:
         """Warn: one full pass may be just a look, but several from the same cursor suggest training."""
@@ -256,8 +278,9 @@ class _Derived:
 
 
 class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # TensorFlow has no types
-    """A feed's own dataset: iterating it reads one pipeline, and whatever is derived from it reads the other, which is
-    only made then.
+    """Own dataset of a feed: iterating it reads the counted pipeline, datasets derived from it read another one.
+
+    The uncounted pipeline is made only when a dataset is derived.
     """
 
     def __init__(
@@ -276,17 +299,21 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
 
     @property
     def _variant_tensor(self) -> tf.Tensor:
-        """What stands for this dataset in those that are derived from it, perhaps in a graph."""
+        """Return the uncounted pipeline's tensor, which stands for this dataset in derived ones, perhaps in a graph."""
         keep_with_graph(self)
         return self._uncounted._variant_tensor  # noqa: SLF001 - how one dataset stands for another
 
     @functools.cached_property
     def _uncounted(self) -> tf.data.Dataset:
+        # Outside of any graph that is being traced: the dataset outlives it.
         with tf.init_scope():
             return self._make_uncounted()
 
     def cardinality(self) -> tf.Tensor:
-        """The length of the longest epoch: with less, or none, Keras would cut all epochs to the first one's length."""
+        """Return the length of the longest epoch.
+
+        With less, or none, Keras would cut all epochs to the first one's length.
+        """
         session = self._counting.session
         return tf.constant(session.cursor.most_rounds() * session.replicas, tf.int64)
 
@@ -305,16 +332,20 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
         return iterator if leases is None else LeasedElements(iterator, leases)
 
     def example(self) -> Any:
-        """Return an element of the smallest shape, without samples, for whoever has to know shapes before reading."""
+        """Return an element of the smallest shape without samples, for code that has to know shapes before reading."""
         *_, smallest = masked_batches(self._counting.session)
         return _element_of(self._structure, smallest)
 
     def staged(self, make: Callable[[Callable[[], Any]], Any]) -> Iterator[Any]:
-        """What `make` makes of elements, as many as it takes: by a thread, ahead of whoever iterates."""
+        """Yield what `make` makes of elements, in a thread and ahead of the consumer.
+
+        `make` gets a function that returns the next element, and takes as many as it needs.
+        """
         iterator: Any = iter(self)
         return iterator.staged(make)  # type: ignore[no-any-return]
 
     def _warn_of_replicas(self) -> None:
+        """Warn once if the dataset is iterated in the scope of a strategy with several replicas."""
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if replicas > 1 and not self._warned:
             self._warned = True
@@ -325,7 +356,7 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
 
 
 class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
-    """Reports when its consumer reaches the end, and raises what stopped the feed instead of TensorFlow's own error.
+    """Iterator that reports when its consumer reaches the end, and raises the feed's error instead of TensorFlow's.
 
     Assembling an element takes TensorFlow longer than fetching it, because it is prepared for any structure. Here the
     structure is known, which makes small batches a third faster.
@@ -353,7 +384,7 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
         return self._observed(super().__next__)
 
     def staged(self, make: Callable[[Callable[[], Any]], Any]) -> Iterator[Any]:
-        """As `FeedDataset` has it; only a round that somebody takes is seen, and so is the end behind it."""
+        """Yield as `FeedDataset.staged` does; end and errors are observed only when the consumer gets there."""
         self.counting.on_staged()
         with Staging(functools.partial(make, super().__next__), PREFETCH) as staging:
             while True:
@@ -364,6 +395,10 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
                 yield made
 
     def _observed(self, take: Callable[[], Any]) -> Any:
+        """Return what `take` returns; count the pass at its end.
+
+        Raise the feed's own error in place of TensorFlow's.
+        """
         try:
             return take()
         except StopIteration:
@@ -372,13 +407,13 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
         except (tf.errors.OpError, RuntimeError):
             ctrl_c.raise_pending()
             error = self.counting.session.error or self.counting.error
-            if error is None:
+            if error is None:  # TensorFlow's own failure, not ours
                 raise
             raise error from None
 
 
 class _DistributedFeedDataset(DistributedDatasetsFromFunction):  # type: ignore[misc] # TensorFlow has no types
-    """TensorFlow's own data set, except that its iteration is observed."""
+    """TensorFlow's own distributed data set, except that its iteration is observed."""
 
     counting: _Counting
 
@@ -401,7 +436,7 @@ def _warn(message: str) -> None:
 
 
 class _Flusher:
-    """A thread that runs a tiny eager op when asked: on entry, TensorFlow drops the references that it queued."""
+    """Thread that runs a tiny eager op when asked: on entry, TensorFlow drops the references that it queued."""
 
     def __init__(self) -> None:
         self._asked = threading.Semaphore(0)
@@ -425,7 +460,7 @@ _flusher: list[_Flusher] = []
 
 
 def flush_references() -> None:
-    """Make TensorFlow drop the references that it queued, in a thread of ours that is waited for only briefly."""
+    """Make TensorFlow drop the references that it queued, in a thread of ours; wait at most 0.1 s for it."""
     with _flusher_lock:
         if not _flusher:
             _flusher.append(_Flusher())
@@ -436,7 +471,7 @@ def flush_references() -> None:
 
 
 def ranks_of(strategy: tf.distribute.Strategy) -> Ranks:
-    """The ranks of this process in a strategy; in a cluster the chief, if there is one, comes before the workers."""
+    """Return this process's ranks in a strategy; in a cluster the chief, if there is one, comes before the workers."""
     world = int(strategy.num_replicas_in_sync)
     resolver = strategy.cluster_resolver
     if resolver is None or not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
@@ -452,25 +487,26 @@ def ranks_of(strategy: tf.distribute.Strategy) -> Ranks:
 
 
 def warm_up(session: FeedSession, step: Callable[[Any], Any], structure: ElementStructure) -> None:
-    """Run `step` once on each padded shape, largest first, with all rows masked.
+    """Run `step` once on each padded shape, largest first, with all rows masked; raise the feed's error if it has one.
 
     Shapes are then compiled before training starts, and one that does not fit into memory fails at once.
     """
     with _tracing_often():
         for batch in masked_batches(session):
-            if isinstance(session.error, Exception):  # else shapes are compiled for minutes, for nothing
+            if isinstance(session.error, Exception):  # else shapes would be compiled for minutes, in vain
                 raise session.error
             step(_element_of(structure, batch))
 
 
 def _element_of(structure: ElementStructure, batch: Mapping[str, Any]) -> Any:
+    """Return the element of a batch of arrays, with `map` applied."""
     element = structure.of({key: tf.constant(array) for key, array in batch.items()})
     return element if structure.map is None else structure.map(element)
 
 
 @contextmanager
 def _tracing_often() -> Iterator[None]:
-    """TensorFlow warns after five calls that each trace a function; here that is what they are for."""
+    """Silence TensorFlow's warning of frequent retracing: here each call is meant to trace."""
     log = tf.get_logger()
 
     def is_other(record: logging.LogRecord) -> bool:

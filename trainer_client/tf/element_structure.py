@@ -1,8 +1,8 @@
-"""What an element of a dataset is made of: which arrays of a batch, in which structure.
+"""Structure of a dataset's elements: which arrays of a batch, in which nesting.
 
 Rules: each part mirrors what the user named: a key gives a tensor, a tuple of keys a tuple, and a dict of keys a dict.
-A tuple of inputs without targets is the one item of a tuple, as `fit`, `evaluate` and `predict` want it.
-The same code handles arrays, tensors and specs, so it must not know TensorFlow.
+A tuple of inputs without targets is wrapped in a tuple of one, as `fit`, `evaluate` and `predict` want it. The same
+code handles arrays, tensors and specs, so it must not know TensorFlow.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["ElementStructure", "Keys", "assembler", "masked_batches", "shapes_of
 
 _MASKED_TAG = -1
 
-#: One key, several in a tuple, or several under names.
+#: A key, a tuple of keys, or a dict of keys.
 Keys = str | tuple[str, ...] | Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementStructure:
-    """Inputs, targets and weights as `fit` takes them; if none is named, a dict of all keys, which `map` may change."""
+    """Inputs, targets and weights as `fit` takes them, or a dict of all keys, which `map` may change."""
 
     inputs: Keys | None = None
     targets: Keys | None = None
@@ -53,17 +53,19 @@ class ElementStructure:
             )
 
     def of(self, values: Mapping[str, Any]) -> Any:
-        """The element with these values in its places, before `map`."""
+        """Return the element with these values in its places, before `map`; raise SettingsError if a key is missing."""
         if self.inputs is None:
             return dict(values)
         inputs = _filled(self.inputs, values)
         if self.targets is None and self.weights is None:
-            return (inputs,) if isinstance(inputs, tuple) else inputs  # Keras takes two for inputs and targets
+            # Keras would read a tuple of two as inputs and targets.
+            return (inputs,) if isinstance(inputs, tuple) else inputs
         targets = () if self.targets is None else _filled(self.targets, values)
         return (inputs, targets) if self.weights is None else (inputs, targets, _filled(self.weights, values))
 
 
 def _filled(part: Keys, values: Mapping[str, Any]) -> Any:
+    """Return a part of an element with the values of its keys."""
     if isinstance(part, str):
         return _value(part, values)
     if isinstance(part, Mapping):
@@ -72,6 +74,7 @@ def _filled(part: Keys, values: Mapping[str, Any]) -> Any:
 
 
 def _value(key: str, values: Mapping[str, Any]) -> Any:
+    """Return the value of a key; raise SettingsError if the batches have no such key."""
     if key not in values:
         raise SettingsError(
             expected="a key of the batches (" + ", ".join(values) + ")",
@@ -83,14 +86,15 @@ def _value(key: str, values: Mapping[str, Any]) -> Any:
 
 
 def assembler(spec: Any, leaf: type) -> Callable[[Sequence[Any]], Any] | None:
-    """A function that makes an element of this spec from the flat list of its tensors, sorted by key within dicts.
+    """Return a function that makes an element of this spec from the flat list of its tensors, sorted by key in dicts.
 
-    None if the spec contains anything but plain tuples, dicts and leaves of this type.
+    Return None if the spec contains anything but plain tuples, dicts and leaves of this type.
     """
     return _assembler(spec, leaf, itertools.count())
 
 
 def _assembler(spec: Any, leaf: type, places: Iterator[int]) -> Callable[[Sequence[Any]], Any] | None:
+    """Return the assembler of a part of a spec, whose leaves take the next places of the flat list."""
     if type(spec) is leaf:
         return itemgetter(next(places))
     if type(spec) is tuple:
@@ -104,7 +108,10 @@ def _assembler(spec: Any, leaf: type, places: Iterator[int]) -> Callable[[Sequen
 
 
 def shapes_of(session: FeedSession) -> dict[str, tuple[int | None, ...]]:
-    """One shape for all buckets: a dimension has a size only if they all agree on it. Whole batches vary."""
+    """Return one shape per key for all buckets: a dimension has a size only if all buckets agree on it.
+
+    Batches that producers make whole have the shapes of their fields, with one row.
+    """
     if session.producers:
         return {field.key: (1, *field.shape) for field in session.fields}
     layouts = [layout_of(session.fields, shape) for shape in session.shapes]
@@ -113,11 +120,12 @@ def shapes_of(session: FeedSession) -> dict[str, tuple[int | None, ...]]:
 
 
 def _agreed(shapes: list[tuple[int, ...]]) -> tuple[int | None, ...]:
+    """Return the sizes that all shapes agree on, and None for the others."""
     return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True))
 
 
 def masked_batches(session: FeedSession) -> Iterator[dict[str, NDArray[np.generic]]]:
-    """A batch of each padded shape with all rows masked, largest first."""
+    """Yield a batch of each padded shape with all rows masked, largest first."""
     layouts = sorted((layout_of(session.fields, shape) for shape in session.shapes), key=lambda layout: -layout.nbytes)
     for layout in layouts:
         yield {t.key: np.full(t.shape, _MASKED_TAG if t.key == "tag" else 0, t.dtype) for t in layout.tensors}

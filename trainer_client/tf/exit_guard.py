@@ -1,10 +1,9 @@
-"""Lets a process exit while TensorFlow still reads a feed: without help it may hang for ever.
+"""Exit of a process while TensorFlow still reads a feed: without help it may hang for ever.
 
 When Python shuts down, a TensorFlow thread that is inside a generator, or about to enter one, never comes back out, and
-whoever destroys the iterator waits for it for ever. So before Python shuts down, the passes that TensorFlow reads are
-told to end, and the last of its threads is waited for: one that comes out either goes back in at once, or stays out.
-
-It must not know TensorFlow.
+destroying its iterator waits for it for ever. So before Python shuts down, the passes that TensorFlow reads are told to
+end, and the last of its threads is waited for: a thread that comes out either goes back in at once, or stays out. It
+must not know TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from typing import Protocol
 
 __all__ = ["enter", "leave", "watch"]
 
-#: A thread that has stayed out for this long was not on its way back in.
+#: A thread that stays out this long is not on its way back in.
 _REST_S = 0.05
 _PATIENCE_S = 1.0
 _LOOK_AGAIN_S = 0.005
 
 
 class Endable(Protocol):
-    """A pass that a framework reads in its own threads."""
+    """Pass that a framework reads in its own threads."""
 
     def end(self) -> None:
-        """Tell whoever is waiting, or will ask, that there is no more."""
+        """Tell readers, waiting or later, that there are no more elements."""
 
 
 _passes: weakref.WeakSet[Endable] = weakref.WeakSet()
@@ -40,19 +39,21 @@ def watch(one: Endable) -> None:
 
 
 def enter(one: Endable) -> None:
-    """A thread of the framework goes in."""
+    """Note that a thread of the framework enters a pass."""
     _inside.add(id(one))
 
 
 def leave(one: Endable) -> None:
-    """The thread came out, or the pass is gone."""
+    """Note that the thread left the pass, or that the pass is gone."""
     _inside.discard(id(one))
     _last_left_s[0] = monotonic()
 
 
 def _end_all() -> None:
+    """End all passes, and wait at most a second until the framework's threads stay out of them."""
     for one in list(_passes):
         one.end()
+    # A thread may be between two elements, outside for a moment: so wait until none has come out for a while.
     until_s = monotonic() + _PATIENCE_S
     while (_inside or monotonic() - _last_left_s[0] < _REST_S) and monotonic() < until_s:
         sleep(_LOOK_AGAIN_S)

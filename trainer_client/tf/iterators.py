@@ -1,9 +1,9 @@
-"""The passes that TensorFlow makes over a feed: a dataset that gets its elements one by one from a Python object.
+"""Passes of TensorFlow over a feed: a dataset that gets its elements one by one from a Python object.
 
 Rules: an element's arrays are handed on as they are, so that they enter TensorFlow without a copy; small batches enter
-several at a time. A pass keeps raising what stopped it, and ends before Python shuts down. Iterators that outlive
-Python are destroyed without calling it. What TensorFlow runs is traced once for elements of a kind, and knows datasets
-and iterators by numbers. This module must not know what is counted, nor what becomes of the elements.
+several at a time. A pass keeps raising the error that stopped it, and ends before Python shuts down. Iterators that
+outlive Python are destroyed without calling it. TensorFlow's functions are traced once for elements of a kind, and know
+datasets and iterators by numbers. This module must not know what is counted, nor what becomes of the elements.
 """
 
 from __future__ import annotations
@@ -35,39 +35,40 @@ if TYPE_CHECKING:
 __all__ = ["Openings", "Witness", "generate"]
 
 
-#: The bounds that glibc would reach by itself. A GeneratorDataset (2.21) lowers the trim threshold to 128 kB, once in a
-#: process, which also stops glibc from adapting: each frame above 128 kB is then mapped and unmapped again.
+#: Bounds that glibc's malloc would reach by itself. A GeneratorDataset (2.21) lowers the trim threshold to 128 kB, once
+#: in a process, which also stops glibc from adapting: each frame above 128 kB is then mapped and unmapped again.
 #: Measured with 10 MB batches: 77 a second at 8.6 ms of CPU each, against 135 at 4.1 ms with these bounds.
 _MMAP_BYTES = 32 * 2**20
 _TRIM_BYTES = 2 * _MMAP_BYTES
 
-#: More elements than anyone will read; each pass ends by itself.
+#: More elements than any pass has; each pass ends by itself.
 _ENDLESS = 2**62
 
-#: What stands for a dataset or an iterator in a graph.
+#: Type of the number that stands for a dataset or an iterator in a graph.
 _NUMBER = tf.TensorSpec((), tf.int64)
 
 
 class Witness(Protocol):
-    """Is told what happens to passes."""
+    """Observer of passes."""
 
     def on_opening(self) -> None:
-        """A pass is about to begin, unless this raises an error."""
+        """Let a pass begin, or raise an error to prevent it."""
 
     def on_opened(self, batches: BatchIterator, /) -> None:
-        """A pass began."""
+        """Note that a pass began."""
 
     def on_read_to_end(self, batches: BatchIterator, /) -> None:
-        """It was read to its end."""
+        """Note that a pass was read to its end."""
 
     def on_stopped(self, error: BaseException, /) -> None:
-        """It stopped, and will raise this from now on."""
+        """Note the error that stopped a pass, which it will raise from now on."""
 
 
 @dataclass(frozen=True, eq=False)
 class Openings:
-    """The source of a pipeline: each call opens one pass from the cursor to the end of its epoch. Graphs know it by a
-    number, and whoever has the dataset holds it.
+    """Source of a pipeline: each call opens one pass from the cursor to the end of its epoch.
+
+    Graphs know it by a number, and the dataset object keeps it alive.
     """
 
     session: FeedSession
@@ -76,7 +77,7 @@ class Openings:
 
     @cached_property
     def stacks(self) -> Stacks:
-        """How batches enter TensorFlow."""
+        """Return how batches enter TensorFlow."""
         return Stacks.of(self.session)
 
     def __call__(self) -> FeedPass:
@@ -89,7 +90,10 @@ class Openings:
 
 
 class FeedPass:
-    """One pass. Unlike a generator it keeps raising what stopped it: TensorFlow asks again, and must not see an end."""
+    """One pass over a feed.
+
+    Unlike a generator it keeps raising the error that stopped it: TensorFlow asks again, and must not see an end.
+    """
 
     def __init__(self, batches: BatchIterator, openings: Openings) -> None:
         self._batches = batches
@@ -111,6 +115,7 @@ class FeedPass:
             exit_guard.leave(self)
 
     def _next(self) -> list[Any]:
+        """Return the arrays of the next element; remember an error, and raise it from now on."""
         if self._error is not None:
             raise self._error
         try:
@@ -125,7 +130,7 @@ class FeedPass:
             raise self._error from None
 
     def end(self) -> None:
-        """The process is exiting: nobody will look at what comes now, not even at an error."""
+        """End the pass because the process exits: nobody looks at later elements, nor at errors."""
         self._error = StopIteration()
         self._batches.close()
 
@@ -135,7 +140,7 @@ class FeedPass:
 
 
 class _LazyPass:
-    """That of one iterator of TensorFlow's, which may never ask for anything."""
+    """Pass of one TensorFlow iterator, opened at its first element, because many iterators never ask for one."""
 
     def __init__(self, openings: Openings) -> None:
         self._openings = openings
@@ -148,29 +153,32 @@ class _LazyPass:
 
 
 _NUMBERS = itertools.count()
-#: What datasets read, by their numbers, as long as anybody has them.
+#: Sources by the number of their dataset, as long as a dataset keeps them.
 _OPENINGS = weakref.WeakValueDictionary[int, Openings]()
-#: By the numbers of the iterators that there are.
+#: Passes by the number of their iterator, until TensorFlow destroys it.
 _PASSES: dict[int, _LazyPass] = {}
 
 
 def _begin(dataset: np.int64) -> Any:
+    """Register the pass of a new iterator of a dataset, and return the iterator's number."""
     number = next(_NUMBERS)
     _PASSES[number] = _LazyPass(_OPENINGS[int(dataset)])
     return np.int64(number)
 
 
 def _advance(number: np.int64) -> list[Any]:
+    """Return the next element of an iterator."""
     return next(_PASSES[int(number)])
 
 
 def _end(number: np.int64) -> Any:
+    """Forget the pass of an iterator that TensorFlow destroys."""
     _PASSES.pop(int(number), None)
     return np.int64(0)
 
 
 def generate(openings: Openings, signature: Any) -> tf.data.Dataset:
-    """A dataset whose elements are fetched by the thread that asks for them, without waking another one."""
+    """Return a dataset whose elements are fetched by the thread that asks for them, without waking another one."""
     _tell_when_python_ends()
     number, specs = next(_NUMBERS), tuple(tf.nest.flatten(signature))
     with tf.init_scope(), tf.device(None):
@@ -184,6 +192,8 @@ def generate(openings: Openings, signature: Any) -> tf.data.Dataset:
         finalize_func_other_args=[],
         **_kinds([_NUMBER]),
     )
+    # The generator would repeat the iterator's number for ever, so take it once: it is there for its functions, which
+    # see the iterator's beginning and end. The flat map makes the elements of the number.
     first = tf.raw_ops.TakeDataset(input_dataset=iterators, count=1, **_kinds([_NUMBER]))
     elements = tf.raw_ops.FlatMapDataset(input_dataset=first, other_arguments=[], f=functions.elements, **_kinds(specs))
     dataset = tf.data.experimental.from_variant(elements, signature)
@@ -193,7 +203,7 @@ def generate(openings: Openings, signature: Any) -> tf.data.Dataset:
 
 @dataclass(frozen=True, slots=True)
 class _TracedFunctions:
-    """What TensorFlow runs for an iterator."""
+    """Functions that TensorFlow runs for an iterator."""
 
     begin: Any
     stay: Any
@@ -203,7 +213,7 @@ class _TracedFunctions:
 
 @functools.cache
 def _functions(specs: tuple[tf.TensorSpec, ...]) -> _TracedFunctions:
-    """Traced once for all datasets of these elements, because that takes as long as reading hundreds of them."""
+    """Trace the functions once for all datasets of these elements, which takes as long as reading hundreds of them."""
     return _TracedFunctions(
         begin=_traced(lambda dataset: tf.numpy_function(_begin, [dataset], tf.int64)),
         stay=_traced(lambda number: number),
@@ -213,7 +223,7 @@ def _functions(specs: tuple[tf.TensorSpec, ...]) -> _TracedFunctions:
 
 
 def _elements(number: tf.Tensor, specs: Sequence[tf.TensorSpec]) -> tf.Tensor:
-    """The dataset of one iterator's elements."""
+    """Return the dataset of one iterator's elements."""
     # The unused argument gives a node its name, which TensorFlow warns of if it is `_`.
     fetch = _traced(lambda place: call_python(_advance, [number], [spec.dtype for spec in specs]))  # noqa: ARG005
     return tf.raw_ops.MapDataset(
@@ -230,13 +240,14 @@ def _kinds(specs: Sequence[tf.TensorSpec]) -> dict[str, Any]:
     return {"output_types": [spec.dtype for spec in specs], "output_shapes": [spec.shape for spec in specs]}
 
 
-#: The first is what keeps a function on one device: one that might need several is optimised anew for each iterator,
-#: which took 12 ms of 15 for a pass of two small batches. The second is what tf.data says of its own functions.
+#: The first attribute keeps a function on one device: TensorFlow optimises a function that might need several devices
+#: anew for each iterator, which took 12 of 15 ms for a pass of two small batches. tf.data sets the second on its own
+#: functions.
 _ON_ONE_DEVICE = {"experimental_ints_on_device": True, "_tf_data_function": True}
 
 
 def _traced(function: Callable[[tf.Tensor], Any]) -> Any:
-    """A function of a number for a dataset, without a loop to make a graph of."""
+    """Return the concrete function of a number, without AutoGraph, because it has no loop to convert."""
     made = tf.function(function, input_signature=[_NUMBER], autograph=False, experimental_attributes=_ON_ONE_DEVICE)
     return made.get_concrete_function()
 
@@ -246,10 +257,11 @@ def _traced(function: Callable[[tf.Tensor], Any]) -> Any:
 
 @functools.cache
 def _tell_when_python_ends() -> None:
-    """An iterator that is held to the end (by a global or an error's traceback) is destroyed after Python has ended.
+    """Set a TensorFlow variable when Python ends, once per process.
 
-    Its finalising function could then only fail, with a warning. So it checks a TensorFlow variable first, which it
-    finds by name because nothing can be captured.
+    An iterator that is held to the end (by a global or an error's traceback) is destroyed after Python has ended. Its
+    finalising function could then only fail, with a warning. So it checks this variable first, which it finds by name
+    because nothing can be captured.
     """
     owner = os.getpid()
 
@@ -262,14 +274,15 @@ def _tell_when_python_ends() -> None:
 
 
 def _python_has_ended() -> tf.Tensor:
-    """A variable that is set when Python ends."""
+    """Return the variable that is set when Python ends."""
     return tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=(), shared_name="stoker: Python has ended")
 
 
 def _unless_python_has_ended(number: tf.Tensor, call: Callable[[np.int64], Any]) -> tf.Tensor:
-    """Call it with this number. A `tf.cond` would be two more functions that TensorFlow prepares for each iterator.
-    The call counts as stateless, or else what comes after would wait for it, and there is nothing to wait for if it is
-    left out.
+    """Call a function with this number, unless Python has ended.
+
+    A `tf.cond` would be two more functions that TensorFlow prepares for each iterator. The call counts as stateless:
+    otherwise later operations would wait for it, and there is nothing to wait for if it is left out.
     """
     ended = tf.raw_ops.VarIsInitializedOp(resource=_python_has_ended())
     before, after = tf.raw_ops.Switch(data=number, pred=ended)

@@ -1,4 +1,4 @@
-"""Elements that TensorFlow hands over in queue mode: asking for the next one says that those before are done.
+"""Elements in queue mode: asking for the next one reports the earlier ones as done.
 
 Rules: elements that TensorFlow prefetched are not done, so this comes after all of its stages. It is not an iterator of
 TensorFlow's, which graphs could read unseen; so Keras fetches each element in Python. It must not know what an element
@@ -23,7 +23,7 @@ __all__ = ["LeasedElements", "refuse_graph", "refuse_uncounted"]
 
 
 class LeasedElements:
-    """One pass over a dataset."""
+    """One pass over a dataset in queue mode."""
 
     def __init__(self, elements: Iterator[Any], leases: LeaseAccount) -> None:
         self._elements = elements
@@ -35,6 +35,7 @@ class LeasedElements:
         return _OneExecution(self)
 
     def __next__(self) -> Any:
+        # Before fetching: asking for an element reports those before it, and fetching may wait for long.
         self._leases.count_handed_over(self._reading, self._handed_over)
         element = next(self._elements)
         self._handed_over += 1
@@ -43,8 +44,10 @@ class LeasedElements:
 
 
 class _OneExecution:
-    """Some of its elements: Keras takes as many for each execution as it has steps, in a loop of its own. It would fail
-    where such a loop finds nothing, but for the error that it takes for the end.
+    """Elements of one execution of Keras, which takes as many as it has steps, in a loop of its own.
+
+    Keras would fail if such a loop found no element at all, except by OutOfRangeError, which it reads as the end of the
+    data.
     """
 
     def __init__(self, elements: LeasedElements) -> None:
@@ -66,7 +69,7 @@ class _OneExecution:
 
 
 def refuse_graph() -> SettingsError:
-    """The dataset is iterated inside a `tf.function`."""
+    """Return the error for a dataset in queue mode that is iterated inside a `tf.function`."""
     return SettingsError(
         expected="to iterate it in Python",
         got="a loop inside a tf.function, where nobody sees which batches are done",
@@ -76,7 +79,7 @@ def refuse_graph() -> SettingsError:
 
 
 def refuse_uncounted() -> SettingsError:
-    """What is read is derived from the dataset."""
+    """Return the error for reading a dataset that is derived from one in queue mode."""
     return SettingsError(
         expected="the feed's own dataset",
         got="one that is derived from it, of which nobody sees which batches are done",

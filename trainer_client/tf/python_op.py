@@ -1,10 +1,11 @@
-"""An op that calls a Python function, like `tf.numpy_function`, for functions that return arrays and are called often.
+"""Op that calls a Python function, like `tf.numpy_function`, for functions that return arrays and are called often.
 
 TensorFlow examines each array that such a function returns: with NumPy 2 it parses NumPy's version each time (14 µs an
 array, of 50 µs for an element of two arrays in all), and enters AutoGraph's context first. It does not examine what a
-function of its eager kind returns, so ours poses as one. Rules: the function returns a list of C-contiguous arrays of
-the right types, and stays alive as long as TensorFlow's own would: with the graph that calls it, which can keep other
-things in the same way. It must not know feeds.
+function of its eager kind returns, so ours poses as one.
+
+Rules: the function returns a list of C-contiguous arrays of the right types, and stays alive as long as TensorFlow's
+own would: with the graph that calls it, which can keep other things in the same way. It must not know feeds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["call_python", "keep_with_graph"]
 
 
 class _AsItIs(script_ops.EagerFunc):  # type: ignore[misc] # TensorFlow has no types
-    """Calls the function, and returns what it returns."""
+    """Calls the function, and returns its result unexamined."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -33,7 +34,7 @@ class _AsItIs(script_ops.EagerFunc):  # type: ignore[misc] # TensorFlow has no t
 
 
 def call_python(function: Callable[..., Any], args: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
-    """The arrays that the function returns, each time that the graph runs."""
+    """Return tensors of the arrays that the function returns each time that the graph runs."""
     called = _AsItIs(function)
     keep_with_graph(called)
     token = script_ops._py_funcs.insert(called)  # noqa: SLF001 - as above
@@ -41,8 +42,10 @@ def call_python(function: Callable[..., Any], args: Sequence[tf.Tensor], dtypes:
 
 
 def keep_with_graph(used: object) -> None:
-    """Let the outermost graph that is being made keep what it uses, because TensorFlow holds only weak references, and
-    whoever runs the graph may have nothing else of it.
+    """Keep an object alive with the outermost graph that is being made; do nothing in eager mode.
+
+    TensorFlow holds only weak references to what a graph uses, and code that runs the graph may hold nothing else of
+    it.
     """
     if tf.executing_eagerly():
         return

@@ -1,8 +1,8 @@
-"""Small batches enter TensorFlow several at a time, in one array for each key, and are taken apart again inside of it:
-handing over an array has a fixed cost.
+"""Stacks of small batches: several enter TensorFlow in one array for each key, and are taken apart inside of it.
 
-TensorFlow (2.21) ends the process with SIGSEGV where `unbatch` meets a tensor without elements; `rebatch` does not, and
-costs as much. It needs the number of rows beforehand, so each way has its batches:
+Handing over an array has a fixed cost. TensorFlow (2.21) ends the process with SIGSEGV where `unbatch` meets a tensor
+without elements; `rebatch` does not, and costs as much. It needs the number of rows beforehand, so each kind of batch
+has its own way:
 
 - Batches that are made whole have one row each, and may hold empty values. They are joined along the row axis, and
   `rebatch(1)` gives each its row.
@@ -35,28 +35,28 @@ __all__ = ["Stacks"]
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """How the batches of a session enter TensorFlow."""
+    """Way in which the batches of a session enter TensorFlow."""
 
-    #: How many batches enter at a time.
+    #: Most batches in a stack.
     most: int
-    #: Whether batches have one row each, which is their place in a stack.
+    #: Whether batches have one row each, and are joined along the row axis.
     joined: bool
 
     @classmethod
     def of(cls, session: FeedSession) -> Self:
-        """Decide by what a session's batches may hold."""
+        """Return the way that suits what a session's batches may hold."""
         has_room = all(0 not in field.shape for field in session.fields)
         joined = session.producers > 0
         return cls(session.at_a_time if joined or has_room else 1, joined)
 
     def shape_of(self, batch: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """Return the shape in which a tensor of this shape enters."""
+        """Return the shape in which a tensor of this batch shape enters."""
         if self.most == 1:
             return batch
         return (None, *batch[1:]) if self.joined else (None, *batch)
 
     def take(self, batches: BatchIterator, keys: Collection[str]) -> Mapping[str, NDArray[np.generic]]:
-        """Take the next batches that are ready and alike."""
+        """Take the next batches that are ready and of one shape, stacked; raise StopIteration at the end."""
         if self.most == 1:
             return next(batches)
         stacked = batches.take_stacked(keys, self.most)

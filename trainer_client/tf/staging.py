@@ -1,9 +1,9 @@
-"""A thread that makes elements before they are asked for, so that whoever asks only takes what is there.
+"""Staging: a thread that makes elements ahead, so that the consumer only has to take them.
 
-Rules: so many are made ahead and no more. What stops the making is raised where the next element is asked for, behind
-those that were made before. A thread whose elements nobody wants any more ends when it comes back from the one in hand.
-Before Python shuts down it is waited for, because a thread that is inside TensorFlow then could not come back. It must
-not know what it makes.
+Rules: a bounded number is made ahead. The error that stops the thread is raised where the next element is asked for,
+after those that were made before. A thread whose elements nobody wants any more ends after the element in hand. Before
+Python shuts down it is waited for, because a thread that is inside TensorFlow then could not come back. It must not
+know what it makes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["Staging"]
 
 
 class Staging:
-    """What `make` returns, call after call, until it raises; `ahead` of them are made before they are asked for."""
+    """Results of `make`, call after call, until it raises; `ahead` of them are made before they are asked for."""
 
     def __init__(self, make: Callable[[], Any], ahead: int) -> None:
         self._make = make
         self._made = SimpleQueue[tuple[Any, BaseException | None]]()
-        #: How many may be made now.
+        #: Number of elements that may be made now.
         self._room = threading.Semaphore(ahead)
         self._is_over = False
         exit_guard.watch(self)
@@ -38,35 +38,36 @@ class Staging:
         threading.Thread(target=self._run, name="stoker-staging", daemon=True).start()
 
     def wait_next(self) -> Any:
-        """The next one; not to be called again after an error."""
+        """Wait for the next element; raise the error of `make` in its place. Do not call it again after an error."""
         made, error = self._made.get()
         try:
             if error is not None:
                 raise error
         finally:
-            del error  # whose traceback has this frame
+            del error  # its traceback has this frame: a cycle that would keep both
         self._room.release()
         return made
 
     def end(self) -> None:
-        """Make no more, and let go of what was made."""
+        """Make no more elements, and drop those that were made."""
         self._is_over = True
-        self._room.release()
+        self._room.release()  # the thread may wait for room, and ends once it finds that it is over
         self._let_go()
 
     def _run(self) -> None:
+        """Make elements while there is room and somebody wants them; pass on the error that stops it."""
         try:
             while self._room.acquire() and not self._is_over:
                 self._made.put((self._make(), None))
-        except BaseException as error:
+        except BaseException as error:  # raised again by `wait_next`, in the consumer's thread
             self._made.put((None, error))
         finally:
-            if self._is_over:
+            if self._is_over:  # `end` has dropped what was there; this thread may have put one more since
                 self._let_go()
             exit_guard.leave(self)
 
     def _let_go(self) -> None:
-        """Of an error above all: its traceback has a frame of ours, which has this object."""
+        """Drop what was made, above all an error: its traceback has a frame of ours, which has this object."""
         with suppress(Empty):
             while True:
                 self._made.get_nowait()

@@ -1,9 +1,9 @@
-"""Turns off TensorFlow's tuning of pipelines: ours leave nothing to tune, and tuning can stall whoever ends one.
+"""Pipelines without TensorFlow's tuning: ours leave nothing to tune, and tuning can stall their end.
 
 For each iterator TensorFlow runs a thread that looks for better settings, less and less often, down to once a minute.
 Destroying an iterator wakes that thread and waits for it. But the thread is woken before the flag that it checks is
-set, so a quick one misses it and sleeps for the rest of its period. Measured with 2.21 on a busy machine: 4 of 100
-iterators took up to 32 s to go, and most of a strategy's iterators, one for each device and epoch, up to 60 s
+set, so a quick thread misses the flag and sleeps for the rest of its period. Measured with 2.21 on a busy machine: 4 of
+100 iterators took up to 32 s to go, and most of a strategy's iterators, one for each device and epoch, up to 60 s
 (`python -m tests.benchmarks.iterator_ends`). It must not know feeds.
 """
 
@@ -27,7 +27,7 @@ _patching = threading.Lock()
 
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The same elements; options that are set later take precedence."""
+    """Return the same data set without tuning; options that are set later take precedence."""
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
@@ -35,7 +35,7 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 @contextlib.contextmanager
 def untune_devices() -> Iterator[None]:
-    """While this is active, a strategy's iterators are made untuned: it does not pass them the dataset's options."""
+    """Make a strategy's iterators untuned inside the block: it does not pass them the dataset's options."""
     with _patching:
         made = multi_device_iterator_ops._create_device_dataset  # noqa: SLF001
 

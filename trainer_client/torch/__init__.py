@@ -35,8 +35,10 @@ __all__ = ["FeedTensors", "ranks"]
 
 
 class FeedTensors(torch.utils.data.IterableDataset[dict[str, Any]]):
-    """Whole batches, from the feed's cursor to the end of its epoch; iterate over it, or give it to a `DataLoader` with
-    `batch_size=None`. With a `device`, tensors are copied there from pinned memory while the loop goes on.
+    """Whole batches as tensors, from the feed's cursor to the end of its epoch.
+
+    Iterate over it, or give it to a `DataLoader` with `batch_size=None`. With a `device`, tensors are copied there from
+    pinned memory while the loop goes on.
     """
 
     def __init__(self, feed: Feed, *, device: torch.device | str = "cpu") -> None:
@@ -54,13 +56,14 @@ class FeedTensors(torch.utils.data.IterableDataset[dict[str, Any]]):
         raise _read_elsewhere("one that is sent to another process")
 
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
+        """Return a tensor over the array's memory, or a copy of it on the device."""
         tensor = torch.from_numpy(array)
         if self._device.type == "cpu":
             return tensor
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The feed's position as plain values: after the batch that was given last. Ask after its step."""
+        """Return the feed's position as plain values: after the batch that was given last. Call it after its step."""
         return self._given.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -76,7 +79,10 @@ def _read_elsewhere(got: str) -> SettingsError:
 
 
 def ranks() -> dict[str, int]:
-    """`rank` and `world` for `connect`: the process group's if there is one, else as torchrun says, else 0 of 1."""
+    """Return `rank` and `world` for `connect`: the process group's if there is one, else torchrun's, else 0 of 1.
+
+    Raise SettingsError if RANK or WORLD_SIZE is not a number.
+    """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return {"rank": torch.distributed.get_rank(), "world": torch.distributed.get_world_size()}
     said = {name: os.environ.get(variable, "") for name, variable in (("rank", "RANK"), ("world", "WORLD_SIZE"))}

@@ -1,1 +1,1 @@
-"""Verifying: a digest over the batches of an epoch, by which runs, fleets and ways of sharing are compared."""
+"""Verification: a digest over the batches of an epoch, to compare runs, fleets and ways of sharing."""

@@ -1,4 +1,4 @@
-"""The arguments of `trainer-client verify`; what it needs is imported when it runs."""
+"""Arguments of `trainer-client verify`; the modules that it needs are imported when it runs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ examples:
   trainer-client verify tcp://127.0.0.1:7400 --against tcp://10.0.0.9:7400
   trainer-client verify tcp://127.0.0.1:7400 --against 6b6f0e6c5f0c7f1e5d0f4a9f3a1b2c3d"""
 
-#: Where --cut is given without a number.
+#: Cuts if --cut is given without a number.
 _USUAL_CUTS = 4
 
 
 def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Add `trainer-client verify`."""
+    """Add the command `verify`, and return its parser."""
     texts = ("Print a digest over an epoch's batches, and compare it.", _VERIFY, _VERIFY_EXAMPLES)
     command = command_named(commands, "verify", _verify, texts)
     command.add_argument("endpoint", type=endpoint, metavar="ENDPOINT", help="the running job's coordinator")
@@ -66,6 +66,8 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _against(of_endpoint: Callable[[str], str]) -> Callable[[str], str]:
+    """Return a parser for a digest, or for an endpoint as `of_endpoint` takes it."""
+
     def digest_or_endpoint(text: str) -> str:
         if "://" in text:
             return of_endpoint(text)

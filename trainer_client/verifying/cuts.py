@@ -1,4 +1,4 @@
-"""How an epoch is read again in parts: cut at random places, each part resumed at its place by another world.
+"""Plan of reading an epoch again in parts: cut at random places, each part resumed there by another world.
 
 Rules: pure; the caller brings the randomness. A part ends where a round of its world ends, so the next one resumes
 where a trainer of that world could have saved its cursor. Together the parts have every batch exactly once.
@@ -18,7 +18,7 @@ __all__ = ["CutPart", "cut_plan"]
 
 
 class Draws(Protocol):
-    """Where random numbers come from, as `random.Random`."""
+    """Source of random numbers, such as `random.Random`."""
 
     def randint(self, a: int, b: int) -> int:
         """Return a number from `a` to `b`, both included."""
@@ -29,7 +29,7 @@ class Draws(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CutPart:
-    """The batches `start` to `stop` (excluded), read in rounds by a world of so many ranks."""
+    """Batches `start` to `stop` (excluded), read in rounds by a world of `world` ranks."""
 
     start: int
     stop: int
@@ -37,7 +37,10 @@ class CutPart:
 
 
 def cut_plan(batches: int, group: int, cuts: int, draws: Draws) -> list[CutPart]:
-    """Return parts of the first so many batches, with as many cuts, or fewer where rounds leave no room for them."""
+    """Return the parts of the first `batches` batches.
+
+    There are `cuts` cuts, or fewer where rounds leave no room for them.
+    """
     inner = range(1, batches)
     stops = [*sorted(draws.sample(inner, min(cuts, len(inner)))), batches]
     parts: list[CutPart] = []

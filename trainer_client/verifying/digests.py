@@ -1,8 +1,8 @@
-"""The digests of an epoch's batches, the one digest over all of them, and where two readings differ.
+"""Digests of an epoch's batches, the one digest over all of them, and the differences of two readings.
 
 Rules: pure. The digest of an epoch is xxh3-128 over each batch's number and the xxh3-64 of its payload, in order, as
 pairs of 8 bytes, little-endian. Who built, carried or read a batch does not enter, so it is a property of the plan and
-the data alone. Of several epochs it is the digest of their digests.
+the data alone. The digest of several epochs is the digest of their digests.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 __all__ = ["DIGEST_CHARACTERS", "Difference", "EpochDigests", "differences", "digest_of"]
 
-#: A digest in hexadecimal.
+#: Length of a digest in hexadecimal.
 DIGEST_CHARACTERS = 32
 
 
 @dataclass(slots=True)
 class EpochDigests:
-    """The digest of each batch of an epoch, from number 0 on, and the group and plan that the numbers belong to."""
+    """Digest of each batch of an epoch, from number 0 on, with the group and plan that the numbers belong to."""
 
     epoch: int
     group: int
     plan_digest: str
-    #: By batch number.
+    #: Digests by batch number.
     batches: array[int] = field(default_factory=lambda: array("Q"))
 
     @property
     def digest(self) -> str:
-        """The digest over all of them, in hexadecimal."""
+        """Return the digest over all batches, in hexadecimal."""
         state = xxhash.xxh3_128()
         for number, digest in enumerate(self.batches):
             state.update(number.to_bytes(8, "little"))
@@ -44,7 +44,7 @@ class EpochDigests:
 
 
 def digest_of(epochs: Sequence[EpochDigests]) -> str:
-    """Return the digest of one epoch, or that of the digests of several."""
+    """Return the digest of one epoch, or the digest of several epochs' digests."""
     if len(epochs) == 1:
         return epochs[0].digest
     return xxhash.xxh3_128_hexdigest("".join(epoch.digest for epoch in epochs).encode())
@@ -52,7 +52,7 @@ def digest_of(epochs: Sequence[EpochDigests]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A batch that two readings have otherwise; None: one of them has no batch of this number."""
+    """Batch that differs between two readings; None: one of them has no batch of this number."""
 
     epoch: int
     number: int
@@ -61,7 +61,7 @@ class Difference:
 
 
 def differences(here: Iterable[EpochDigests], there: Iterable[EpochDigests]) -> list[Difference]:
-    """Return all batches that two readings of the same epochs have otherwise, in order."""
+    """Return all batches that differ between two readings of the same epochs, in order."""
     return [
         Difference(mine.epoch, number, one, other)
         for mine, theirs in zip(here, there, strict=True)

@@ -1,7 +1,7 @@
-"""Reads batches by their numbers, without being a trainer: it claims no rank and moves no cursor.
+"""Reading of batches by their numbers, without being a trainer: it claims no rank and moves no cursor.
 
-Rules: each batch is let go as soon as its digest is known. Batches come behind those of all trainers, so on a fleet
-that trainers keep busy this waits. What cannot be compared is refused before anything is read.
+Rules: each batch is dropped as soon as its digest is known. Batches come after those of all trainers, so on a fleet
+that trainers keep busy this waits. Requests that cannot be compared are refused before anything is read.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ __all__ = ["EpochsOfJob", "NotComparableError", "read_epochs", "read_part"]
 
 
 class NotComparableError(SettingsError):
-    """What is asked for cannot be compared with what the job gives its trainers."""
+    """The request cannot be compared with what the job gives its trainers."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochsOfJob:
-    """Which batches of which job are read."""
+    """Selection of batches to read from a job."""
 
     endpoint: str
     stream: str
     epochs: range
-    #: None: that of the job.
+    #: None: the job's own group.
     group: int | None
-    #: The most batches of each epoch; None: all.
+    #: Number of batches to read of each epoch; None: all.
     most: int | None
     keys: str
     connect_timeout_s: float
@@ -78,24 +78,27 @@ class _NumberedFeed:
         self._maker = BatchMaker(self._receiver)
 
     def learn_cursor(self) -> Cursor:
-        """Return the beginning of the first epoch, with the job's group and plan; refuse what has no such epochs."""
+        """Attach and return the job's cursor, which has its group and plan."""
         return self._receiver.attach(None).cursor
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether each epoch of the stream is the same."""
+        """Return whether each epoch of the stream is the same."""
         return self._receiver.spec.evaluation
 
     def resume(self, cursor: Cursor) -> Cursor:
-        """Go to a cursor; return it as the job has it."""
+        """Attach at a cursor; return the cursor that the job gave."""
         return self._receiver.attach(cursor).cursor
 
     def count_batches(self, cursor: Cursor) -> int:
-        """Return how many batches the cursor's epoch has."""
+        """Return the number of batches of the cursor's epoch."""
         return self._receiver.ask_batches(cursor.epoch, cursor.group)
 
     def read(self, cursor: Cursor, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield number and digest of each batch from the cursor on, before `stop`; empty places have none."""
+        """Yield number and digest of each batch from the cursor on, before `stop`; empty places are left out.
+
+        Raise ProtocolError if the epoch ends earlier.
+        """
         reader = Reader(Position(cursor.epoch, cursor.number, cursor.group))
         at = cursor.number
         try:
@@ -126,9 +129,10 @@ def _connected(source: EpochsOfJob, world: int = 1) -> Iterator[_NumberedFeed]:
 
 
 def read_epochs(source: EpochsOfJob, note: Callable[[int, int], None] = lambda _done, _of: None) -> list[EpochDigests]:
-    """Return the digests of all batches, read in order by one reader; `note` is told how far it is in each epoch.
+    """Return the digests of all batches, read in order by one reader.
 
-    Raises NotComparableError if the job reads in another group, or has no such epochs.
+    `note` is called with the number of batches read and to read in the epoch. Raise NotComparableError if the job reads
+    in another group, or has no such epochs.
     """
     with _connected(source) as connection:
         start = connection.learn_cursor()
@@ -144,6 +148,7 @@ def read_epochs(source: EpochsOfJob, note: Callable[[int, int], None] = lambda _
 def _read_epoch(
     connection: _NumberedFeed, source: EpochsOfJob, cursor: Cursor, note: Callable[[int, int], None]
 ) -> EpochDigests:
+    """Return the digests of an epoch's batches; raise ProtocolError if they come out of order."""
     digests = EpochDigests(cursor.epoch, cursor.group, cursor.plan_digest)
     batches = connection.count_batches(cursor)
     stop = min(batches, source.most or batches)
@@ -158,7 +163,8 @@ def _read_epoch(
 def read_part(source: EpochsOfJob, whole: EpochDigests, part: CutPart) -> Iterator[tuple[int, int]]:
     """Yield number and digest of each batch of a part of an epoch that was read as a whole before.
 
-    A reader of its own resumes at the part's beginning, and reads in rounds of the part's world.
+    A reader of its own resumes at the part's beginning, and reads in rounds of the part's world. Raise
+    NotComparableError if the group has changed since.
     """
     cursor = Cursor(whole.epoch, part.start, whole.group, whole.plan_digest)
     with _connected(source, part.world) as connection:

@@ -1,4 +1,4 @@
-"""What `trainer-client verify` does: reads, reads again in parts, compares, and says what came out.
+"""Implementation of `trainer-client verify`: reads, reads again in parts, compares, and prints the outcome.
 
 Rules: the outcome goes to standard output, progress to standard error. The exit code is 0 if all that was compared is
 equal, `DIFFERS` if not.
@@ -25,31 +25,33 @@ if TYPE_CHECKING:
 
 __all__ = ["DIFFERS", "VerifyOrder", "verify"]
 
-#: The exit code if batches differ.
+#: Exit code if batches differ.
 DIFFERS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOrder:
-    """What the command line says."""
+    """Options of the command line."""
 
     source: EpochsOfJob
-    #: A digest, the endpoint of another job, or nothing.
+    #: A digest, the endpoint of another job, or "".
     against: str
-    #: In how many places each epoch is cut when it is read again; 0: it is not.
+    #: Number of cuts of each epoch when it is read again; 0: it is not read again.
     cuts: int
     as_json: bool
 
 
 @dataclass(slots=True, kw_only=True)
 class _Comparison:
+    """Outcome of reading and comparing."""
+
     epochs: list[EpochDigests]
-    #: The parts of each epoch that was read again.
+    #: Parts of each epoch that was read again.
     parts: dict[int, list[CutPart]]
-    #: What came otherwise when it was read again, and from the other job.
+    #: Differences to the second reading, and to the other job.
     of_cuts: list[Difference]
     of_other: list[Difference]
-    #: What it is compared with: a digest, and the plan if that is known.
+    #: The digest compared with, and its plan if that is known.
     other_digest: str | None
     other_plan: str | None
 
@@ -75,6 +77,7 @@ def verify(order: VerifyOrder) -> int:
 
 
 def _compare(order: VerifyOrder, progress: Progress) -> _Comparison:
+    """Read as ordered, and return the comparison with a second reading, another job or a digest."""
     epochs = read_epochs(order.source, _noter(progress, "reading"))
     outcome = _Comparison(epochs=epochs, parts={}, of_cuts=[], of_other=[], other_digest=None, other_plan=None)
     if order.cuts:
@@ -90,6 +93,7 @@ def _compare(order: VerifyOrder, progress: Progress) -> _Comparison:
 
 
 def _read_again(order: VerifyOrder, outcome: _Comparison, note: Callable[[int, int], None]) -> None:
+    """Read each epoch again in parts, cut at random places, and note parts and differences."""
     draws = random.Random(secrets.randbits(64))  # noqa: S311 - no secret depends on where an epoch is cut
     for whole in outcome.epochs:
         again = EpochDigests(whole.epoch, whole.group, whole.plan_digest)
@@ -103,6 +107,7 @@ def _read_again(order: VerifyOrder, outcome: _Comparison, note: Callable[[int, i
 
 
 def _refuse_other_group(order: VerifyOrder, here: Sequence[EpochDigests], there: Sequence[EpochDigests]) -> None:
+    """Raise NotComparableError if the other job reads in another group."""
     if here[0].group != there[0].group:
         raise NotComparableError(
             expected=f"a job that reads in groups of {here[0].group}, as {order.source.endpoint} does",
@@ -112,7 +117,7 @@ def _refuse_other_group(order: VerifyOrder, here: Sequence[EpochDigests], there:
         )
 
 
-# --- what came out ---
+# --- output ---
 
 
 def _document(order: VerifyOrder, outcome: _Comparison) -> dict[str, Any]:
@@ -122,7 +127,7 @@ def _document(order: VerifyOrder, outcome: _Comparison) -> dict[str, Any]:
         "digest": outcome.digest,
         "batches": sum(len(epoch.batches) for epoch in outcome.epochs),
         "cuts": sum(len(parts) - 1 for parts in outcome.parts.values()),
-        "differ": differ if outcome.is_equal or found else None,  # with a digest alone nobody knows how many
+        "differ": differ if outcome.is_equal or found else None,  # a digest alone does not tell how many
         "equal": outcome.is_equal,
         "stream": order.source.stream,
         "plan_digest": outcome.epochs[0].plan_digest,
@@ -185,6 +190,6 @@ def _progress_bar() -> Progress:
 
 
 def _noter(progress: Progress, title: str) -> Callable[[int, int], None]:
-    """Return what is told how far a reading is."""
+    """Return a function that shows the progress of a reading."""
     task = progress.add_task(title, total=None)
     return lambda done, of: progress.update(task, completed=done, total=of, description=f"{title}: {done} of {of}")

@@ -1,1 +1,1 @@
-"""Messages that belong together, of which only some processes speak: results, graphs, culprits."""
+"""Messages grouped by topic, which only some processes use: results, graphs, culprits."""

@@ -1,4 +1,4 @@
-"""The messages by which a joining host fetches what a job needs; see messages.
+"""Messages by which a joining host fetches what a job needs; see messages.
 
 Rules: pure; as there.
 """
@@ -16,7 +16,7 @@ __all__ = ["BundlePiece", "BundleWanted"]
 @message("BundleWanted", to="coordinator", by=("worker",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleWanted(Message):
-    """Give the piece of this bundle that begins here; without a digest, of whichever bundle there is."""
+    """Request for the piece of this bundle that begins at `offset`; without a digest, of the current bundle."""
 
     digest: str = wire(NAME)
     offset: int = wire(BUNDLE_BYTES)
@@ -25,7 +25,7 @@ class BundleWanted(Message):
 @message("BundlePiece")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundlePiece(Message):
-    """A piece of a bundle, whose first `manifest_nbytes` bytes are its manifest."""
+    """Piece of a bundle, whose first `manifest_nbytes` bytes are its manifest."""
 
     digest: str = wire(NAME)
     manifest_nbytes: int = wire(MANIFEST_BYTES)

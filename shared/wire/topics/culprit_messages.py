@@ -1,4 +1,4 @@
-"""Samples that kill decoders: found by workers, known to all of them, and forgiven by people.
+"""Messages about samples that kill decoders: found by workers, known to all of them, and forgiven by people.
 
 Rules: pure; as for all messages.
 """
@@ -17,7 +17,7 @@ __all__ = ["Culprit", "Culprits", "Forgive", "Forgiven"]
 @message("Culprit", to="coordinator", by=("worker",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit(Message):
-    """A worker saw that a sample kills the process that decodes it; `ends` says how."""
+    """Report of a worker that a sample kills the process that decodes it; `ends` says how."""
 
     worker: str = wire(NAME)
     stream: str = wire(NAME)
@@ -28,7 +28,7 @@ class Culprit(Message):
 @message("Culprits")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprits(Message):
-    """The samples that are known to kill decoders, by the digest of stream and identity: mask them unread."""
+    """Samples that are known to kill decoders, by the hash of stream and identity: mask them unread."""
 
     version: int = wire(ID)
     keys: tuple[int, ...] = wire(Many(ID, 2**15))
@@ -37,7 +37,7 @@ class Culprits(Message):
 @message("Forgive", to="coordinator", by=("coordinator", "worker"))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgive(Message):
-    """A culprit was mended, or all of them were: use them again."""
+    """Notice that a culprit was mended, or all of them were: use them again."""
 
     stream: str = wire(NAME)
     identity: str = wire(PROSE)
@@ -46,6 +46,6 @@ class Forgive(Message):
 @message("Forgiven")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgiven(Message):
-    """Answers `Forgive`: how many convictions were forgotten."""
+    """Answer to `Forgive`: the number of forgotten convictions."""
 
     count: int = wire(COUNT)

@@ -1,4 +1,4 @@
-"""How trainers learn that their job is ended by order, and not by accident, and ranks agree on their last round.
+"""Messages about the end of a job by order, and the last round that ranks agree on.
 
 Rules: pure; as for all messages.
 """
@@ -17,8 +17,10 @@ __all__ = ["JobEnds", "StandsStill"]
 @message("JobEnds")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnds(Message):
-    """The job ends: there are no more batches, except those that a trainer has leased if it `drains`, and the rounds
-    before `last` that ranks in lockstep agreed on.
+    """Notice that the job ends and gives out no more batches.
+
+    Exceptions are batches that a trainer has leased, if it `drains`, and the rounds before `last` that ranks in
+    lockstep agreed on.
     """
 
     drains: bool = wire(FLAG)
@@ -28,7 +30,7 @@ class JobEnds(Message):
 @message("StandsStill", to="coordinator", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandsStill(Message):
-    """A rank in lockstep has heard of the end: it hands out no round from this place on, until it is told the last."""
+    """Answer of a rank in lockstep to the end: it hands out no round from this place on, until it is told the last."""
 
     stream: str = wire(NAME)
     incarnation: int = wire(ID)

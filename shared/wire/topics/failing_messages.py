@@ -1,4 +1,4 @@
-"""Why a worker does not come up; see messages.
+"""Message about a worker that does not come up; see messages.
 
 Rules: pure; as there.
 """
@@ -16,7 +16,7 @@ __all__ = ["Failing"]
 @message("Failing", to="coordinator", by=("worker",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failing(Message):
-    """A worker cannot serve, and has ended or waits: to the coordinator, and from there to trainers."""
+    """Report that a worker cannot serve, and has ended or waits: to the coordinator, and from there to trainers."""
 
     worker: str = wire(NAME)
     expected: str = wire(PROSE)

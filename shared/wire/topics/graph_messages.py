@@ -1,4 +1,4 @@
-"""The messages of a data set that a trainer sends; see messages.
+"""Messages about a data set that a trainer sends; see messages.
 
 Rules: pure; as there.
 """
@@ -16,7 +16,7 @@ __all__ = ["GraphKept", "GraphOffer", "GraphPiece", "GraphWanted"]
 @message("GraphOffer", to="coordinator", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphOffer(Message):
-    """A trainer has a data set for a stream, and asks which part is missing and whether it runs yet."""
+    """Offer of a trainer's data set for a stream; the answer names the missing part, or says whether it runs yet."""
 
     job: str = wire(NAME)
     stream: str = wire(NAME)
@@ -27,7 +27,7 @@ class GraphOffer(Message):
 @message("GraphWanted")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphWanted(Message):
-    """Send the piece that begins here."""
+    """Request for the piece that begins at `offset`."""
 
     stream: str = wire(NAME)
     digest: str = wire(NAME)
@@ -37,7 +37,7 @@ class GraphWanted(Message):
 @message("GraphPiece", to="coordinator", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphPiece(Message):
-    """A piece of `nbytes` bytes."""
+    """Piece of a graph of `nbytes` bytes."""
 
     stream: str = wire(NAME)
     digest: str = wire(NAME)
@@ -49,7 +49,7 @@ class GraphPiece(Message):
 @message("GraphKept")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphKept(Message):
-    """The coordinator has all of it; once it `runs`, its stream can be attached to."""
+    """Confirmation that the coordinator has the whole graph; once it `runs`, its stream can be attached to."""
 
     stream: str = wire(NAME)
     digest: str = wire(NAME)

@@ -1,4 +1,4 @@
-"""How trainers in queue mode get batches, and tell what became of them.
+"""Messages about leases: how trainers in queue mode get batches, and report their outcomes.
 
 Rules: pure; as for all messages.
 """
@@ -31,7 +31,7 @@ __all__ = ["Leases", "Outcomes", "Recalled"]
 @message("Outcomes", to="coordinator", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes(Message):
-    """In queue mode: what became of a trainer's leases, and how many it would hold."""
+    """Report of a trainer in queue mode: the outcomes of its leases, and the number of leases it wants to hold."""
 
     stream: str = wire(NAME)
     work: str = wire(OneOf(WORK))
@@ -52,7 +52,7 @@ class Outcomes(Message):
 @message("Leases")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leases(Message):
-    """Answers `Outcomes`: all leases that the trainer has now, in the order in which it got them."""
+    """Answer to `Outcomes`: all current leases of the trainer, in the order in which it got them."""
 
     serial: int = wire(COUNT)
     book: BookMark = wire(record(BookMark))
@@ -66,4 +66,4 @@ class Leases(Message):
 @message("Recalled")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recalled(Message):
-    """The trainer's leases have changed, or there are some again: it should say how its own stand."""
+    """Notice that the trainer's leases have changed, or that there are some again: it should send `Outcomes`."""

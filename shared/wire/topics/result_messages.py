@@ -1,4 +1,4 @@
-"""What training and evaluation came to, as trainers tell it and the coordinator answers.
+"""Messages about results of training and evaluation: trainers' own, and those over all ranks.
 
 Rules: pure; as for all messages.
 """
@@ -13,7 +13,7 @@ from shared.wire.parts import COUNT, EPOCH, FLAG, ID, NAME, PIECE, PROSE, wire
 
 __all__ = ["LONGEST_NAME", "MOST_MEANS", "Aggregate", "Results"]
 
-#: What a trainer may tell at a time, and the characters of a name.
+#: Most means in one message of a trainer, and the longest name of one.
 MOST_MEANS = 64
 LONGEST_NAME = NAME.longest
 
@@ -24,7 +24,7 @@ _MEAN = FixedList((NAME, Maybe(Number())))
 @message("Results", to="coordinator", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results(Message):
-    """What a trainer's part of an epoch, or of an evaluation, came to: means over its rows."""
+    """Result of a trainer's part of an epoch, or of an evaluation: means over its rows."""
 
     stream: str = wire(NAME)
     incarnation: int = wire(ID)
@@ -43,7 +43,7 @@ class Results(Message):
 @message("Aggregate")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregate(Message):
-    """Answers `Results`: the means over all ranks, once every one of them has told its own."""
+    """Answer to `Results`: the means over all ranks, once each has sent its own."""
 
     serial: int = wire(COUNT)
     whole: bool = wire(FLAG)

@@ -1,4 +1,4 @@
-"""What trainers and parameter servers say to each other, and the first server to the others.
+"""Messages between trainers and parameter servers, and from the first server to the others.
 
 Rules: pure; as for all messages. Values and gradients are no part of a message: they follow it, in a frame of `nbytes`.
 """
@@ -33,7 +33,7 @@ _MOST_PARTS = 2**13
 @message("Look", to="parameter server", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look(Message):
-    """A trainer asks a server how it stands, and is known to it from then on."""
+    """Question of a trainer for a server's state; the server knows the trainer from then on."""
 
     serial: int = wire(COUNT)
     trainer: int = wire(ID)
@@ -42,7 +42,7 @@ class Look(Message):
 @message("Shown")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown(Message):
-    """Answers `Look`."""
+    """Answer to `Look`."""
 
     serial: int = wire(COUNT)
     generation: int = wire(ID)
@@ -54,7 +54,7 @@ class Shown(Message):
 @message("ServeShare", to="parameter server", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeShare(Message):
-    """The chief gives a server its share, whatever it had before; all values follow."""
+    """Share that the chief gives a server in place of any earlier one; all values follow."""
 
     serial: int = wire(COUNT)
     generation: int = wire(ID)
@@ -69,7 +69,7 @@ class ServeShare(Message):
 @message("Withdraw", to="parameter server", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdraw(Message):
-    """The chief is about to take the queue back: nobody gets or changes values until it gives shares again."""
+    """Notice that the chief is about to restore the queue: values are frozen and not given until new shares come."""
 
     serial: int = wire(COUNT)
 
@@ -77,7 +77,7 @@ class Withdraw(Message):
 @message("Pull", to="parameter server", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull(Message):
-    """A trainer asks for the values of a server's share."""
+    """Request of a trainer for the values of a server's share."""
 
     serial: int = wire(COUNT)
     trainer: int = wire(ID)
@@ -88,7 +88,7 @@ class Pull(Message):
 @message("Push", to="parameter server", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push(Message):
-    """The gradients of one batch, as far as they are a server's; they follow."""
+    """Gradients of one batch, as far as they are a server's; they follow."""
 
     serial: int = wire(COUNT)
     trainer: int = wire(ID)
@@ -104,8 +104,9 @@ class Push(Message):
 @message("Taken")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken(Message):
-    """Answers `Push`, `ServeShare`, `Withdraw`, `SetRate` and `Finish`; and `Pull` and `Save` where there are no values
-    to give.
+    """Answer to `Push`, `ServeShare`, `Withdraw`, `SetRate` and `Finish`.
+
+    It also answers `Pull` and `Save` where there are no values to give.
     """
 
     serial: int = wire(COUNT)
@@ -117,7 +118,7 @@ class Taken(Message):
 @message("SetRate", to="parameter server", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetRate(Message):
-    """The chief's callbacks have set the learning rate, for all that is pushed from now on."""
+    """Learning rate that the chief's callbacks have set, for all gradients pushed from now on."""
 
     serial: int = wire(COUNT)
     trainer: int = wire(ID)
@@ -128,7 +129,7 @@ class SetRate(Message):
 @message("Save", to="parameter server", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save(Message):
-    """The chief asks for all that a server has, at a cut that is the same in all."""
+    """Request of the chief for all that a server has, at a cut that is the same in all servers."""
 
     serial: int = wire(COUNT)
     generation: int = wire(ID)
@@ -139,7 +140,7 @@ class Save(Message):
 @message("Values")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values(Message):
-    """Answers `Pull` and `Save`; the values follow."""
+    """Answer to `Pull` and `Save`; the values follow."""
 
     serial: int = wire(COUNT)
     version: int = wire(COUNT)
@@ -150,7 +151,7 @@ class Values(Message):
 @message("Finish", to="parameter server", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish(Message):
-    """The chief ends the run."""
+    """Notice that the chief ends the run."""
 
     serial: int = wire(COUNT)
     generation: int = wire(ID)
@@ -160,7 +161,7 @@ class Finish(Message):
 @message("Quit", to="parameter server", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quit(Message):
-    """A trainer pushes nothing more."""
+    """Notice that a trainer pushes nothing more."""
 
     trainer: int = wire(ID)
 
@@ -168,7 +169,7 @@ class Quit(Message):
 @message("Order", to="parameter server", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order(Message):
-    """The first server tells the others what to do, in order."""
+    """Order of the first server to the others; orders are followed in sequence."""
 
     generation: int = wire(ID)
     what: str = wire(OneOf(("apply", "cut", "forget", "agree", "end")))

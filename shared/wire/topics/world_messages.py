@@ -1,4 +1,4 @@
-"""How trainers come to a place in an elastic world, and learn that it is over.
+"""Messages about elastic worlds: how trainers get a place, and learn that the world is over.
 
 Rules: pure; as for all messages.
 """
@@ -16,7 +16,7 @@ __all__ = ["Gathering", "Join", "Placed", "WorldOver"]
 @message("Join", to="coordinator", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join(Message):
-    """A trainer asks for a place in the next world of a stream, which has `least` to `most` trainers."""
+    """Request of a trainer for a place in the next world of a stream, which has `least` to `most` trainers."""
 
     serial: int = wire(COUNT)
     job: str = wire(NAME)
@@ -33,7 +33,7 @@ class Join(Message):
 @message("Gathering")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathering(Message):
-    """Not placed yet: ask again after `retry_ms`. If others are training, it is a spare, or let in soon."""
+    """Not placed yet: ask again after `retry_ms`. While others train, the trainer is a spare, or joins soon."""
 
     serial: int = wire(COUNT)
     reason: str = wire(PROSE)
@@ -44,7 +44,7 @@ class Gathering(Message):
 @message("Placed")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed(Message):
-    """Its place: with this it attaches."""
+    """Place of a trainer in the world: it attaches with this."""
 
     serial: int = wire(COUNT)
     version: int = wire(COUNT)
@@ -55,7 +55,7 @@ class Placed(Message):
 @message("WorldOver")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldOver(Message):
-    """The world of this version ends, because trainers came or went: join the next one."""
+    """Notice that the world of this version ends, because trainers came or went: join the next one."""
 
     version: int = wire(COUNT)
     reason: str = wire(PROSE)

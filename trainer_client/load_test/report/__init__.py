@@ -1,1 +1,1 @@
-"""The report of a load test: figures of it and of several, as JSON, Markdown and one HTML page."""
+"""Report of a load test: figures of one test and of several, as JSON, Markdown and one HTML page."""

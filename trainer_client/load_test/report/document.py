@@ -1,4 +1,4 @@
-"""The report of a load test: one JSON document, and the same in Markdown for people.
+"""Document of a load test's report: JSON, and the same in Markdown for people.
 
 Rules: the document holds all that is needed to repeat the test and to compare it with another; text and page are made
 from the document alone, so they can be made again later.
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT", "markdown", "read_report", "write_report"]
 
-#: Raised when older documents can no longer be compared.
+#: Version of the document, raised when older documents can no longer be compared.
 FORMAT = 1
 
 
 def markdown(document: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> str:
-    """The document as text."""
+    """Return the document as Markdown, compared with an older one if there is one."""
     said = ", ".join(f"{name} {value}" for name, value in document["settings"].items() if value not in ("", None))
     parts = [
         f"# Load test: {document['mode']}",
@@ -75,7 +75,7 @@ def _lines(heads: list[str], rows: list[list[str]]) -> str:
 
 
 def write_report(folder: Path, document: Mapping[str, Any], old: Mapping[str, Any] | None) -> list[Path]:
-    """Write report.json, report.md and report.html; returns their paths."""
+    """Write report.json, report.md and report.html, and return their paths; raise SettingsError if that fails."""
     texts = {
         "report.json": json.dumps(document, indent=1) + "\n",
         "report.md": markdown(document, old),
@@ -93,7 +93,7 @@ def write_report(folder: Path, document: Mapping[str, Any], old: Mapping[str, An
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """Read an older report.json."""
+    """Return the document of an older report.json; raise SettingsError if the file is none, or of another format."""
     try:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""What a load test measured, as figures: of one run, of several together, against limits and against an older test.
+"""Figures of a load test: of one run, of several together, against limits and against an older test.
 
-Rules: pure; counts of what went wrong add up over repeats, everything else is the median of them; a figure's name ends
-in its unit.
+Rules: pure; faults add up over repeats, every other figure is the median of the repeats; a figure's name ends in its
+unit.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = [
 
 Figures = dict[str, Any]
 
-#: The faults: none is allowed.
+#: Faults, of which none is allowed.
 _FAULTS = ("errors", "lost", "repeated")
 
-#: Whether a larger (+1) or a smaller (-1) figure is better.
+#: Direction of each figure: larger is better (+1) or smaller is (-1).
 BETTER = {
     **dict.fromkeys(_FAULTS, -1),
     "batches_per_s": 1,
@@ -51,7 +51,7 @@ BETTER = {
 }
 
 
-#: Every figure in words, in the order of reports.
+#: Titles of all figures, in the order of reports.
 TITLES = {
     "trainers": "trainers",
     "batches": "batches",
@@ -74,7 +74,7 @@ TITLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadLimits:
-    """What the figures of a test have to keep; None: no limit."""
+    """Limits on the figures of a test; None: no limit."""
 
     max_wait_p99_ms: float | None = None
     min_utilisation: float | None = None
@@ -83,7 +83,7 @@ class LoadLimits:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A figure then and now; `better` is None where the two are equal or the figure has no good side."""
+    """Change of a figure since an older test; `better` is None if both values are equal."""
 
     name: str
     before: float
@@ -92,12 +92,12 @@ class Change:
 
     @property
     def percent(self) -> float | None:
-        """The change in percent; None where there was nothing before."""
+        """Return the change in percent, or None if the older value is 0."""
         return 100 * (self.now / self.before - 1) if self.before else None
 
 
 def figures_of(measured: Measured, trainers: int) -> Figures:
-    """The figures of one run."""
+    """Return the figures of one run."""
     waits, wall_s = measured.waits, measured.wall_s
     assert measured.audit is not None
     return {
@@ -121,7 +121,7 @@ def figures_of(measured: Measured, trainers: int) -> Figures:
 
 
 def curves_of(measured: Measured) -> dict[str, Any]:
-    """The curves of one run: waits by share, by second, and the utilisation of each trainer."""
+    """Return the curves of one run: waits by quantile and by second, utilisation of each trainer, and 20 errors."""
     return {
         "wait_curve_ms": [(round(share, 9), _ms(time_us)) for share, time_us in measured.waits.curve()],
         "by_second": [
@@ -148,11 +148,12 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 def together(runs: Sequence[Figures]) -> Figures:
-    """The figures of several repeats, combined."""
+    """Return the figures of several repeats, combined."""
     return {name: _one(name, [run[name] for run in runs]) for name in runs[0]}
 
 
 def _one(name: str, values: Sequence[Any]) -> Any:
+    """Return one figure of several repeats: the sum of a fault, the median of others; None if never measured."""
     known = [value for value in values if value is not None]
     if not known or name in _FAULTS:
         return sum(known) if known else None
@@ -160,7 +161,7 @@ def _one(name: str, values: Sequence[Any]) -> Any:
 
 
 def broken(figures: Figures, limits: LoadLimits) -> list[str]:
-    """The limits and faults that the figures do not keep, in words."""
+    """Return a sentence for each fault, and for each limit that the figures break."""
     said = [f"{figures[name]} {name}, expected none" for name in _FAULTS if figures[name]]
     for name, most in (("wait_p99_ms", limits.max_wait_p99_ms),):
         if most is not None and figures[name] > most:
@@ -173,7 +174,7 @@ def broken(figures: Figures, limits: LoadLimits) -> list[str]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """What both tests measured, side by side."""
+    """Return the change of each figure that both tests measured."""
     shared = [
         name for name in BETTER if isinstance(before.get(name), int | float) and isinstance(now.get(name), int | float)
     ]
@@ -181,7 +182,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The settings in which two tests differ, in words, because they make figures hard to compare."""
+    """Return the settings in which two tests differ, as text, because they make figures hard to compare."""
     names = dict.fromkeys((*before, *now))
     differing = [name for name in names if before.get(name) != now.get(name)]
     return ", ".join(f"{name} {before.get(name)} then, {now.get(name)} now" for name in differing)
@@ -192,7 +193,7 @@ def _is_better(name: str, before: float, now: float) -> bool | None:
 
 
 def shown(value: object) -> str:
-    """A figure as people read it."""
+    """Return a figure as text for people."""
     if value is None:
         return "-"
     return f"{value:,.10g}" if isinstance(value, int | float) else str(value)

@@ -1,4 +1,4 @@
-"""Times in a log-linear histogram: small, mergeable, and accurate to 1 part in 32 at any size.
+"""Log-linear histogram of times: small, mergeable, and accurate to 1 part in 32 at any size.
 
 Rules: pure; takes whole microseconds; values below 64 have a bin each, and every doubling above has 32 bins, so a
 quantile reads at most 3.2 % too high and never too low.
@@ -16,7 +16,7 @@ _PLACES = 1 << _BITS
 
 
 class Plain(TypedDict):
-    """A histogram as plain values: the count in each bin, the sum and the largest."""
+    """Histogram as plain values: the count in each bin, the sum and the largest time."""
 
     counts: list[tuple[int, int]]
     sum_us: int
@@ -24,7 +24,7 @@ class Plain(TypedDict):
 
 
 class Histogram:
-    """Counts times by size."""
+    """Counts of times by size."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -34,6 +34,7 @@ class Histogram:
 
     def record(self, time_us: int) -> None:
         """Count one time."""
+        # Keep the 6 leading bits: shift 0 has the places 0 to 63, and each further shift 32 more.
         shift = max(0, time_us.bit_length() - _BITS - 1)
         self._counts[shift * _PLACES + (time_us >> shift)] += 1
         self.total += 1
@@ -41,14 +42,14 @@ class Histogram:
         self.max_us = max(self.max_us, time_us)
 
     def merge(self, other: Histogram) -> None:
-        """Count all of the other's times too."""
+        """Add all times of another histogram."""
         self._counts.update(other._counts)
         self.total += other.total
         self.sum_us += other.sum_us
         self.max_us = max(self.max_us, other.max_us)
 
     def quantile_us(self, share: float) -> int:
-        """The time that this share of all times does not exceed; 0 where nothing was counted."""
+        """Return the time that this share of all times does not exceed; 0 if nothing was counted."""
         wanted, seen = share * self.total, 0
         for place, count in sorted(self._counts.items()):
             seen += count
@@ -57,7 +58,7 @@ class Histogram:
         return self.max_us
 
     def curve(self) -> list[tuple[float, int]]:
-        """Quantiles that each halve the share above, as far as there are enough times."""
+        """Return quantiles, each at half the distance of the one before to 1, as far as there are enough times."""
         shares, left = [0.0], 1.0
         while left * self.total >= 1:
             left /= 2
@@ -65,12 +66,12 @@ class Histogram:
         return [(share, self.quantile_us(share)) for share in shares]
 
     def plain(self) -> Plain:
-        """The histogram as plain values, for a message."""
+        """Return the histogram as plain values, for a message."""
         return {"counts": sorted(self._counts.items()), "sum_us": self.sum_us, "max_us": self.max_us}
 
     @classmethod
     def of(cls, plain: Plain) -> Histogram:
-        """A histogram from plain values."""
+        """Return a histogram made from plain values."""
         made = cls()
         made._counts = Counter(dict(plain["counts"]))
         made.total = made._counts.total()
@@ -79,6 +80,6 @@ class Histogram:
 
 
 def _largest_us(place: int) -> int:
-    """The largest time that belongs into a bin."""
+    """Return the largest time of a bin."""
     shift = max(0, place // _PLACES - 1)
     return ((place - shift * _PLACES + 1) << shift) - 1

@@ -1,4 +1,4 @@
-"""The machine that a load test ran on, without which its figures mean nothing later."""
+"""Description of the machine that a load test ran on, without which its figures mean nothing later."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["machine", "versions"]
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores that we may use, memory, system, and the load before the test."""
+    """Return processor, cores that we may use, memory, system, and the load before the test."""
     return {
         "processor": _line("/proc/cpuinfo", "model name") or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
@@ -25,13 +25,13 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of the software that batches go through."""
+    """Return the versions of the software that batches go through."""
     found = {name: importlib.metadata.version(name) for name in ("stoker", "numpy", "pyzmq", "msgpack")}
     return {"python": platform.python_version(), "libzmq": zmq.zmq_version(), **found}
 
 
 def _line(path: str, name: str) -> str:
-    """The value in the first line of that name."""
+    """Return the value in the first line of a file that begins with `name`; "" if there is none."""
     try:
         lines = Path(path).read_text("utf-8", "replace").splitlines()
     except OSError:

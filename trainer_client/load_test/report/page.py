@@ -1,5 +1,6 @@
-"""The report of a load test as one HTML page: figures and charts, nothing loaded from elsewhere, light or dark as the
-reader's system is.
+"""Report of a load test as one HTML page of figures and charts.
+
+Nothing is loaded from elsewhere, and the page is light or dark as the reader's system is.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ th:first-child, td:first-child { text-align: left; } th { font-weight: 600; }
 
 
 def page(document: Mapping[str, Any], old: Mapping[str, Any] | None) -> str:
-    """The whole page."""
+    """Return the whole page, compared with an older test if there is one."""
     said = ", ".join(f"{name} {value}" for name, value in document["settings"].items() if value not in ("", None))
     facts = [f"{name} {value}" for part in ("machine", "versions") for name, value in document[part].items()]
     parts = [
@@ -101,12 +102,12 @@ def _charts(document: Mapping[str, Any], old: Mapping[str, Any] | None) -> str:
 
 
 def _middle(runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The repeat to draw: the median by batches a second."""
+    """Return the repeat to draw: the median by batches a second."""
     return sorted(runs, key=lambda run: float(run["figures"]["batches_per_s"]))[len(runs) // 2]
 
 
 def _whole_seconds(run: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """All seconds but the last one, which was cut short."""
+    """Return all seconds but the last one, which was cut short."""
     seconds: Sequence[Mapping[str, Any]] = run["by_second"]
     return seconds[:-1] or seconds
 
@@ -149,7 +150,7 @@ def _waits_by_share(run: Mapping[str, Any], old: Mapping[str, Any] | None) -> st
     )
 
 
-#: Shares by how many nines they have.
+#: Ticks of the share axis: shares by their number of nines.
 _NINES = (
     (0.0, "0 %"),
     (1.0, "90 %"),

@@ -1,7 +1,7 @@
 """Line charts as inline SVG: axes, lines, dots and words, in colours that the page's style sheet names.
 
 Rules: pure, text in and text out; a line is a list of points in the data's own units; every line has its name at its
-end, so no legend is needed; `scale` is linear or logarithmic.
+end, so no legend is needed; an axis is linear or logarithmic.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """What an axis shows: `place` maps its units to 0 … 1, ticks are values with their words."""
+    """Axis of a chart: `place` maps its units to 0 … 1, ticks are values with their words."""
 
     title: str
     place: Callable[[float], float]
@@ -33,7 +33,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One series of points, drawn as a line or as dots; `look` is its class in the style sheet."""
+    """Series of points, drawn as a line or as dots; `look` is its class in the style sheet."""
 
     name: str
     points: Sequence[Point]
@@ -42,7 +42,7 @@ class Series:
 
 
 def linear(title: str, low: float, high: float, *, count: int = 5) -> Axis:
-    """An axis from `low` to at least `high`, ticks at round numbers."""
+    """Return an axis from `low` to at least `high`, with ticks at round numbers."""
     step = _round_step((high - low) / count or 1.0)
     first, last = math.floor(low / step + 1e-9), max(math.ceil(high / step - 1e-9), math.floor(low / step + 1e-9) + 1)
     bottom, top = first * step, last * step
@@ -56,7 +56,7 @@ def _round_step(rough: float) -> float:
 
 
 def logarithmic(title: str, low: float, high: float) -> Axis:
-    """An axis of powers of ten around both values; smaller values are drawn at its foot."""
+    """Return an axis of powers of ten around both values; smaller values are drawn at its lower end."""
     foot = math.floor(math.log10(max(low, 1e-3)))
     head = max(math.ceil(math.log10(max(high, 1e-3))), foot + 1)
     ticks = [(10.0**power, f"{10.0**power:,.10g}") for power in range(foot, head + 1)]
@@ -68,7 +68,7 @@ def logarithmic(title: str, low: float, high: float) -> Axis:
 
 
 def chart(title: str, across: Axis, up: Axis, lines: Sequence[Series]) -> str:
-    """A figure with its title as caption."""
+    """Return an HTML figure of the lines, with its title as caption."""
     body = [_grid(across, up), *(_line(line, across, up) for line in lines), _names(lines, up)]
     label = escape(title, quote=True)
     drawing = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(body)}</svg>'
@@ -112,7 +112,7 @@ def _line(line: Series, across: Axis, up: Axis) -> str:
 
 
 def _names(lines: Sequence[Series], up: Axis) -> str:
-    """The name of each line at its end, pushed apart where they would overlap."""
+    """Return the name of each line at its end, pushed apart where names would overlap."""
     named = [(_y(up, line.points[-1][1]), line) for line in lines if line.points and line.name]
     words, last = [], -math.inf
     for height, line in sorted(named, key=lambda one: one[0]):

@@ -1,7 +1,9 @@
-"""A user's `dataset_pipeline(context)` without loaders, in this process: what `trainer_client.run_pipeline` returns.
+"""Users' `dataset_pipeline(context)` in this process, without loaders: `trainer_client.run_pipeline`.
 
-For what comes after training: the function that made the batches decodes a sample, or a file, in the same way. Rules:
-the marker divides nothing here, but keys get the names that they have below it. Must not know sockets, jobs or plans.
+It serves work after training: the function that made the batches decodes a sample, or a file, in the same way.
+
+Rules: the marker divides nothing here, but keys get the names that they have below it. Must not know sockets, jobs or
+plans.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ _WHERE = "trainer_client.run_pipeline"
 
 
 class _LoneContext(TrainersContext):
-    """The context without loaders: the marker passes on what is above it."""
+    """Context without loaders: the marker passes on what is above it."""
 
     def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """The same data set."""
+        """Return the data set with the keys that it has below the marker."""
         self.marked += 1
         return with_plain_keys(dataset, _WHERE)
 
@@ -45,10 +47,10 @@ def run_pipeline(  # noqa: PLR0913 - what a context needs, each with a default
 
     Args:
         function: The function that a job file names as `pipeline`. True: the default pipeline.
-        samples: What takes the place of `context.base_dataset`: a data set, or dicts of arrays whose first axis varies.
-        paths: What takes the place of `context.paths`.
-        name: What `context.dataset_name` says.
-        max_rows: What `context.default_max_rows` says.
+        samples: The value of `context.base_dataset`: a data set, or dicts of arrays whose first axis varies.
+        paths: The value of `context.paths`.
+        name: The value of `context.dataset_name`.
+        max_rows: The value of `context.default_max_rows`.
         device: The device on which the function puts elements. None: the first accelerator, or the CPU.
 
     Returns:
@@ -75,6 +77,7 @@ def run_pipeline(  # noqa: PLR0913 - what a context needs, each with a default
 
 
 def _dataset_of(samples: list[Mapping[str, Any]]) -> tf.data.Dataset:
+    """Return a data set of the samples; raise SettingsError if one is no dict."""
     for sample in samples:
         if not isinstance(sample, dict):
             raise SettingsError(

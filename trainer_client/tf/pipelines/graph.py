@@ -1,7 +1,7 @@
 """A user's `tf.data` data set as a graph that other processes can run: what `trainer_client.distribute` sends.
 
 Rules: equal code gives equal bytes, in any process and however much was traced there before, so that a digest tells
-that ranks and restarts send the same. TensorFlow itself refuses to write a graph with state outside of it (Python
+whether ranks and restarts send the same. TensorFlow itself refuses to write a graph with state outside of it (Python
 functions, generators, variables, tables). Elements cross as dicts of dense numbers, one entry for each leaf of their
 structure, which stays here. Must not know sockets or jobs.
 """
@@ -28,7 +28,7 @@ _REMEDY = "Write it as dataset_pipeline(context), which workers import: docs/pip
 #: Operations that write files, which other processes would write as well.
 _WRITING = frozenset(("SnapshotDataset", "SnapshotDatasetV2", "SaveDataset", "SaveDatasetV2"))
 _CACHES = frozenset(("CacheDataset", "CacheDatasetV2"))
-#: Attributes with the device and container of resources that keep state while a graph runs.
+#: Device and container given to all resources that keep state while a graph runs.
 _RESOURCES_AT = ("/job:localhost/replica:0/task:0/device:CPU:0", "localhost")
 #: The operation that marks the data set to run.
 _RESULT = "_Retval"
@@ -37,7 +37,7 @@ _RELATIVES = ("forward_function_name", "backward_function_name")
 
 
 def sent_graph(dataset: tf.data.Dataset) -> SentGraph:
-    """The graph of a data set; a SettingsError names what cannot be sent."""
+    """Return the graph of a data set; raise SettingsError with what cannot be sent."""
     crossing = parted(dataset.map(_leaves), _WHERE)
     graph = tf.compat.v1.GraphDef.FromString(_serialized(crossing))
     values = tuple(_value(key, spec) for key, spec in sorted(crossing.element_spec.items()))
@@ -58,16 +58,18 @@ def sent_graph(dataset: tf.data.Dataset) -> SentGraph:
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator] # TensorFlow has no types
 def _leaves(*element: Any) -> dict[str, Any]:
+    """Return the leaves of an element by their numbers, in the order of `tf.nest.flatten`."""
     whole = element if len(element) != 1 else element[0]
     return {str(place): leaf for place, leaf in enumerate(tf.nest.flatten(whole))}
 
 
 def packed_element(spec: Any, leaves: Mapping[str, Any]) -> Any:
-    """The user's own structure, filled with the leaves of an element that crossed."""
+    """Return the user's own structure, filled with the leaves of an element that crossed."""
     return tf.nest.pack_sequence_as(spec, [leaves[str(place)] for place in range(len(leaves))])
 
 
 def _value(key: str, spec: tf.TensorSpec) -> ElementValue:
+    """Return the description of a leaf; raise SettingsError if its dtype or rank cannot cross."""
     if spec.dtype.name not in DTYPES or spec.shape.rank is None:
         raise SettingsError(
             expected="elements of numbers and strings, of known rank",
@@ -79,6 +81,7 @@ def _value(key: str, spec: tf.TensorSpec) -> ElementValue:
 
 
 def _serialized(dataset: tf.data.Dataset) -> bytes:
+    """Return the data set's graph as bytes; raise SettingsError if it has state outside of it."""
     try:
         graph = tf.raw_ops.DatasetToGraphV2(
             input_dataset=tf.data.experimental.to_variant(dataset),
@@ -97,6 +100,7 @@ def _serialized(dataset: tf.data.Dataset) -> bytes:
 
 
 def _refuse_writing(graph: Any) -> None:
+    """Raise SettingsError if the graph writes files."""
     bodies = ([*graph.node], *([*one.node_def] for one in graph.library.function))
     for nodes in bodies:
         by_name = {node.name: node for node in nodes}
@@ -111,7 +115,7 @@ def _refuse_writing(graph: Any) -> None:
 
 
 def _text(by_name: Mapping[str, Any], name: str) -> bytes:
-    """A constant string; if it is no constant, a text that is not empty."""
+    """Return a node's constant string, or b"?" if it is no constant."""
     node = by_name.get(name.partition(":")[0])
     if node is None or node.op != "Const":
         return b"?"
@@ -136,6 +140,7 @@ def _number_functions(graph: Any) -> None:
         one.signature.name = numbers[one.signature.name]
         for name in _RELATIVES:
             one.attr.pop(name, None)
+    # Copies: the originals belong to the field that is cleared below.
     renamed = [type(one).FromString(one.SerializeToString()) for one in kept]
     graph.library.ClearField("function")
     graph.library.ClearField("gradient")
@@ -162,6 +167,7 @@ def _number_nodes(graph: Any) -> None:
 
 
 def _find(nodes: Iterable[Any], functions: Mapping[str, Any], numbers: dict[str, str]) -> None:
+    """Give numbers to the functions that these nodes call, and that those call in turn, in order of first use."""
     for node in nodes:
         for called in _called(node):
             name = called.name
@@ -171,12 +177,13 @@ def _find(nodes: Iterable[Any], functions: Mapping[str, Any], numbers: dict[str,
 
 
 def _called(node: Any) -> list[Any]:
-    """The references to functions in a node's attributes, in an order that does not depend on a map's."""
+    """Return the references to functions in a node's attributes, in an order that does not depend on a map's."""
     attributes = [node.attr[key] for key in sorted(node.attr)]
     return [one for attribute in attributes for one in (attribute.func, *attribute.list.func) if one.name]
 
 
 def _rename(nodes: Iterable[Any], numbers: Mapping[str, str]) -> None:
+    """Rename the functions that nodes call, and drop debug information that differs between processes."""
     for node in nodes:
         for called in _called(node):
             called.name = numbers.get(called.name, called.name)

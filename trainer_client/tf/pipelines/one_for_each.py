@@ -1,8 +1,8 @@
-"""What a user's pipeline makes of a feed, for our training loop: one element for each batch, to the end of the epoch.
+"""Elements that a user's pipeline makes of a feed for our training loop: one per batch, to the end of the epoch.
 
 Rules: the loop counts a batch for each element, so a pipeline that yields fewer, or more, is refused; and before the
-last element is handed on, because nobody asks behind it. Reading counts nothing. What stopped the feed comes out as it
-is, and not as TensorFlow tells it. It must not know what is done with elements.
+last element is handed on, because nobody asks after it. Reading counts nothing. The feed's own error is raised, not
+TensorFlow's form of it. It must not know what is done with elements.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["OneForEach"]
 
 
 class OneForEach:
-    """From the cursor to the end of its epoch, each time that it is iterated; the arguments are those of `make`."""
+    """Iterable over the elements from the cursor to the end of its epoch; the arguments are those of `make`."""
 
     def __init__(
         self, session: FeedSession, function: Callable[[Any], Any], device: str = "", *, in_rounds: bool = False
@@ -36,12 +36,13 @@ class OneForEach:
 
     def __iter__(self) -> Iterator[Any]:
         rounds = self._session.epoch_rounds()
-        if rounds is None:  # in queue mode nobody knows how many are left
+        if rounds is None:  # in queue mode it is not known how many are left
             return self._elements_of(self._data)
         data = self._data.take(-1) if isinstance(self._data, FeedDataset) else self._data  # its own end would count
         return self._one_for_each(data, rounds[1] * self._session.replicas)
 
     def _one_for_each(self, data: tf.data.Dataset, batches: int) -> Iterator[Any]:
+        """Yield as many elements as batches; raise SettingsError if the pipeline yields fewer or more."""
         elements = self._elements_of(data)
         for done in range(batches):
             element = next(elements, None)
@@ -52,6 +53,7 @@ class OneForEach:
             yield element
 
     def _elements_of(self, data: tf.data.Dataset) -> Iterator[Any]:
+        """Yield the data set's elements; raise the feed's own error in place of TensorFlow's."""
         elements = iter(data)
         while True:
             try:

@@ -1,8 +1,10 @@
-"""A user's `dataset_pipeline(context)` in a trainer: what `feed.pipeline(...)` returns.
+"""Users' `dataset_pipeline(context)` in a trainer: what `feed.pipeline(...)` returns.
 
 The part above the marker is built from an empty stand-in and never run; the marker returns the feed's batches as the
-elements that workers made. Rules: the part below the marker should yield one element for each that it takes; otherwise
-steps are not rounds, and a checkpoint's cursor is wrong. Must not know sockets, slots or plans.
+elements that workers made.
+
+Rules: the part below the marker should yield one element for each that it takes; otherwise steps are not rounds, and a
+checkpoint's cursor is wrong. Must not know sockets, slots or plans.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ __all__ = ["TrainersContext", "element_tensors", "first_device", "make", "pipeli
 
 
 class TrainersContext(PipelineContext):
-    """What contexts outside loaders have in common: elements go to a device."""
+    """Base of contexts outside loaders: elements go to a device."""
 
     def prefetch_to_consumer_device(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Prefetch to an accelerator; on the CPU, elements are read ahead anyway."""
@@ -38,7 +40,7 @@ class TrainersContext(PipelineContext):
 
 
 class _ConsumerContext(TrainersContext):
-    """The context of a trainer: returns the feed at the marker."""
+    """Context of a trainer: the marker returns the feed."""
 
     def __init__(self, session: FeedSession, device: str, *, in_rounds: bool) -> None:
         spec = session.receiver.spec
@@ -50,7 +52,7 @@ class _ConsumerContext(TrainersContext):
         self._session, self._in_rounds = session, in_rounds
 
     def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:  # workers run it
-        """The feed's elements."""
+        """Return the feed's elements; the data set above the marker is ignored, because workers run it."""
         self.marked += 1
         values = values_of_element(self._session.fields)
         structure = ElementStructure(
@@ -62,8 +64,9 @@ class _ConsumerContext(TrainersContext):
 def make(
     session: FeedSession, function: Callable[[Any], Any] | Literal[True], device: str, *, in_rounds: bool = False
 ) -> tf.data.Dataset:
-    """The data set that the function makes from the feed, for a consumer that takes whole rounds perhaps; the default
-    one if the function is True.
+    """Return the data set that the function makes from the feed; the default pipeline if the function is True.
+
+    With `in_rounds` the consumer takes whole rounds. Raise SettingsError if the stream is no pipeline.
     """
     where = "feed.pipeline"
     chosen = pipeline_function(function, where)
@@ -78,7 +81,7 @@ def make(
 
 
 def pipeline_function(function: Callable[[Any], Any] | Literal[True], where: str) -> Callable[[Any], Any]:
-    """The function; the default one if it is True."""
+    """Return the function, or the default one if it is True; raise SettingsError if it is not callable."""
     chosen = default_pipeline if function is True else function
     if not callable(chosen):
         raise SettingsError(
@@ -91,20 +94,21 @@ def pipeline_function(function: Callable[[Any], Any] | Literal[True], where: str
 
 
 def first_device() -> str:
-    """The first accelerator, or the CPU."""
+    """Return the first accelerator, or the CPU."""
     kinds = {device.device_type for device in tf.config.list_logical_devices()}
     return "/gpu:0" if "GPU" in kinds else "/cpu:0"
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator] # TensorFlow has no types
 def element_tensors(values: Sequence[ElementValue], batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """The element in a batch, each value in its own shape; a batch that its shard did not fill has no steps."""
+    """Return the element in a batch, each value in its own shape; an empty batch of a shard gives zero steps."""
     return joined_values({value.key: _shaped(value, batch) for value in values})
 
 
 def _shaped(value: ElementValue, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """Return a value in its own shape, from its flat form and its sizes in the batch."""
     tensor = batch[f"{value.key}:values"][0]
-    if value.flattened:  # an empty batch has zeros there, whatever is fixed
+    if value.flattened:  # only the varying axes: in an empty batch the sizes are all zeros, even of fixed axes
         varying = batch[f"{value.key}:shape"][0][: value.flattened]
         tensor = tf.reshape(tensor, tf.concat([varying, tf.constant(value.fixed, tf.int64)], axis=0))
     return tf.ensure_shape(tensor, value.shape)
