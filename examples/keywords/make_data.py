@@ -12,7 +12,7 @@ PITCHES = {"up": (400, 1200), "down": (1200, 400), "left": (500, 500), "right": 
 
 
 def recording(word, rng):
-    """A gliding tone, for "stop" none, somewhere in noise."""
+    """Return a gliding tone somewhere in noise; for "stop", noise alone."""
     seconds = rng.uniform(0.3, 0.6)
     pitch = np.linspace(*PITCHES[word], int(RATE * seconds)) * rng.uniform(0.9, 1.1)
     tone = 0.1 * np.sin(2 * np.pi * np.cumsum(pitch) / RATE)

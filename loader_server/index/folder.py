@@ -248,5 +248,5 @@ def columns_fingerprint(columns: Path, settings: str, local: frozenset[str]) -> 
 
 
 def meta_json(meta: Meta) -> str:
-    """Return the text of `meta.json`."""
+    """Return the content of `meta.json`."""
     return json.dumps(asdict(meta), indent=1, ensure_ascii=False, sort_keys=True)

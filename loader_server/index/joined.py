@@ -82,12 +82,12 @@ class SourceSet:
 
     @property
     def made(self) -> str:
-        """Return a text that changes whenever one of the indexes is made anew."""
+        """Return a value that changes whenever one of the indexes is made anew."""
         return _joint(one.index.meta.folder for one in self._opened)
 
     @property
     def made_from(self) -> str:
-        """Return a text that is equal only if the indexes were made from the same data.
+        """Return a value that is equal only if the indexes were made from the same data.
 
         An index that does not know what it was made from counts as different each time it is made, as in `made`.
         """

@@ -251,7 +251,7 @@ class _Indexer:
         )
 
     def _words(self) -> str:
-        """Return the text that the fingerprint depends on besides the columns, in the form of format 1."""
+        """Return what the fingerprint depends on besides the columns, in the form of format 1."""
         words = [str(FORMAT), *self.request.words]
         words += [str(tuple(fact) if isinstance(fact, list) else fact) for fact in self.inventory.about.values()]
         return " ".join([*words, str(self.draft.journal.measured)] if self.request.source.measurable else words)

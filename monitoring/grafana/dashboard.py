@@ -23,7 +23,7 @@ _SOURCE = {"type": "prometheus", "uid": "${source}"}
 
 
 def as_text() -> str:
-    """The JSON file's content."""
+    """Return the JSON file's content."""
     return json.dumps(_dashboard(), indent=2) + "\n"
 
 

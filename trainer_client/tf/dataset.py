@@ -86,10 +86,7 @@ def make(
 def distributed(
     session: FeedSession, strategy: tf.distribute.Strategy, structure: ElementStructure
 ) -> tf.distribute.DistributedDataset:
-    """Return the per-replica dataset of a feed connected with this strategy.
-
-    Replica r gets the r-th batch of each round. Raise SettingsError if the strategy's replicas are not the feed's.
-    """
+    """Return the dataset that gives replica r the r-th batch of each round; raise SettingsError for other replicas."""
     replicas = ranks_of(strategy).replicas
     if replicas != session.replicas:
         raise SettingsError(
@@ -114,10 +111,7 @@ def distributed(
 
 @functools.cache
 def copies_batches() -> bool:
-    """Return whether this TensorFlow copies what a generator yields.
-
-    2.18 does, 2.21 takes aligned arrays as they are.
-    """
+    """Return whether this TensorFlow copies what a generator yields, as 2.18 does; 2.21 takes aligned arrays."""
     raw = np.zeros(4096 + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     array = raw[start : start + 4096]
@@ -206,8 +200,7 @@ class _Counting:
     def settle(self) -> None:
         """Count the last pass if a consumer inside a graph, which cannot be observed, has read it to its end.
 
-        It asks the iterator for an element, so call it only when the old consumer wants no more. An error of the
-        session, queue mode and evaluation leave nothing to count.
+        It takes an element of the iterator, so call it only when the old consumer wants no more.
         """
         session = self.session
         if session.evaluation or session.in_queue or session.error is not None:
@@ -246,10 +239,7 @@ class _FromAfar:
 
 
 class _Derived:
-    """Witness of passes over derived datasets, which warns of training on one.
-
-    Nothing counts such a pass, so each epoch is the same.
-    """
+    """Witness of passes over derived datasets: it warns of training on one, which nothing counts."""
 
     def __init__(self, session: FeedSession) -> None:
         self._session = session
@@ -310,10 +300,7 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
             return self._make_uncounted()
 
     def cardinality(self) -> tf.Tensor:
-        """Return the length of the longest epoch.
-
-        With less, or none, Keras would cut all epochs to the first one's length.
-        """
+        """Return the length of the longest epoch: with less Keras would cut all epochs to the first one's length."""
         session = self._counting.session
         return tf.constant(session.cursor.most_rounds() * session.replicas, tf.int64)
 
@@ -337,10 +324,7 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
         return _element_of(self._structure, smallest)
 
     def staged(self, make: Callable[[Callable[[], Any]], Any]) -> Iterator[Any]:
-        """Yield what `make` makes of elements, in a thread and ahead of the consumer.
-
-        `make` gets a function that returns the next element, and takes as many as it needs.
-        """
+        """Yield what `make` makes with a function that returns the next element, in a thread of its own."""
         iterator: Any = iter(self)
         return iterator.staged(make)  # type: ignore[no-any-return]
 
@@ -395,10 +379,7 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
                 yield made
 
     def _observed(self, take: Callable[[], Any]) -> Any:
-        """Return what `take` returns; count the pass at its end.
-
-        Raise the feed's own error in place of TensorFlow's.
-        """
+        """Return what `take` returns; count the pass at its end, and raise the feed's error, not TensorFlow's."""
         try:
             return take()
         except StopIteration:
