@@ -11,7 +11,7 @@ import re
 import secrets
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -327,7 +327,7 @@ def test_with_a_full_disk_training_goes_on_and_nothing_is_lacking_once_there_is_
             assert "journal cannot be written" in loaders.text()
             with ThreadPoolExecutor(1) as pool:
                 dev = pool.submit(_read_epoch, loaders.endpoint, "dev")
-                while not dev.done():  # on a busy machine it would be given up for silence meanwhile
+                while wait([dev], timeout=0.5).not_done:  # on a busy machine it would be given up for silence meanwhile
                     trainer.ask(progress(0, 0, at, members=0))
             assert len(dev.result()) > 2
             at += 1
