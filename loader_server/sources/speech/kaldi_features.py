@@ -22,7 +22,7 @@ from loader_server.sources.remote.urls import is_url
 from loader_server.sources.source import BadRow
 from loader_server.sources.speech.kaldi_ark import HEADER_BYTES, KINDS, ArkHeader, ark_header, ark_values
 from loader_server.sources.speech.kaldi_entries import ALL_ROWS
-from shared.errors import DataError
+from shared.errors import DataError, ReadError
 from shared.wire.layout import Field
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class ArchiveHeaders:
         """
         try:
             archive, content = self._known.get(path) or self._known.setdefault(path, self._look_at(path))
+        except ReadError:  # the store cannot be reached: that says nothing about the row
+            raise
         except DataError as error:
             return BadRow(*where, "missing_file", f"expected {error.expected}, got {error.got}: {path}")
         raw = self._files.read(path, offset, max(0, min(HEADER_BYTES, archive.bytes - offset)))

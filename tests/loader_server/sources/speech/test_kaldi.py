@@ -393,3 +393,12 @@ def test_utterances_in_the_order_of_their_names_lead_to_each_archive_once(tmp_pa
     monkeypatch.setattr(kaldi_features, "has_content", lambda *how: looked.append(how[0]) or has_content(*how))
     source.look_for_changes(1000.0)
     assert len(looked) == 1
+
+
+def test_an_archive_in_a_store_that_cannot_be_reached_makes_no_bad_row():
+    class Unreachable:
+        def facts(self, path):
+            raise ReadError(expected="an answer", got="none", where=path, remedy="Try again.")
+
+    with pytest.raises(ReadError):
+        kaldi_features.ArchiveHeaders(Unreachable()).find("s3://bucket/feats.ark", 12, (0, 4), ("feats.scp", 1))
