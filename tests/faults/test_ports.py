@@ -11,7 +11,7 @@ import trainer_client
 from shared.keys import make_keys
 from tests.support.fleet import fleet
 from tests.support.loaders import wait_until, write_job
-from tests.support.reserved_host import reserved_host
+from tests.support.reserved_host import reserved_host, reserved_pair
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ def _write_job(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_sealed_payloads_come_from_the_port_after_the_one_that_is_given(tmp_path: Path) -> None:
-    with fleet(_write_job(tmp_path)) as loaders, reserved_host() as host:
+    with fleet(_write_job(tmp_path)) as loaders, reserved_pair() as host:
         worker = loaders.join("vm-1", "--listen", f"tcp://{host}")
         port = int(host.rpartition(":")[2])
         process = psutil.Process(worker.pid)

@@ -30,6 +30,10 @@ _ROOT = Path(__file__).resolve().parents[3]
 _QUIET = 0.2
 _LOOK_EVERY_S = 0.1
 
+#: Loaders look at the content of a file that was written less than three seconds ago whenever they open it, because its
+#: status cannot be trusted yet. Data sets are older than that, so a benchmark waits for its own to be.
+_SETTLED_S = 3.5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -125,6 +129,7 @@ def stoker(job: Path) -> Iterator[Callable[[], Pass]]:
     import trainer_client  # benchmarks without a trainer do without
     from tests.benchmarks.data_path_stoker import loaders
 
+    time.sleep(_SETTLED_S)
     with loaders(job) as endpoint, trainer_client.connect(endpoint) as feed:
         yield lambda: measured(int(batch["weight"].sum()) for batch in feed)
 

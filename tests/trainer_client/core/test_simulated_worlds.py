@@ -52,17 +52,18 @@ def test_whatever_fails_no_promise_is_broken_and_then_it_goes_on():
     assert report.steps / report.seeds > 300
 
 
-#: By rule, a seed in whose world it is missed; where that no longer holds, the first one is looked for.
+#: By rule, a seed whose short world misses it. If the worlds change, the test looks for another seed, which takes up to
+#: ten seconds: then write a new one here.
 MISSED_AT = {
-    "a-silent-writer's-slot-waits-for-proof": 31,
+    "a-silent-writer's-slot-waits-for-proof": 36,
     "a-reader-gets-its-own-way": 0,
     "what-was-taken-back-is-asked-again": 17,
-    "wants-of-the-silent-are-asked-elsewhere": 55,
-    "a-pong-tells-what-was-lost": 35,
-    "the-head-always-has-a-slot": 74,
+    "wants-of-the-silent-are-asked-elsewhere": 449,
+    "a-pong-tells-what-was-lost": 425,
+    "the-head-always-has-a-slot": 449,
     "a-silent-connection-is-made-anew": 42,
     "what-is-done-and-not-told-is-leased-no-more": 23,
-    "what-is-done-already-is-not-done-again": 48,
+    "what-is-done-already-is-not-done-again": 29,
     "what-was-done-before-a-restore-is-not-told": 236,
 }
 
