@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from shared.errors import MachineError
 from shared.logs import Log
+from shared.stores.own_files import open_own
 from shared.system.closed_places import why_closed
-from shared.system.own_files import open_own
 
 if TYPE_CHECKING:
     from pathlib import Path

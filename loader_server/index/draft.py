@@ -10,7 +10,6 @@ that one file is the commit. Folders that nothing names are removed. Must not kn
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -33,7 +32,8 @@ from loader_server.index.columns import (
 from loader_server.index.folder import meta_json, read_meta
 from loader_server.index.probe import refuse_other_fields
 from shared.errors import DataError, StokerError
-from shared.system.own_files import open_own
+from shared.stores.locks import has_name, lock
+from shared.stores.own_files import open_own, replacing
 from shared.wire.layout import Field
 
 if TYPE_CHECKING:
@@ -162,11 +162,9 @@ class Draft:
         for writer in self._writers:
             writer.sync()
         draft = self.folder / _NEW_JOURNAL
-        with draft.open("w", encoding="utf-8") as file:
-            json.dump(asdict(self.journal), file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.folder / _JOURNAL)
+        draft.unlink(missing_ok=True)  # a killed indexer may have left it
+        with replacing(self.folder / _JOURNAL, draft) as file:
+            file.write(json.dumps(asdict(self.journal)).encode())
 
     def close(self) -> None:
         """Finish and close all files, even if one fails; closing again does nothing."""
@@ -177,18 +175,15 @@ class Draft:
 
     def commit(self, meta: Meta) -> None:
         """Make the columns the index, replacing the present one."""
-        # With a journal in its folder the index would look like a draft: the next indexer would resume it, and write
-        # into columns that workers have mapped.
-        for name in (_JOURNAL, _NEW_JOURNAL):  # a killed indexer may have left the second
-            (self.folder / name).unlink(missing_ok=True)
         draft, index = self.folder / "meta.json", self.folder.parent
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(meta_json(meta))
-            file.flush()
-            os.fsync(file.fileno())
-        _sync(self.folder)
+        # With a journal in its folder the index would look like a draft: the next indexer would resume it, and write
+        # into columns that workers have mapped. A killed indexer may have left the other two.
+        for path in (self.folder / _JOURNAL, self.folder / _NEW_JOURNAL, draft):
+            path.unlink(missing_ok=True)
         # The columns' names are on disk before `meta.json` points to them, and the rename is on disk before we return.
-        draft.replace(index / "meta.json")
+        _sync(self.folder)
+        with replacing(index / "meta.json", draft) as file:
+            file.write(meta_json(meta).encode())
         _sync(index)
 
     def keep_bad_rows(self) -> Path:
@@ -315,18 +310,16 @@ def _lock(path: Path) -> int:
     """
     while True:
         handle = open_own(path, os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and os.fstat(handle).st_ino == path.stat().st_ino:
-                return handle
-        except BlockingIOError:
-            os.close(handle)
+        is_ours = lock(handle, wait=False)
+        if is_ours and has_name(handle, path):
+            return handle
+        os.close(handle)
+        if not is_ours:
             raise DataError(
                 expected="to be the only one that makes this index",
                 got="another loader-server index at work",
                 where=str(path.parent),
                 remedy="Wait for it, or end it.",
-            ) from None
+            )
         # The last owner unlinked the file between our opening and locking it: a lock on a file without a name would
         # keep nobody out. Open the path anew.
-        os.close(handle)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from loader_server.transforms.letters import LetterCounter, LetterCounts, counting_step
-from shared.system.own_files import replacing
+from shared.stores.own_files import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
