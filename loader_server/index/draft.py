@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.index.bad_rows import BAD_ROWS, BadRowsWriter
-from loader_server.index.columns import (
+from loader_server.index.column_files import (
+    BAD_ROWS,
+    BadRowsWriter,
     ColumnWriter,
     StringsWriter,
     bytes_with_header,
@@ -29,12 +30,11 @@ from loader_server.index.columns import (
     mapped,
     open_strings,
 )
-from loader_server.index.folder import meta_json, read_meta
+from loader_server.index.folder import fields_in, meta_json, read_meta
 from loader_server.index.probe import refuse_other_fields
 from shared.errors import DataError, StokerError
 from shared.stores.locks import has_name, lock
 from shared.stores.own_files import open_own, replacing
-from shared.wire.layout import Field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from loader_server.index.folder import Meta
     from loader_server.index.probe import Probed
-    from loader_server.sources.source import Found
+    from shared.wire.layout import Field
 
 __all__ = ["Draft", "DraftJournal", "locked", "open_draft"]
 
@@ -79,7 +79,7 @@ class DraftJournal:
     @property
     def measured(self) -> list[str]:
         """Return the keys whose lengths were measured."""
-        return [one.key for one in self.fields if one.padded]
+        return [field_.key for field_ in self.fields if field_.padded]
 
 
 class Draft:
@@ -103,6 +103,7 @@ class Draft:
         if len(found.rows):
             self._append(part)
         self._bad.append(found.bad.values())
+        # `_append` may have replaced the journal as well, with the columns of the first piece.
         self.journal = replace(
             self.journal,
             pieces=before.pieces + 1,
@@ -130,7 +131,8 @@ class Draft:
 
         Raise a DataError if there are too many.
         """
-        self.journal = replace(self.journal, **_columns_of(part.found), fields=part.fields)
+        numbers, ends = tuple(part.found.numbers), dict.fromkeys(part.found.strings, 0)
+        self.journal = replace(self.journal, numbers=numbers, ends=ends, fields=part.fields)
         columns = len(self.journal.numbers) + len(self.journal.ends) + len(self.journal.measured)
         if columns > _MOST_COLUMNS:
             raise DataError(
@@ -142,13 +144,13 @@ class Draft:
         self._open_columns()
 
     def _open_columns(self) -> None:
-        there, made = self.journal, self.folder
-        for name in there.numbers:  # one by one: if the disk is full, `close` finds those opened before
-            self._numbers[name] = ColumnWriter(made / file_of(name), "int64", there.samples)
-        for name, end in there.ends.items():
-            self._strings[name] = StringsWriter(made, name, there.samples, end)
-        for n, key in enumerate(there.measured):
-            self._measured[key] = ColumnWriter(made / f"measured_{n}.npy", "int64", there.samples)
+        folder, samples = self.folder, self.journal.samples
+        for name in self.journal.numbers:  # one by one: if the disk is full, `close` finds those opened before
+            self._numbers[name] = ColumnWriter(folder / file_of(name), "int64", samples)
+        for name, end in self.journal.ends.items():
+            self._strings[name] = StringsWriter(folder, name, samples, end)
+        for place, key in enumerate(self.journal.measured):
+            self._measured[key] = ColumnWriter(folder / f"measured_{place}.npy", "int64", samples)
 
     @property
     def _writers(self) -> tuple[BadRowsWriter | ColumnWriter | StringsWriter, ...]:
@@ -205,10 +207,6 @@ class Draft:
         return mapped(self.folder / f"measured_{self.journal.measured.index(key)}.npy").view(np.int64)
 
 
-def _columns_of(found: Found) -> dict[str, Any]:
-    return {"numbers": tuple(found.numbers), "ends": dict.fromkeys(found.strings, 0)}
-
-
 @contextlib.contextmanager
 def open_draft(folder: Path, made_from: str, piece_rows: int) -> Iterator[Draft]:
     """Open the draft that a killed indexer of the same things left, or a new one, while the block lasts.
@@ -235,14 +233,15 @@ def open_draft(folder: Path, made_from: str, piece_rows: int) -> Iterator[Draft]
 
 
 def _new(folder: Path, made_from: str, piece_rows: int) -> Draft:
-    made = folder / f"{_COLUMNS}{secrets.token_hex(4)}"
-    made.mkdir()  # not `mkdtemp`, whose folders are closed to others: workers may be another user
-    return Draft(made, DraftJournal(made_from=made_from, piece_rows=piece_rows))
+    columns = folder / f"{_COLUMNS}{secrets.token_hex(4)}"
+    columns.mkdir()  # not `mkdtemp`, whose folders are closed to others: workers may be another user
+    return Draft(columns, DraftJournal(made_from=made_from, piece_rows=piece_rows))
 
 
 def _resumed(folder: Path, made_from: str, piece_rows: int) -> Draft | None:
     """Return the draft that an earlier indexer of the same things left; None if there is none, or a damaged one."""
     for path in sorted(folder.glob(f"{_COLUMNS}*/{_JOURNAL}")):
+        # Whatever another version or a bad disk wrote there: then all is made anew, which is always right.
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             journal = _journal_in(path)
             if (journal.made_from, journal.piece_rows) == (made_from, piece_rows) and _is_there(path.parent, journal):
@@ -251,9 +250,10 @@ def _resumed(folder: Path, made_from: str, piece_rows: int) -> Draft | None:
 
 
 def _journal_in(path: Path) -> DraftJournal:
-    found = json.loads(path.read_text("utf-8"))
-    fields = tuple(Field(**{**one, "shape": tuple(one["shape"])}) for one in found.pop("fields"))
-    return DraftJournal(**{**found, "numbers": tuple(found["numbers"])}, fields=fields)
+    facts = json.loads(path.read_text("utf-8"))
+    facts["fields"] = fields_in(facts["fields"])
+    facts["numbers"] = tuple(facts["numbers"])
+    return DraftJournal(**facts)
 
 
 def _is_there(folder: Path, journal: DraftJournal) -> bool:
@@ -271,7 +271,7 @@ def _is_there(folder: Path, journal: DraftJournal) -> bool:
 def _sweep(folder: Path, keep: Path | None) -> None:
     """Remove columns that are not the index's: older ones, and drafts that nobody resumes."""
     named = ""
-    with contextlib.suppress(DataError):
+    with contextlib.suppress(DataError):  # no index yet, or a damaged one
         named = read_meta(folder).folder
     for columns in folder.glob(f"{_COLUMNS}*"):
         if columns.name != named and columns != keep:

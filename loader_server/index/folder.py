@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.index.columns import file_of, mapped, open_strings
+from loader_server.index.column_files import file_of, mapped, open_strings
 from loader_server.sources.largest import LARGEST_SAMPLE, OVER_LARGEST
 from loader_server.sources.source import Indexed
 from shared.errors import DataError
@@ -22,14 +22,14 @@ from shared.settings.values import settings_that_count
 from shared.wire.layout import Field
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from loader_server.transforms.chain import Chain
 
-__all__ = ["FORMAT", "Index", "Meta", "columns_fingerprint", "meta_json", "open_index", "read_meta"]
+__all__ = ["FORMAT", "Index", "Meta", "columns_fingerprint", "fields_in", "meta_json", "open_index", "read_meta"]
 
 #: The format's version; raise it whenever the meaning of the folder's content changes.
 FORMAT = 1
@@ -113,11 +113,11 @@ class Index:
         """Raise a DataError if the stream's source settings have changed since the index was made."""
         # Through JSON, as the index's settings went: tuples have become lists there.
         wanted = json.loads(json.dumps({"source": source, **settings_that_count(settings)}))
-        made = {"source": self.meta.source, **self.meta.settings}
-        if made != wanted:
+        indexed = {"source": self.meta.source, **self.meta.settings}
+        if indexed != wanted:
             raise DataError(
                 expected=f"an index made with {_listed(wanted)}",
-                got=f"one made with {_listed(made)}",
+                got=f"one made with {_listed(indexed)}",
                 where=str(self.folder),
                 remedy="The stream's source has changed: run loader-server index.",
             )
@@ -140,11 +140,11 @@ class Index:
         for their size. An index made without a limit lacks nothing; a sample that is too large is refused when it is
         decoded.
         """
-        made = self.meta.largest_sample
-        if made and largest != made and (largest or OVER_LARGEST in self.meta.bad):
+        limit = self.meta.largest_sample
+        if limit and largest != limit and (largest or OVER_LARGEST in self.meta.bad):
             raise DataError(
                 expected=f"an index made with largest_sample = {_limit(largest)}",
-                got=f"one made with {_limit(self.meta.largest_sample)}",
+                got=f"one made with {_limit(limit)}",
                 where=str(self.folder),
                 remedy="[job] has changed, or whether recordings are cut: run loader-server index.",
             )
@@ -182,53 +182,54 @@ def open_index(folder: Path) -> Index:
     meta = read_meta(folder)
     columns = folder / meta.folder
     try:
+        indexed = Indexed(
+            samples=meta.samples,
+            numbers={name: mapped(columns / file_of(name)).view(np.int64) for name in meta.numbers},
+            strings={name: open_strings(columns, name) for name in meta.strings},
+            origin=meta.origin,
+            about=meta.about,
+            fingerprint=meta.fingerprint,
+            place=folder,
+        )
         return Index(
             folder=folder,
             meta=meta,
-            indexed=_indexed(folder, meta),
+            indexed=indexed,
             measured={
                 key: mapped(columns / f"measured_{place}.npy").view(np.int64) for place, key in enumerate(meta.measured)
             },
-            fields=tuple(Field(**{**field, "shape": tuple(field["shape"])}) for field in meta.fields),
+            fields=fields_in(meta.fields),
         )
     except (OSError, ValueError) as error:
         raise _damaged(folder, error) from None
 
 
-def _indexed(folder: Path, meta: Meta) -> Indexed:
-    columns = folder / meta.folder
-    return Indexed(
-        samples=meta.samples,
-        numbers={name: mapped(columns / file_of(name)).view(np.int64) for name in meta.numbers},
-        strings={name: open_strings(columns, name) for name in meta.strings},
-        origin=meta.origin,
-        about=meta.about,
-        fingerprint=meta.fingerprint,
-        place=folder,
-    )
+def fields_in(facts: Iterable[Mapping[str, Any]]) -> tuple[Field, ...]:
+    """Return fields that were written as JSON, where their shapes have become lists."""
+    return tuple(Field(**{**field, "shape": tuple(field["shape"])}) for field in facts)
 
 
 def read_meta(folder: Path) -> Meta:
     """Return the content of `meta.json`; raise a DataError if there is none, or one of another format, or damaged."""
     try:
-        found = json.loads((folder / "meta.json").read_text("utf-8"))
+        facts = json.loads((folder / "meta.json").read_text("utf-8"))
     except FileNotFoundError:
         raise DataError(expected="an index", got="none", where=str(folder), remedy="Run loader-server index.") from None
     except (OSError, ValueError) as error:
         raise _damaged(folder, error) from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        got = found.get("format") if isinstance(found, dict) else "none"
+    version = facts.get("format") if isinstance(facts, dict) else "none"
+    if version != FORMAT:
         raise DataError(
             expected=f"an index of format {FORMAT}",
-            got=f"format {got}",
+            got=f"format {version}",
             where=str(folder),
             remedy="It was made by another version: run loader-server index.",
         )
     # A key that is missing gets its default or, without one, makes `Meta` raise TypeError.
-    own = {name: found.pop(name) for name in _OWN if name in found}
-    about = found.pop("about", {})
+    own = {name: facts.pop(name) for name in _OWN if name in facts}
+    about = facts.pop("about", {})
     try:
-        return Meta(**own, about={**found, **about})
+        return Meta(**own, about={**facts, **about})
     except TypeError as error:
         raise _damaged(folder, error) from None
 
@@ -242,6 +243,7 @@ def _damaged(folder: Path, error: Exception) -> DataError:
 
 def columns_fingerprint(columns: Path, settings: str, local: frozenset[str]) -> str:
     """Return the fingerprint of all columns except `local` ones, so that copies of a data set share it."""
+    # Sorted, because a file system lists names in an order of its own.
     files = sorted(file for file in columns.glob("*.npy") if file.name.removesuffix(".npy") not in local)
     parts = (part for file in files for part in (file.name, mapped(file).view(np.uint8).data))
     return fingerprint(settings, *parts)

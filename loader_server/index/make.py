@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loader_server.index.bad_rows import shown_bad_rows
+from loader_server.index.column_files import shown_bad_rows
 from loader_server.index.draft import Draft, locked, open_draft
 from loader_server.index.folder import FORMAT, Index, Meta, columns_fingerprint, open_index
-from loader_server.index.letters import LettersReport, letters_report
 from loader_server.index.probe import probe_in_order
-from loader_server.index.request import IndexReport, IndexRequest, report_of
+from loader_server.index.request import IndexReport, IndexRequest, LettersReport, letters_report, report_of
 from loader_server.installed import version_of
 from loader_server.own_code import own_code
 from loader_server.sources.source import Indexed, Source

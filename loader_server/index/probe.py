@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -79,14 +80,14 @@ class _Prober:
         largest, nbytes = self._order.spec.of_job.largest_indexed, self._source.decoded_bytes(found.numbers)
         if not largest or nbytes is None or nbytes.max(initial=0) <= largest:
             return found
+        # Opened with this piece alone, so that the source can name a row's place.
         self._source.open(self._indexed(found))
-        larger = np.flatnonzero(nbytes > largest).tolist()
-        bad = {found.rows[place]: self._larger(place, int(nbytes[place]), largest) for place in larger}
-        return _only(found, np.flatnonzero(nbytes <= largest).tolist(), {**found.bad, **bad})
-
-    def _larger(self, place: int, nbytes: int, largest: int) -> BadRow:
-        expected, got = said_of_larger(nbytes, largest)
-        return BadRow(*self._source.place(place), OVER_LARGEST, f"expected {expected}, got {got}")
+        bad = dict(found.bad)
+        for place in np.flatnonzero(nbytes > largest).tolist():
+            expected, got = said_of_larger(int(nbytes[place]), largest)
+            detail = f"expected {expected}, got {got}"
+            bad[found.rows[place]] = BadRow(*self._source.place(place), OVER_LARGEST, detail)
+        return _only(found, np.flatnonzero(nbytes <= largest).tolist(), bad)
 
     def _tried(self, found: Found, chain: Chain) -> Probed:
         """Return the piece without rows that a transform refuses; only those that it may refuse are decoded."""
@@ -105,8 +106,8 @@ class _Prober:
         kept, fields, bad = list[int](), tuple[Field, ...](), dict(found.bad)
         lengths: dict[str, list[int]] = {}
         raw = self._read(range(len(found.rows)))
-        for place, (row, one) in enumerate(zip(found.rows, raw, strict=True)):
-            made = self._measure_or_bad(place, row, one, chain)
+        for place, (row, sample) in enumerate(zip(found.rows, raw, strict=True)):
+            made = self._measure_or_bad(place, row, sample, chain)
             if isinstance(made, BadRow):
                 bad[row] = made
                 continue
@@ -183,25 +184,22 @@ def _probe_of(order: _ProbeOrder) -> Callable[[Any], Probed]:
 
 def refuse_other_fields(first: tuple[Field, ...], now: tuple[Field, ...], where: str) -> None:
     """Raise a DataError if fields differ from those of the samples before."""
-    for one, other in zip(sorted(first, key=_key), sorted(now, key=_key), strict=False):
-        if one != other:
+    key = attrgetter("key")
+    for before, other in zip(sorted(first, key=key), sorted(now, key=key), strict=False):
+        if before != other:
             raise DataError(
-                expected=f"{_shown(one)}, as the samples before",
+                expected=f"{_shown(before)}, as the samples before",
                 got=_shown(other),
                 where=where,
                 remedy="A dtype or shape may not change between samples: mend the transform.",
             )
     if len(first) != len(now):
         raise DataError(
-            expected=f"the keys {', '.join(sorted(map(_key, first)))}, as the samples before",
-            got=", ".join(sorted(map(_key, now))),
+            expected=f"the keys {', '.join(sorted(map(key, first)))}, as the samples before",
+            got=", ".join(sorted(map(key, now))),
             where=where,
             remedy="Every sample must have the same keys: mend the transform.",
         )
-
-
-def _key(field_: Field) -> str:
-    return field_.key
 
 
 def _shown(field_: Field) -> str:
