@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loader_server.planning.stages import Keeper
 from shared.hashing import fingerprint
 from shared.logs import Log
 from shared.stores.eviction import evict, last_use_ns
@@ -36,7 +37,7 @@ _KEPT = 8
 _DIGEST_BYTES = 16
 
 
-class PlanKeeper:
+class PlanKeeper(Keeper):
     """Arrays kept in one folder; safe to use from several threads and processes."""
 
     def __init__(self, folder: Path) -> None:

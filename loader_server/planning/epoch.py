@@ -144,10 +144,12 @@ class EpochPlan:
         turns = np.flatnonzero(self._arrangement.turns.segments == segment)
         for window in np.unique(np.searchsorted(self._arrangement.starts, turns, side="right")) - 1:
             plan = self._window(int(window))
+            # Several times in one window only if a mixed source starts over.
             for at in np.flatnonzero(plan.samples == sample):
                 at_row = plan.row_of(int(at))
                 group = int(np.flatnonzero((plan.starts <= at_row) & (at_row < plan.stops))[0])
                 place, row = divmod(at_row - int(plan.starts[group]), int(plan.rows[group]))
+                # Below 0 or too high in the pass's other parts, if epochs are parts of it.
                 batch = (int(self._before[window]) + group - self._first) * self.group + place
                 if 0 <= batch < self.batches:
                     yield Seat(batch=batch, row=row)
@@ -169,7 +171,7 @@ class EpochPlan:
     def _planned(self, window: int) -> WindowPlan:
         """Plan one window, in the way that the settings ask for: packed, in lanes, in plain order or in buckets."""
         recipe = self.recipe
-        given = self._candidates(self._arrangement.of_window(window))
+        candidates = self._candidates(self._arrangement.of_window(window))
         filling = Filling(
             data_pass=self._data_pass,
             window=window,
@@ -179,13 +181,13 @@ class EpochPlan:
             laplace_samples=recipe.settings.laplace_samples,
         )
         if recipe.packed:
-            planned = in_rows(filling, given, recipe.limits.key, int(recipe.tally.edges[0]))
+            planned = in_rows(filling, candidates, recipe.limits.key, int(recipe.tally.edges[0]))
         elif recipe.settings.carry:
-            planned = in_lanes(filling, given, recipe.limits.key, int(recipe.tally.edges[0]))
+            planned = in_lanes(filling, candidates, recipe.limits.key, int(recipe.tally.edges[0]))
         elif recipe.settings.shapes == "none":
-            planned = in_sequence(filling, given, recipe.limits, recipe.tally.edges)
+            planned = in_sequence(filling, candidates, recipe.limits, recipe.tally.edges)
         else:
-            planned = in_buckets(filling, given, recipe.limits.key)
+            planned = in_buckets(filling, candidates, recipe.limits.key)
         return planned.largest_first() if recipe.settings.largest_first and window == 0 else planned
 
     def _candidates(self, turns: Turns) -> Candidates:
@@ -193,21 +195,20 @@ class EpochPlan:
         recipe = self.recipe
         bounds = recipe.table.segments
         spans = [(int(bounds[segment]), int(bounds[segment + 1])) for segment in turns.segments]
-        wanted = dict.fromkeys(recipe.limits.deciding)
-        if not recipe.fixed_shapes:
-            wanted |= dict.fromkeys(recipe.tally.others)
+        # Lengths that only shape a batch are read only if batches are padded to their longest samples.
+        wanted = dict.fromkeys([*recipe.limits.deciding, *(() if recipe.fixed_shapes else recipe.tally.others)])
         lengths = {key: np.concatenate([recipe.table.lengths(key, *span) for span in spans]) for key in wanted}
         samples = np.concatenate([np.arange(*span) for span in spans])
         cycles = np.repeat(turns.cycles, [stop - start for start, stop in spans])
         buckets = bucket_of(lengths, recipe.limits, recipe.tally.edges, recipe.tally.others)
         kept = buckets >= 0
-        begins = np.concatenate([recipe.table.begins(*span) for span in spans]) if recipe.settings.carry else None
+        carry = recipe.settings.carry
         return Candidates(
             samples=samples[kept],
             cycles=cycles[kept],
             buckets=buckets[kept],
-            lengths={key: of[kept] for key, of in lengths.items()},
-            begins=None if begins is None else begins[kept],
+            lengths={key: column[kept] for key, column in lengths.items()},
+            begins=np.concatenate([recipe.table.begins(*span) for span in spans])[kept] if carry else None,
         )
 
     def _shape(self, planned: WindowPlan, group: int) -> BucketShape:
@@ -215,6 +216,6 @@ class EpochPlan:
         recipe = self.recipe
         if recipe.fixed_shapes:
             return recipe.shapes[int(planned.buckets[group])]
-        longest = {key: np.maximum(of[group : group + 1], 1) for key, of in planned.longest.items()}
-        lengths = {key: int(recipe.limits.padded(of)[0]) for key, of in longest.items()}
+        longest = {key: np.maximum(lengths[group : group + 1], 1) for key, lengths in planned.longest.items()}
+        lengths = {key: int(recipe.limits.padded(column)[0]) for key, column in longest.items()}
         return BucketShape(rows=int(planned.rows[group]), lengths=lengths)

@@ -18,7 +18,7 @@ import numpy as np
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -49,10 +49,9 @@ class Mixture:
         """Interleave the sources' segments; `shuffle` gives the order of a source's segments in a cycle."""
         end = self._end(sizes)
         taken, cycles, at = [], [], []
-        for (first, stop), weight in zip(self.segments, self.weights, strict=True):
-            own = np.arange(first, stop)
-            rounds = math.ceil(end * weight / max(int(sizes[first:stop].sum()), 1))
-            order = np.concatenate([shuffle(own, cycle) for cycle in range(rounds)])
+        for (first, stop), weight, times in self._uses(sizes):
+            rounds = math.ceil(times)
+            order = np.concatenate([shuffle(np.arange(first, stop), cycle) for cycle in range(rounds)])
             # A segment's time is when its source has given all segments before it; sorting all sources' segments by
             # time mixes them in proportion to the weights.
             begins = (np.cumsum(sizes[order]) - sizes[order]) / weight
@@ -67,26 +66,29 @@ class Mixture:
     def most_turns(self, sizes: Integers) -> Integers:
         """Return the most times that a pass uses each segment."""
         most = np.zeros(len(sizes), np.int64)
-        for (first, stop), weight in zip(self.segments, self.weights, strict=True):
-            most[first:stop] = math.ceil(self._end(sizes) * weight / max(int(sizes[first:stop].sum()), 1))
+        for (first, stop), _, times in self._uses(sizes):
+            most[first:stop] = math.ceil(times)
         return most
 
     def fewest_turns(self, sizes: Integers) -> Integers:
         """Return the fewest times that a pass uses each segment: as often as it uses the whole source."""
         fewest = np.zeros(len(sizes), np.int64)
-        for (first, stop), weight in self._weighted():
+        for (first, stop), _, times in self._uses(sizes):
             # The source that ends the pass is used exactly once, but the division may give slightly less than 1.
-            fewest[first:stop] = int(self._end(sizes) * weight / max(int(sizes[first:stop].sum()), 1) + 1e-9)
+            fewest[first:stop] = int(times + 1e-9)
         return fewest
+
+    def _uses(self, sizes: Integers) -> Iterator[tuple[tuple[int, int], float, float]]:
+        """Yield each source's range of segments, its weight, and how many times a pass goes through it."""
+        end = self._end(sizes)
+        for (first, stop), weight in zip(self.segments, self.weights, strict=True):
+            yield (first, stop), weight, end * weight / max(int(sizes[first:stop].sum()), 1)
 
     def _end(self, sizes: Integers) -> float:
         """Return when the pass ends, on a clock by which a source gives `weight` samples a tick."""
-        through = [int(sizes[first:stop].sum()) / weight for (first, stop), weight in self._weighted()]
-        ending = [time for time, cycles in zip(through, self.cycle, strict=True) if not cycles]
-        return min(ending)
-
-    def _weighted(self) -> list[tuple[tuple[int, int], float]]:
-        return list(zip(self.segments, self.weights, strict=True))
+        sources = zip(self.segments, self.weights, self.cycle, strict=True)
+        # `mixture_of` refuses a mixture in which all sources cycle, so there is at least one.
+        return min(int(sizes[slice(*own)].sum()) / weight for own, weight, cycles in sources if not cycles)
 
 
 def mixture_of(settings: PlanSettings, sources: Sequence[int], segments: Integers) -> Mixture | None:

@@ -39,9 +39,9 @@ class DataPass:
     seed: int
     stream: str
 
-    def key(self, what: str, *more: int) -> int:
-        """Return the hash key of one of the pass's shuffles, which `what` and `more` name."""
-        return key_of(self.seed, self.stream, self.number, what, *more)
+    def key(self, shuffle: str, *place: int) -> int:
+        """Return the hash key of one of the pass's shuffles, for one cycle or window of it."""
+        return key_of(self.seed, self.stream, self.number, shuffle, *place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +69,11 @@ def arranged(data_pass: DataPass, sizes: Integers, window: int, mixture: Mixture
     def shuffle(segments: Integers, cycle: int) -> Integers:
         if data_pass.order not in SHUFFLING:
             return segments
+        # Stable, here and below: equal hashes keep their order, whichever sort the machine's numpy takes.
         return segments[np.argsort(hashed(segments, data_pass.key("segments", cycle)), kind="stable")]
 
-    everything = np.arange(len(sizes))
-    plain = Turns(segments=shuffle(everything, 0), cycles=np.zeros_like(everything))
+    all_segments = np.arange(len(sizes))
+    plain = Turns(segments=shuffle(all_segments, 0), cycles=np.zeros_like(all_segments))
     turns = mixture.turns(sizes, shuffle) if mixture else plain
     taken = sizes[turns.segments]
     before, total = np.cumsum(taken) - taken, int(taken.sum())

@@ -1,24 +1,28 @@
 """The plan of a stream: from an index, settings and a seed, every minibatch of every epoch.
 
-Rules: pure; the same inputs give the same batches on any machine, whoever asks and whenever. The plan does not depend
-on how many ranks or workers there are; an epoch, once opened, depends on the group. Opening one costs O(segments). Must
-not know sockets, clocks or disks: results that took long to compute go to a `Keeper` and come back from it.
+Rules: pure; the same inputs give the same batches on any machine and at any time. The plan does not depend on how many
+ranks or workers there are; an epoch, once opened, depends on the group. Opening one costs O(segments). Must not know
+sockets, clocks or disks: results that took long to compute go to a `Keeper` and come back from it.
+
+A stream whose batches are made whole has an `OrdinalPlan`: batch n is element n div S of shard n mod S, of S shards.
+The number of batches depends neither on who makes them nor on how long a shard turns out to be: each epoch has room for
+`elements` of every shard, in whole groups, and places that a shard does not fill are empty batches.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loader_server.planning.epoch import EpochPlan, Recipe
-from loader_server.planning.keeper import Nowhere
+from loader_server.planning.epoch import EpochPlan, PlannedBatch, Recipe
 from loader_server.planning.mixing import mixture_of
 from loader_server.planning.order import Arrangement, DataPass, arranged
 from loader_server.planning.settings import limits_by_epoch, limits_of
-from loader_server.planning.stages import stages_of
-from loader_server.planning.tally import LengthTally, tally_lengths
+from loader_server.planning.stages import Keeper, kept_tally, stages_of
+from loader_server.planning.tally import tally_lengths
 from loader_server.planning.windows.fill import groups_needed
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
@@ -29,15 +33,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.planning.keeper import Keeper
     from loader_server.planning.settings import Limits, PlanSettings
     from loader_server.planning.stages import PlanStage
-    from loader_server.planning.tally import LengthTable, Progress
+    from loader_server.planning.tally import LengthTable, LengthTally, Progress
 
-__all__ = ["PLANNER_VERSION", "Plan"]
+__all__ = ["PLANNER_VERSION", "OrdinalEpoch", "OrdinalPlan", "Plan"]
 
 #: Version of the planner, part of every digest: raise it whenever the same inputs would give other batches than before.
 PLANNER_VERSION = 2
+#: The same for batches that are made whole: raise it whenever the same shards would give other batches than before.
+_ORDINAL_VERSION = 1
 
 
 class Plan:
@@ -71,19 +76,17 @@ class Plan:
             raise _not_packable(table, key)
         mixture = mixture_of(settings, sources, table.segments)
         by_epoch = limits_by_epoch(settings, key=key, per_second=per_second)
-        digest = _digest(table, settings, (limits, *(of for _, of in by_epoch if of != limits)), (seed, *sources))
-        keeper = keeper or Nowhere()
-        kept = keeper.load("survey", digest)
-        tally = LengthTally.of_arrays(kept) if kept is not None else tally_lengths(table, settings, limits, progress)
-        if kept is None:
-            keeper.save("survey", digest, tally.arrays())
+        stage_limits = [stage for _, stage in by_epoch if stage != limits]
+        digest = _digest(table, settings, (limits, *stage_limits), (seed, *sources))
+        keeper = keeper or Keeper()
+        tally = kept_tally(keeper, digest, partial(tally_lengths, table, settings, limits, progress))
         shapes = _shapes(settings, limits, tally)
         rows = np.array([shape.rows for shape in shapes])
         recipe = Recipe(
             table=table, settings=settings, limits=limits, tally=tally, shapes=shapes, rows=rows, mixture=mixture
         )
-        stages = stages_of(recipe, by_epoch, keeper, digest)
-        plan = cls(recipe, stages, digest, seed, keeper)
+        plan = cls(recipe, stages_of(recipe, by_epoch, keeper, digest), digest, seed, keeper)
+        # Refused now, not when an epoch turns out to be empty in the middle of a run.
         if objection := plan.objection(group=1):
             raise objection
         return plan
@@ -115,7 +118,7 @@ class Plan:
         """Return the stage of an epoch: that in force when the epoch's pass began."""
         parts = self.recipe.settings.epoch_parts
         # Parts of a pass must fit together, so the stage does not change between them.
-        return [one for one in self.stages if one.first_epoch <= epoch // parts * parts][-1]
+        return [stage for stage in self.stages if stage.first_epoch <= epoch // parts * parts][-1]
 
     def objection(self, group: int) -> SettingsError | None:
         """Return a SettingsError if some epoch might have no batch with groups of `group`, else None."""
@@ -136,11 +139,11 @@ class Plan:
 
     def _find_groups(self, opened: EpochPlan, name: str) -> NDArray[np.integer]:
         """Return how many groups each window of a pass has, from the keeper or by looking at every sample."""
-        kept = self._keeper.load("groups", name)
-        if kept is None:
-            kept = {"groups": opened.groups()}
-            self._keeper.save("groups", name, kept)
-        return kept["groups"]
+        arrays = self._keeper.load("groups", name)
+        if arrays is None:
+            arrays = {"groups": opened.groups()}
+            self._keeper.save("groups", name, arrays)
+        return arrays["groups"]
 
     def total(self, epoch: int) -> int:
         """Return the sum of all lengths in an epoch's pass."""
@@ -164,6 +167,44 @@ class Plan:
         """Return the order of a pass: sorted while the curriculum lasts."""
         settings = self.recipe.settings
         return "sorted" if number * settings.epoch_parts < settings.curriculum_epochs else settings.order
+
+
+class OrdinalEpoch(EpochPlan):
+    """Batches of any epoch: the number of a batch determines which shard makes it."""
+
+    def __init__(self, batches: int, group: int, shape: BucketShape) -> None:
+        self.batches = batches
+        self.group = group
+        self._largest = shape
+
+    def batch(self, number: int) -> PlannedBatch:
+        """Return what is known of a batch before it is made.
+
+        Its shape is the largest possible one; its only sample is its number.
+        """
+        return PlannedBatch(samples=np.array([number]), bucket=0, shape=self._largest)
+
+
+class OrdinalPlan(Plan):
+    """Plan with room for `elements` of each of `producers` shards, none larger than `largest`."""
+
+    def __init__(self, *, producers: int, elements: int, largest: BucketShape, made_from: tuple[str, ...]) -> None:
+        self.buckets = (largest,)
+        self.dropped = {}
+        self.digest = fingerprint(f"ordinals {_ORDINAL_VERSION}", f"{producers} {elements}", *made_from)
+        self._batches = producers * elements
+
+    def most_batches(self, group: int) -> int:
+        """Return the number of batches, the same in all epochs."""
+        return -(-self._batches // group) * group
+
+    def objection(self, group: int) -> None:
+        """Return None: any group will do, because its last batches may be empty."""
+        return
+
+    def epoch(self, epoch: int, group: int) -> OrdinalEpoch:
+        """Return the batches of one epoch, in groups of `group`."""
+        return OrdinalEpoch(self.most_batches(group), group, self.buckets[0])
 
 
 def _shapes(settings: PlanSettings, limits: Limits, tally: LengthTally) -> tuple[BucketShape, ...]:
@@ -211,8 +252,8 @@ def _digest(table: LengthTable, settings: PlanSettings, limits: tuple[Limits, ..
     """
     # `carry`, added later, enters the digest only when it is set, so that older plans stay valid.
     fields = [field.name for field in dataclasses.fields(settings) if field.name != "carry" or settings.carry]
-    said = [f"{name}={getattr(settings, name)!r}" for name in fields]
-    meant = [f"{field.name}={getattr(of, field.name)!r}" for of in limits for field in dataclasses.fields(of)]
+    written = [f"{name}={getattr(settings, name)!r}" for name in fields]
+    steps = [f"{name}={value!r}" for stage in limits for name, value in dataclasses.asdict(stage).items()]
     return fingerprint(
-        f"planner {PLANNER_VERSION}", table.fingerprint, *table.keys, *said, *meant, f"seed and sources={more}"
+        f"planner {PLANNER_VERSION}", table.fingerprint, *table.keys, *written, *steps, f"seed and sources={more}"
     )
