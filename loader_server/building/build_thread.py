@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from loader_server.building.exhaustion import exhausted
-from loader_server.building.prepared import UnreadError
+from loader_server.building.read_ahead import UnreadError
+from loader_server.building.trial_rule import exhausted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from loader_server.building.builder import Builder
     from loader_server.building.crash_trial import Conviction, CrashTrial
     from loader_server.building.deadline import Deadline
-    from loader_server.building.prepared import Prepared
-    from loader_server.building.read_ahead import PendingRead, ReadAhead
+    from loader_server.building.read_ahead import PendingRead, Prepared, ReadAhead
     from loader_server.building.send_buffers import SendBuffers
     from shared.wire.layout import BucketShape
     from shared.wire.messages import Want
@@ -134,9 +133,9 @@ class BuildThread:
         self.load = 0
         #: Moving average of the duration of a build.
         self._usual_s = _LATER_S
-        #: When `wake` was called last, and whether an outcome has been added since.
-        self._told_s = 0.0
-        self._untold = False
+        #: When `wake` was called last, and whether an outcome was added since, whose announcement is held back.
+        self._woken_s = 0.0
+        self._holds_back = False
         self._builders = builders
         self._crash_trial = crash_trial
         self._buffers = buffers
@@ -166,10 +165,9 @@ class BuildThread:
 
     def take_outcomes(self) -> list[Outcome]:
         """Return the outcomes added since the last call, oldest first, and lower `load` by as many."""
-        done = []
-        # The building thread may append meanwhile: both ends of a deque are safe to use from two threads.
-        while self.outcomes:
-            done.append(self.outcomes.popleft())
+        # The building thread may append meanwhile: both ends of a deque are safe to use from two threads. What comes
+        # after the count was taken is announced by a wake-up of its own.
+        done = [self.outcomes.popleft() for _ in range(len(self.outcomes))]
         self.load -= len(done)
         return done
 
@@ -211,34 +209,32 @@ class BuildThread:
             return
         builder, want = self._builders[build.want.stream], build.want
         build.pending = self._readers.submit(lambda begin: builder.prepare(want, begin), builder.stream.source.name)
+        moment_s = min(max(_MOMENT_S, _MOMENT * self._usual_s), _LONGEST_MOMENT_S)
         if self._unwaited:
             self._unwaited -= 1
-        elif not build.pending.ends_at_once(self._moment_s):
+        elif not build.pending.ends_at_once(moment_s):
             self._unwaited = _UNWAITED
 
-    @property
-    def _moment_s(self) -> float:
-        return min(max(_MOMENT_S, _MOMENT * self._usual_s), _LONGEST_MOMENT_S)
-
     def _take_turn(self, build: Build) -> None:
-        # Announce finished batches now: this build may block for long, and they would lie there unseen meanwhile.
         """Carry out one build, or postpone it; wake the poll loop if an outcome should not wait for later ones."""
-        if self._untold and build.may_wait:
-            self._tell()
+        # Announce finished batches now: this build may block for long, and they would lie there unseen meanwhile.
+        if self._holds_back and build.may_wait:
+            self._announce()
         began_s = time.monotonic()
         outcome = self._carry_out(build)
         if outcome is None:
             self._elsewhere.append(build)
-            if self._untold:
-                self._tell()
+            # Nothing is certain to follow soon: the next look at this build may find it postponed again.
+            if self._holds_back:
+                self._announce()
             return
         self.outcomes.append(outcome)
-        self._untold = True
+        self._holds_back = True
         now_s = time.monotonic()
         self._usual_s += _NEWEST * (now_s - began_s - self._usual_s)
         # Wake at once for a batch that is awaited, before the thread idles, and if the next build would end too late.
-        if build.want.urgent or self._runs_out() or now_s + self._usual_s > self._told_s + self._hold_s:
-            self._tell()
+        if build.want.urgent or self._runs_out() or now_s + self._usual_s > self._woken_s + self._hold_s:
+            self._announce()
 
     @property
     def _is_quick(self) -> bool:
@@ -253,8 +249,8 @@ class BuildThread:
         """Return whether the thread is about to have no build left."""
         return len(self._at_hand) + self._builds.qsize() < (1 if self._is_quick else _FEW)
 
-    def _tell(self) -> None:
-        self._told_s, self._untold = time.monotonic(), False
+    def _announce(self) -> None:
+        self._woken_s, self._holds_back = time.monotonic(), False
         self._wake()
 
     def _carry_out(self, build: Build) -> Outcome | None:
@@ -268,6 +264,7 @@ class BuildThread:
                 return Outcome(build)
             builder = self._builders[build.want.stream]
             prepared = builder.prepare(build.want) if build.pending is None else self._readers.wait_for(build.pending)
+            # Only after a death: a trial costs a second for the child, and a decoding of each sample in it.
             for conviction in self._try_samples(build, builder, prepared) if build.want.attempt > 0 else ():
                 convictions.append(conviction)  # noqa: PERF402 - those before an error count
             try:
@@ -282,8 +279,8 @@ class BuildThread:
                 builder.release()
         except BaseException as error:  # the want's outcome names it, and the thread goes on
             in_hand = f"batch {build.want.number} of epoch {build.want.epoch}"
-            named = exhausted(error, in_hand, f"stream {build.want.stream}") or error
-            return Outcome(build, error=named, convictions=tuple(convictions))
+            shortage = exhausted(error, in_hand, f"stream {build.want.stream}")
+            return Outcome(build, error=shortage or error, convictions=tuple(convictions))
 
     def _is_elsewhere(self, build: Build, builder: Builder, prepared: Prepared) -> bool:
         """Return whether another worker holds this batch and the time to leave it alone has not passed."""
@@ -300,6 +297,7 @@ class BuildThread:
         Known culprits are skipped, also those that other workers report while the trial runs.
         """
         assert prepared.raw is not None
+        # A generator, so that each condition is looked at just before the sample is tried.
         samples = (
             (sample, raw)
             for sample, raw in zip(prepared.samples.tolist(), prepared.raw, strict=True)

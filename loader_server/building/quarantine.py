@@ -1,4 +1,4 @@
-"""The quarantine log: each sample that could not be used, once per worker, with the reason, for whoever mends the data.
+"""The quarantine log: each sample that could not be used, once per worker, with the reason, for those who mend data.
 
 JSON lines, each appended in one piece, by all workers of a machine to one file. What cannot be written there (the disk
 is full, the file is not ours) goes to the process log.
@@ -12,7 +12,7 @@ import os
 import threading
 from collections import Counter
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from shared.errors import MachineError
 from shared.logs import Log
@@ -24,14 +24,7 @@ if TYPE_CHECKING:
 
     from shared.errors import SampleError
 
-__all__ = ["MaskedLog", "Quarantine"]
-
-
-class MaskedLog(Protocol):
-    """Where a builder reports the samples that it masks."""
-
-    def note(self, stream: str, sample: int, name: str, error: SampleError) -> None:
-        """Record that a sample's row was masked."""
+__all__ = ["Quarantine"]
 
 
 class Quarantine:
@@ -53,9 +46,10 @@ class Quarantine:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             return open_own(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         except (OSError, MachineError) as error:
-            is_known = isinstance(error, OSError) and why_closed(self._path.parent)  # a worker says so of the folder
-            say = self._log.debug if is_known else self._log.warning
-            say("quarantine log cannot be opened", quarantine=str(error))
+            # A closed folder is no news: the worker warns of it once, for all that it would write there.
+            is_known = isinstance(error, OSError) and why_closed(self._path.parent)
+            log = self._log.debug if is_known else self._log.warning
+            log("quarantine log cannot be opened", quarantine=str(error))
             return None
 
     def note(self, stream: str, sample: int, name: str, error: SampleError) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from loader_server.building.build_counts import Built
 from loader_server.building.builder import Builder
 from loader_server.building.not_finite import float_keys, rows_not_finite
-from loader_server.building.prepared import Prepared, unwatched
+from loader_server.building.read_ahead import Prepared, unwatched
 from shared.hashing import digest64
 from shared.wire.layout import BucketShape, layout_of
 from shared.wire.payload import round_in_place
@@ -86,7 +86,7 @@ class WholeBuilder(Builder):
         began_ns = time.perf_counter_ns()
         assert isinstance(prepared, _Made)
         arrays: Mapping[str, NDArray[Any]] = prepared.layout.arrays(payload)
-        # Every byte, for gaps and rows without a batch must be the same whoever builds.
+        # Every byte: a buffer has arbitrary content, and gaps must be the same for all workers.
         payload[:] = 0
         if prepared.values is None:
             arrays["tag"][:] = -1
@@ -94,6 +94,7 @@ class WholeBuilder(Builder):
             self._write_element(arrays, want.number, prepared.values)
         round_in_place(payload, prepared.layout, self.stream.float32)
         rows = int(prepared.values is not None)
+        # Counted, never masked: a batch that is made whole has one row, and no sample that could be named.
         unfit = [key for key in self._floats if len(rows_not_finite(arrays[key]))]
         return Built(
             rows=rows,

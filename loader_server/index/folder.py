@@ -114,24 +114,22 @@ class Index:
         # Through JSON, as the index's settings went: tuples have become lists there.
         wanted = json.loads(json.dumps({"source": source, **settings_that_count(settings)}))
         indexed = {"source": self.meta.source, **self.meta.settings}
-        if indexed != wanted:
-            raise DataError(
-                expected=f"an index made with {_listed(wanted)}",
-                got=f"one made with {_listed(indexed)}",
-                where=str(self.folder),
-                remedy="The stream's source has changed: run loader-server index.",
-            )
+        self._refuse_unless(
+            indexed == wanted,
+            expected=f"an index made with {_listed(wanted)}",
+            got=f"one made with {_listed(indexed)}",
+            remedy="The stream's source has changed: run loader-server index.",
+        )
 
     def refuse_lacking(self, columns: frozenset[str]) -> None:
         """Raise a DataError if the index was made before these columns were kept; one without samples passes."""
         lacking = sorted(columns - set(self.meta.numbers))
-        if lacking and self.samples:
-            raise DataError(
-                expected=f"an index with the columns {', '.join(sorted(columns))}",
-                got=f"one without {', '.join(lacking)}",
-                where=str(self.folder),
-                remedy="It was made by another version: run loader-server index.",
-            )
+        self._refuse_unless(
+            not lacking or not self.samples,
+            expected=f"an index with the columns {', '.join(sorted(columns))}",
+            got=f"one without {', '.join(lacking)}",
+            remedy="It was made by another version: run loader-server index.",
+        )
 
     def refuse_other_limit(self, largest: int) -> None:
         """Raise a DataError if the index was made with another limit on the size of decoded samples.
@@ -141,32 +139,35 @@ class Index:
         decoded.
         """
         limit = self.meta.largest_sample
-        if limit and largest != limit and (largest or OVER_LARGEST in self.meta.bad):
-            raise DataError(
-                expected=f"an index made with largest_sample = {_limit(largest)}",
-                got=f"one made with {_limit(limit)}",
-                where=str(self.folder),
-                remedy="[job] has changed, or whether recordings are cut: run loader-server index.",
-            )
+        shows_in_rows = largest or OVER_LARGEST in self.meta.bad
+        self._refuse_unless(
+            largest == limit or not limit or not shows_in_rows,
+            expected=f"an index made with largest_sample = {_limit(largest)}",
+            got=f"one made with {_limit(limit)}",
+            remedy="[job] has changed, or whether recordings are cut: run loader-server index.",
+        )
 
     def refuse_other_trial(self, chain: Chain) -> None:
         """Raise a DataError if transforms that may refuse samples are not those that samples were tried with."""
-        if chain.index_recipe != self.meta.recipe:
-            raise DataError(
-                expected="an index without the samples that the transforms refuse",
-                got="one made with other transforms, or with other settings of these",
-                where=str(self.folder),
-                remedy="Run loader-server index.",
-            )
+        self._refuse_unless(
+            chain.index_recipe == self.meta.recipe,
+            expected="an index without the samples that the transforms refuse",
+            got="one made with other transforms, or with other settings of these",
+            remedy="Run loader-server index.",
+        )
 
     def _refuse_other_chain(self, chain: Chain) -> None:
-        if chain.recipe != self.meta.recipe:
-            raise DataError(
-                expected="an index whose lengths were measured with these transforms",
-                got="one measured with others" if self.meta.recipe else "one without measured lengths",
-                where=str(self.folder),
-                remedy="Run loader-server index, or declare the transforms with @transform(…).",
-            )
+        self._refuse_unless(
+            chain.recipe == self.meta.recipe,
+            expected="an index whose lengths were measured with these transforms",
+            got="one measured with others" if self.meta.recipe else "one without measured lengths",
+            remedy="Run loader-server index, or declare the transforms with @transform(…).",
+        )
+
+    def _refuse_unless(self, holds: object, *, expected: str, got: str, remedy: str) -> None:
+        """Raise a DataError with these words and the index's folder unless the condition holds."""
+        if not holds:
+            raise DataError(expected=expected, got=got, where=str(self.folder), remedy=remedy)
 
 
 def _limit(largest: int) -> str:

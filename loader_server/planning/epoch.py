@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.planning.mixing import Mixture, Turns
-    from loader_server.planning.order import Arrangement, DataPass
+    from loader_server.planning.order import Arrangement, DataPass, Mixture, Turns
     from loader_server.planning.settings import Limits, PlanSettings
     from loader_server.planning.tally import LengthTable, LengthTally
 
@@ -133,10 +132,6 @@ class EpochPlan:
             return batch
         in_row = np.searchsorted(plan.row_starts, np.arange(own.start, own.stop), side="right") - 1 - start
         return dataclasses.replace(batch, rows=in_row, offsets=plan.offsets[own])
-
-    def window_of(self, number: int) -> int:
-        """Return the number of the window that this batch is in."""
-        return self._place(number)[0]
 
     def find(self, sample: int) -> Iterator[Seat]:
         """Yield each place of a sample in this epoch: none if it is dropped or in another part, several if repeated."""

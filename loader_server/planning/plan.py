@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loader_server.planning.epoch import EpochPlan, PlannedBatch, Recipe
-from loader_server.planning.mixing import mixture_of
-from loader_server.planning.order import Arrangement, DataPass, arranged
+from loader_server.planning.order import Arrangement, DataPass, arranged, mixture_of
 from loader_server.planning.settings import limits_by_epoch, limits_of
 from loader_server.planning.stages import Keeper, kept_tally, stages_of
 from loader_server.planning.tally import tally_lengths
@@ -73,7 +72,12 @@ class Plan:
         """
         limits = limits_of(settings, key=key, per_second=per_second)
         if settings.packing is not None and len(table.keys) > 1:
-            raise _not_packable(table, key)
+            raise SettingsError(
+                expected="one padded key",
+                got=", ".join(f'"{other}"' for other in table.keys if other != key) + " beside it",
+                where="packing",
+                remedy="Leave packing out, or drop the other keys with a transform.",
+            )
         mixture = mixture_of(settings, sources, table.segments)
         by_epoch = limits_by_epoch(settings, key=key, per_second=per_second)
         stage_limits = [stage for _, stage in by_epoch if stage != limits]
@@ -123,7 +127,15 @@ class Plan:
     def objection(self, group: int) -> SettingsError | None:
         """Return a SettingsError if some epoch might have no batch with groups of `group`, else None."""
         parts, fewest = self.recipe.settings.epoch_parts, self.fewest_groups(group)
-        return None if fewest >= parts else _more_parts_than_groups(parts, fewest, group)
+        if fewest >= parts:
+            return None
+        return SettingsError(
+            expected=f"a group of batches for each of the {parts} parts of the data",
+            got=f"data for {fewest} groups of {group}",
+            where="epoch_parts",
+            remedy=f"Write epoch_parts = {max(fewest, 1)} or less, or lower the budget. A group is as many batches as "
+            "there are ranks, unless [job] says otherwise: fewer ranks make more groups.",
+        )
 
     def epoch(self, epoch: int, group: int) -> EpochPlan:
         """Open an epoch: return its batches, in groups of `group`."""
@@ -225,32 +237,12 @@ def _shapes(settings: PlanSettings, limits: Limits, tally: LengthTally) -> tuple
     )
 
 
-def _not_packable(table: LengthTable, key: str) -> SettingsError:
-    others = ", ".join(f'"{other}"' for other in table.keys if other != key)
-    return SettingsError(
-        expected="one padded key",
-        got=f"{others} beside it",
-        where="packing",
-        remedy="Leave packing out, or drop the other keys with a transform.",
-    )
-
-
-def _more_parts_than_groups(parts: int, fewest: int, group: int) -> SettingsError:
-    return SettingsError(
-        expected=f"a group of batches for each of the {parts} parts of the data",
-        got=f"data for {fewest} groups of {group}",
-        where="epoch_parts",
-        remedy=f"Write epoch_parts = {max(fewest, 1)} or less, or lower the budget. A group is as many batches as "
-        "there are ranks, unless [job] says otherwise: fewer ranks make more groups.",
-    )
-
-
 def _digest(table: LengthTable, settings: PlanSettings, limits: tuple[Limits, ...], more: tuple[int, ...]) -> str:
     """Return the plan's digest.
 
     Settings enter both as written and in steps: a key's steps a second may change while the text stays.
     """
-    # `carry`, added later, enters the digest only when it is set, so that older plans stay valid.
+    # `carry`, a setting added later, enters the digest only when it is set, so that older plans stay valid.
     fields = [field.name for field in dataclasses.fields(settings) if field.name != "carry" or settings.carry]
     written = [f"{name}={getattr(settings, name)!r}" for name in fields]
     steps = [f"{name}={value!r}" for stage in limits for name, value in dataclasses.asdict(stage).items()]

@@ -133,8 +133,8 @@ def tally_lengths(
     size = int(table.segments[-1])
     passes = 2 if limits.sub_key is None else 3
     reading = _Reading(table, limits, progress or _show_nothing, passes * size)
-    first_look = _look_first(reading)
-    edges = _edges(first_look, settings, limits, size)
+    first_look, total = _look_first(reading)
+    edges = _edges(reading, settings, first_look, total)
     subs: dict[str, Integers] = {}
     if limits.sub_key is not None:
         subs[limits.sub_key] = _sub_edges(reading, edges)
@@ -144,11 +144,8 @@ def tally_lengths(
         edges=edges,
         others=others,
         counts=counts,
-        dropped=first_look.dropped,
-        lengths=first_look.lengths,
-        samples=first_look.samples,
         sums=sums,
-        above=first_look.above,
+        **first_look,
         run=_longest_run(table) if settings.carry else np.zeros(1, np.int64),
     )
 
@@ -159,7 +156,7 @@ def narrowed(table: LengthTable, limits: Limits, tally: LengthTally) -> LengthTa
     Larger buckets are cut off so that leftovers of short samples do not spill into shapes of longer ones.
     """
     reading = _Reading(table, limits, _show_nothing, 0)
-    first_look = _look_first(reading)
+    first_look, _ = _look_first(reading)
     subs = {} if limits.sub_key is None else {limits.sub_key: tally.others[limits.sub_key]}
     counts, sums, _ = _count_buckets(reading, tally.edges, subs)
     last = int(np.flatnonzero(counts.any(axis=0))[-1])
@@ -169,11 +166,8 @@ def narrowed(table: LengthTable, limits: Limits, tally: LengthTally) -> LengthTa
         edges=tally.edges[:used],
         others={key: longest[:used] for key, longest in tally.others.items()},
         counts=counts[:, :used],
-        dropped=first_look.dropped,
-        lengths=first_look.lengths,
-        samples=first_look.samples,
         sums=sums,
-        above=first_look.above,
+        **first_look,
         run=tally.run,
     )
 
@@ -200,19 +194,11 @@ class _Reading:
             self.progress(self._done, self.total)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FirstLook:
-    """Results of the first pass over all lengths, as in `LengthTally`; `total` is the sum of planned lengths."""
+def _look_first(reading: _Reading) -> tuple[dict[str, Integers], int]:
+    """Return what the first pass over all lengths gives: the arrays of a tally, and the sum of planned lengths.
 
-    lengths: Integers
-    samples: Integers
-    dropped: Integers
-    above: Integers
-    total: int
-
-
-def _look_first(reading: _Reading) -> _FirstLook:
-    """Return the histogram and sums of the first pass over all lengths; raise DataError if no sample is left."""
+    Raise DataError if no sample is left.
+    """
     limits, histogram, total = reading.limits, LengthHistogram(), 0
     dropped, above = np.zeros(len(_REASONS) + 1, np.int64), np.zeros(1, np.int64)
     for _, _, lengths in reading.blocks():
@@ -226,7 +212,7 @@ def _look_first(reading: _Reading) -> _FirstLook:
     occurring, samples = histogram.table()
     if not samples.size:
         raise _nothing_left(reading.table, dropped, limits)
-    return _FirstLook(lengths=occurring, samples=samples, dropped=dropped[:-1], above=above, total=total)
+    return {"lengths": occurring, "samples": samples, "dropped": dropped[:-1], "above": above}, total
 
 
 def _longest_run(table: LengthTable) -> Integers:
@@ -275,15 +261,21 @@ def _reason(lengths: Mapping[str, Integers], limits: Limits) -> Integers:
     return np.asarray(reason, np.int64)
 
 
-def _edges(first_look: _FirstLook, settings: PlanSettings, limits: Limits, size: int) -> Integers:
+def _edges(reading: _Reading, settings: PlanSettings, first_look: Mapping[str, Integers], total: int) -> Integers:
     """Return the buckets' padded lengths: those that the settings name, or the best ones.
 
     Raise SettingsError if a sample is longer than the last length named.
     """
-    lengths, samples = first_look.lengths, first_look.samples
+    limits, lengths, samples = reading.limits, first_look["lengths"], first_look["samples"]
     if limits.boundaries:
-        if lengths[-1] > limits.boundaries[-1]:
-            raise _too_long(int(lengths[-1]), limits)
+        longest, last = int(lengths[-1]), limits.boundaries[-1]
+        if longest > last:
+            raise SettingsError(
+                expected=f'samples of at most {last} steps of "{limits.key}", the longest bucket',
+                got=f"a sample of {longest}",
+                where="shapes",
+                remedy=f'Add a bucket of at least {longest}, or set max_length = "{last} steps" to drop longer ones.',
+            )
         return np.array(limits.boundaries, np.int64)
     # Several lengths may be padded alike. On the reversed array `np.unique` finds the last of them, at which the
     # cumulative count has all of them.
@@ -293,9 +285,9 @@ def _edges(first_look: _FirstLook, settings: PlanSettings, limits: Limits, size:
         below=np.cumsum(samples)[len(samples) - 1 - last],
         rows=limits.rows({limits.key: padded}),
         used=limits.used(padded),
-        total=first_look.total,
+        total=total,
         budget=limits.budget,
-        windows=window_count(size, settings.window, settings.order),
+        windows=window_count(int(reading.table.segments[-1]), settings.window, settings.order),
         objective=settings.objective,
     )
     shapes = settings.shapes if isinstance(settings.shapes, int) else None
@@ -359,14 +351,4 @@ def _nothing_left(table: LengthTable, dropped: Integers, limits: Limits) -> Data
         got=f"{int(table.segments[-1])} samples, all dropped ({reasons})" if reasons else "no samples",
         where="plan" if limits.max_length is None else f"plan, samples of at most {limits.max_length} steps",
         remedy="Check min_length, max_length, limits and filter, and that the source is the right one.",
-    )
-
-
-def _too_long(length: int, limits: Limits) -> SettingsError:
-    longest = limits.boundaries[-1]
-    return SettingsError(
-        expected=f'samples of at most {longest} steps of "{limits.key}", the longest bucket',
-        got=f"a sample of {length}",
-        where="shapes",
-        remedy=f'Add a bucket of at least {length}, or set max_length = "{longest} steps" to drop what is longer.',
     )

@@ -122,8 +122,8 @@ def test_windows_of_a_large_corpus_share_the_epoch():
     epoch = plan.epoch(0, 4)
     batches = batches_of(epoch)
     assert sorted(samples_of(batches)) == list(range(20_000))
-    assert epoch.window_of(0) == 0
-    assert epoch.window_of(epoch.batches - 1) == 9
+    assert epoch._place(0)[0] == 0
+    assert epoch._place(epoch.batches - 1)[0] == 9
     assert [epoch.batches <= plan.most_batches(4) for epoch in (plan.epoch(number, 4) for number in range(5))] == [
         True
     ] * 5
