@@ -84,6 +84,7 @@ class Build:
     digest: bool = True
     #: Seals a payload that is sent by TCP; None if the job has no keys.
     sealer: Sealer | None = None
+    #: Set by the poll loop at any time; looked at before each long step, so that nothing is built for nobody.
     cancelled: bool = False
     #: Whether preparing it may wait for a disk, so that a reader has to do it.
     reads: bool = False
@@ -131,7 +132,7 @@ class BuildThread:
         self.outcomes: deque[Outcome] = deque()
         #: Submitted builds whose outcome has not been taken yet.
         self.load = 0
-        #: Moving average of the duration of a build.
+        #: Moving average of the duration of a build; high at first, so that the first outcomes are announced at once.
         self._usual_s = _LATER_S
         #: When `wake` was called last, and whether an outcome was added since, whose announcement is held back.
         self._woken_s = 0.0
@@ -142,6 +143,7 @@ class BuildThread:
         self._readers = readers
         self._deadline = deadline
         self._wake = wake
+        #: Submitted builds; None, which `close` puts there, ends the thread.
         self._builds: SimpleQueue[Build | None] = SimpleQueue()
         #: Builds taken from the queue, whose samples are being read or have been.
         self._at_hand: deque[Build | None] = deque()
@@ -149,12 +151,14 @@ class BuildThread:
         self._unwaited = 0
         #: Postponed builds: another worker was building the batch, or its samples turned out to need reading after all.
         self._elsewhere: deque[Build] = deque()
+        # A daemon, so that a build that never returns does not keep the process from exiting.
         self._thread = threading.Thread(target=self._run, name="stoker-build", daemon=True)
         self._thread.start()
 
     @property
     def has_room(self) -> bool:
         """Whether it can take more builds."""
+        # Twice as many as are built while outcomes are held back: the poll loop submits more only when it is woken.
         return self.load < min(max(_AHEAD, int(2 * self._hold_s / self._usual_s)), _MOST_AHEAD)
 
     def submit(self, build: Build) -> None:
@@ -195,7 +199,7 @@ class BuildThread:
             # Take in all builds that have come, so that readers work on the later ones while the first is built.
             while not self._builds.empty():
                 self._take_in(self._builds.get_nowait())
-        except Empty:
+        except Empty:  # only a look at postponed builds is due
             return True
         build = self._at_hand.popleft()
         if build is not None:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from loader_server.building.deadline import Deadline
     from loader_server.building.places import Places
-    from loader_server.building.quarantine import Quarantine
+    from loader_server.building.quarantine import MaskedLog
     from loader_server.feature_cache.cache import FeatureCache
     from loader_server.planning import EpochPlan, PlannedBatch
     from loader_server.sources.source import Gathers, Source
@@ -97,7 +97,7 @@ class Builder:
     """Builder of one stream's batches."""
 
     def __init__(
-        self, stream: Stream, quarantine: Quarantine, deadline: Deadline, features: FeatureCache | None = None
+        self, stream: Stream, quarantine: MaskedLog, deadline: Deadline, features: FeatureCache | None = None
     ) -> None:
         self.stream = stream
         self._features = features
@@ -108,11 +108,13 @@ class Builder:
         self._quarantine = quarantine
         self._deadline = deadline
         self._lock = threading.Lock()
+        #: Opened epochs by number and group, in the order of opening.
         self._epochs: dict[tuple[int, int], EpochPlan] = {}
         #: By `id`, because shapes are unhashable; the shape is kept, so that its id is not reused.
         self._layouts: dict[int, tuple[BucketShape, BucketShape, Layout, tuple[slice, ...]]] = {}
         self._ahead = LookAhead(stream.source, features.unkept if features is not None else None)
         gathers = stream.source.gathers and not stream.chain.steps
+        #: The source, if it writes whole batches and no sample has to be transformed; otherwise None.
         self._gathering: Source | None = stream.source if gathers else None
         #: Whether a batch's samples may be decoded and transformed at once.
         # Not with a feature cache, whose hits and misses differ from sample to sample.
@@ -298,6 +300,7 @@ class Builder:
 
         Return None if the source has no faster way to decode them together; the caller then writes sample by sample.
         """
+        # No deadline for each sample here: only quick sources and built-in transforms take a batch at once.
         began_ns = time.perf_counter_ns()
         samples, raw = batch.prepared.samples, cast("Sequence[bytes]", batch.prepared.raw)
         columns = self.stream.source.decode_all(samples.tolist(), raw)
@@ -322,6 +325,7 @@ class Builder:
         except BaseException:  # counted, whatever it is
             self.fallbacks.count("failed")
             raise
+        # A masked sample explains why the fast way failed; otherwise both ways should have given the same batch.
         if batch.masked:
             self.fallbacks.count("bad_sample")
         else:

@@ -32,7 +32,8 @@ def kills(name: str) -> SampleError:
 
 def culprit_key(stream: str, identity: str) -> int:
     """Return the hash that stands for a culprit on the wire."""
-    return digest64(f"{stream}\0{identity}".encode("utf-8", "backslashreplace"))  # as it crosses
+    # An identity may hold bytes of a file name that are no UTF-8; on the wire they are escaped, and so here.
+    return digest64(f"{stream}\0{identity}".encode("utf-8", "backslashreplace"))
 
 
 class KnownCulprits:

@@ -68,6 +68,8 @@ def differing_parts(own: Iterable[tuple[str, str]], others: Iterable[tuple[str, 
 
 def _follows(name: str, names: list[str]) -> bool:
     """Return whether this part differs only because another one does, which tells more."""
+    # A plan's digest has the index in it, and the transforms' fingerprint the packages: naming the consequence beside
+    # its cause would send people looking in two places.
     kind, _, stream = name.partition(" of stream ")
     stream = stream.partition(" (")[0]
     if kind == "plan":

@@ -12,7 +12,7 @@ import os
 import threading
 from collections import Counter
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shared.errors import MachineError
 from shared.logs import Log
@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
     from shared.errors import SampleError
 
-__all__ = ["Quarantine"]
+__all__ = ["MaskedLog", "Quarantine"]
+
+
+class MaskedLog(Protocol):
+    """Where a builder reports the samples that it masks; `loader-server show` has another one than workers."""
+
+    def note(self, stream: str, sample: int, name: str, error: SampleError) -> None:
+        """Record that a sample's row was masked."""
 
 
 class Quarantine:
@@ -33,6 +40,7 @@ class Quarantine:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._log = Log("quarantine")
+        #: What was written already, by stream, sample and reason: a bad sample comes again in each epoch.
         self._known: set[tuple[str, int, str]] = set()
         self._lock = threading.Lock()
         #: A newline to write first if a full disk cut the last line short, so that only that line is broken.

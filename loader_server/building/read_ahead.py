@@ -56,6 +56,7 @@ class Prepared:
     planned: PlannedBatch
     #: The sample numbers; none if an empty batch is wanted.
     samples: NDArray[np.int64]
+    #: The planned shape with the lengths of all padded keys, and where each tensor lies in the payload.
     shape: BucketShape
     layout: Layout
     #: Byte ranges of the payload between tensors.
@@ -63,6 +64,7 @@ class Prepared:
     #: The bytes of each sample, None for a culprit and b"" for a cache hit; None as a whole if the source writes the
     #: batch at once.
     raw: Sequence[bytes | None] | None
+    #: How long planning and reading took, in the reader's thread.
     read_us: int
     #: Feature cache hits by sample, which were not read.
     kept: Mapping[int, bytearray]
@@ -146,6 +148,7 @@ class ReadAhead:
         self._timeout_s = timeout_s
         self._tasks: SimpleQueue[PendingRead[Any] | None] = SimpleQueue()
         self._lock = threading.Lock()
+        #: The reads that threads are at, those of hanging threads included.
         self._underway: set[PendingRead[Any]] = set()
         #: How many threads hang, each replaced by another.
         self.hanging = 0
@@ -208,6 +211,7 @@ class ReadAhead:
 
     def _read_next(self) -> bool:
         """Carry out the next read, keeping no reference to it; return whether this thread should go on."""
+        # A function of its own, so that a thread that waits for work does not hold the bytes of its last batch.
         pending = self._tasks.get()
         if pending is None:
             return False
@@ -227,6 +231,7 @@ class ReadAhead:
 
     def close(self) -> None:
         """End the threads, except those that hang."""
+        # As many as there are threads that do not hang; a read that returns later finds its place taken, and ends.
         for _ in range(_READERS):
             self._tasks.put(None)
 

@@ -81,6 +81,7 @@ Try: TypeAlias = "Passed | ChildEnded | RanOut"
 def judge(tries: Sequence[Try], needed: Room) -> TrialVerdict:
     """Return the verdict after these tries; `needed` is the room that a sample may take without being at fault."""
     last = tries[-1] if tries else None
+    # A sample that passes once is used, whatever became of the tries before: what ended those was not the sample alone.
     if isinstance(last, Passed):
         return TrialVerdict.PASSED
     # Killed from outside, by the kernel for memory for instance: that says nothing about the sample.

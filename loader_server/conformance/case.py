@@ -70,7 +70,7 @@ class ExaminedSource:
 
     case: SourceCase
     folder: Path
-    #: The indexes made so far, by their folder.
+    #: The indexes made so far, by their folder: making one takes seconds, and most checks need only the first.
     made: dict[Path, IndexReport] = field(default_factory=dict)
 
     def indexed(self, processes: int, piece_rows: int) -> tuple[IndexReport, Path]:

@@ -109,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _table(text: str) -> dict[str, Any]:
+    """Return a JSON object; raise what argparse reports as a wrong argument if the text is none."""
     table = json.loads(text)
     if not isinstance(table, dict):
         raise argparse.ArgumentTypeError("expected a JSON object")
@@ -116,6 +117,7 @@ def _table(text: str) -> dict[str, Any]:
 
 
 def _cases(name: str, options: argparse.Namespace) -> list[SourceCase]:
+    """Return the named source, or those of a job file's stream; raise SettingsError if the job has no such stream."""
     if not name.endswith(".toml"):
         return [SourceCase(spec=_spec(name, options.arguments))]
     job = read_job(name)

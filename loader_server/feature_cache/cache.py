@@ -45,6 +45,7 @@ class FeatureCache:
         """Return the cache of a stream, or None.
 
         None if the job has no cache, the stream has nothing to keep, or the cache's folder is closed to this user.
+        Other errors of the disk are raised, and a MachineError if there are links in the place of the cache's files.
         """
         settings = job.feature_cache
         if not settings.bytes or not stream.chain.steady_steps:

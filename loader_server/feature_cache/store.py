@@ -47,7 +47,8 @@ _TABLE, _SEGMENT = "table", "segment-"
 class SampleStore:
     """The blobs of a fixed number of samples, in the folder `key` of `root`.
 
-    `most_bytes` bounds all stores of the root together. Any thread may `get`, one may `put`.
+    `most_bytes` bounds all stores of the root together. Any thread may `get`, one may `put`. Opening raises OSError if
+    the disk is full or closed, and MachineError if there is a link in the place of a file.
     """
 
     def __init__(self, root: Path, key: str, samples: int, most_bytes: int) -> None:
@@ -56,6 +57,7 @@ class SampleStore:
         self._most_bytes = most_bytes
         usual = max(_USUAL_BYTES, most_bytes // _MOST_SEGMENTS)
         self._segment_bytes = max(1, min(usual, most_bytes // _LEAST_SEGMENTS))
+        #: Segments that were opened for reading, by number; the lock keeps two threads from opening one twice.
         self._opening = threading.Lock()
         self._segments: dict[int, int] = {}
         #: The segment that this process writes: its number, descriptor (-1: none) and end.
@@ -189,7 +191,7 @@ class SampleStore:
 
     @contextlib.contextmanager
     def _noticing_a_full_disk(self) -> Iterator[None]:
-        """Stop keeping samples if the disk is full or closed to us; other errors pass through."""
+        """Stop keeping samples if the disk is full or closed to us; raise other errors again."""
         try:
             yield
         except OSError as error:

@@ -60,6 +60,7 @@ class _Appended:
     """A file that is appended to after its first `size` bytes, which an earlier writer left; the rest is cut off."""
 
     def __init__(self, path: Path, size: int) -> None:
+        """Open the file, or make it if `size` is 0; raise an OSError, with nothing left open, if that fails."""
         self._file = path.open("r+b" if size else "wb")
         try:
             # What a killed writer wrote after its last `sync` may be there in part; it is written again.

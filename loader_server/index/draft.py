@@ -65,6 +65,7 @@ class DraftJournal:
     `ends` are the bytes of columns of strings, `bad_bytes` those of the file with bad rows.
     """
 
+    #: Fingerprint of the data and of all that shapes the index; empty if changes of the data would go unnoticed.
     made_from: str
     piece_rows: int
     pieces: int = 0
@@ -72,6 +73,7 @@ class DraftJournal:
     samples: int = 0
     bad: Mapping[str, int] = field(default_factory=dict)
     bad_bytes: int = 0
+    #: Names of the source's columns of numbers.
     numbers: tuple[str, ...] = ()
     ends: Mapping[str, int] = field(default_factory=dict)
     fields: tuple[Field, ...] = ()
@@ -91,6 +93,7 @@ class Draft:
         self.journal = journal
         self._closed = False
         self._bad = BadRowsWriter(folder / BAD_ROWS, journal.bad_bytes)
+        #: The columns, once the first piece with rows has shown which there are.
         self._numbers: dict[str, ColumnWriter] = {}
         self._strings: dict[str, StringsWriter] = {}
         self._measured: dict[str, ColumnWriter] = {}
@@ -115,9 +118,11 @@ class Draft:
         )
 
     def _append(self, part: Probed) -> None:
+        """Append a piece that has rows; raise a DataError if its fields differ, or if there are too many columns."""
         found = part.found
         if not self.journal.samples:
             self._begin_columns(part)
+        # `write` counts a piece only after all of it is appended, so an error here leaves the journal as it was.
         refuse_other_fields(self.journal.fields, part.fields, part.where)
         for name, column in self._numbers.items():
             column.append(found.numbers[name])
@@ -170,6 +175,7 @@ class Draft:
 
     def close(self) -> None:
         """Finish and close all files, even if one fails; closing again does nothing."""
+        # Marked first: if a writer fails, a second close must not write into files that are closed.
         writers, self._closed = self._writers, True
         with contextlib.ExitStack() as stack:
             for writer in reversed(writers):
@@ -211,7 +217,8 @@ class Draft:
 def open_draft(folder: Path, made_from: str, piece_rows: int) -> Iterator[Draft]:
     """Open the draft that a killed indexer of the same things left, or a new one, while the block lasts.
 
-    It is removed if the data are refused, and kept for the next try if the work is interrupted.
+    It is removed if the data are refused (a StokerError), and kept for the next try if the work is interrupted. Errors
+    of the block are raised again.
     """
     kept = None
     draft = (_resumed(folder, made_from, piece_rows) if made_from else None) or _new(folder, made_from, piece_rows)

@@ -47,14 +47,18 @@ class Meta:
     format: int
     source: str
     settings: dict[str, Any]
+    #: The files that the source was made from, with what tells whether they changed.
     origin: list[dict[str, Any]]
+    #: The name of the folder of columns; replacing `meta.json` with one that names another is the commit.
     folder: str
     samples: int
+    #: Names of columns; those of measured lengths are keys, whose files are numbered in this order.
     numbers: list[str]
     strings: list[str]
     measured: list[str]
     fields: list[dict[str, Any]]
     recipe: str
+    #: Rows left out, by reason.
     bad: dict[str, int]
     fingerprint: str
     about: dict[str, Any]

@@ -304,7 +304,7 @@ class JoinedSource(Source):
         places: list[NDArray[np.int64]] = []
         for place, rows, own in self._by_member(np.array(samples, np.int64)):
             columns = self._sources[place].decode_all(own.tolist(), [raw[row] for row in rows.tolist()])
-            if columns is None:
+            if columns is None:  # the builder then decodes all of the batch sample by sample
                 return None
             made.append(columns)
             places.append(rows)

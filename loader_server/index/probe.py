@@ -54,6 +54,8 @@ class Probed:
 class _ProbeOrder:
     """The part of a request and its inventory that probing needs, small enough to send to another process."""
 
+    # No source: its open files cannot be sent, so a process makes its own from the spec.
+
     spec: SourceSpec
     origin: list[dict[str, Any]]
     about: dict[str, Any]
@@ -124,14 +126,17 @@ class _Prober:
         return read_patiently(self._source.read, places, bool)
 
     def _measure_or_bad(self, place: int, row: int, raw: bytes, chain: Chain) -> _Measured | BadRow:
+        """Return the fields and lengths of one sample, or the bad row that it makes; a machine's failure is raised."""
         largest = self._order.spec.of_job.largest_sample
         try:
+            # If memory ran out, a second look with the free memory known tells the sample's fault from the machine's.
             return look_twice(lambda: self._measure(place, row, raw, chain), largest, where=lambda: self._where(place))
         except SampleError as error:
             detail = f"expected {error.expected}, got {error.got}"
             return BadRow(*self._source.place(place), error.reason, detail, error.remedy)
 
     def _measure(self, place: int, row: int, raw: bytes, chain: Chain) -> _Measured:
+        """Return the fields and lengths of one sample; raise a SampleError if it cannot be used."""
         try:
             sample = self._source.decode(place, raw)
         except (StokerError, MemoryError):
@@ -172,6 +177,7 @@ def probe_in_order(
 
     """
     order = _ProbeOrder(spec=request.spec, origin=inventory.origin, about=inventory.about, chain=request.tried_chain)
+    # One that must be probed apart leaves things in a process that must not be there when it forks.
     if not request.source.apart and usable_processes(processes) == 1:
         yield from map(_Prober(order, request.source).probe, pieces)
         return

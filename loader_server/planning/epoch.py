@@ -65,8 +65,10 @@ class Recipe:
     settings: PlanSettings
     limits: Limits
     tally: LengthTally
+    #: The padded shape of each bucket, and its rows once more as an array; upper bounds if shapes are not fixed.
     shapes: tuple[BucketShape, ...]
     rows: NDArray[np.int64]
+    #: None if sources are not mixed by weight.
     mixture: Mixture | None
 
     @property

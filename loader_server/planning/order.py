@@ -56,6 +56,7 @@ class DataPass:
     number: int
     order: str
     seed: int
+    #: The index's fingerprint, so that streams of other data are shuffled in other ways.
     stream: str
 
     def key(self, shuffle: str, *place: int) -> int:
@@ -75,6 +76,7 @@ class Turns:
 class Mixture:
     """Sources, each a range of segments, with the weight of each and whether it starts over when it runs out."""
 
+    #: First segment of each source, and the one after its last.
     segments: tuple[tuple[int, int], ...]
     weights: tuple[float, ...]
     cycle: tuple[bool, ...]
@@ -150,6 +152,7 @@ class Arrangement:
     """Segments of a pass in order, and the first segment of each window."""
 
     turns: Turns
+    #: Positions in `turns`, not segment numbers.
     starts: Integers
 
     def of_window(self, window: int) -> Turns:

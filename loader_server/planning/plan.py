@@ -108,6 +108,7 @@ class Plan:
         self.dropped = recipe.tally.dropped_by_reason()
         self._seed = seed
         self._keeper = keeper
+        #: Samples of each segment.
         self._sizes = np.diff(recipe.table.segments)
 
     def most_batches(self, group: int) -> int:
@@ -142,6 +143,7 @@ class Plan:
         recipe = self.stage(epoch).recipe
         data_pass, part, arrangement = self._pass_of(epoch)
         opened = EpochPlan(recipe, data_pass, arrangement, group)
+        # Counts by segment are in the tally, so this takes no look at a sample; the other way looks at all of them.
         if recipe.counted:
             counts = self.window_counts(epoch)
             groups = groups_needed(counts, recipe.rows, group, recipe.limits.subs).sum(axis=1)
@@ -169,6 +171,7 @@ class Plan:
 
     def _pass_of(self, epoch: int) -> tuple[DataPass, int, Arrangement]:
         """Return the pass that an epoch belongs to, the epoch's part of it, and the windows of the pass."""
+        # Parts of one pass have its number, so they share its shuffle, and together hold every sample once.
         number, part = divmod(epoch, self.recipe.settings.epoch_parts)
         data_pass = DataPass(
             number=number, order=self._order(number), seed=self._seed, stream=self.recipe.table.fingerprint

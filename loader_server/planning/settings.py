@@ -35,6 +35,8 @@ length_amount = amount("s", "frames", "samples", "tokens", "characters", "bytes"
 
 
 def _shapes(value: object) -> Shapes:
+    """Return `shapes` as parsed; raise SettingsError if it is neither a word, a number from 1 to 256, nor lengths."""
+    # A bool is an int in Python, and `shapes = true` a mistake.
     if value in ("auto", "none"):
         return "auto" if value == "auto" else "none"
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 256:
@@ -56,6 +58,7 @@ def _boundary(length: object) -> Amount:
 
 
 def _max_length(value: object) -> Amount | Stages:
+    """Return a length, or a curriculum's lengths by epoch; raise SettingsError if a curriculum has no epoch 0."""
     if not isinstance(value, dict):
         limit: Amount = length_amount(value)
         return limit
@@ -76,6 +79,7 @@ def _is_epoch(key: str) -> bool:
 
 
 def _limits(value: object) -> Mapping[str, Amount]:
+    """Return amounts by key; raise SettingsError if the value is no table of them."""
     if isinstance(value, dict):
         return {str(key): length_amount(most) for key, most in value.items()}
     raise SettingsError(
@@ -87,6 +91,7 @@ def _limits(value: object) -> Mapping[str, Amount]:
 
 
 def _sub_buckets(value: object) -> Mapping[str, int]:
+    """Return the second key and its number of sub-buckets; raise SettingsError if there is not exactly one key."""
     if isinstance(value, dict) and len(value) == 1:
         ((key, subs),) = value.items()
         if isinstance(subs, int) and 2 <= subs <= 16:
@@ -100,6 +105,7 @@ def _sub_buckets(value: object) -> Mapping[str, int]:
 
 
 def _weights(value: object) -> tuple[float, ...]:
+    """Return one weight a source; raise SettingsError unless all are numbers above 0."""
     if isinstance(value, list) and all(isinstance(weight, int | float) and weight > 0 for weight in value):
         return tuple(map(float, value))
     raise SettingsError(
@@ -108,6 +114,7 @@ def _weights(value: object) -> tuple[float, ...]:
 
 
 def _flags(value: object) -> tuple[bool, ...]:
+    """Return one flag a source; raise SettingsError unless all are true or false."""
     if isinstance(value, list) and all(isinstance(cycles, bool) for cycles in value):
         return tuple(value)
     raise SettingsError(
@@ -195,8 +202,11 @@ class PlanSettings:
 class Limits:
     """The settings' amounts in steps of the keys that they limit."""
 
+    #: The bucketed key.
     key: str
+    #: The most that a batch may use: steps of the bucketed key, padding included, plus the quadratic term.
     budget: int
+    #: 0 if there is no limit but the budget.
     max_rows: int
     rows_multiple: int
     length_multiple: int

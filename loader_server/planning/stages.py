@@ -151,5 +151,6 @@ def _recipe_within(limits: Limits, recipe: Recipe, keeper: Keeper, digest: str) 
         return recipe
     read = partial(narrowed, recipe.table, limits, recipe.tally)
     tally = kept_tally(keeper, f"{digest}-{limits.max_length}", read)
+    # The same shapes, so that a longer stage compiles only what is new to it.
     used = len(tally.edges)
     return dataclasses.replace(recipe, limits=limits, tally=tally, shapes=recipe.shapes[:used], rows=recipe.rows[:used])

@@ -132,7 +132,7 @@ def tally_lengths(
     """
     size = int(table.segments[-1])
     passes = 2 if limits.sub_key is None else 3
-    reading = _Reading(table, limits, progress or _show_nothing, passes * size)
+    reading = _LengthPasses(table, limits, progress or _show_nothing, passes * size)
     first_look, total = _look_first(reading)
     edges = _edges(reading, settings, first_look, total)
     subs: dict[str, Integers] = {}
@@ -155,7 +155,7 @@ def narrowed(table: LengthTable, limits: Limits, tally: LengthTally) -> LengthTa
 
     Larger buckets are cut off so that leftovers of short samples do not spill into shapes of longer ones.
     """
-    reading = _Reading(table, limits, _show_nothing, 0)
+    reading = _LengthPasses(table, limits, _show_nothing, 0)
     first_look, _ = _look_first(reading)
     subs = {} if limits.sub_key is None else {limits.sub_key: tally.others[limits.sub_key]}
     counts, sums, _ = _count_buckets(reading, tally.edges, subs)
@@ -177,7 +177,7 @@ def _show_nothing(done: int, total: int) -> None:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _LengthPasses:
     """The reading of all lengths, several times; `progress` gets how many are read, of `total` in all passes."""
 
     table: LengthTable
@@ -194,7 +194,7 @@ class _Reading:
             self.progress(self._done, self.total)
 
 
-def _look_first(reading: _Reading) -> tuple[dict[str, Integers], int]:
+def _look_first(reading: _LengthPasses) -> tuple[dict[str, Integers], int]:
     """Return what the first pass over all lengths gives: the arrays of a tally, and the sum of planned lengths.
 
     Raise DataError if no sample is left.
@@ -261,20 +261,20 @@ def _reason(lengths: Mapping[str, Integers], limits: Limits) -> Integers:
     return np.asarray(reason, np.int64)
 
 
-def _edges(reading: _Reading, settings: PlanSettings, first_look: Mapping[str, Integers], total: int) -> Integers:
+def _edges(reading: _LengthPasses, settings: PlanSettings, first_look: Mapping[str, Integers], total: int) -> Integers:
     """Return the buckets' padded lengths: those that the settings name, or the best ones.
 
     Raise SettingsError if a sample is longer than the last length named.
     """
     limits, lengths, samples = reading.limits, first_look["lengths"], first_look["samples"]
     if limits.boundaries:
-        longest, last = int(lengths[-1]), limits.boundaries[-1]
-        if longest > last:
+        longest, most = int(lengths[-1]), limits.boundaries[-1]
+        if longest > most:
             raise SettingsError(
-                expected=f'samples of at most {last} steps of "{limits.key}", the longest bucket',
+                expected=f'samples of at most {most} steps of "{limits.key}", the longest bucket',
                 got=f"a sample of {longest}",
                 where="shapes",
-                remedy=f'Add a bucket of at least {longest}, or set max_length = "{last} steps" to drop longer ones.',
+                remedy=f'Add a bucket of at least {longest}, or set max_length = "{most} steps" to drop longer ones.',
             )
         return np.array(limits.boundaries, np.int64)
     # Several lengths may be padded alike. On the reversed array `np.unique` finds the last of them, at which the
@@ -295,7 +295,7 @@ def _edges(reading: _Reading, settings: PlanSettings, first_look: Mapping[str, I
     return chosen_boundaries(costs, 1 if settings.carry else shapes, MOST_SHAPES)
 
 
-def _sub_edges(reading: _Reading, edges: Integers) -> Integers:
+def _sub_edges(reading: _LengthPasses, edges: Integers) -> Integers:
     """Return the second key's padded length in each sub-bucket, for least padding.
 
     The last sub-bucket of each bucket is as long as those of smaller buckets, because their leftovers spill into it.
@@ -320,7 +320,7 @@ def _sub_edges(reading: _Reading, edges: Integers) -> Integers:
 
 
 def _count_buckets(
-    reading: _Reading, edges: Integers, subs: dict[str, Integers]
+    reading: _LengthPasses, edges: Integers, subs: dict[str, Integers]
 ) -> tuple[NDArray[np.int32], Integers, dict[str, Integers]]:
     """Return each segment's bucket counts and sum of lengths, and each other key's greatest length by bucket."""
     table, limits = reading.table, reading.limits

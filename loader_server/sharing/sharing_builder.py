@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from loader_server.building.build_counts import Built
     from loader_server.building.deadline import Deadline
-    from loader_server.building.quarantine import Quarantine
+    from loader_server.building.quarantine import MaskedLog
     from loader_server.feature_cache.cache import FeatureCache
     from loader_server.planning import PlannedBatch
     from loader_server.sharing.shelf import Shelf
@@ -47,7 +47,7 @@ class SharingBuilder(Builder):
     def __init__(
         self,
         stream: Stream,
-        quarantine: Quarantine,
+        quarantine: MaskedLog,
         deadline: Deadline,
         features: FeatureCache | None,
         shelf: Shelf,

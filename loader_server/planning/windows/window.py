@@ -46,8 +46,11 @@ class Filling:
 
     data_pass: DataPass
     window: int
+    #: Rows of a batch of each bucket.
     rows: Integers
+    #: Batches of a group: all of them have one shape.
     group: int
+    #: Sub-buckets of each bucket by a second key; 1 if there are none.
     subs: int
     laplace_samples: int
 
@@ -60,8 +63,10 @@ class WindowPlan:
     """
 
     samples: Integers
+    #: The rows of each group; those of several groups follow one another in `samples`, but not in this order.
     starts: Integers
     stops: Integers
+    #: Bucket of each group, and the rows of one of its batches.
     buckets: Integers
     rows: Integers
     #: Greatest length in each group by key, for batches that are padded to it.

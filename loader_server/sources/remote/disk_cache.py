@@ -93,8 +93,8 @@ class DiskCache:
     def make(self, key: str, nbytes: int, fill: Callable[[int], None], *, wait: bool = True) -> bool:
         """Make sure that the entry exists: `fill` writes it into an open file of `nbytes` bytes.
 
-        If another process is making it, wait for that, or return False at once if not `wait`. Raise a ReadError if
-        there is no room or the folder cannot be used.
+        If another process is making it, wait until it is done, or return False at once if not `wait`. Raise a ReadError
+        if there is no room or the folder cannot be used.
         """
         self._prepare()
         entry, underway = self._entry(key), self._underway / key
