@@ -104,6 +104,7 @@ class Outcome:
     """The result of a build: a batch in `payload`, an error, or neither if it was cancelled."""
 
     build: Build
+    #: The padded shape and the facts of the batch; None without a batch, as is the payload.
     shape: BucketShape | None = None
     built: Built | None = None
     payload: NDArray[np.uint8] | None = None

@@ -116,13 +116,14 @@ class Builder:
         gathers = stream.source.gathers and not stream.chain.steps
         #: The source, if it writes whole batches and no sample has to be transformed; otherwise None.
         self._gathering: Source | None = stream.source if gathers else None
-        #: Whether a batch's samples may be decoded and transformed at once.
-        # Not with a feature cache, whose hits and misses differ from sample to sample.
+        #: Whether a batch's samples may be decoded and transformed at once; not with a feature cache, whose hits and
+        #: misses differ from sample to sample.
         self._together = features is None and stream.chain.takes_columns
         self._finite_check = FiniteCheck(stream)
 
     def reads(self, want: Want) -> bool:
         """Return whether preparing this want may wait for a disk."""
+        # A retried want always does: its samples are tried one by one, also those that are otherwise written at once.
         return self._gathering is None or self._gathering.reads_ahead or want.attempt > 0
 
     def batches(self, epoch: int, group: int) -> int:
@@ -186,6 +187,7 @@ class Builder:
 
     def _laid_out(self, planned: BucketShape) -> tuple[BucketShape, Layout, tuple[slice, ...]]:
         """Return the complete shape, the layout and the gaps of a planned shape, computed once for each."""
+        # Without a lock: readers that come at the same time compute the same layout, and the last one is kept.
         known = self._layouts.get(id(planned))
         if known is None or known[0] is not planned:
             if len(self._layouts) >= _LAYOUTS_KEPT:
@@ -196,7 +198,7 @@ class Builder:
         return known[1:]
 
     def _read(
-        self, samples: Sequence[int], begin: Callable[[int], None], kept: Mapping[int, bytearray] = _NOTHING
+        self, samples: Sequence[int], begin: Callable[[int], None], kept: Mapping[int, bytearray]
     ) -> list[bytes | None]:
         """Return the samples' bytes: None for a culprit, b"" for a cache hit; the others are read."""
         unread: dict[int, bytes | None] = dict.fromkeys(kept, b"")
@@ -409,6 +411,7 @@ class Builder:
         return stream.chain.finish(steady, (stream.seed, batch.want.epoch, sample), stream.chain.steady_steps)
 
     def _note_masked(self, sample: int, error: SampleError, batch: _BatchInHand) -> None:
+        # Never silent: the row is counted in the batch's facts, and its sample goes to the quarantine log.
         name = self.stream.source.name(sample)
         self._quarantine.note(self.stream.name, sample, name, error)
         batch.mask(name, error)

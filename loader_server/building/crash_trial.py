@@ -75,6 +75,7 @@ class Conviction:
     """A sample that kills, and how the children that had it in hand ended."""
 
     sample: int
+    #: By this the sample is known from now on: its number may be another with the next index.
     identity: str
     ends: str
 
@@ -158,6 +159,7 @@ class CrashTrial:
         self._job_path = job_path
         self._timeout_s = timeout_s
         self._needed = needed
+        #: The child that waits for the next sample; None before the first, and after one that ended a child.
         self._child: _TrialProcess | None = None
 
     def try_samples(self, stream: Stream, epoch: int, samples: Iterable[tuple[int, bytes]]) -> Iterator[Conviction]:

@@ -49,6 +49,7 @@ class Deadline:
         self._longest_s = 1.1 * timeout_s
         self._margin_ns = int(0.1e9 * timeout_s)
         self._set_timer = set_timer
+        #: Before this the timer is not set again; 0 if it is not running.
         self._again_ns = 0
 
     def begin(self, now_ns: int) -> None:

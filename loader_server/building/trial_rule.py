@@ -62,6 +62,7 @@ class Passed:
 class ChildEnded:
     """The child ended with the sample in hand; `by_itself` if the sample can be the cause."""
 
+    #: How it ended, for people; convictions and errors show it.
     end: str
     by_itself: bool
 

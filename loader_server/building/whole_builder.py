@@ -48,6 +48,7 @@ class WholeBuilder(Builder):
         super().__init__(stream, quarantine, deadline)
         self._source = source
         self._floats = float_keys(stream.chain.fields)
+        # Before the worker reports that it is ready: importing takes seconds, which its first want would wait for.
         source.begin_making()
 
     def reads(self, want: Want) -> bool:

@@ -102,6 +102,7 @@ class ExaminedSource:
     @cached_property
     def numbers(self) -> list[int]:
         """Return the numbers of the examined samples: all, or some that are evenly spaced."""
+        # Spaced, so that all files and pieces of the data have their turn.
         total = self.source.samples
         return sorted({place * total // _MOST_SAMPLES for place in range(_MOST_SAMPLES)}) if total else []
 

@@ -90,6 +90,7 @@ def _result(check: Callable[[ExaminedSource], None], examined: ExaminedSource) -
 
 def _same_index(examined: ExaminedSource) -> None:
     """The index is the same with 1 process and with 3, and however large the pieces are."""
+    # Pieces of 1 and 3 rows end at other rows than the source's own, so what depends on a piece's end shows.
     first, place = examined.indexed(1, 0)
     for processes, rows in ((1, 1), (1, 3), (3, 2)):
         report, other = examined.indexed(processes, rows)
@@ -259,6 +260,7 @@ def _gathering(examined: ExaminedSource) -> None:
     if not source.gathers:
         raise NotTried("this source does not write whole batches")
     padded = [field.key for field in source.fields if field.padded]
+    # One step more than the longest sample, so that every row has padding that has to be cleared.
     longest = {key: max(len(values[key]) for values in examined.decoded.values()) + 1 for key in padded}
     layout = layout_of(fields_of_batch(source.fields), BucketShape(rows=len(examined.numbers), lengths=longest))
     # Not zeros, so that bytes which `gather` leaves unwritten are noticed.
@@ -328,6 +330,7 @@ def _out_of_range(examined: ExaminedSource) -> None:
     """Numbers that no sample has are refused."""
     source, total = examined.source, examined.source.samples
     uses = {"read and decoded": lambda n: source.decode(n, read_all(source, [n])[0]), "named": source.name}
+    # -1 is the last one of a list: a source that passes the number on would serve it.
     for number, (use, call) in itertools.product((-1, total, total + 7), uses.items()):
         try:
             call(number)

@@ -39,7 +39,7 @@ def main(
     """
     options = _parser().parse_args(arguments)
     known = fixtures or {}
-    names = list(known) if options.all else [options.source] if options.source else []
+    names = list(known) if options.all else list(filter(None, [options.source]))
     if not names:
         print(f"expected a source{', or --all' if known else ''}; see --help", file=sys.stderr)
         return 2

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SampleStore"]
 
+#: Checksum of blob and identity, place in the segment, bytes (0: no entry), number of the segment.
 _ENTRY = np.dtype([("check", "<u8"), ("offset", "<u8"), ("nbytes", "<u4"), ("segment", "<u4")])
 #: Limits on the number of segments: enough for each worker of a machine to have one, few enough for all to be open.
 _LEAST_SEGMENTS, _MOST_SEGMENTS = 64, 1024
@@ -62,6 +63,7 @@ class SampleStore:
         self._segments: dict[int, int] = {}
         #: The segment that this process writes: its number, descriptor (-1: none) and end.
         self._number, self._handle, self._end = 0, -1, 0
+        #: Once there was no room for a segment; from then on nothing more is kept.
         self._is_full = False
         with self._ledger():
             refuse_linked_folder(self._folder)
@@ -167,6 +169,7 @@ class SampleStore:
             with open(open_own(self._path(number), os.O_RDWR), "r+b") as file:  # noqa: PTH123 - of a descriptor
                 # A segment is locked while it is written: if we get the lock, its writer is gone.
                 if lock(file.fileno(), wait=False):
+                    # The table says how far it was used: a blob that was written without its entry is lost.
                     entries = self._entries[self._entries["segment"] == number]
                     ends = entries["offset"] + entries["nbytes"]
                     _cut(self._path(number), file.fileno(), int(ends.max(initial=0)))
@@ -229,4 +232,5 @@ def _remove_unused(store: str) -> bool:
 
 
 def _disk_bytes(folder: Path) -> int:
+    # Blocks and not lengths: a table is sparse, and a segment has all its blocks before anything is written.
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())

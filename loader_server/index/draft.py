@@ -34,7 +34,7 @@ from loader_server.index.folder import fields_in, meta_json, read_meta
 from loader_server.index.probe import refuse_other_fields
 from shared.errors import DataError, StokerError
 from shared.stores.locks import has_name, lock
-from shared.stores.own_files import open_own, replacing
+from shared.stores.own_files import open_own, replacing, sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -189,10 +189,10 @@ class Draft:
         for path in (self.folder / _JOURNAL, self.folder / _NEW_JOURNAL, draft):
             path.unlink(missing_ok=True)
         # The columns' names are on disk before `meta.json` points to them, and the rename is on disk before we return.
-        _sync(self.folder)
+        sync_folder(self.folder)
         with replacing(index / "meta.json", draft) as file:
             file.write(meta_json(meta).encode())
-        _sync(index)
+        sync_folder(index)
 
     def keep_bad_rows(self) -> Path:
         """Keep the list of bad rows beside the index, for people who mend refused data; return its path."""
@@ -283,14 +283,6 @@ def _sweep(folder: Path, keep: Path | None) -> None:
     for columns in folder.glob(f"{_COLUMNS}*"):
         if columns.name != named and columns != keep:
             shutil.rmtree(columns, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager

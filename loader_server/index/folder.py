@@ -81,7 +81,9 @@ class Index:
 
     folder: Path
     meta: Meta
+    #: What the source gets when it is opened: its own columns, mapped.
     indexed: Indexed
+    #: Lengths after undeclared transforms, by key, and the fields that these gave; empty if all declare theirs.
     measured: Mapping[str, NDArray[np.int64]]
     fields: tuple[Field, ...]
 

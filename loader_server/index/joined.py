@@ -166,12 +166,10 @@ class SourceSet:
 
     def refuse_lacking(self, key: str, chain: Chain) -> None:
         """Raise a SettingsError if a source lacks the bucketed key, which others have and the chain does not make."""
-        having = [member for member in self.opened if any(field.key == key for field in member.source.fields)]
-        if not having or any(field.key == key for field in chain.fields):
-            return
-        for member in self.opened:
-            if member not in having:
-                raise _lacks(key, member, (field.key for field in member.source.fields))
+        lacking = [member for member in self.opened if not _has_key(member.source.fields, key)]
+        # If all lack it, the stream does not have the key, which the planner reports.
+        if lacking and len(lacking) < len(self.opened) and not _has_key(chain.fields, key):
+            raise _lacks(key, lacking[0], (field.key for field in lacking[0].source.fields))
 
     def try_each(self, chain: Chain) -> None:
         """Transform the first sample of each member of a mixture, to find members that lack a value.
@@ -218,6 +216,10 @@ class SourceSet:
         self.source.close()
 
 
+def _has_key(fields: Iterable[Field], key: str) -> bool:
+    return any(field.key == key for field in fields)
+
+
 def _lacks(key: str, member: OpenedSource, has: Iterable[str]) -> SettingsError:
     return SettingsError(
         expected=f'a source that has "{key}", as others have',
@@ -249,6 +251,7 @@ class JoinedSource(Source):
     def __init__(self, opened: Sequence[OpenedSource]) -> None:
         super().__init__(None, opened[0].source.base)
         self._sources = tuple(member.source for member in opened)
+        #: The first sample of each member, and the number of all samples.
         self._starts = tuple(accumulate((source.samples for source in self._sources), initial=0))
         self._fields = _common([(member.where, member.source.fields) for member in opened])
 

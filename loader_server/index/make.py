@@ -119,7 +119,12 @@ def _made_from(request: IndexRequest) -> str:
     code = own_code(source.modules)
     if not stamp:
         return ""
-    words = (version_of("stoker"), *request.words, *sorted(source.content_columns), str(request.largest_sample))
+    words = (
+        version_of("stoker"),
+        *request.words,
+        *sorted(source.content_columns),
+        str(request.largest_sample),
+    )
     return fingerprint(str(FORMAT), *words, code.sources, request.recipe, stamp)
 
 

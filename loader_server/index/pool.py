@@ -64,6 +64,7 @@ def run_in_order(
         while waiting:
             yield waiting.popleft().result()
     finally:
+        # Also when the caller stops early, as for refused data: what is queued is dropped, and no process stays.
         pool.shutdown(wait=True, cancel_futures=True)
 
 

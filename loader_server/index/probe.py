@@ -43,6 +43,7 @@ __all__ = ["Probed", "probe_in_order", "refuse_other_fields"]
 class Probed:
     """The result of probing one piece."""
 
+    #: The good rows with their columns, and the bad ones, those that the transforms refuse included.
     found: Found
     #: If lengths were measured: the place of the first good sample, and fields and lengths after the transforms.
     where: str = ""

@@ -89,7 +89,9 @@ class Costs:
     #: The sum of all lengths, and the budget of a batch.
     total: int
     budget: int
+    #: Windows of a pass; each is taken to have an equal part of every bucket.
     windows: int
+    #: "steps" for the fewest batches, or "area" for the fewest padded cells.
     objective: str
 
     def sample(self) -> Integers:

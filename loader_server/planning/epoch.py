@@ -153,6 +153,7 @@ class EpochPlan:
 
     def windows(self) -> Iterator[WindowPlan]:
         """Yield all windows of the epoch's pass in turn."""
+        # Past the cache: going through a pass must not push out the windows that are being served.
         return (self._planned(window) for window in range(len(self._arrangement.starts)))
 
     def _place(self, number: int) -> tuple[int, int, int]:

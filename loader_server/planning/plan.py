@@ -127,6 +127,7 @@ class Plan:
 
     def objection(self, group: int) -> SettingsError | None:
         """Return a SettingsError if some epoch might have no batch with groups of `group`, else None."""
+        # A bound that holds in every pass, so no later epoch can turn out to be empty.
         parts, fewest = self.recipe.settings.epoch_parts, self.fewest_groups(group)
         if fewest >= parts:
             return None
@@ -188,6 +189,7 @@ class OrdinalEpoch(EpochPlan):
     """Batches of any epoch: the number of a batch determines which shard makes it."""
 
     def __init__(self, batches: int, group: int, shape: BucketShape) -> None:
+        # Nothing of an epoch that is planned: there are no windows and no samples to order.
         self.batches = batches
         self.group = group
         self._largest = shape

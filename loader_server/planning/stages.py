@@ -127,6 +127,7 @@ class PlanStage:
 def _totals_of_passes(recipe: Recipe) -> tuple[_Totals, _Totals]:
     """Return the least and the most that a pass may hold; they are equal without mixing."""
     tally, mixture, sizes = recipe.tally, recipe.mixture, np.diff(recipe.table.segments)
+    # Without mixing every pass holds all samples once, so the least is also the most.
     if mixture is None:
         counts = tally.counts.sum(axis=0, dtype=np.int64)
         totals = _Totals(counts=counts, length=int(tally.sums.sum()), samples=int(sizes.sum()))

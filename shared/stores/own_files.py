@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
-__all__ = ["draft_of", "open_own", "refuse_linked_folder", "replacing"]
+__all__ = ["draft_of", "open_own", "refuse_linked_folder", "replacing", "sync_folder"]
 
 
 def open_own(path: Path | str, flags: int, mode: int = 0o644) -> int:
@@ -70,6 +70,15 @@ def replacing(path: Path, draft: Path | None = None, *, sync: bool = True) -> It
     except BaseException:  # re-raised, an interrupt too: the draft must not stay
         draft.unlink(missing_ok=True)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk has the names in a folder: a file that is synced may still lose its name in a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def refuse_linked_folder(folder: Path) -> None:

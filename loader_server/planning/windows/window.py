@@ -81,6 +81,7 @@ class WindowPlan:
         """Return the plan with a group of the largest bucket moved to the front."""
         if not len(self.buckets):
             return self
+        # Served first as an early test of memory: a model that does not fit fails in the first step, not after hours.
         largest = int(np.argmax(self.buckets))
         turn = np.r_[largest, np.delete(np.arange(len(self.buckets)), largest)]
         return dataclasses.replace(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shared.errors import MachineError
-from shared.stores.own_files import draft_of, open_own, refuse_linked_folder, replacing
+from shared.stores.own_files import draft_of, open_own, refuse_linked_folder, replacing, sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,3 +105,12 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(MachineError, match="link: expected a file or folder that only Stoker makes, got a link"):
         refuse_linked_folder(tmp_path / "link")
+
+
+def test_a_folder_is_synced_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr("os.fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}")))  # noqa: PTH115
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    sync_folder(tmp_path)
+    assert synced == [str(tmp_path)]
+    assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
