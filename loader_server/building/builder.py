@@ -113,9 +113,8 @@ class Builder:
         #: By `id`, because shapes are unhashable; the shape is kept, so that its id is not reused.
         self._layouts: dict[int, tuple[BucketShape, BucketShape, Layout, tuple[slice, ...]]] = {}
         self._ahead = LookAhead(stream.source, features.unkept if features is not None else None)
-        gathers = stream.source.gathers and not stream.chain.steps
         #: The source, if it writes whole batches and no sample has to be transformed; otherwise None.
-        self._gathering: Source | None = stream.source if gathers else None
+        self._gathering = stream.source if stream.source.gathers and not stream.chain.steps else None
         #: Whether a batch's samples may be decoded and transformed at once; not with a feature cache, whose hits and
         #: misses differ from sample to sample.
         self._together = features is None and stream.chain.takes_columns

@@ -174,8 +174,7 @@ class CrashTrial:
             if verdict is TrialVerdict.UNJUDGED:
                 raise _failed(stream, sample, why_unjudged(tries, self._needed))
             if verdict is TrialVerdict.OWN_FAULT:
-                ends = convicting_ends(tries, self._needed)
-                yield Conviction(sample, stream.identity(sample), ", ".join(ends))
+                yield Conviction(sample, stream.identity(sample), ", ".join(convicting_ends(tries, self._needed)))
 
     def _try(self, stream: Stream, epoch: int, sample: int, raw: bytes) -> Try:
         """Try one sample in a child and return the result."""

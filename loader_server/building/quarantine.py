@@ -81,8 +81,7 @@ class Quarantine:
         # One write in append mode, so that lines of several workers do not mix. A full disk may take only part of it.
         data = self._torn + (json.dumps(line) + "\n").encode()
         while data:
-            written = os.write(self._file, data)
-            data = data[written:]
+            data = data[os.write(self._file, data) :]
             self._torn = b"\n" if data else b""
 
     def close(self) -> None:

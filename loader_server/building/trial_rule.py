@@ -104,8 +104,8 @@ def _convicts(attempt: ChildEnded | RanOut, needed: Room) -> bool:
 
 def why_unjudged(tries: Sequence[Try], needed: Room) -> str:
     """Return how the tries of an unjudged sample ended: each kind of end once, with what was free the last time."""
-    ways = {attempt.end: _way(attempt, needed) for attempt in tries if not isinstance(attempt, Passed)}
-    return ", ".join(ways.values())
+    ends = {attempt.end: _way(attempt, needed) for attempt in tries if not isinstance(attempt, Passed)}
+    return ", ".join(ends.values())
 
 
 def _way(attempt: ChildEnded | RanOut, needed: Room) -> str:

@@ -94,16 +94,14 @@ class WholeBuilder(Builder):
         else:
             self._write_element(arrays, want.number, prepared.values)
         round_in_place(payload, prepared.layout, self.stream.float32)
-        rows = int(prepared.values is not None)
-        # Counted, never masked: a batch that is made whole has one row, and no sample that could be named.
-        unfit = [key for key in self._floats if len(rows_not_finite(arrays[key]))]
         return Built(
-            rows=rows,
+            rows=int(prepared.values is not None),
             masked=0,
             digest=digest64(payload.data) if digest else 0,
             build_us=(time.perf_counter_ns() - began_ns) // 1000,
             read_us=prepared.read_us,
-            not_finite=tuple((key, 1) for key in unfit),
+            # Counted, never masked: a batch that is made whole has one row, and no sample that could be named.
+            not_finite=tuple((key, 1) for key in self._floats if len(rows_not_finite(arrays[key]))),
         )
 
     def _write_element(

@@ -228,8 +228,8 @@ def _decoding_again(examined: ExaminedSource) -> None:
                 require(value.flags.writeable, f"sample {sample} has an array that no transform can change")
                 # As a transform may do: a source that hands out its own arrays gives other values the next time.
                 value[...] = 0
-        again = content_of(examined.source.decode(sample, raw))
-        require(again == examined.contents[sample], f"sample {sample} differs the second time")
+        content = content_of(examined.source.decode(sample, raw))
+        require(content == examined.contents[sample], f"sample {sample} differs the second time")
 
 
 def _decoding_all(examined: ExaminedSource) -> None:
@@ -314,8 +314,8 @@ def _identities(examined: ExaminedSource) -> None:
         require(isinstance(identity, str) and identity, f"sample {sample} is known as {identity!r}")
         require(identity == again.identity(sample), f"sample {sample} has another identity after opening again")
         other = known.setdefault(identity, sample)
-        same = examined.contents[other] == examined.contents[sample]
-        require(same, f"samples {other} and {sample} differ, but share an identity")
+        equal = examined.contents[other] == examined.contents[sample]
+        require(equal, f"samples {other} and {sample} differ, but share an identity")
     again.close()
 
 

@@ -128,13 +128,10 @@ class SampleStore:
 
     def _segment(self, number: int) -> int | None:
         """Return a segment's descriptor, which stays open; None if the segment is gone or not a file of ours."""
-        handle = self._segments.get(number)
-        if handle is None:
-            with self._opening, contextlib.suppress(FileNotFoundError, MachineError):  # gone, or a link
-                handle = self._segments.get(number)
-                if handle is None:
-                    handle = self._segments[number] = open_own(self._path(number), os.O_RDONLY)
-        return handle
+        with self._opening, contextlib.suppress(FileNotFoundError, MachineError):  # gone, or a link
+            if number not in self._segments:
+                self._segments[number] = open_own(self._path(number), os.O_RDONLY)
+        return self._segments.get(number)
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{_SEGMENT}{number}"

@@ -326,8 +326,7 @@ class JoinedSource(Source):
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the samples that each member has to read before gathering."""
-        members = self._by_member(samples)
-        unread = [self._sources[place].unread(own) + self._starts[place] for place, _, own in members]
+        unread = [self._sources[at].unread(own) + self._starts[at] for at, _, own in self._by_member(samples)]
         return np.concatenate(unread) if unread else samples
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:

@@ -177,8 +177,9 @@ class _Indexer:
         """Raise a DataError as soon as it is certain that too many rows are bad."""
         limit = self.request.max_bad
         if limit.is_exceeded(sum(self.draft.journal.bad.values()), self.inventory.total):
-            expected = f"at most {limit} of the rows to be bad (max_bad)"
-            raise self._too_bad(expected, "mend them, or raise max_bad in [job]")
+            raise self._too_bad(
+                f"at most {limit} of the rows to be bad (max_bad)", "mend them, or raise max_bad in [job]"
+            )
 
     def _refuse_bad(self) -> None:
         """Raise a DataError if no row is good, or if indexing is strict and one is bad."""
@@ -194,7 +195,7 @@ class _Indexer:
         bad, rows = draft.journal.bad, draft.journal.rows
         among = f"{inventory.total}" if rows == inventory.total else f"the first {rows} rows of {inventory.total}"
         counts = counted_reasons(bad) if bad else "no rows at all"
-        shown = shown_bad_rows(draft.folder)
+        shown = shown_bad_rows(draft.folder)  # before the file is moved
         listed = f"All are in {draft.keep_bad_rows()}: {remedy}" if bad else "Name other data"
         return DataError(
             expected=expected,

@@ -7,9 +7,8 @@ shape. Safe to use from several threads: a window that is planned twice is the s
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -98,7 +97,7 @@ class EpochPlan:
         self._data_pass = data_pass
         self._arrangement = arrangement
         # A cache for each instance: decorating the method would share one among all epochs, and keep them alive.
-        self._window = functools.lru_cache(maxsize=_WINDOWS_KEPT)(self._planned)
+        self._window = lru_cache(maxsize=_WINDOWS_KEPT)(self._planned)
         #: Number of groups before each window, the total at the end; and the first group of this epoch's part.
         self._before: NDArray[np.int64]
         self._first: int
@@ -133,7 +132,7 @@ class EpochPlan:
         if plan.row_starts is None or plan.offsets is None:
             return batch
         in_row = np.searchsorted(plan.row_starts, np.arange(own.start, own.stop), side="right") - 1 - start
-        return dataclasses.replace(batch, rows=in_row, offsets=plan.offsets[own])
+        return replace(batch, rows=in_row, offsets=plan.offsets[own])
 
     def find(self, sample: int) -> Iterator[Seat]:
         """Yield each place of a sample in this epoch: none if it is dropped or in another part, several if repeated."""

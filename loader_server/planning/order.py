@@ -143,8 +143,7 @@ def mixture_of(settings: PlanSettings, sources: Sequence[int], segments: Integer
             remedy="Name one weight a source; a source that does not cycle ends the epoch, so one at least must not.",
         )
     starts = [int(start) for start in np.searchsorted(segments, [*sources, segments[-1]])]
-    ranges = tuple(itertools.pairwise(starts))
-    return Mixture(segments=ranges, weights=settings.weights, cycle=cycle)
+    return Mixture(segments=tuple(itertools.pairwise(starts)), weights=settings.weights, cycle=cycle)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +215,5 @@ def group_order(
 def _in_runs(mixed: Integers, buckets: Integers, runs: int) -> Integers:
     """Cut the order into runs, and sort each by bucket: rising, falling, rising and so on."""
     run = np.arange(len(mixed)) * runs // max(len(mixed), 1)
-    falling = run % 2 == 1
-    size = np.where(falling, -buckets[mixed], buckets[mixed])
+    size = np.where(run % 2 == 1, -buckets[mixed], buckets[mixed])
     return mixed[np.lexsort((size, run))]

@@ -85,9 +85,14 @@ class Plan:
         keeper = keeper or Keeper()
         tally = kept_tally(keeper, digest, partial(tally_lengths, table, settings, limits, progress))
         shapes = _shapes(settings, limits, tally)
-        rows = np.array([shape.rows for shape in shapes])
         recipe = Recipe(
-            table=table, settings=settings, limits=limits, tally=tally, shapes=shapes, rows=rows, mixture=mixture
+            table=table,
+            settings=settings,
+            limits=limits,
+            tally=tally,
+            shapes=shapes,
+            rows=np.array([shape.rows for shape in shapes]),
+            mixture=mixture,
         )
         plan = cls(recipe, stages_of(recipe, by_epoch, keeper, digest), digest, seed, keeper)
         # Refused now, not when an epoch turns out to be empty in the middle of a run.

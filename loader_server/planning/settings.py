@@ -278,7 +278,6 @@ def limits_of(settings: PlanSettings, *, key: str, per_second: Mapping[str, floa
     With a curriculum, return the widest limits: a sample counts if it takes part in any epoch. Raise SettingsError if
     the budget is below one step, a key is not padded, settings exclude each other, or a key lacks an amount's unit.
     """
-    limits = [limit for _, limit in settings.max_lengths]
 
     def steps(name: str, limit: Amount | None, of: str = key, *, up: bool = False) -> int:
         if limit is None:
@@ -311,7 +310,9 @@ def limits_of(settings: PlanSettings, *, key: str, per_second: Mapping[str, floa
         length_multiple=settings.length_multiple,
         quadratic=steps("quadratic_length", settings.quadratic_length),
         min_length=steps("min_length", settings.min_length, up=True),
-        max_length=max((steps("max_length", limit) for limit in limits if limit is not None), default=None),
+        max_length=max(
+            (steps("max_length", limit) for _, limit in settings.max_lengths if limit is not None), default=None
+        ),
         boundaries=tuple(sorted(boundaries)),
         sub_key=next(iter(settings.sub_buckets or {}), None),
         subs=next(iter((settings.sub_buckets or {}).values()), 1),

@@ -8,9 +8,8 @@ samples or batches.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING
@@ -154,4 +153,4 @@ def _recipe_within(limits: Limits, recipe: Recipe, keeper: Keeper, digest: str) 
     tally = kept_tally(keeper, f"{digest}-{limits.max_length}", read)
     # The same shapes, so that a longer stage compiles only what is new to it.
     used = len(tally.edges)
-    return dataclasses.replace(recipe, limits=limits, tally=tally, shapes=recipe.shapes[:used], rows=recipe.rows[:used])
+    return replace(recipe, limits=limits, tally=tally, shapes=recipe.shapes[:used], rows=recipe.rows[:used])

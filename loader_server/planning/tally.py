@@ -96,8 +96,8 @@ class LengthTally:
 
     def arrays(self) -> dict[str, NDArray[np.integer]]:
         """Return the tally's arrays by name, for a keeper."""
-        kept = {name: getattr(self, name) for name in _KEPT}
-        return kept | {f"other.{key}": longest for key, longest in self.others.items()}
+        others = {f"other.{key}": longest for key, longest in self.others.items()}
+        return {name: getattr(self, name) for name in _KEPT} | others
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, NDArray[np.integer]]) -> LengthTally:
@@ -130,9 +130,8 @@ def tally_lengths(
 
     Raise DataError if no sample is left, SettingsError if one is longer than the boundaries that the settings name.
     """
-    size = int(table.segments[-1])
     passes = 2 if limits.sub_key is None else 3
-    reading = _LengthPasses(table, limits, progress or _show_nothing, passes * size)
+    reading = _LengthPasses(table, limits, progress or _show_nothing, passes * int(table.segments[-1]))
     first_look, total = _look_first(reading)
     edges = _edges(reading, settings, first_look, total)
     subs: dict[str, Integers] = {}
@@ -229,14 +228,13 @@ def bucket_of(
     lengths: Mapping[str, Integers], limits: Limits, edges: Integers, others: Mapping[str, Integers]
 ) -> Integers:
     """Return the bucket of each sample, -1 if it is dropped."""
-    kept = _reason(lengths, limits) == len(_REASONS)
     bucket = np.searchsorted(edges[:: limits.subs], lengths[limits.key]) * limits.subs
     if limits.sub_key is not None:
         for sub in range(limits.subs - 1):
             # A sample too long for any bucket is dropped below, so any edge will do for it.
             edge = others[limits.sub_key][np.minimum(bucket // limits.subs * limits.subs + sub, len(edges) - 1)]
             bucket += lengths[limits.sub_key] > edge
-    return np.where(kept, bucket, -1)
+    return np.where(_reason(lengths, limits) == len(_REASONS), bucket, -1)
 
 
 def _blocks(segments: Integers) -> Iterator[tuple[int, int]]:

@@ -84,9 +84,9 @@ def balanced(sizes: Integers, turn: Integers, lanes: int) -> Integers:
 def _by_what_they_hold(lane: Integers, sizes: Integers) -> Integers:
     """Renumber the lanes, the fullest first."""
     # A batch's valid rows are its first ones, so the lanes that run dry first have to be the last.
-    held = np.bincount(lane, weights=sizes)
-    # The argsort of an argsort is the rank of each lane.
-    return np.argsort(np.argsort(-held, kind="stable"), kind="stable")[lane]
+    fullest = np.argsort(-np.bincount(lane, weights=sizes), kind="stable")
+    # The argsort of an order is its inverse: the rank of each lane.
+    return np.argsort(fullest, kind="stable")[lane]
 
 
 def _offsets(lane: Integers, turn: Integers, sizes: Integers) -> Integers:

@@ -6,8 +6,7 @@ windows or batch numbers.
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -84,7 +83,7 @@ class WindowPlan:
         # Served first as an early test of memory: a model that does not fit fails in the first step, not after hours.
         largest = int(np.argmax(self.buckets))
         turn = np.r_[largest, np.delete(np.arange(len(self.buckets)), largest)]
-        return dataclasses.replace(
+        return replace(
             self,
             starts=self.starts[turn],
             stops=self.stops[turn],
