@@ -10,18 +10,20 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loader_server.planning.stages import Keeper
 from shared.hashing import fingerprint
 from shared.logs import Log
+from shared.stores.eviction import evict, last_use_ns
+from shared.stores.own_files import replacing
 from shared.system.closed_places import why_closed
-from shared.system.own_files import draft_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -35,7 +37,7 @@ _KEPT = 8
 _DIGEST_BYTES = 16
 
 
-class PlanKeeper:
+class PlanKeeper(Keeper):
     """Arrays kept in one folder; safe to use from several threads and processes."""
 
     def __init__(self, folder: Path) -> None:
@@ -63,40 +65,32 @@ class PlanKeeper:
         path = self._path(kind, name)
         body = io.BytesIO()
         np.savez(body, **arrays)  # type: ignore[arg-type]
-        draft = draft_of(path)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             # Not synced: a file that a power failure leaves torn does not match its hash, and is computed anew.
-            with draft.open("xb") as file:
+            with replacing(path, sync=False) as file:
                 file.write(_digest(path, body.getbuffer()))
                 file.write(body.getbuffer())
-            draft.replace(path)
             self._remove_old(f"{kind}-*.plan")
             self._remove_old("*.tmp*")
         except OSError as error:
-            say = self._log.debug if why_closed(self._folder) else self._log.warning  # may be read-only
-            say("the plan is not kept: the next start works it out again", error=str(error))
-            with contextlib.suppress(OSError):
-                draft.unlink()
+            log = self._log.debug if why_closed(self._folder) else self._log.warning  # may be read-only
+            log("the plan is not kept: the next start works it out again", error=str(error))
 
     def _path(self, kind: str, name: str) -> Path:
         return self._folder / f"{kind}-{name}.plan"
 
     def _remove_old(self, pattern: str) -> None:
-        """Remove all but the newest files.
+        """Remove all but the newest files."""
+        # Drafts too: a recent one may be another process's, an old one was left by a killed process.
+        files = [(last_use_ns(path), 1, str(path)) for path in self._folder.glob(pattern)]
+        evict(files, len(files) - _KEPT, _remove)
 
-        This is for drafts too: a recent one may be another process's, an old one was left by a killed process.
-        """
-        for path in sorted(self._folder.glob(pattern), key=_used_ns, reverse=True)[_KEPT:]:
-            path.unlink(missing_ok=True)
+
+def _remove(path: str) -> bool:
+    Path(path).unlink(missing_ok=True)  # another process may be quicker
+    return True
 
 
 def _digest(path: Path, body: bytes | memoryview) -> bytes:
     return bytes.fromhex(fingerprint(path.name, body))
-
-
-def _used_ns(path: Path) -> int:
-    """Return when a file was last used; 0 if another process has removed it meanwhile."""
-    with contextlib.suppress(FileNotFoundError):
-        return path.stat().st_mtime_ns
-    return 0

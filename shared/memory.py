@@ -16,12 +16,12 @@ import contextlib
 import fcntl
 import os
 import secrets
-import struct
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.huge_pages import HUGE_PAGE, collapse, keep_from_children, map_anonymous, map_file
+from shared.stores.locks import is_byte_locked, lock_byte
 from shared.wire.parts import SharedSlots
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["OpenedSlots", "SlotMemory", "boot_id"]
 
 _PAGE = 4096
-_FLOCK = "hhqqi4x"  # struct flock of Linux on 64 bits: type, whence, start, length, pid
 _NAME = "stoker-slots"
 _NONCE_BYTES = 16
 
@@ -114,12 +113,7 @@ class SlotMemory:
 
     def is_locked(self, lock_byte: int) -> bool:
         """Return whether a living process holds this lock byte."""
-        if self._fd is None:
-            return False
-        # Asks whether we could take the lock; the kernel answers F_UNLCK if nobody is in the way.
-        wish = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, lock_byte, 1, 0)
-        answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, wish)
-        return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
+        return self._fd is not None and is_byte_locked(self._fd, lock_byte)
 
     def close(self) -> None:
         """Close the file; memory that a consumer still views lives until the last view is gone."""
@@ -198,11 +192,8 @@ def _map_and_lock(fd: int, offer: SharedSlots) -> NDArray[np.uint8]:
     # Mapped before it is locked: the mapping keeps the lock once the descriptor is closed.
     memory = map_file(fd, size)
     keep_from_children(memory)
-    lock = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, offer.lock_byte, 1, 0)
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, lock)
-    except BlockingIOError:
-        raise OSError(f"lock byte {offer.lock_byte} is held: the worker before this one still lives") from None
+    if not lock_byte(fd, offer.lock_byte):
+        raise OSError(f"lock byte {offer.lock_byte} is held: the worker before this one still lives")
     return memory
 
 

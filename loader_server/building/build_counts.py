@@ -48,7 +48,9 @@ class BuildCounts:
     """Sums over all batches built so far, which only grow; cells are those of the bucketed key."""
 
     batches: int = 0
+    #: Payload bytes, before they are encoded or sealed.
     nbytes: int = 0
+    #: Time in the reader threads; the other two are the building thread's, and write is what is not decode.
     read_us: int = 0
     decode_us: int = 0
     write_us: int = 0

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from loader_server.building.exhaustion import exhausted
-from loader_server.building.prepared import UnreadError
+from loader_server.building.read_ahead import UnreadError
+from loader_server.building.trial_rule import exhausted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from loader_server.building.builder import Builder
     from loader_server.building.crash_trial import Conviction, CrashTrial
     from loader_server.building.deadline import Deadline
-    from loader_server.building.prepared import Prepared
-    from loader_server.building.read_ahead import PendingRead, ReadAhead
+    from loader_server.building.read_ahead import PendingRead, Prepared, ReadAhead
     from loader_server.building.send_buffers import SendBuffers
     from shared.wire.layout import BucketShape
     from shared.wire.messages import Want
@@ -85,6 +84,7 @@ class Build:
     digest: bool = True
     #: Seals a payload that is sent by TCP; None if the job has no keys.
     sealer: Sealer | None = None
+    #: Set by the poll loop at any time; looked at before each long step, so that nothing is built for nobody.
     cancelled: bool = False
     #: Whether preparing it may wait for a disk, so that a reader has to do it.
     reads: bool = False
@@ -104,6 +104,7 @@ class Outcome:
     """The result of a build: a batch in `payload`, an error, or neither if it was cancelled."""
 
     build: Build
+    #: The padded shape and the facts of the batch; None without a batch, as is the payload.
     shape: BucketShape | None = None
     built: Built | None = None
     payload: NDArray[np.uint8] | None = None
@@ -132,17 +133,18 @@ class BuildThread:
         self.outcomes: deque[Outcome] = deque()
         #: Submitted builds whose outcome has not been taken yet.
         self.load = 0
-        #: Moving average of the duration of a build.
+        #: Moving average of the duration of a build; high at first, so that the first outcomes are announced at once.
         self._usual_s = _LATER_S
-        #: When `wake` was called last, and whether an outcome has been added since.
-        self._told_s = 0.0
-        self._untold = False
+        #: When `wake` was called last, and whether an outcome was added since, whose announcement is held back.
+        self._woken_s = 0.0
+        self._holds_back = False
         self._builders = builders
         self._crash_trial = crash_trial
         self._buffers = buffers
         self._readers = readers
         self._deadline = deadline
         self._wake = wake
+        #: Submitted builds; None, which `close` puts there, ends the thread.
         self._builds: SimpleQueue[Build | None] = SimpleQueue()
         #: Builds taken from the queue, whose samples are being read or have been.
         self._at_hand: deque[Build | None] = deque()
@@ -150,12 +152,14 @@ class BuildThread:
         self._unwaited = 0
         #: Postponed builds: another worker was building the batch, or its samples turned out to need reading after all.
         self._elsewhere: deque[Build] = deque()
+        # A daemon, so that a build that never returns does not keep the process from exiting.
         self._thread = threading.Thread(target=self._run, name="stoker-build", daemon=True)
         self._thread.start()
 
     @property
     def has_room(self) -> bool:
         """Whether it can take more builds."""
+        # Twice as many as are built while outcomes are held back: the poll loop submits more only when it is woken.
         return self.load < min(max(_AHEAD, int(2 * self._hold_s / self._usual_s)), _MOST_AHEAD)
 
     def submit(self, build: Build) -> None:
@@ -166,10 +170,9 @@ class BuildThread:
 
     def take_outcomes(self) -> list[Outcome]:
         """Return the outcomes added since the last call, oldest first, and lower `load` by as many."""
-        done = []
-        # The building thread may append meanwhile: both ends of a deque are safe to use from two threads.
-        while self.outcomes:
-            done.append(self.outcomes.popleft())
+        # The building thread may append meanwhile: both ends of a deque are safe to use from two threads. What comes
+        # after the count was taken is announced by a wake-up of its own.
+        done = [self.outcomes.popleft() for _ in range(len(self.outcomes))]
         self.load -= len(done)
         return done
 
@@ -197,7 +200,7 @@ class BuildThread:
             # Take in all builds that have come, so that readers work on the later ones while the first is built.
             while not self._builds.empty():
                 self._take_in(self._builds.get_nowait())
-        except Empty:
+        except Empty:  # only a look at postponed builds is due
             return True
         build = self._at_hand.popleft()
         if build is not None:
@@ -211,34 +214,32 @@ class BuildThread:
             return
         builder, want = self._builders[build.want.stream], build.want
         build.pending = self._readers.submit(lambda begin: builder.prepare(want, begin), builder.stream.source.name)
+        moment_s = min(max(_MOMENT_S, _MOMENT * self._usual_s), _LONGEST_MOMENT_S)
         if self._unwaited:
             self._unwaited -= 1
-        elif not build.pending.ends_at_once(self._moment_s):
+        elif not build.pending.ends_at_once(moment_s):
             self._unwaited = _UNWAITED
 
-    @property
-    def _moment_s(self) -> float:
-        return min(max(_MOMENT_S, _MOMENT * self._usual_s), _LONGEST_MOMENT_S)
-
     def _take_turn(self, build: Build) -> None:
-        # Announce finished batches now: this build may block for long, and they would lie there unseen meanwhile.
         """Carry out one build, or postpone it; wake the poll loop if an outcome should not wait for later ones."""
-        if self._untold and build.may_wait:
-            self._tell()
+        # Announce finished batches now: this build may block for long, and they would lie there unseen meanwhile.
+        if self._holds_back and build.may_wait:
+            self._announce()
         began_s = time.monotonic()
         outcome = self._carry_out(build)
         if outcome is None:
             self._elsewhere.append(build)
-            if self._untold:
-                self._tell()
+            # Nothing is certain to follow soon: the next look at this build may find it postponed again.
+            if self._holds_back:
+                self._announce()
             return
         self.outcomes.append(outcome)
-        self._untold = True
+        self._holds_back = True
         now_s = time.monotonic()
         self._usual_s += _NEWEST * (now_s - began_s - self._usual_s)
         # Wake at once for a batch that is awaited, before the thread idles, and if the next build would end too late.
-        if build.want.urgent or self._runs_out() or now_s + self._usual_s > self._told_s + self._hold_s:
-            self._tell()
+        if build.want.urgent or self._runs_out() or now_s + self._usual_s > self._woken_s + self._hold_s:
+            self._announce()
 
     @property
     def _is_quick(self) -> bool:
@@ -253,8 +254,8 @@ class BuildThread:
         """Return whether the thread is about to have no build left."""
         return len(self._at_hand) + self._builds.qsize() < (1 if self._is_quick else _FEW)
 
-    def _tell(self) -> None:
-        self._told_s, self._untold = time.monotonic(), False
+    def _announce(self) -> None:
+        self._woken_s, self._holds_back = time.monotonic(), False
         self._wake()
 
     def _carry_out(self, build: Build) -> Outcome | None:
@@ -268,6 +269,7 @@ class BuildThread:
                 return Outcome(build)
             builder = self._builders[build.want.stream]
             prepared = builder.prepare(build.want) if build.pending is None else self._readers.wait_for(build.pending)
+            # Only after a death: a trial costs a second for the child, and a decoding of each sample in it.
             for conviction in self._try_samples(build, builder, prepared) if build.want.attempt > 0 else ():
                 convictions.append(conviction)  # noqa: PERF402 - those before an error count
             try:
@@ -282,8 +284,8 @@ class BuildThread:
                 builder.release()
         except BaseException as error:  # the want's outcome names it, and the thread goes on
             in_hand = f"batch {build.want.number} of epoch {build.want.epoch}"
-            named = exhausted(error, in_hand, f"stream {build.want.stream}") or error
-            return Outcome(build, error=named, convictions=tuple(convictions))
+            shortage = exhausted(error, in_hand, f"stream {build.want.stream}")
+            return Outcome(build, error=shortage or error, convictions=tuple(convictions))
 
     def _is_elsewhere(self, build: Build, builder: Builder, prepared: Prepared) -> bool:
         """Return whether another worker holds this batch and the time to leave it alone has not passed."""
@@ -300,6 +302,7 @@ class BuildThread:
         Known culprits are skipped, also those that other workers report while the trial runs.
         """
         assert prepared.raw is not None
+        # A generator, so that each condition is looked at just before the sample is tried.
         samples = (
             (sample, raw)
             for sample, raw in zip(prepared.samples.tolist(), prepared.raw, strict=True)

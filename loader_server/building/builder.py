@@ -1,7 +1,7 @@
 """The builder of batches: the one place where samples become rows of a buffer.
 
 Samples are written all at once or one by one, each into its place, whichever kind of places the stream has (`places`).
-Rules: the same want gives the same bytes, whoever builds it, however often; a sample that cannot be used keeps its row,
+Rules: the same want gives the same bytes, on any worker, however often; a sample that cannot be used keeps its row,
 masked; read errors are retried, then raised, and never mask. A source that can write whole batches at once does so,
 unless single samples have to be transformed or one is suspected of killing its decoder. Each step has the deadline that
 is handed in. No sockets here.
@@ -20,12 +20,12 @@ import numpy as np
 
 from loader_server.building.build_counts import Built
 from loader_server.building.culprits import KnownCulprits, kills
-from loader_server.building.exhaustion import exhausted
 from loader_server.building.fallbacks import Fallbacks
 from loader_server.building.finite_check import FiniteCheck
-from loader_server.building.look_ahead import LookAhead
 from loader_server.building.places import places_of
-from loader_server.building.prepared import Prepared, unwatched
+from loader_server.building.read_ahead import LookAhead, Prepared, unwatched
+from loader_server.building.trial_rule import exhausted
+from loader_server.feature_cache.cache import from_bytes
 from loader_server.sources.blame import find_exhaustion
 from loader_server.sources.decoding import decoded
 from loader_server.sources.files.patience import read_patiently
@@ -108,18 +108,21 @@ class Builder:
         self._quarantine = quarantine
         self._deadline = deadline
         self._lock = threading.Lock()
+        #: Opened epochs by number and group, in the order of opening.
         self._epochs: dict[tuple[int, int], EpochPlan] = {}
         #: By `id`, because shapes are unhashable; the shape is kept, so that its id is not reused.
         self._layouts: dict[int, tuple[BucketShape, BucketShape, Layout, tuple[slice, ...]]] = {}
         self._ahead = LookAhead(stream.source, features.unkept if features is not None else None)
-        gathers = stream.source.gathers and not stream.chain.steps
-        self._gathering: Source | None = stream.source if gathers else None
-        #: Whether a batch's samples may be decoded and transformed at once.
+        #: The source, if it writes whole batches and no sample has to be transformed; otherwise None.
+        self._gathering = stream.source if stream.source.gathers and not stream.chain.steps else None
+        #: Whether a batch's samples may be decoded and transformed at once; not with a feature cache, whose hits and
+        #: misses differ from sample to sample.
         self._together = features is None and stream.chain.takes_columns
         self._finite_check = FiniteCheck(stream)
 
     def reads(self, want: Want) -> bool:
         """Return whether preparing this want may wait for a disk."""
+        # A retried want always does: its samples are tried one by one, also those that are otherwise written at once.
         return self._gathering is None or self._gathering.reads_ahead or want.attempt > 0
 
     def batches(self, epoch: int, group: int) -> int:
@@ -156,7 +159,8 @@ class Builder:
         planned = self.planned(want)
         shape, layout, gaps = self._laid_out(planned.shape)
         samples = planned.samples[:0] if want.empty else planned.samples
-        kept = self._find_kept(samples, want)
+        # A retried want starts from the samples' bytes, because these are what a trial decodes.
+        kept = self._features.find(samples.tolist()) if self._features is not None and not want.attempt else _NOTHING
         # Announce the batch before its first read, so that a source of remote files knows early which bytes it needs.
         self.stream.source.expect(
             np.array([sample for sample in samples if sample not in kept], np.int64) if kept else samples
@@ -170,14 +174,9 @@ class Builder:
         read_us = (time.perf_counter_ns() - began_ns) // 1000
         return Prepared(planned, samples, shape, layout, gaps, raw, read_us, kept, culprits)
 
-    def _find_kept(self, samples: NDArray[np.int64], want: Want) -> Mapping[int, bytearray]:
-        """Return the batch's feature cache hits; none for a retried want, whose samples are tried from their bytes."""
-        return self._features.find(samples.tolist()) if self._features is not None and not want.attempt else _NOTHING
-
     def _read_around(self, source: Source, samples: NDArray[np.int64], begin: Callable[[int], None]) -> list[int]:
         """Read what the source lacks for writing the batch at once; return the rows of culprits, which are skipped."""
         culprits = list[int]()
-        # Most jobs have no culprits: then no sample's identity has to be computed.
         if self.culprits.keys:
             culprits = [row for row, sample in enumerate(samples.tolist()) if self.is_culprit(sample)]
         if source.reads_ahead:
@@ -187,6 +186,7 @@ class Builder:
 
     def _laid_out(self, planned: BucketShape) -> tuple[BucketShape, Layout, tuple[slice, ...]]:
         """Return the complete shape, the layout and the gaps of a planned shape, computed once for each."""
+        # Without a lock: readers that come at the same time compute the same layout, and the last one is kept.
         known = self._layouts.get(id(planned))
         if known is None or known[0] is not planned:
             if len(self._layouts) >= _LAYOUTS_KEPT:
@@ -197,16 +197,18 @@ class Builder:
         return known[1:]
 
     def _read(
-        self, samples: Sequence[int], begin: Callable[[int], None], kept: Mapping[int, bytearray] = _NOTHING
+        self, samples: Sequence[int], begin: Callable[[int], None], kept: Mapping[int, bytearray]
     ) -> list[bytes | None]:
         """Return the samples' bytes: None for a culprit, b"" for a cache hit; the others are read."""
-        culprits = {sample for sample in samples if self.is_culprit(sample)} if self.culprits.keys else set[int]()
-        absent = culprits | kept.keys()
-        wanted = [sample for sample in samples if sample not in absent] if absent else samples
+        unread: dict[int, bytes | None] = dict.fromkeys(kept, b"")
+        # Most jobs have no culprits: then no sample's identity has to be computed.
+        if self.culprits.keys:
+            unread |= dict.fromkeys(filter(self.is_culprit, samples))
+        if not unread:
+            return list(read_patiently(self.stream.source.read, samples, begin))
+        wanted = [sample for sample in samples if sample not in unread]
         raw = iter(read_patiently(self.stream.source.read, wanted, begin))
-        if not absent:
-            return list(raw)
-        return [(None if sample in culprits else b"") if sample in absent else next(raw) for sample in samples]
+        return [unread[sample] if sample in unread else next(raw) for sample in samples]
 
     def is_culprit(self, sample: int) -> bool:
         """Return whether the sample is known to kill decoders."""
@@ -245,17 +247,9 @@ class Builder:
         for gap in prepared.gaps:
             payload[gap] = 0
         round_in_place(payload, prepared.layout, self.stream.float32)
-        suspects = batch.suspects
-        # Rounding to a narrower type can overflow to infinity, so what was seen before rounding does not count then.
-        if suspects is None or self.stream.float32 != "float32":
-            suspects = self._finite_check.suspects(arrays)
-        unfit: tuple[tuple[str, int], ...] = ()
-        if suspects:
-            unfit = self._finite_check.look(
-                suspects, prepared.samples, batch.places, lambda sample, error: self._note_masked(sample, error, batch)
-            )
+        not_finite = self._check_finite(batch, arrays)
         # Masking cleared places after the valid rows were counted.
-        if unfit and self.stream.masks_not_finite:
+        if not_finite and self.stream.masks_not_finite:
             rows = int(arrays["weight"].sum())
         key = self.stream.settings.length
         space, length = arrays[key].shape[:2]
@@ -273,8 +267,19 @@ class Builder:
             masked_cells=(space - rows) * length,
             kept=len(prepared.kept),
             decoded=batch.decoded,
-            not_finite=unfit,
+            not_finite=not_finite,
         )
+
+    def _check_finite(self, batch: _BatchInHand, arrays: Mapping[str, NDArray[Any]]) -> tuple[tuple[str, int], ...]:
+        """Return how many samples of a rounded batch have NaN or infinite values, by key; mask them if the job does."""
+        suspects = batch.suspects
+        # Rounding to a narrower type can overflow to infinity, so what was seen before rounding does not count then.
+        if suspects is None or self.stream.float32 != "float32":
+            suspects = self._finite_check.suspects(arrays)
+        if not suspects:
+            return ()
+        note = partial(self._note_masked, batch=batch)
+        return self._finite_check.look(suspects, batch.prepared.samples, batch.places, note)
 
     def _write(self, batch: _BatchInHand) -> int:
         """Write all samples in the quickest way possible; return the number of valid rows."""
@@ -296,6 +301,7 @@ class Builder:
 
         Return None if the source has no faster way to decode them together; the caller then writes sample by sample.
         """
+        # No deadline for each sample here: only quick sources and built-in transforms take a batch at once.
         began_ns = time.perf_counter_ns()
         samples, raw = batch.prepared.samples, cast("Sequence[bytes]", batch.prepared.raw)
         columns = self.stream.source.decode_all(samples.tolist(), raw)
@@ -320,6 +326,7 @@ class Builder:
         except BaseException:  # counted, whatever it is
             self.fallbacks.count("failed")
             raise
+        # A masked sample explains why the fast way failed; otherwise both ways should have given the same batch.
         if batch.masked:
             self.fallbacks.count("bad_sample")
         else:
@@ -368,7 +375,6 @@ class Builder:
         """
         began_ns = time.perf_counter_ns()
         self._deadline.begin(began_ns)
-        values = None
         try:
             # The coordinator's list may have grown since the sample was read, so it is checked again.
             if raw is None or sample in batch.convicted or self.is_culprit(sample):
@@ -381,10 +387,10 @@ class Builder:
             self._note_masked(sample, error, batch)
             values = None
         except BaseException as error:  # whatever memory that ran out has led to
-            named = exhausted(error, self.stream.source.name(sample), f"stream {self.stream.name}")
-            if named is None:
+            shortage = exhausted(error, self.stream.source.name(sample), f"stream {self.stream.name}")
+            if shortage is None:
                 raise
-            raise named from error
+            raise shortage from error
         batch.decode_ns += time.perf_counter_ns() - began_ns
         return values
 
@@ -395,14 +401,16 @@ class Builder:
         batch.decoded += blob is None
         if features is None:
             return stream.values(batch.want.epoch, sample, raw)
+        # Kept are the values before the first transform that draws, which is the same in all epochs up to there.
         if blob is None:
-            made = stream.chain.begin(decoded(stream.source, sample, raw))
-            features.keep(sample, made)
+            steady = stream.chain.begin(decoded(stream.source, sample, raw))
+            features.keep(sample, steady)
         else:
-            made = features.values(blob)
-        return stream.chain.finish(made, (stream.seed, batch.want.epoch, sample), stream.chain.steady_steps)
+            steady = from_bytes(blob)
+        return stream.chain.finish(steady, (stream.seed, batch.want.epoch, sample), stream.chain.steady_steps)
 
     def _note_masked(self, sample: int, error: SampleError, batch: _BatchInHand) -> None:
+        # Never silent: the row is counted in the batch's facts, and its sample goes to the quarantine log.
         name = self.stream.source.name(sample)
         self._quarantine.note(self.stream.name, sample, name, error)
         batch.mask(name, error)
@@ -415,11 +423,11 @@ class Builder:
         stream, (epoch, sample, raw) = self.stream, built
         # The bytes of a cache hit were never read.
         (whole,) = (raw,) if raw else stream.source.read([sample])
-        again, lengths = decoded(stream.source, sample, whole), stream.raw_lengths(sample)
+        values, lengths = decoded(stream.source, sample, whole), stream.raw_lengths(sample)
         return SampleError(
             reason="longer_than_planned",
             expected=f'at most {most} steps of "{key}", as planned',
             got=str(got),
             where=stream.source.name(sample),
-            remedy=blame_for_length(stream.chain, again, lengths, (stream.seed, epoch, sample)),
+            remedy=blame_for_length(stream.chain, values, lengths, (stream.seed, epoch, sample)),
         )

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["TRIAL", "Conviction", "CrashTrial", "judged", "serve_trials"]
 
 #: Signals that a process causes by its own fault. SIGKILL is not among them: the kernel sends it when the machine is
-#: out of memory, whoever used that up.
+#: out of memory, and any process may have used that up.
 _CRASHES = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE))
 
 #: A start takes a second, and a kill less; the rest is a margin for a busy machine.
@@ -75,6 +75,7 @@ class Conviction:
     """A sample that kills, and how the children that had it in hand ended."""
 
     sample: int
+    #: By this the sample is known from now on: its number may be another with the next index.
     identity: str
     ends: str
 
@@ -91,22 +92,19 @@ class _TrialProcess:
         self.stream = stream
         #: Whether it has not had a sample in hand yet: a shortage in a used child may be an earlier sample's doing.
         self.is_fresh = True
-        # Shared memory, because a sample may be larger than a message on the socket can be.
-        self._bytes = os.memfd_create("stoker-sample")
-        try:
+        # Closed here if the child cannot be started, because nobody else would; otherwise by `end`.
+        with contextlib.ExitStack() as opened:
+            # Shared memory, because a sample may be larger than a message on the socket can be.
+            self._bytes = os.memfd_create("stoker-sample")
+            opened.callback(os.close, self._bytes)
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        except OSError:
-            os.close(self._bytes)
-            raise
-        # Our copy of the child's end has to be closed, or the child's death would not end the connection.
-        with theirs:
-            try:
+            opened.enter_context(self._socket)
+            # Our copy of the child's end has to be closed, or the child's death would not end the connection.
+            with theirs:
                 socket.send_fds(self._socket, [b"bytes"], [self._bytes])
-                words = [TRIAL, str(job_path), stream, str(nursery.pid)]
-                self._process = nursery.start(words, keep=theirs.fileno())
-            except BaseException:  # nobody else closes the socket and the memory
-                self._close()
-                raise
+                arguments = [TRIAL, str(job_path), stream, str(nursery.pid)]
+                self._process = nursery.start(arguments, keep=theirs.fileno())
+            self._opened = opened.pop_all()
 
     def hand(self, epoch: int, sample: int, raw: bytes) -> None:
         """Give the child a sample; if the child is gone, waiting for its answer will show that."""
@@ -138,7 +136,7 @@ class _TrialProcess:
         if code is None:
             self._process.kill()
             code = self._process.wait(_KILLED_S)
-        self._close()
+        self._opened.close()
         if code is None:
             raise MachineError(
                 expected="a killed process to end",
@@ -147,10 +145,6 @@ class _TrialProcess:
                 remedy="Look at memory and disks on this machine.",
             )
         return code
-
-    def _close(self) -> None:
-        self._socket.close()
-        os.close(self._bytes)
 
 
 class CrashTrial:
@@ -165,6 +159,7 @@ class CrashTrial:
         self._job_path = job_path
         self._timeout_s = timeout_s
         self._needed = needed
+        #: The child that waits for the next sample; None before the first, and after one that ended a child.
         self._child: _TrialProcess | None = None
 
     def try_samples(self, stream: Stream, epoch: int, samples: Iterable[tuple[int, bytes]]) -> Iterator[Conviction]:
@@ -179,13 +174,12 @@ class CrashTrial:
             if verdict is TrialVerdict.UNJUDGED:
                 raise _failed(stream, sample, why_unjudged(tries, self._needed))
             if verdict is TrialVerdict.OWN_FAULT:
-                ends = convicting_ends(tries, self._needed)
-                yield Conviction(sample, stream.identity(sample), ", ".join(ends))
+                yield Conviction(sample, stream.identity(sample), ", ".join(convicting_ends(tries, self._needed)))
 
     def _try(self, stream: Stream, epoch: int, sample: int, raw: bytes) -> Try:
         """Try one sample in a child and return the result."""
         child = self._get_ready_child(stream, sample)
-        is_fresh = child.is_fresh
+        is_fresh = child.is_fresh  # until it has a sample in hand
         child.hand(epoch, sample, raw)
         answer = child.wait_for_answer(self._timeout_s)
         # The child of a sample that passed is kept for the next; any other is ended and replaced.
@@ -196,8 +190,10 @@ class CrashTrial:
             child.end()
             return ChildEnded(f"no end in {self._timeout_s:g} s", by_itself=True)
         if answer:
+            # Ended although it lives: what ran out may stay missing in it, and the next try needs a fresh child.
             child.end()
-            return _ran_out(answer, is_fresh=is_fresh)
+            facts = json.loads(answer)
+            return RanOut(facts.pop("end"), Room(**facts), is_fresh)
         return ChildEnded(*judged(child.end(self._timeout_s)))  # it may have closed its answers long before it ends
 
     def _get_ready_child(self, stream: Stream, sample: int) -> _TrialProcess:
@@ -212,11 +208,11 @@ class CrashTrial:
                 child = _TrialProcess(self._nursery, self._job_path, stream.name)
             except (OSError, MachineError) as error:
                 raise _failed(stream, sample, f"no child that starts: {told(error)}") from error
-            said = child.wait_for_answer(_READY_TIMEOUT_S)
-            problem = _unready(said, stream)
+            message = child.wait_for_answer(_READY_TIMEOUT_S)
+            problem = _unready(message, stream)
             if problem:
                 end = child.end(_LAST_MOMENT_S)
-                raise _failed(stream, sample, problem if said else f"{problem}: {how_it_ended(end)}")
+                raise _failed(stream, sample, problem if message else f"{problem}: {how_it_ended(end)}")
             self._child = child
         return self._child
 
@@ -227,20 +223,15 @@ class CrashTrial:
             child.end()
 
 
-def _unready(said: bytes | None, stream: Stream) -> str:
+def _unready(message: bytes | None, stream: Stream) -> str:
     """Return why a child cannot try samples, given its first message; empty if it can."""
-    if not said:
-        return "a child that was not ready in time" if said is None else "a child that ended before it was ready"
-    words: dict[str, str] = json.loads(said)
-    if "error" in words:
-        return f"a child that could not open the job: {words['error']}"
-    return "" if words["opened"] == stream.opened else "an index or transforms that have changed on disk since"
-
-
-def _ran_out(answer: bytes, *, is_fresh: bool) -> RanOut:
-    words = json.loads(answer)
-    room = Room(memory=words["memory"], descriptors=words["descriptors"])
-    return RanOut(words["end"], room, is_fresh)
+    if not message:
+        return "a child that was not ready in time" if message is None else "a child that ended before it was ready"
+    facts: dict[str, str] = json.loads(message)
+    if "error" in facts:
+        return f"a child that could not open the job: {facts['error']}"
+    # With another index the number would be another sample's, and with other transforms its verdict another code's.
+    return "" if facts["opened"] == stream.opened else "an index or transforms that have changed on disk since"
 
 
 def _failed(stream: Stream, sample: int, got: str) -> MachineError:
@@ -267,17 +258,19 @@ def serve_trials(arguments: Sequence[str]) -> None:
     worker = socket.socket(fileno=int(answers))
     _, (handed,), _, _ = socket.recv_fds(worker, 16, 1)
     try:
-        stream = _open(job_path, name)
+        job = JobFile(job_path)
+        job.make_importable()
+        stream = Stream(job, name)
     except BaseException as error:  # the worker hears of it and asks no more
         worker.send(json.dumps({"error": told(error)}).encode())
         return
     worker.send(json.dumps({"opened": stream.opened}).encode())
     # Taken before the first sample: whether a shortage convicts depends on what was free for it.
     room = free_room()
-    while asked := worker.recv(64):
-        epoch, sample = map(int, asked.split())
+    while order := worker.recv(64):
+        epoch, sample = map(int, order.split())
         shortage = _find_shortage(stream, epoch, sample, handed)
-        worker.send(_PASSED if shortage is None else _said_to_have_run_out(shortage, room))
+        worker.send(_PASSED if shortage is None else _shortage_message(shortage, room))
 
 
 def _find_shortage(stream: Stream, epoch: int, sample: int, handed: int) -> BaseException | None:
@@ -292,19 +285,13 @@ def _find_shortage(stream: Stream, epoch: int, sample: int, handed: int) -> Base
     return None
 
 
-def _said_to_have_run_out(shortage: BaseException, room: Room) -> bytes:
-    words = {"end": told(shortage)[:_MOST_WORDS], "memory": room.memory, "descriptors": room.descriptors}
-    return json.dumps(words).encode()
+def _shortage_message(shortage: BaseException, room: Room) -> bytes:
+    facts = {"end": told(shortage)[:_MOST_WORDS], "memory": room.memory, "descriptors": room.descriptors}
+    return json.dumps(facts).encode()
 
 
 def _print_nothing() -> None:
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1)
-    os.dup2(nothing, 2)
-    os.close(nothing)
-
-
-def _open(job_path: str, name: str) -> Stream:
-    job = JobFile(job_path)
-    job.make_importable()
-    return Stream(job, name)
+    # By descriptor, because what a crashing library prints does not go through Python.
+    with open(os.devnull, "wb") as nothing:  # noqa: PTH123 - it is no file of ours
+        os.dup2(nothing.fileno(), 1)
+        os.dup2(nothing.fileno(), 2)

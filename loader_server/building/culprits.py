@@ -32,7 +32,8 @@ def kills(name: str) -> SampleError:
 
 def culprit_key(stream: str, identity: str) -> int:
     """Return the hash that stands for a culprit on the wire."""
-    return digest64(f"{stream}\0{identity}".encode("utf-8", "backslashreplace"))  # as it crosses
+    # An identity may hold bytes of a file name that are no UTF-8; on the wire they are escaped, and so here.
+    return digest64(f"{stream}\0{identity}".encode("utf-8", "backslashreplace"))
 
 
 class KnownCulprits:
@@ -46,11 +47,12 @@ class KnownCulprits:
 
     def hear(self, keys: Iterable[int]) -> None:
         """Replace the coordinator's list with its new one, whose missing samples were forgiven."""
-        told = frozenset(keys)
+        listed = frozenset(keys)
         # Once the coordinator lists a find of ours, only its list counts: missing from a later list means forgiven.
-        self._found -= told
+        # Until then its lists were sent before it heard of the find.
+        self._found -= listed
         # One assignment, because other threads read `keys` without a lock.
-        self.keys = told | self._found
+        self.keys = listed | self._found
 
     def find(self, identity: str) -> None:
         """Add a sample that was convicted here; the coordinator will add it to its list."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import faulthandler
 import signal
+from functools import partial
 from typing import TYPE_CHECKING
 
 from loader_server.machine.processes import DEADLINE_SIGNAL
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["Deadline", "let_deadlines_end_us"]
+
+_set_timer = partial(signal.setitimer, signal.ITIMER_REAL)
 
 
 def let_deadlines_end_us() -> None:
@@ -35,21 +38,18 @@ def let_deadlines_end_us() -> None:
     faulthandler.register(DEADLINE_SIGNAL, file=2, chain=True)
 
 
-def _set_timer(seconds: float) -> None:
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-
-
 class Deadline:
     """Watchdog of the building thread: `begin` before each step, `end` after the last.
 
     `set_timer(0)` stops the timer.
     """
 
-    def __init__(self, timeout_s: float, set_timer: Callable[[float], None] = _set_timer) -> None:
+    def __init__(self, timeout_s: float, set_timer: Callable[[float], object] = _set_timer) -> None:
         # A step may begin up to a tenth after the timer was set, so the timer runs a tenth longer.
         self._longest_s = 1.1 * timeout_s
         self._margin_ns = int(0.1e9 * timeout_s)
         self._set_timer = set_timer
+        #: Before this the timer is not set again; 0 if it is not running.
         self._again_ns = 0
 
     def begin(self, now_ns: int) -> None:

@@ -37,9 +37,8 @@ def builder_fingerprint(streams: Mapping[str, Stream], sent: Mapping[str, str]) 
     A stream whose graph trainers send (`sent`) counts by what else shapes its batches, because the graph may come
     later; the plan's digest tells graphs apart.
     """
-    own = [
-        part for name, one in sorted(streams.items()) if name not in sent for part in (name, one.digest, one.builder)
-    ]
+    present = [(name, stream) for name, stream in sorted(streams.items()) if name not in sent]
+    own = [part for name, stream in present for part in (name, stream.digest, stream.builder)]
     return fingerprint(*own, *(part for name in sorted(sent) for part in ("graph", name, sent[name])))
 
 
@@ -50,6 +49,7 @@ def builder_parts(streams: Mapping[str, Stream], sent: Mapping[str, str]) -> tup
         if name not in sent:
             parts |= stream.builder_parts()
     parts |= {f"graph of stream {name} (versions of what runs it)": fingerprint(sent[name]) for name in sorted(sent)}
+    # Bounded, as messages are; a long value is still told apart by its hash.
     bounded = (
         (name[:_LONGEST], value if len(value) <= _LONGEST else fingerprint(value)) for name, value in parts.items()
     )
@@ -68,12 +68,14 @@ def differing_parts(own: Iterable[tuple[str, str]], others: Iterable[tuple[str, 
 
 def _follows(name: str, names: list[str]) -> bool:
     """Return whether this part differs only because another one does, which tells more."""
+    # A plan's digest has the index in it, and the transforms' fingerprint the packages: naming the consequence beside
+    # its cause would send people looking in two places.
     kind, _, stream = name.partition(" of stream ")
     stream = stream.partition(" (")[0]
     if kind == "plan":
         return f"index of stream {stream}" in names or _PLANS in names
     if kind == "all transforms":
-        return any(one.startswith(("transform ", "package ", _BYTES)) for one in names)
+        return any(name.startswith(("transform ", "package ", _BYTES)) for name in names)
     return False
 
 

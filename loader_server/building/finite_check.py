@@ -1,6 +1,6 @@
 """Check of each built batch for NaN and infinite values.
 
-Samples that have such values are counted by key, logged once a key, and masked if the job asks for that.
+Samples that have such values are counted by key, logged once a key, and masked if the job has them masked.
 
 Rules: values are checked as trainers get them, after rounding. A sample is masked once, however many of its keys have
 such values.
@@ -35,7 +35,7 @@ class FiniteCheck:
         self._stream = stream
         self._keys = float_keys(stream.chain.fields)
         #: Keys for which a warning has been logged.
-        self._said = set[str]()
+        self._logged = set[str]()
         self._log = Log("worker", stream=stream.name)
 
     def suspects(self, arrays: Mapping[str, NDArray[Any]]) -> set[str]:
@@ -57,7 +57,7 @@ class FiniteCheck:
         found = {key: unfit for key, unfit in looked_through.items() if unfit}
         masked = set[int]()
         for key, unfit in found.items():
-            self._say_once(key, int(samples[unfit[0]]))
+            self._warn_once(key, int(samples[unfit[0]]))
             for at in unfit if self._stream.masks_not_finite else ():
                 if at not in masked:
                     masked.add(at)
@@ -66,8 +66,8 @@ class FiniteCheck:
                     places.clear(at)
         return tuple((key, len(unfit)) for key, unfit in found.items())
 
-    def _say_once(self, key: str, sample: int) -> None:
-        if key not in self._said:
-            self._said.add(key)
+    def _warn_once(self, key: str, sample: int) -> None:
+        if key not in self._logged:
+            self._logged.add(key)
             name, does = self._stream.source.name(sample), "masked" if self._stream.masks_not_finite else "kept"
             self._log.warning("samples have values that are not finite", key=key, first=name, samples=does)

@@ -66,6 +66,7 @@ class PackedRows:
 
         `out` holds the rows, the segments and the positions. Raise ValueError if a sample is longer than its place.
         """
+        # Checked before anything is written: a sample that is too long would run into the next one in its row.
         if (lengths > self._room[kept]).any():
             raise ValueError("a sample is longer than its place")
         rows, segments, positions = out

@@ -1,4 +1,4 @@
-"""The quarantine log: each sample that could not be used, once per worker, with the reason, for whoever mends the data.
+"""The quarantine log: each sample that could not be used, once per worker, with the reason, for those who mend data.
 
 JSON lines, each appended in one piece, by all workers of a machine to one file. What cannot be written there (the disk
 is full, the file is not ours) goes to the process log.
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from shared.errors import MachineError
 from shared.logs import Log
+from shared.stores.own_files import open_own
 from shared.system.closed_places import why_closed
-from shared.system.own_files import open_own
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ __all__ = ["MaskedLog", "Quarantine"]
 
 
 class MaskedLog(Protocol):
-    """Where a builder reports the samples that it masks."""
+    """Where a builder reports the samples that it masks; `loader-server show` has another one than workers."""
 
     def note(self, stream: str, sample: int, name: str, error: SampleError) -> None:
         """Record that a sample's row was masked."""
@@ -40,6 +40,7 @@ class Quarantine:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._log = Log("quarantine")
+        #: What was written already, by stream, sample and reason: a bad sample comes again in each epoch.
         self._known: set[tuple[str, int, str]] = set()
         self._lock = threading.Lock()
         #: A newline to write first if a full disk cut the last line short, so that only that line is broken.
@@ -53,9 +54,10 @@ class Quarantine:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             return open_own(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         except (OSError, MachineError) as error:
-            is_known = isinstance(error, OSError) and why_closed(self._path.parent)  # a worker says so of the folder
-            say = self._log.debug if is_known else self._log.warning
-            say("quarantine log cannot be opened", quarantine=str(error))
+            # A closed folder is no news: the worker warns of it once, for all that it would write there.
+            is_known = isinstance(error, OSError) and why_closed(self._path.parent)
+            log = self._log.debug if is_known else self._log.warning
+            log("quarantine log cannot be opened", quarantine=str(error))
             return None
 
     def note(self, stream: str, sample: int, name: str, error: SampleError) -> None:
@@ -79,8 +81,7 @@ class Quarantine:
         # One write in append mode, so that lines of several workers do not mix. A full disk may take only part of it.
         data = self._torn + (json.dumps(line) + "\n").encode()
         while data:
-            written = os.write(self._file, data)
-            data = data[written:]
+            data = data[os.write(self._file, data) :]
             self._torn = b"\n" if data else b""
 
     def close(self) -> None:

@@ -1,8 +1,12 @@
-"""The few threads that read ahead for the building thread, and the handling of reads that hang.
+"""Reading ahead of the building thread: what readers hand over, the few threads that read, and hints to a source.
 
 Rules: reading one sample has a deadline, past which the want ends in an error that does not blame the sample. Its
 thread cannot be stopped: another takes its place, and if the read returns after all, the first one ends. A limited
 number of hanging threads is tolerated; beyond that, reads are refused at once.
+
+A source of remote files also gets hints about the samples that follow those just read, so that it can fetch them. One
+process gives hints for the whole machine, and only while the source can take more; no sample is announced twice, and
+those that need not be read are left out. Nobody waits for a hint, and nothing depends on it.
 """
 
 from __future__ import annotations
@@ -10,15 +14,23 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future, TimeoutError, wait  # noqa: A004 - the built-in one since Python 3.11
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shared.errors import ReadError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["PendingRead", "ReadAhead"]
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from loader_server.planning import EpochPlan, PlannedBatch
+    from loader_server.sources.source import Source
+    from shared.wire.layout import BucketShape, Layout
+
+__all__ = ["LookAhead", "PendingRead", "Prepared", "ReadAhead", "UnreadError", "unwatched"]
 
 T = TypeVar("T")
 
@@ -32,6 +44,48 @@ _MOST_HANGING = 16
 
 #: Extra time for a late read: if the whole process was stopped, every read looks late though it may be about to end.
 _LAST_MOMENT_S = 0.5
+
+#: Most batches to give hints about: about as many as are trained on in a minute.
+_MOST_BATCHES_AHEAD = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A want that was looked up in the plan, and the bytes of its samples."""
+
+    planned: PlannedBatch
+    #: The sample numbers; none if an empty batch is wanted.
+    samples: NDArray[np.int64]
+    #: The planned shape with the lengths of all padded keys, and where each tensor lies in the payload.
+    shape: BucketShape
+    layout: Layout
+    #: Byte ranges of the payload between tensors.
+    gaps: tuple[slice, ...]
+    #: The bytes of each sample, None for a culprit and b"" for a cache hit; None as a whole if the source writes the
+    #: batch at once.
+    raw: Sequence[bytes | None] | None
+    #: How long planning and reading took, in the reader's thread.
+    read_us: int
+    #: Feature cache hits by sample, which were not read.
+    kept: Mapping[int, bytearray]
+    #: Rows of culprits in a batch that is written at once.
+    culprits: Sequence[int] = ()
+    #: Key under which other jobs find the batch on the shelf; empty if it is not shared.
+    key: bytes = b""
+    #: Whether its samples were read; False if the whole batch seemed to be on the shelf.
+    is_read: bool = True
+
+
+class UnreadError(Exception):
+    """The samples turned out to be needed but were not read; `read` reads them in a reader thread."""
+
+    def __init__(self, read: Callable[[Callable[[int], None]], Prepared]) -> None:
+        super().__init__("the samples were not read")
+        self.read = read
+
+
+def unwatched(_sample: int) -> None:
+    """Ignore the sample: the `begin` of callers that need not know which sample is being read."""
 
 
 class PendingRead(Generic[T]):
@@ -94,6 +148,7 @@ class ReadAhead:
         self._timeout_s = timeout_s
         self._tasks: SimpleQueue[PendingRead[Any] | None] = SimpleQueue()
         self._lock = threading.Lock()
+        #: The reads that threads are at, those of hanging threads included.
         self._underway: set[PendingRead[Any]] = set()
         #: How many threads hang, each replaced by another.
         self.hanging = 0
@@ -112,7 +167,13 @@ class ReadAhead:
         pending = PendingRead(work, name)
         # Without the lock: if a read that hung returns at this moment, one more is refused at worst.
         if self.hanging >= _MOST_HANGING:
-            pending.future.set_exception(_too_many(self.hanging))
+            error = ReadError(
+                expected=f"fewer than {_MOST_HANGING} reads that hang",
+                got=f"{self.hanging}",
+                where="this worker",
+                remedy="Check its disks and mounts, then restart it.",
+            )
+            pending.future.set_exception(error)
         else:
             self._tasks.put(pending)
         return pending
@@ -131,6 +192,7 @@ class ReadAhead:
         """Replace the threads of all reads that hang, waited for or not; return in how many seconds to look again."""
         next_s = now_s + self._timeout_s
         with self._lock:
+            # All of them: if every thread hangs in a read that nobody waits for yet, the one waited for never begins.
             for pending in self._underway:
                 since_s = pending.since_s()
                 if since_s is None or pending.given_up:
@@ -149,6 +211,7 @@ class ReadAhead:
 
     def _read_next(self) -> bool:
         """Carry out the next read, keeping no reference to it; return whether this thread should go on."""
+        # A function of its own, so that a thread that waits for work does not hold the bytes of its last batch.
         pending = self._tasks.get()
         if pending is None:
             return False
@@ -168,14 +231,37 @@ class ReadAhead:
 
     def close(self) -> None:
         """End the threads, except those that hang."""
+        # As many as there are threads that do not hang; a read that returns later finds its place taken, and ends.
         for _ in range(_READERS):
             self._tasks.put(None)
 
 
-def _too_many(hanging: int) -> ReadError:
-    return ReadError(
-        expected=f"fewer than {_MOST_HANGING} reads that hang",
-        got=f"{hanging}",
-        where="this worker",
-        remedy="Check its disks and mounts, then restart it.",
-    )
+class LookAhead:
+    """Announcer of one stream's upcoming samples; `unkept` filters out those that will not have to be read."""
+
+    def __init__(self, source: Source, unkept: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None) -> None:
+        self._source = source
+        self._unkept = unkept
+        self._lock = threading.Lock()
+        #: The epoch looked at last, and its first batch that has not been announced.
+        self._next: tuple[tuple[int, int], int] = ((-1, -1), 0)
+
+    def after(self, epoch: EpochPlan, which: tuple[int, int], number: int) -> None:
+        """Announce the samples of the batches after `number`, which was just read.
+
+        Return at once if another thread is doing so; stop early once the source can take no more.
+        """
+        # Readers call this after each batch. One of them is enough, and a hint is not worth waiting for.
+        if not self._source.looks_ahead() or not self._lock.acquire(blocking=False):
+            return
+        try:
+            # Another epoch than last time has nothing announced yet.
+            first = self._next[1] if self._next[0] == which else 0
+            for later in range(max(number + 1, first), min(number + _MOST_BATCHES_AHEAD, epoch.batches)):
+                if not self._source.looks_ahead():
+                    break
+                samples = epoch.batch(later).samples
+                self._source.expect(self._unkept(samples) if self._unkept else samples)
+                self._next = (which, later + 1)
+        finally:
+            self._lock.release()

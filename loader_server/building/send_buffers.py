@@ -66,8 +66,8 @@ class SendBuffers:
             return (buffer if buffer is not None else self._make(size))[:nbytes]
 
     def _make(self, size: int) -> NDArray[np.uint8]:
-        # Make room first, so that the total stays within the bound as long as free buffers can be dropped.
         """Map a new buffer, dropping free ones if the total would exceed the bound."""
+        # Make room first, so that the total stays within the bound as long as free buffers can be dropped.
         self._keep_within(self._most_bytes - size)
         buffer = map_anonymous(size)
         self.mapped_bytes += size
@@ -80,6 +80,7 @@ class SendBuffers:
             self.mapped_bytes -= size
 
     def _keep_within(self, nbytes: int) -> None:
+        # From the front: these were given back first, so they have been unused for longest.
         while self._free and self.mapped_bytes > nbytes:
             del self._free[0]
 

@@ -1,10 +1,13 @@
-"""The rule that decides whose fault it is when children that try one sample, each alone, end.
+"""The rule that decides whose fault it is when children that try one sample, each alone, end; and what calls for it.
 
 Rules: pure: tries in, a verdict out. A sample is at fault only if it failed twice by itself: it crashed, hung or left
 the child that had it in hand, or ran out of memory or descriptors in a fresh child that had enough of both. An end that
 came from outside, such as the kernel's kill for memory, convicts nobody and ends the trial; so does a fifth try without
 a verdict. A child that runs out after trying other samples counts for nothing, since these may have used up what is
 missing.
+
+A worker that runs out of memory or descriptors itself cannot tell whether the machine or the sample is at fault. Until
+a trial does, such an error (`ExhaustedError`) blames no sample, and the want loses one of its few attempts.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from loader_server.machine.room import Room, shown_room
+from loader_server.sources.blame import find_exhaustion, told
+from shared.errors import MachineError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,11 +26,13 @@ if TYPE_CHECKING:
 __all__ = [
     "MOST_TRIES",
     "ChildEnded",
+    "ExhaustedError",
     "Passed",
     "RanOut",
     "TrialVerdict",
     "Try",
     "convicting_ends",
+    "exhausted",
     "judge",
     "why_unjudged",
 ]  # fmt: skip
@@ -55,6 +62,7 @@ class Passed:
 class ChildEnded:
     """The child ended with the sample in hand; `by_itself` if the sample can be the cause."""
 
+    #: How it ended, for people; convictions and errors show it.
     end: str
     by_itself: bool
 
@@ -74,8 +82,10 @@ Try: TypeAlias = "Passed | ChildEnded | RanOut"
 def judge(tries: Sequence[Try], needed: Room) -> TrialVerdict:
     """Return the verdict after these tries; `needed` is the room that a sample may take without being at fault."""
     last = tries[-1] if tries else None
+    # A sample that passes once is used, whatever became of the tries before: what ended those was not the sample alone.
     if isinstance(last, Passed):
         return TrialVerdict.PASSED
+    # Killed from outside, by the kernel for memory for instance: that says nothing about the sample.
     if isinstance(last, ChildEnded) and not last.by_itself:
         return TrialVerdict.UNJUDGED
     if len(convicting_ends(tries, needed)) >= _CONVICTING:
@@ -94,8 +104,8 @@ def _convicts(attempt: ChildEnded | RanOut, needed: Room) -> bool:
 
 def why_unjudged(tries: Sequence[Try], needed: Room) -> str:
     """Return how the tries of an unjudged sample ended: each kind of end once, with what was free the last time."""
-    ways = {attempt.end: _way(attempt, needed) for attempt in tries if not isinstance(attempt, Passed)}
-    return ", ".join(ways.values())
+    ends = {attempt.end: _way(attempt, needed) for attempt in tries if not isinstance(attempt, Passed)}
+    return ", ".join(ends.values())
 
 
 def _way(attempt: ChildEnded | RanOut, needed: Room) -> str:
@@ -105,3 +115,24 @@ def _way(attempt: ChildEnded | RanOut, needed: Room) -> str:
     if not attempt.is_fresh:
         return f"{attempt.end}, in a child that had tried others before"
     return f"{attempt.end}, with {shown_room(attempt.room)} free, of which {shown_room(needed)} are needed"
+
+
+class ExhaustedError(MachineError):
+    """A shortage of memory or descriptors during a piece of work that the error names."""
+
+
+def exhausted(error: BaseException, in_hand: str, where: str) -> ExhaustedError | None:
+    """Return an ExhaustedError naming the work in hand if `error` is or was caused by a shortage, else None."""
+    if isinstance(error, ExhaustedError):
+        return error
+    shortage = find_exhaustion(error)
+    if shortage is None:
+        return None
+    if isinstance(error, MachineError):  # which names it already
+        return ExhaustedError(**error.words())
+    return ExhaustedError(
+        expected="enough memory and descriptors to build a batch",
+        got=f"{in_hand} in hand: {told(shortage)}",
+        where=where,
+        remedy="Look at that sample, and at memory and open files on that machine: no sample was judged.",
+    )

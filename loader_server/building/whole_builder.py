@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from loader_server.building.build_counts import Built
 from loader_server.building.builder import Builder
 from loader_server.building.not_finite import float_keys, rows_not_finite
-from loader_server.building.prepared import Prepared, unwatched
+from loader_server.building.read_ahead import Prepared, unwatched
 from shared.hashing import digest64
 from shared.wire.layout import BucketShape, layout_of
 from shared.wire.payload import round_in_place
@@ -48,6 +48,7 @@ class WholeBuilder(Builder):
         super().__init__(stream, quarantine, deadline)
         self._source = source
         self._floats = float_keys(stream.chain.fields)
+        # Before the worker reports that it is ready: importing takes seconds, which its first want would wait for.
         source.begin_making()
 
     def reads(self, want: Want) -> bool:
@@ -86,22 +87,21 @@ class WholeBuilder(Builder):
         began_ns = time.perf_counter_ns()
         assert isinstance(prepared, _Made)
         arrays: Mapping[str, NDArray[Any]] = prepared.layout.arrays(payload)
-        # Every byte, for gaps and rows without a batch must be the same whoever builds.
+        # Every byte: a buffer has arbitrary content, and gaps must be the same for all workers.
         payload[:] = 0
         if prepared.values is None:
             arrays["tag"][:] = -1
         else:
             self._write_element(arrays, want.number, prepared.values)
         round_in_place(payload, prepared.layout, self.stream.float32)
-        rows = int(prepared.values is not None)
-        unfit = [key for key in self._floats if len(rows_not_finite(arrays[key]))]
         return Built(
-            rows=rows,
+            rows=int(prepared.values is not None),
             masked=0,
             digest=digest64(payload.data) if digest else 0,
             build_us=(time.perf_counter_ns() - began_ns) // 1000,
             read_us=prepared.read_us,
-            not_finite=tuple((key, 1) for key in unfit),
+            # Counted, never masked: a batch that is made whole has one row, and no sample that could be named.
+            not_finite=tuple((key, 1) for key in self._floats if len(rows_not_finite(arrays[key]))),
         )
 
     def _write_element(

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.index.letters import NOT_AT_HAND, letters_report
+from loader_server.index.request import NOT_AT_HAND, letters_report
 from loader_server.transforms.audio.low_rates import low_rates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from loader_server.index.joined import OpenedSource
-    from loader_server.index.letters import LettersReport
+    from loader_server.index.request import LettersReport
     from loader_server.transforms.audio.low_rates import LowRate
     from loader_server.transforms.chain import Chain
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TextIO
 from loader_server.commands.data_notes import facts_of, lines_of, low_rates_of
 from loader_server.commands.progress import progress_bar, said_if_slow
 from loader_server.index.folder import read_meta
-from loader_server.index.letters import kept_counts
 from loader_server.index.make import IndexReport, IndexRequest, make_index, unchanged_index
+from loader_server.index.request import kept_counts
 from loader_server.sources.source import Source
 from loader_server.stream import open_source, open_sources, refuse_wrong_keys, sources_of
 from loader_server.transforms.characters import Characters, CharactersSettings

@@ -58,10 +58,10 @@ class NotTried(Exception):
     """The reason why a check could not be tried."""
 
 
-def require(holds: object, said: str) -> None:
-    """Raise a Violation with this text unless the condition holds."""
+def require(holds: object, finding: str) -> None:
+    """Raise a Violation with this finding unless the condition holds."""
     if not holds:
-        raise Violation(said)
+        raise Violation(finding)
 
 
 @dataclass(slots=False)
@@ -70,18 +70,18 @@ class ExaminedSource:
 
     case: SourceCase
     folder: Path
-    made: dict[tuple[int, int], IndexReport] = field(default_factory=dict)
+    #: The indexes made so far, by their folder: making one takes seconds, and most checks need only the first.
+    made: dict[Path, IndexReport] = field(default_factory=dict)
 
     def indexed(self, processes: int, piece_rows: int) -> tuple[IndexReport, Path]:
         """Make an index in this way, once, and return the report on it and its folder."""
-        place = self.folder / f"index-{processes}-{piece_rows}"
-        if (processes, piece_rows) not in self.made:
-            spec = self.case.spec
+        place, spec = self.folder / f"index-{processes}-{piece_rows}", self.case.spec
+        if place not in self.made:
             request = IndexRequest(
                 folder=place, spec=spec, source=spec.make(), processes=processes, piece_rows=piece_rows
             )
-            self.made[processes, piece_rows] = make_index(request)
-        return self.made[processes, piece_rows], place
+            self.made[place] = make_index(request)
+        return self.made[place], place
 
     @cached_property
     def index(self) -> Index:
@@ -102,6 +102,7 @@ class ExaminedSource:
     @cached_property
     def numbers(self) -> list[int]:
         """Return the numbers of the examined samples: all, or some that are evenly spaced."""
+        # Spaced, so that all files and pieces of the data have their turn.
         total = self.source.samples
         return sorted({place * total // _MOST_SAMPLES for place in range(_MOST_SAMPLES)}) if total else []
 
@@ -124,8 +125,8 @@ class ExaminedSource:
 def read_all(source: Source, samples: Sequence[int]) -> list[bytes]:
     """Return the bytes of these samples; raise a Violation unless there are as many answers as samples."""
     raw = list(source.read(samples))
-    said = f"expected {len(samples)} answers of read({list(samples)[:5]} …), got {len(raw)}"
-    require(len(raw) == len(samples), said)
+    finding = f"expected {len(samples)} answers of read({list(samples)[:5]} …), got {len(raw)}"
+    require(len(raw) == len(samples), finding)
     return raw
 
 
@@ -133,9 +134,10 @@ def content_of(values: dict[str, Any]) -> str:
     """Return a fingerprint of everything that a sample holds."""
     parts: list[str | bytes] = []
     for key, value in sorted(values.items()):
-        array = np.asarray(value)
-        plain = isinstance(value, np.ndarray | np.generic)
-        parts += [key, f"{array.dtype} {array.shape}" if plain else "", array.tobytes() if plain else repr(value)]
+        if isinstance(value, np.ndarray | np.generic):
+            parts += [key, f"{value.dtype} {value.shape}", value.tobytes()]
+        else:
+            parts += [key, "", repr(value)]
     return fingerprint(*parts)
 
 
@@ -143,5 +145,4 @@ def contents_elsewhere(spec: SourceSpec, index: Path, samples: list[int]) -> lis
     """Return the fingerprints of these samples, read by a source made anew; it runs in a separate process."""
     source = spec.make()
     source.open(open_index(index).indexed)
-    raw = read_all(source, samples)
-    return [content_of(source.decode(sample, one)) for sample, one in zip(samples, raw, strict=True)]
+    return [content_of(source.decode(*sample)) for sample in zip(samples, read_all(source, samples), strict=True)]

@@ -13,7 +13,7 @@ import json
 import random
 import re
 import threading
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from multiprocessing import get_context
 from pathlib import Path
@@ -40,9 +40,10 @@ from shared.settings.tables import read_table
 from shared.wire.layout import BucketShape, fields_of_batch, layout_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from loader_server.sources.batch_columns import Column
+    from shared.wire.layout import Field
 
 __all__ = ["CHECKS", "CheckResult", "check_source"]
 
@@ -52,15 +53,15 @@ _REASON = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """The result of a check: `passed` is None if it could not be tried; `said` is the reason, or what went wrong."""
+    """The result of a check: `passed` is None if it could not be tried; `detail` is the reason, or what went wrong."""
 
     name: str
     passed: bool | None
-    said: str = ""
+    detail: str = ""
 
     def __str__(self) -> str:
         word = {True: "ok", False: "FAILED", None: "not tried"}[self.passed]
-        return f"{word:>9}  {self.name}" + (f": {self.said}" if self.said else "")
+        return f"{word:>9}  {self.name}" + (f": {self.detail}" if self.detail else "")
 
 
 def check_source(
@@ -76,11 +77,11 @@ def _result(check: Callable[[ExaminedSource], None], examined: ExaminedSource) -
     try:
         check(examined)
     except NotTried as why:
-        return CheckResult(name=name, passed=None, said=str(why))
+        return CheckResult(name=name, passed=None, detail=str(why))
     except Violation as violation:
-        return CheckResult(name=name, passed=False, said=str(violation))
+        return CheckResult(name=name, passed=False, detail=str(violation))
     except Exception as error:  # the source is a user's: what it raises is the result
-        return CheckResult(name=name, passed=False, said=f"{type(error).__name__}: {error}")
+        return CheckResult(name=name, passed=False, detail=f"{type(error).__name__}: {error}")
     return CheckResult(name=name, passed=True)
 
 
@@ -89,6 +90,7 @@ def _result(check: Callable[[ExaminedSource], None], examined: ExaminedSource) -
 
 def _same_index(examined: ExaminedSource) -> None:
     """The index is the same with 1 process and with 3, and however large the pieces are."""
+    # Pieces of 1 and 3 rows end at other rows than the source's own, so what depends on a piece's end shows.
     first, place = examined.indexed(1, 0)
     for processes, rows in ((1, 1), (1, 3), (3, 2)):
         report, other = examined.indexed(processes, rows)
@@ -134,8 +136,8 @@ def _length_of(value: Any) -> int:
 
 def _padded_have_lengths(examined: ExaminedSource) -> None:
     """Every padded field has its length in the index."""
-    for one in examined.source.fields:
-        require(not one.padded or one.key in examined.source.lengths, f'the index has no length of "{one.key}"')
+    for field in examined.source.fields:
+        require(not field.padded or field.key in examined.source.lengths, f'the index has no length of "{field.key}"')
 
 
 def _bad_rows(examined: ExaminedSource) -> None:
@@ -153,7 +155,7 @@ def _bad_rows(examined: ExaminedSource) -> None:
 def _unknown_setting(examined: ExaminedSource) -> None:
     """An unknown setting is refused, and the nearest named."""
     kind = type(examined.case.spec.settings)
-    names = [one.name for one in fields(kind) if len(one.name) > 3]
+    names = [setting.name for setting in fields(kind) if len(setting.name) > 3]
     if not names:
         raise NotTried("it has no setting with a name that could be mistyped")
     wrong = names[0][:-1]
@@ -170,58 +172,52 @@ def _unknown_setting(examined: ExaminedSource) -> None:
 
 def _fields(examined: ExaminedSource) -> None:
     """Every decoded sample has the dtypes and shapes that the fields say."""
-    for sample, values in examined.decoded.items():
-        for one in examined.source.fields:
-            value = values.get(one.key)
-            require(isinstance(value, np.ndarray | np.generic), f'sample {sample} has no array "{one.key}"')
-            got = np.asarray(value)
-            fits = len(one.shape) == got.ndim and all(
-                axis in (None, n) for axis, n in zip(one.shape, got.shape, strict=True)
-            )
-            said = (
-                f'sample {sample}: "{one.key}" is {got.dtype} {list(got.shape)}, the field says {one.dtype} {one.shape}'
-            )
-            require(fits and got.dtype == one.dtype, said)
+    for field, (sample, values) in itertools.product(examined.source.fields, examined.decoded.items()):
+        value = values.get(field.key)
+        if not isinstance(value, np.ndarray | np.generic):
+            raise Violation(f'sample {sample} has no array "{field.key}"')
+        # An open axis (None) takes the sample's own length.
+        shape = tuple(own if axis is None else axis for axis, own in zip(field.shape, value.shape, strict=False))
+        got = f"{value.dtype} {list(value.shape)}"
+        finding = f'sample {sample}: "{field.key}" is {got}, the field says {field.dtype} {field.shape}'
+        require(len(field.shape) == value.ndim and shape == value.shape and value.dtype == field.dtype, finding)
 
 
 def _any_order(examined: ExaminedSource) -> None:
     """Samples may be read in any order."""
-    mixed = random.Random(0).sample(examined.numbers, len(examined.numbers))  # noqa: S311 - any order will do
-    for sample, raw in zip(mixed, read_all(examined.source, mixed), strict=True):
-        require(raw == examined.raw[sample], f"sample {sample} has other bytes when it is read after others")
+    _require_same_bytes(examined, _mixed(examined.numbers, 0), "after others")
+
+
+def _mixed(numbers: Sequence[int], seed: int) -> list[int]:
+    return random.Random(seed).sample(numbers, len(numbers))  # noqa: S311 - any order will do
+
+
+def _require_same_bytes(examined: ExaminedSource, samples: Sequence[int], how: str) -> None:
+    """Raise a Violation if a sample has other bytes when it is read in this way than when it is read alone."""
+    for sample, raw in zip(samples, read_all(examined.source, samples), strict=True):
+        require(raw == examined.raw[sample], f"sample {sample} has other bytes when it is read {how}")
 
 
 def _many_at_once(examined: ExaminedSource) -> None:
     """Reading many samples at once gives what reading one at a time gives, and no sample may be none."""
     require(read_all(examined.source, []) == [], "read([]) gives something")
     # Some samples twice, as a mixture may repeat them.
-    twice = [*examined.numbers, *examined.numbers[:3]]
-    for sample, raw in zip(twice, read_all(examined.source, twice), strict=True):
-        require(raw == examined.raw[sample], f"sample {sample} has other bytes when it is read with others")
+    _require_same_bytes(examined, [*examined.numbers, *examined.numbers[:3]], "with others")
 
 
 def _from_threads(examined: ExaminedSource) -> None:
     """Several threads may read at the same time."""
-    wrong: list[str] = []
+    _ = examined.raw  # read alone, before the threads
     # All threads begin at once, or the first might be done before the last starts.
     start = threading.Barrier(_THREADS)
 
     def read(seed: int) -> None:
-        mixed = random.Random(seed).sample(examined.numbers, len(examined.numbers))  # noqa: S311 - any order will do
         start.wait()
-        try:
-            raw = read_all(examined.source, mixed)
-            wrong.extend(f"sample {n} has other bytes" for n, one in zip(mixed, raw, strict=True) if one != alone[n])
-        except Exception as error:  # the source is a user's: what it raises is the result
-            wrong.append(f"{type(error).__name__}: {error}")
+        _require_same_bytes(examined, _mixed(examined.numbers, seed), f"by {_THREADS} threads")
 
-    alone = examined.raw
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(_THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    require(not wrong, f"of {_THREADS} threads: {wrong[:1]}")
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for done in [pool.submit(read, seed) for seed in range(_THREADS)]:
+            done.result()
 
 
 def _decoding_again(examined: ExaminedSource) -> None:
@@ -232,8 +228,8 @@ def _decoding_again(examined: ExaminedSource) -> None:
                 require(value.flags.writeable, f"sample {sample} has an array that no transform can change")
                 # As a transform may do: a source that hands out its own arrays gives other values the next time.
                 value[...] = 0
-        again = content_of(examined.source.decode(sample, raw))
-        require(again == examined.contents[sample], f"sample {sample} differs the second time")
+        content = content_of(examined.source.decode(sample, raw))
+        require(content == examined.contents[sample], f"sample {sample} differs the second time")
 
 
 def _decoding_all(examined: ExaminedSource) -> None:
@@ -263,35 +259,39 @@ def _gathering(examined: ExaminedSource) -> None:
     source = examined.source
     if not source.gathers:
         raise NotTried("this source does not write whole batches")
-    padded = [one.key for one in source.fields if one.padded]
+    padded = [field.key for field in source.fields if field.padded]
+    # One step more than the longest sample, so that every row has padding that has to be cleared.
     longest = {key: max(len(values[key]) for values in examined.decoded.values()) + 1 for key in padded}
-    rows = len(examined.numbers)
-    layout = layout_of(fields_of_batch(source.fields), BucketShape(rows=rows, lengths=longest))
+    layout = layout_of(fields_of_batch(source.fields), BucketShape(rows=len(examined.numbers), lengths=longest))
     # Not zeros, so that bytes which `gather` leaves unwritten are noticed.
     out = layout.arrays(np.full(layout.nbytes, 0xA5, np.uint8))
     source.gather(np.array(examined.numbers), out)
     for row, (sample, values) in enumerate(examined.decoded.items()):
-        for one in source.fields:
-            expected = np.zeros_like(out[one.key][row])
-            length = len(values[one.key]) if one.padded else 0
-            expected[slice(length) if one.padded else ...] = values[one.key]
-            require(expected.tobytes() == out[one.key][row].tobytes(), f'sample {sample}: other bytes of "{one.key}"')
-            said = f'sample {sample}: {length} steps of "{one.key}" decoded, another number gathered'
-            require(not one.padded or out[f"{one.key}_length"][row] == length, said)
+        for field in source.fields:
+            _require_gathered(field, sample, values[field.key], {key: array[row] for key, array in out.items()})
+
+
+def _require_gathered(field: Field, sample: int, value: Any, row: Mapping[str, Any]) -> None:
+    """Raise a Violation unless a row of a gathered batch holds this value, and zeros behind it."""
+    expected = np.zeros_like(row[field.key])
+    expected[slice(len(value)) if field.padded else ...] = value
+    require(expected.tobytes() == row[field.key].tobytes(), f'sample {sample}: other bytes of "{field.key}"')
+    if field.padded:
+        finding = f'sample {sample}: {len(value)} steps of "{field.key}" decoded, another number gathered'
+        require(row[f"{field.key}_length"] == len(value), finding)
 
 
 def _chunks(examined: ExaminedSource) -> None:
     """Reading stretches of samples gives what cutting whole samples gives."""
-    source, samples = examined.source, examined.numbers[:10]
-    lengths = {key: of for key, of in source.lengths.items() if key not in rate_keys(source.lengths)}
+    source, rates = examined.source, rate_keys(examined.source.lengths)
+    lengths = {key: column for key, column in source.lengths.items() if key not in rates}
     if not lengths:
         raise NotTried("nothing of its samples has a length")
-    for key, of in lengths.items():
-        ends = [(sample, int(of[sample])) for sample in samples]
-        cuts = ((sample, *cut) for sample, end in ends for cut in ((0, end // 3), (end // 3, end)))
-        chunks = [Chunk(*cut, (key,)) for cut in cuts]
+    for key, column in lengths.items():
+        ends = [(sample, int(column[sample])) for sample in examined.numbers[:10]]
+        chunks = [Chunk(sample, *cut, (key,)) for sample, end in ends for cut in ((0, end // 3), (end // 3, end))]
         for chunk, raw in zip(chunks, list(source.read_chunks(chunks)), strict=True):
-            whole = examined.source.decode(chunk.sample, examined.raw[chunk.sample])
+            whole = source.decode(chunk.sample, examined.raw[chunk.sample])
             expected = whole | {key: whole[key][chunk.start : chunk.stop]}
             same = content_of(source.decode_chunk(chunk, raw)) == content_of(expected)
             require(same, f'sample {chunk.sample}: other values in "{key}" from {chunk.start} to {chunk.stop}')
@@ -314,28 +314,29 @@ def _identities(examined: ExaminedSource) -> None:
         require(isinstance(identity, str) and identity, f"sample {sample} is known as {identity!r}")
         require(identity == again.identity(sample), f"sample {sample} has another identity after opening again")
         other = known.setdefault(identity, sample)
-        same = examined.contents[other] == examined.contents[sample]
-        require(same, f"samples {other} and {sample} differ, but share an identity")
+        equal = examined.contents[other] == examined.contents[sample]
+        require(equal, f"samples {other} and {sample} differ, but share an identity")
     again.close()
 
 
 def _parts(examined: ExaminedSource) -> None:
     """Parts begin with sample 0 and rise."""
     parts = examined.source.parts
-    rising = all(one < other for one, other in itertools.pairwise(parts))
+    rising = all(part < later for part, later in itertools.pairwise(parts))
     require(parts[0] == 0 and rising and parts[-1] < examined.source.samples, f"got {parts}")
 
 
 def _out_of_range(examined: ExaminedSource) -> None:
     """Numbers that no sample has are refused."""
     source, total = examined.source, examined.source.samples
-    asked = {"read and decoded": lambda n: source.decode(n, read_all(source, [n])[0]), "named": source.name}
-    for number, (what, ask) in itertools.product((-1, total, total + 7), asked.items()):
+    uses = {"read and decoded": lambda n: source.decode(n, read_all(source, [n])[0]), "named": source.name}
+    # -1 is the last one of a list: a source that passes the number on would serve it.
+    for number, (use, call) in itertools.product((-1, total, total + 7), uses.items()):
         try:
-            ask(number)
+            call(number)
         except (IndexError, StokerError):
             continue
-        raise Violation(f"number {number} of {total} samples was {what}")
+        raise Violation(f"number {number} of {total} samples was {use}")
 
 
 # --- its life ---
@@ -355,6 +356,7 @@ def _opening_again(examined: ExaminedSource) -> None:
 def _elsewhere(examined: ExaminedSource) -> None:
     """A new process that gets name and settings makes the same of every sample."""
     _, index = examined.indexed(1, 0)
+    # Not forked: it would inherit what this process has read and opened, and a source may lean on that.
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         got = pool.submit(contents_elsewhere, examined.case.spec, index, examined.numbers).result()
     for sample, content in zip(examined.numbers, got, strict=True):
@@ -377,18 +379,18 @@ def _nothing_open(examined: ExaminedSource) -> None:
 
 
 def _open_files() -> set[str]:
-    found = set()
+    files = set()
     for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found.add(f"{descriptor.name} {descriptor.readlink()}")
-    return found
+        with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
+            files.add(f"{descriptor.name} {descriptor.readlink()}")
+    return files
 
 
 def _changed_data(examined: ExaminedSource) -> None:
     """Data that changed since they were indexed are refused."""
     if examined.case.change is None:
         raise NotTried("no way to change these data was given")
-    _ = examined.contents
+    _ = examined.contents  # opened and read once, so that a refusal below is due to the change
     before = examined.case.spec.make().stamp()
     require(before == examined.case.spec.make().stamp(), "the same data have two stamps")
     examined.case.change()

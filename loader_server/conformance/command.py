@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 import tempfile
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,22 +39,29 @@ def main(
     """
     options = _parser().parse_args(arguments)
     known = fixtures or {}
-    names = list(known) if options.all else [options.source] if options.source else []
+    names = list(known) if options.all else list(filter(None, [options.source]))
     if not names:
         print(f"expected a source{', or --all' if known else ''}; see --help", file=sys.stderr)
         return 2
     try:
-        found = [one for name in names for one in _examined(name, known.get(name), options)]
+        sources = list(chain.from_iterable(_examined(name, known.get(name), options) for name in names))
     except StokerError as error:
         print(error, file=sys.stderr)
         return 1
-    results = [result for _, several in found for result in several]
-    failed = sum(result.passed is False for result in results)
-    if options.json:
-        print(json.dumps({"sources": [_counted(name, several) for name, several in found]}))
+    return _concluded(sources, as_json=options.json)
+
+
+def _concluded(sources: Sequence[tuple[str, list[CheckResult]]], *, as_json: bool) -> int:
+    """Print the summary of all sources, and return the exit status: 1 if a check failed, otherwise 0."""
+    outcomes = [result.passed for _, results in sources for result in results]
+    failed = outcomes.count(False)
+    if as_json:
+        print(json.dumps({"sources": [_counted(name, results) for name, results in sources]}))
+    elif failed:
+        print(f"{len(outcomes) - failed} of {len(outcomes)} checks have nothing against it")
     else:
-        print(f"{len(results) - failed} of {len(results)} checks have nothing against it" if failed else "all is well")
-    return 1 if failed else 0
+        print("all is well")
+    return min(failed, 1)
 
 
 def _examined(
@@ -62,14 +70,15 @@ def _examined(
     """Return the sources of this name with the results of their checks, and print these unless --json is set."""
     with tempfile.TemporaryDirectory(prefix="stoker-conformance-") as folder:
         cases = [fixture(Path(folder))] if fixture else _cases(name, options)
-        found = []
+        sources = []
         for place, case in enumerate(cases):
-            (index := Path(folder) / str(place)).mkdir()
+            index = Path(folder) / str(place)
+            index.mkdir()
             results = check_source(case, index)
-            found.append((name if fixture else case.spec.name, results))
+            sources.append((name if fixture else case.spec.name, results))
             if not options.json:
                 print("\n".join([f"{case.spec.name}:", *map(str, results)]), flush=True)
-        return found
+        return sources
 
 
 def _counted(name: str, results: Sequence[CheckResult]) -> dict[str, Any]:
@@ -79,7 +88,7 @@ def _counted(name: str, results: Sequence[CheckResult]) -> dict[str, Any]:
         "passed": passed.count(True),
         "failed": passed.count(False),
         "skipped": passed.count(None),
-        "failures": [f"{result.name}: {result.said}" for result in results if result.passed is False],
+        "failures": [f"{result.name}: {result.detail}" for result in results if result.passed is False],
     }
 
 
@@ -100,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _table(text: str) -> dict[str, Any]:
+    """Return a JSON object; raise what argparse reports as a wrong argument if the text is none."""
     table = json.loads(text)
     if not isinstance(table, dict):
         raise argparse.ArgumentTypeError("expected a JSON object")
@@ -107,6 +117,7 @@ def _table(text: str) -> dict[str, Any]:
 
 
 def _cases(name: str, options: argparse.Namespace) -> list[SourceCase]:
+    """Return the named source, or those of a job file's stream; raise SettingsError if the job has no such stream."""
     if not name.endswith(".toml"):
         return [SourceCase(spec=_spec(name, options.arguments))]
     job = read_job(name)

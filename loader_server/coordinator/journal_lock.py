@@ -12,7 +12,7 @@ import fcntl
 import os
 from typing import TYPE_CHECKING
 
-from shared.system.own_files import open_own, replacing
+from shared.stores.own_files import open_own, replacing
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,11 +12,11 @@ that somebody put in the place of a file or folder is never followed.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import shutil
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,18 +24,20 @@ import xxhash
 
 from shared.errors import MachineError
 from shared.logs import Log
+from shared.stores.eviction import evict, last_use_ns
+from shared.stores.locks import lock, locked
+from shared.stores.own_files import open_own, refuse_linked_folder
 from shared.system.closed_places import CLOSED
-from shared.system.own_files import open_own, refuse_linked_folder
 from shared.system.system_errors import OUT_OF_ROOM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
 __all__ = ["SampleStore"]
 
+#: Checksum of blob and identity, place in the segment, bytes (0: no entry), number of the segment.
 _ENTRY = np.dtype([("check", "<u8"), ("offset", "<u8"), ("nbytes", "<u4"), ("segment", "<u4")])
 #: Limits on the number of segments: enough for each worker of a machine to have one, few enough for all to be open.
 _LEAST_SEGMENTS, _MOST_SEGMENTS = 64, 1024
@@ -46,7 +48,8 @@ _TABLE, _SEGMENT = "table", "segment-"
 class SampleStore:
     """The blobs of a fixed number of samples, in the folder `key` of `root`.
 
-    `most_bytes` bounds all stores of the root together. Any thread may `get`, one may `put`.
+    `most_bytes` bounds all stores of the root together. Any thread may `get`, one may `put`. Opening raises OSError if
+    the disk is full or closed, and MachineError if there is a link in the place of a file.
     """
 
     def __init__(self, root: Path, key: str, samples: int, most_bytes: int) -> None:
@@ -55,17 +58,20 @@ class SampleStore:
         self._most_bytes = most_bytes
         usual = max(_USUAL_BYTES, most_bytes // _MOST_SEGMENTS)
         self._segment_bytes = max(1, min(usual, most_bytes // _LEAST_SEGMENTS))
+        #: Segments that were opened for reading, by number; the lock keeps two threads from opening one twice.
         self._opening = threading.Lock()
         self._segments: dict[int, int] = {}
         #: The segment that this process writes: its number, descriptor (-1: none) and end.
         self._number, self._handle, self._end = 0, -1, 0
+        #: Once there was no room for a segment; from then on nothing more is kept.
         self._is_full = False
         with self._ledger():
             refuse_linked_folder(self._folder)
             self._folder.mkdir(exist_ok=True)
             self._table = open_own(self._folder / _TABLE, os.O_RDWR | os.O_CREAT)
-            # Held as long as this store is open, so that `_is_unused` of another store does not remove it.
-            fcntl.flock(self._table, fcntl.LOCK_SH)
+            # Shared by all that have this store open, and held until they close it: `_remove_unused` of another store
+            # takes it for itself alone, so it cannot remove this one.
+            lock(self._table, wait=True, shared=True)
             os.ftruncate(self._table, samples * _ENTRY.itemsize)
             os.utime(self._table)
             # Mapped for reading only. Entries are written by pwrite, which raises an error on a full disk; writing
@@ -122,13 +128,10 @@ class SampleStore:
 
     def _segment(self, number: int) -> int | None:
         """Return a segment's descriptor, which stays open; None if the segment is gone or not a file of ours."""
-        handle = self._segments.get(number)
-        if handle is None:
-            with self._opening, contextlib.suppress(FileNotFoundError, MachineError):  # gone, or a link
-                handle = self._segments.get(number)
-                if handle is None:
-                    handle = self._segments[number] = open_own(self._path(number), os.O_RDONLY)
-        return handle
+        with self._opening, contextlib.suppress(FileNotFoundError, MachineError):  # gone, or a link
+            if number not in self._segments:
+                self._segments[number] = open_own(self._path(number), os.O_RDONLY)
+        return self._segments.get(number)
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{_SEGMENT}{number}"
@@ -144,8 +147,10 @@ class SampleStore:
             if not self._is_full:
                 self._number = max(self._numbers(), default=0) + 1
                 handle = open_own(self._path(self._number), os.O_RDWR | os.O_CREAT | os.O_EXCL)
-                fcntl.flock(handle, fcntl.LOCK_EX)
+                lock(handle, wait=True)
                 self._handle, self._end = handle, 0
+                # All of it now: a disk that fills up later would otherwise be noticed in the middle of a blob, and the
+                # bound on all stores counts the blocks that are allocated.
                 os.posix_fallocate(handle, 0, self._segment_bytes)
 
     def _end_segment(self) -> None:
@@ -160,9 +165,10 @@ class SampleStore:
         for number in self._numbers():
             with open(open_own(self._path(number), os.O_RDWR), "r+b") as file:  # noqa: PTH123 - of a descriptor
                 # A segment is locked while it is written: if we get the lock, its writer is gone.
-                if _locks(file.fileno()):
-                    mine = self._entries[self._entries["segment"] == number]
-                    ends = mine["offset"] + mine["nbytes"]
+                if lock(file.fileno(), wait=False):
+                    # The table says how far it was used: a blob that was written without its entry is lost.
+                    entries = self._entries[self._entries["segment"] == number]
+                    ends = entries["offset"] + entries["nbytes"]
                     _cut(self._path(number), file.fileno(), int(ends.max(initial=0)))
 
     # --- room ---
@@ -171,27 +177,21 @@ class SampleStore:
     def _ledger(self) -> Iterator[None]:
         """Hold the lock under which stores and segments are made and removed."""
         self._root.mkdir(parents=True, exist_ok=True)
-        handle = open_own(self._root / "ledger", os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with locked(self._root / "ledger"):
             yield
-        finally:
-            os.close(handle)
 
     def _make_room(self) -> None:
         """Remove stores that nobody has open until a segment fits; if none fits even then, mark this store as full."""
-        used = _disk_bytes(self._root)
+        excess = _disk_bytes(self._root) + self._segment_bytes - self._most_bytes
         others = [folder for folder in self._root.iterdir() if folder.is_dir() and folder != self._folder]
-        for folder in sorted(others, key=_opened_ns):
-            if used + self._segment_bytes > self._most_bytes and _is_unused(folder):
-                used -= _disk_bytes(folder)
-                shutil.rmtree(folder, ignore_errors=True)
-        if used + self._segment_bytes > self._most_bytes:
+        stores = [(last_use_ns(folder / _TABLE), _disk_bytes(folder), str(folder)) for folder in others]
+        # Whole stores only: a store that is read epoch after epoch would evict its own samples just before their turn.
+        if excess > evict(stores, excess, _remove_unused):
             self._stop("feature cache is full: further samples are made anew", most_bytes=self._most_bytes)
 
     @contextlib.contextmanager
     def _noticing_a_full_disk(self) -> Iterator[None]:
-        """Stop keeping samples if the disk is full or closed to us; other errors pass through."""
+        """Stop keeping samples if the disk is full or closed to us; raise other errors again."""
         try:
             yield
         except OSError as error:
@@ -218,30 +218,16 @@ def _cut(path: Path, handle: int, nbytes: int) -> None:
         os.ftruncate(handle, nbytes)
 
 
-def _locks(handle: int) -> bool:
-    """Take an exclusive lock and return True, or return False if another process holds one."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+def _remove_unused(store: str) -> bool:
+    """Remove a store, and return whether that was possible: it is not if a process has the store open."""
+    # Without a table its maker was killed between making the folder and the table.
+    with contextlib.suppress(FileNotFoundError), (Path(store) / _TABLE).open("rb") as table:
+        if not lock(table.fileno(), wait=False):
+            return False
+    shutil.rmtree(store, ignore_errors=True)
     return True
 
 
-def _is_unused(store: Path) -> bool:
-    """Return whether no process has the store open."""
-    try:
-        with (store / _TABLE).open("rb") as table:
-            return _locks(table.fileno())
-    except FileNotFoundError:  # its maker was killed
-        return True
-
-
-def _opened_ns(store: Path) -> int:
-    try:
-        return (store / _TABLE).stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
-
-
 def _disk_bytes(folder: Path) -> int:
+    # Blocks and not lengths: a table is sparse, and a segment has all its blocks before anything is written.
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())

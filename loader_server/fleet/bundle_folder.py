@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from loader_server.fleet.host_folder import lock
 from shared.errors import DataError
 from shared.logs import Log
-from shared.system.own_files import open_own
+from shared.stores.own_files import open_own
 from shared.wire.parts import BUNDLE_PIECE_BYTES
 
 if TYPE_CHECKING:

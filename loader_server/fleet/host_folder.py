@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from loader_server.fleet.joined_folder import JoinedFolder
 from loader_server.fleet.manifest import JOB_FILE
 from shared.errors import MachineError, StokerError
-from shared.system.own_files import open_own, refuse_linked_folder
+from shared.stores.own_files import open_own, refuse_linked_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

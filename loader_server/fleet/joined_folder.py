@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from shared.errors import SettingsError
-from shared.system.own_files import replacing
+from shared.stores.own_files import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

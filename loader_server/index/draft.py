@@ -10,7 +10,6 @@ that one file is the commit. Folders that nothing names are removed. Must not kn
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -21,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.index.bad_rows import BAD_ROWS, BadRowsWriter
-from loader_server.index.columns import (
+from loader_server.index.column_files import (
+    BAD_ROWS,
+    BadRowsWriter,
     ColumnWriter,
     StringsWriter,
     bytes_with_header,
@@ -30,11 +30,11 @@ from loader_server.index.columns import (
     mapped,
     open_strings,
 )
-from loader_server.index.folder import meta_json, read_meta
+from loader_server.index.folder import fields_in, meta_json, read_meta
 from loader_server.index.probe import refuse_other_fields
 from shared.errors import DataError, StokerError
-from shared.system.own_files import open_own
-from shared.wire.layout import Field
+from shared.stores.locks import has_name, lock
+from shared.stores.own_files import open_own, replacing, sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from loader_server.index.folder import Meta
     from loader_server.index.probe import Probed
-    from loader_server.sources.source import Found
+    from shared.wire.layout import Field
 
 __all__ = ["Draft", "DraftJournal", "locked", "open_draft"]
 
@@ -65,6 +65,7 @@ class DraftJournal:
     `ends` are the bytes of columns of strings, `bad_bytes` those of the file with bad rows.
     """
 
+    #: Fingerprint of the data and of all that shapes the index; empty if changes of the data would go unnoticed.
     made_from: str
     piece_rows: int
     pieces: int = 0
@@ -72,6 +73,7 @@ class DraftJournal:
     samples: int = 0
     bad: Mapping[str, int] = field(default_factory=dict)
     bad_bytes: int = 0
+    #: Names of the source's columns of numbers.
     numbers: tuple[str, ...] = ()
     ends: Mapping[str, int] = field(default_factory=dict)
     fields: tuple[Field, ...] = ()
@@ -79,7 +81,7 @@ class DraftJournal:
     @property
     def measured(self) -> list[str]:
         """Return the keys whose lengths were measured."""
-        return [one.key for one in self.fields if one.padded]
+        return [field_.key for field_ in self.fields if field_.padded]
 
 
 class Draft:
@@ -91,6 +93,7 @@ class Draft:
         self.journal = journal
         self._closed = False
         self._bad = BadRowsWriter(folder / BAD_ROWS, journal.bad_bytes)
+        #: The columns, once the first piece with rows has shown which there are.
         self._numbers: dict[str, ColumnWriter] = {}
         self._strings: dict[str, StringsWriter] = {}
         self._measured: dict[str, ColumnWriter] = {}
@@ -103,6 +106,7 @@ class Draft:
         if len(found.rows):
             self._append(part)
         self._bad.append(found.bad.values())
+        # `_append` may have replaced the journal as well, with the columns of the first piece.
         self.journal = replace(
             self.journal,
             pieces=before.pieces + 1,
@@ -114,9 +118,11 @@ class Draft:
         )
 
     def _append(self, part: Probed) -> None:
+        """Append a piece that has rows; raise a DataError if its fields differ, or if there are too many columns."""
         found = part.found
         if not self.journal.samples:
             self._begin_columns(part)
+        # `write` counts a piece only after all of it is appended, so an error here leaves the journal as it was.
         refuse_other_fields(self.journal.fields, part.fields, part.where)
         for name, column in self._numbers.items():
             column.append(found.numbers[name])
@@ -130,7 +136,8 @@ class Draft:
 
         Raise a DataError if there are too many.
         """
-        self.journal = replace(self.journal, **_columns_of(part.found), fields=part.fields)
+        numbers, ends = tuple(part.found.numbers), dict.fromkeys(part.found.strings, 0)
+        self.journal = replace(self.journal, numbers=numbers, ends=ends, fields=part.fields)
         columns = len(self.journal.numbers) + len(self.journal.ends) + len(self.journal.measured)
         if columns > _MOST_COLUMNS:
             raise DataError(
@@ -142,13 +149,13 @@ class Draft:
         self._open_columns()
 
     def _open_columns(self) -> None:
-        there, made = self.journal, self.folder
-        for name in there.numbers:  # one by one: if the disk is full, `close` finds those opened before
-            self._numbers[name] = ColumnWriter(made / file_of(name), "int64", there.samples)
-        for name, end in there.ends.items():
-            self._strings[name] = StringsWriter(made, name, there.samples, end)
-        for n, key in enumerate(there.measured):
-            self._measured[key] = ColumnWriter(made / f"measured_{n}.npy", "int64", there.samples)
+        folder, samples = self.folder, self.journal.samples
+        for name in self.journal.numbers:  # one by one: if the disk is full, `close` finds those opened before
+            self._numbers[name] = ColumnWriter(folder / file_of(name), "int64", samples)
+        for name, end in self.journal.ends.items():
+            self._strings[name] = StringsWriter(folder, name, samples, end)
+        for place, key in enumerate(self.journal.measured):
+            self._measured[key] = ColumnWriter(folder / f"measured_{place}.npy", "int64", samples)
 
     @property
     def _writers(self) -> tuple[BadRowsWriter | ColumnWriter | StringsWriter, ...]:
@@ -162,14 +169,13 @@ class Draft:
         for writer in self._writers:
             writer.sync()
         draft = self.folder / _NEW_JOURNAL
-        with draft.open("w", encoding="utf-8") as file:
-            json.dump(asdict(self.journal), file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.folder / _JOURNAL)
+        draft.unlink(missing_ok=True)  # a killed indexer may have left it
+        with replacing(self.folder / _JOURNAL, draft) as file:
+            file.write(json.dumps(asdict(self.journal)).encode())
 
     def close(self) -> None:
         """Finish and close all files, even if one fails; closing again does nothing."""
+        # Marked first: if a writer fails, a second close must not write into files that are closed.
         writers, self._closed = self._writers, True
         with contextlib.ExitStack() as stack:
             for writer in reversed(writers):
@@ -177,19 +183,16 @@ class Draft:
 
     def commit(self, meta: Meta) -> None:
         """Make the columns the index, replacing the present one."""
-        # With a journal in its folder the index would look like a draft: the next indexer would resume it, and write
-        # into columns that workers have mapped.
-        for name in (_JOURNAL, _NEW_JOURNAL):  # a killed indexer may have left the second
-            (self.folder / name).unlink(missing_ok=True)
         draft, index = self.folder / "meta.json", self.folder.parent
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(meta_json(meta))
-            file.flush()
-            os.fsync(file.fileno())
-        _sync(self.folder)
+        # With a journal in its folder the index would look like a draft: the next indexer would resume it, and write
+        # into columns that workers have mapped. A killed indexer may have left the other two.
+        for path in (self.folder / _JOURNAL, self.folder / _NEW_JOURNAL, draft):
+            path.unlink(missing_ok=True)
         # The columns' names are on disk before `meta.json` points to them, and the rename is on disk before we return.
-        draft.replace(index / "meta.json")
-        _sync(index)
+        sync_folder(self.folder)
+        with replacing(index / "meta.json", draft) as file:
+            file.write(meta_json(meta).encode())
+        sync_folder(index)
 
     def keep_bad_rows(self) -> Path:
         """Keep the list of bad rows beside the index, for people who mend refused data; return its path."""
@@ -210,15 +213,12 @@ class Draft:
         return mapped(self.folder / f"measured_{self.journal.measured.index(key)}.npy").view(np.int64)
 
 
-def _columns_of(found: Found) -> dict[str, Any]:
-    return {"numbers": tuple(found.numbers), "ends": dict.fromkeys(found.strings, 0)}
-
-
 @contextlib.contextmanager
 def open_draft(folder: Path, made_from: str, piece_rows: int) -> Iterator[Draft]:
     """Open the draft that a killed indexer of the same things left, or a new one, while the block lasts.
 
-    It is removed if the data are refused, and kept for the next try if the work is interrupted.
+    It is removed if the data are refused (a StokerError), and kept for the next try if the work is interrupted. Errors
+    of the block are raised again.
     """
     kept = None
     draft = (_resumed(folder, made_from, piece_rows) if made_from else None) or _new(folder, made_from, piece_rows)
@@ -240,14 +240,15 @@ def open_draft(folder: Path, made_from: str, piece_rows: int) -> Iterator[Draft]
 
 
 def _new(folder: Path, made_from: str, piece_rows: int) -> Draft:
-    made = folder / f"{_COLUMNS}{secrets.token_hex(4)}"
-    made.mkdir()  # not `mkdtemp`, whose folders are closed to others: workers may be another user
-    return Draft(made, DraftJournal(made_from=made_from, piece_rows=piece_rows))
+    columns = folder / f"{_COLUMNS}{secrets.token_hex(4)}"
+    columns.mkdir()  # not `mkdtemp`, whose folders are closed to others: workers may be another user
+    return Draft(columns, DraftJournal(made_from=made_from, piece_rows=piece_rows))
 
 
 def _resumed(folder: Path, made_from: str, piece_rows: int) -> Draft | None:
     """Return the draft that an earlier indexer of the same things left; None if there is none, or a damaged one."""
     for path in sorted(folder.glob(f"{_COLUMNS}*/{_JOURNAL}")):
+        # Whatever another version or a bad disk wrote there: then all is made anew, which is always right.
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             journal = _journal_in(path)
             if (journal.made_from, journal.piece_rows) == (made_from, piece_rows) and _is_there(path.parent, journal):
@@ -256,9 +257,10 @@ def _resumed(folder: Path, made_from: str, piece_rows: int) -> Draft | None:
 
 
 def _journal_in(path: Path) -> DraftJournal:
-    found = json.loads(path.read_text("utf-8"))
-    fields = tuple(Field(**{**one, "shape": tuple(one["shape"])}) for one in found.pop("fields"))
-    return DraftJournal(**{**found, "numbers": tuple(found["numbers"])}, fields=fields)
+    facts = json.loads(path.read_text("utf-8"))
+    facts["fields"] = fields_in(facts["fields"])
+    facts["numbers"] = tuple(facts["numbers"])
+    return DraftJournal(**facts)
 
 
 def _is_there(folder: Path, journal: DraftJournal) -> bool:
@@ -276,19 +278,11 @@ def _is_there(folder: Path, journal: DraftJournal) -> bool:
 def _sweep(folder: Path, keep: Path | None) -> None:
     """Remove columns that are not the index's: older ones, and drafts that nobody resumes."""
     named = ""
-    with contextlib.suppress(DataError):
+    with contextlib.suppress(DataError):  # no index yet, or a damaged one
         named = read_meta(folder).folder
     for columns in folder.glob(f"{_COLUMNS}*"):
         if columns.name != named and columns != keep:
             shutil.rmtree(columns, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager
@@ -315,18 +309,16 @@ def _lock(path: Path) -> int:
     """
     while True:
         handle = open_own(path, os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and os.fstat(handle).st_ino == path.stat().st_ino:
-                return handle
-        except BlockingIOError:
-            os.close(handle)
+        is_ours = lock(handle, wait=False)
+        if is_ours and has_name(handle, path):
+            return handle
+        os.close(handle)
+        if not is_ours:
             raise DataError(
                 expected="to be the only one that makes this index",
                 got="another loader-server index at work",
                 where=str(path.parent),
                 remedy="Wait for it, or end it.",
-            ) from None
+            )
         # The last owner unlinked the file between our opening and locking it: a lock on a file without a name would
         # keep nobody out. Open the path anew.
-        os.close(handle)

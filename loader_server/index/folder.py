@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.index.columns import file_of, mapped, open_strings
+from loader_server.index.column_files import file_of, mapped, open_strings
 from loader_server.sources.largest import LARGEST_SAMPLE, OVER_LARGEST
 from loader_server.sources.source import Indexed
 from shared.errors import DataError
@@ -22,14 +22,14 @@ from shared.settings.values import settings_that_count
 from shared.wire.layout import Field
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from loader_server.transforms.chain import Chain
 
-__all__ = ["FORMAT", "Index", "Meta", "columns_fingerprint", "meta_json", "open_index", "read_meta"]
+__all__ = ["FORMAT", "Index", "Meta", "columns_fingerprint", "fields_in", "meta_json", "open_index", "read_meta"]
 
 #: The format's version; raise it whenever the meaning of the folder's content changes.
 FORMAT = 1
@@ -47,14 +47,18 @@ class Meta:
     format: int
     source: str
     settings: dict[str, Any]
+    #: The files that the source was made from, with what tells whether they changed.
     origin: list[dict[str, Any]]
+    #: The name of the folder of columns; replacing `meta.json` with one that names another is the commit.
     folder: str
     samples: int
+    #: Names of columns; those of measured lengths are keys, whose files are numbered in this order.
     numbers: list[str]
     strings: list[str]
     measured: list[str]
     fields: list[dict[str, Any]]
     recipe: str
+    #: Rows left out, by reason.
     bad: dict[str, int]
     fingerprint: str
     about: dict[str, Any]
@@ -77,7 +81,9 @@ class Index:
 
     folder: Path
     meta: Meta
+    #: What the source gets when it is opened: its own columns, mapped.
     indexed: Indexed
+    #: Lengths after undeclared transforms, by key, and the fields that these gave; empty if all declare theirs.
     measured: Mapping[str, NDArray[np.int64]]
     fields: tuple[Field, ...]
 
@@ -113,25 +119,23 @@ class Index:
         """Raise a DataError if the stream's source settings have changed since the index was made."""
         # Through JSON, as the index's settings went: tuples have become lists there.
         wanted = json.loads(json.dumps({"source": source, **settings_that_count(settings)}))
-        made = {"source": self.meta.source, **self.meta.settings}
-        if made != wanted:
-            raise DataError(
-                expected=f"an index made with {_listed(wanted)}",
-                got=f"one made with {_listed(made)}",
-                where=str(self.folder),
-                remedy="The stream's source has changed: run loader-server index.",
-            )
+        indexed = {"source": self.meta.source, **self.meta.settings}
+        self._refuse_unless(
+            indexed == wanted,
+            expected=f"an index made with {_listed(wanted)}",
+            got=f"one made with {_listed(indexed)}",
+            remedy="The stream's source has changed: run loader-server index.",
+        )
 
     def refuse_lacking(self, columns: frozenset[str]) -> None:
         """Raise a DataError if the index was made before these columns were kept; one without samples passes."""
         lacking = sorted(columns - set(self.meta.numbers))
-        if lacking and self.samples:
-            raise DataError(
-                expected=f"an index with the columns {', '.join(sorted(columns))}",
-                got=f"one without {', '.join(lacking)}",
-                where=str(self.folder),
-                remedy="It was made by another version: run loader-server index.",
-            )
+        self._refuse_unless(
+            not lacking or not self.samples,
+            expected=f"an index with the columns {', '.join(sorted(columns))}",
+            got=f"one without {', '.join(lacking)}",
+            remedy="It was made by another version: run loader-server index.",
+        )
 
     def refuse_other_limit(self, largest: int) -> None:
         """Raise a DataError if the index was made with another limit on the size of decoded samples.
@@ -140,33 +144,36 @@ class Index:
         for their size. An index made without a limit lacks nothing; a sample that is too large is refused when it is
         decoded.
         """
-        made = self.meta.largest_sample
-        if made and largest != made and (largest or OVER_LARGEST in self.meta.bad):
-            raise DataError(
-                expected=f"an index made with largest_sample = {_limit(largest)}",
-                got=f"one made with {_limit(self.meta.largest_sample)}",
-                where=str(self.folder),
-                remedy="[job] has changed, or whether recordings are cut: run loader-server index.",
-            )
+        limit = self.meta.largest_sample
+        shows_in_rows = largest or OVER_LARGEST in self.meta.bad
+        self._refuse_unless(
+            largest == limit or not limit or not shows_in_rows,
+            expected=f"an index made with largest_sample = {_limit(largest)}",
+            got=f"one made with {_limit(limit)}",
+            remedy="[job] has changed, or whether recordings are cut: run loader-server index.",
+        )
 
     def refuse_other_trial(self, chain: Chain) -> None:
         """Raise a DataError if transforms that may refuse samples are not those that samples were tried with."""
-        if chain.index_recipe != self.meta.recipe:
-            raise DataError(
-                expected="an index without the samples that the transforms refuse",
-                got="one made with other transforms, or with other settings of these",
-                where=str(self.folder),
-                remedy="Run loader-server index.",
-            )
+        self._refuse_unless(
+            chain.index_recipe == self.meta.recipe,
+            expected="an index without the samples that the transforms refuse",
+            got="one made with other transforms, or with other settings of these",
+            remedy="Run loader-server index.",
+        )
 
     def _refuse_other_chain(self, chain: Chain) -> None:
-        if chain.recipe != self.meta.recipe:
-            raise DataError(
-                expected="an index whose lengths were measured with these transforms",
-                got="one measured with others" if self.meta.recipe else "one without measured lengths",
-                where=str(self.folder),
-                remedy="Run loader-server index, or declare the transforms with @transform(…).",
-            )
+        self._refuse_unless(
+            chain.recipe == self.meta.recipe,
+            expected="an index whose lengths were measured with these transforms",
+            got="one measured with others" if self.meta.recipe else "one without measured lengths",
+            remedy="Run loader-server index, or declare the transforms with @transform(…).",
+        )
+
+    def _refuse_unless(self, holds: object, *, expected: str, got: str, remedy: str) -> None:
+        """Raise a DataError with these words and the index's folder unless the condition holds."""
+        if not holds:
+            raise DataError(expected=expected, got=got, where=str(self.folder), remedy=remedy)
 
 
 def _limit(largest: int) -> str:
@@ -182,53 +189,54 @@ def open_index(folder: Path) -> Index:
     meta = read_meta(folder)
     columns = folder / meta.folder
     try:
+        indexed = Indexed(
+            samples=meta.samples,
+            numbers={name: mapped(columns / file_of(name)).view(np.int64) for name in meta.numbers},
+            strings={name: open_strings(columns, name) for name in meta.strings},
+            origin=meta.origin,
+            about=meta.about,
+            fingerprint=meta.fingerprint,
+            place=folder,
+        )
         return Index(
             folder=folder,
             meta=meta,
-            indexed=_indexed(folder, meta),
+            indexed=indexed,
             measured={
                 key: mapped(columns / f"measured_{place}.npy").view(np.int64) for place, key in enumerate(meta.measured)
             },
-            fields=tuple(Field(**{**field, "shape": tuple(field["shape"])}) for field in meta.fields),
+            fields=fields_in(meta.fields),
         )
     except (OSError, ValueError) as error:
         raise _damaged(folder, error) from None
 
 
-def _indexed(folder: Path, meta: Meta) -> Indexed:
-    columns = folder / meta.folder
-    return Indexed(
-        samples=meta.samples,
-        numbers={name: mapped(columns / file_of(name)).view(np.int64) for name in meta.numbers},
-        strings={name: open_strings(columns, name) for name in meta.strings},
-        origin=meta.origin,
-        about=meta.about,
-        fingerprint=meta.fingerprint,
-        place=folder,
-    )
+def fields_in(facts: Iterable[Mapping[str, Any]]) -> tuple[Field, ...]:
+    """Return fields that were written as JSON, where their shapes have become lists."""
+    return tuple(Field(**{**field, "shape": tuple(field["shape"])}) for field in facts)
 
 
 def read_meta(folder: Path) -> Meta:
     """Return the content of `meta.json`; raise a DataError if there is none, or one of another format, or damaged."""
     try:
-        found = json.loads((folder / "meta.json").read_text("utf-8"))
+        facts = json.loads((folder / "meta.json").read_text("utf-8"))
     except FileNotFoundError:
         raise DataError(expected="an index", got="none", where=str(folder), remedy="Run loader-server index.") from None
     except (OSError, ValueError) as error:
         raise _damaged(folder, error) from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        got = found.get("format") if isinstance(found, dict) else "none"
+    version = facts.get("format") if isinstance(facts, dict) else "none"
+    if version != FORMAT:
         raise DataError(
             expected=f"an index of format {FORMAT}",
-            got=f"format {got}",
+            got=f"format {version}",
             where=str(folder),
             remedy="It was made by another version: run loader-server index.",
         )
     # A key that is missing gets its default or, without one, makes `Meta` raise TypeError.
-    own = {name: found.pop(name) for name in _OWN if name in found}
-    about = found.pop("about", {})
+    own = {name: facts.pop(name) for name in _OWN if name in facts}
+    about = facts.pop("about", {})
     try:
-        return Meta(**own, about={**found, **about})
+        return Meta(**own, about={**facts, **about})
     except TypeError as error:
         raise _damaged(folder, error) from None
 
@@ -242,6 +250,7 @@ def _damaged(folder: Path, error: Exception) -> DataError:
 
 def columns_fingerprint(columns: Path, settings: str, local: frozenset[str]) -> str:
     """Return the fingerprint of all columns except `local` ones, so that copies of a data set share it."""
+    # Sorted, because a file system lists names in an order of its own.
     files = sorted(file for file in columns.glob("*.npy") if file.name.removesuffix(".npy") not in local)
     parts = (part for file in files for part in (file.name, mapped(file).view(np.uint8).data))
     return fingerprint(settings, *parts)

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -48,42 +49,63 @@ class OpenedSource:
     source: Source
     index: Index
 
+    def lengths(self, chain: Chain, start: int, stop: int) -> Mapping[str, NDArray[np.int64]]:
+        """Return the lengths after a chain, by key, of the samples from `start` to before `stop`."""
+        if chain.measured:
+            return {key: column[start:stop] for key, column in self.index.measured_lengths(chain).items()}
+        return chain.lengths(self._raw_lengths(start, stop))
+
+    def _raw_lengths(self, start: int, stop: int) -> dict[str, NDArray[np.int64]]:
+        return {key: column[start:stop] for key, column in self.source.lengths.items()}
+
+    def passing(self, rule: RowFilter, chain: Chain, start: int, stop: int) -> NDArray[np.bool_]:
+        """Return which samples from `start` to before `stop` pass a filter."""
+        lengths = {**self._raw_lengths(start, stop), **self.lengths(chain, start, stop)}
+        # Strings are decoded one by one, so only those that the filter names.
+        strings = {name: self.source.columns[name] for name in rule.names if name not in lengths}
+        columns = {
+            name: np.array([column[at] for at in range(start, stop)], object) for name, column in strings.items()
+        }
+        return rule.passes({**lengths, **columns}, stop - start)
+
+    def first_sample(self) -> dict[str, Any]:
+        """Return the first sample, or an empty dict if it cannot be decoded."""
+        (raw,) = read_patiently(self.source.read, [0], bool)
+        try:
+            return self.source.decode(0, raw)
+        except Exception as error:  # building its batch will mask and count it; here only keys are compared
+            Log("stream").debug("the first sample cannot be decoded", where=self.where, error=repr(error))
+            return {}
+
 
 class SourceSet:
     """All samples of a stream, from one source or several; `cut` describes how recordings are cut, if they are."""
 
     def __init__(self, opened: Sequence[OpenedSource], cut: str = "") -> None:
-        self._opened = tuple(opened)
+        #: The sources, in order.
+        self.opened = tuple(opened)
         self._cut = cut
-        self._starts = tuple(accumulate((one.source.samples for one in opened), initial=0))
-        self.source: Source = opened[0].source if len(opened) == 1 else JoinedSource(self._opened)
-
-    @property
-    def samples(self) -> int:
-        """Return the number of samples of all sources."""
-        return self._starts[-1]
-
-    @property
-    def opened(self) -> tuple[OpenedSource, ...]:
-        """Return the sources, in order."""
-        return self._opened
+        #: The first sample of each source, and the number of all samples.
+        self._starts = tuple(accumulate((member.source.samples for member in opened), initial=0))
+        self.samples = self._starts[-1]
+        self.source: Source = opened[0].source if len(opened) == 1 else JoinedSource(self.opened)
 
     def raw_lengths(self, sample: int) -> dict[str, int]:
         """Return the lengths that the index has for one raw sample."""
         place = bisect_right(self._starts, sample) - 1
-        columns, own = self._opened[place].source.lengths, sample - self._starts[place]
+        columns, own = self.opened[place].source.lengths, sample - self._starts[place]
         return {key: int(column[own]) for key, column in columns.items()}
 
     @property
     def fingerprint(self) -> str:
         """Return the fingerprint of the indexes, and of how recordings are cut."""
-        indexes = _joint(one.index.fingerprint for one in self._opened)
+        indexes = _joint(member.index.fingerprint for member in self.opened)
         return fingerprint(indexes, self._cut) if self._cut else indexes
 
     @property
     def made(self) -> str:
         """Return a value that changes whenever one of the indexes is made anew."""
-        return _joint(one.index.meta.folder for one in self._opened)
+        return _joint(member.index.meta.folder for member in self.opened)
 
     @property
     def made_from(self) -> str:
@@ -91,14 +113,14 @@ class SourceSet:
 
         An index that does not know what it was made from counts as different each time it is made, as in `made`.
         """
-        return _joint(one.index.meta.made_from or one.index.meta.folder for one in self._opened)
+        return _joint(member.index.meta.made_from or member.index.meta.folder for member in self.opened)
 
     @property
     def bad(self) -> dict[str, int]:
         """Return the number of rows left out, by reason."""
         counts: Counter[str] = Counter()
-        for one in self._opened:
-            counts.update(one.index.meta.bad)
+        for member in self.opened:
+            counts.update(member.index.meta.bad)
         return dict(counts)
 
     def find_missing(self, time_s: float) -> MissingFiles | None:
@@ -106,118 +128,110 @@ class SourceSet:
 
         Return None if no source lacks any. Each source is looked at for at most `time_s`.
         """
-        found = [find_missing(one.source.indexed_files(), time_s) for one in self._opened]
-        return max((one for one in found if one is not None), key=lambda one: one.share, default=None)
+        missing = [find_missing(member.source.indexed_files(), time_s) for member in self.opened]
+        return max((files for files in missing if files is not None), key=attrgetter("share"), default=None)
 
     @property
     def segments(self) -> NDArray[np.int64]:
         """Return where each segment starts, followed by the number of samples; none spans two members."""
-        shifted = (one.source.segments + start for one, start in zip(self._opened, self._starts, strict=False))
+        shifted = (member.source.segments + start for member, start in zip(self.opened, self._starts, strict=False))
         return np.unique(np.concatenate(list(shifted)))
 
     @property
     def parts(self) -> tuple[int, ...]:
         """Return the first sample of each part that may be weighed: of each member, or of a single member's files."""
-        return self._starts[:-1] if len(self._opened) > 1 else self.source.parts
+        return self._starts[:-1] if len(self.opened) > 1 else self.source.parts
 
     def bound(self, chain: Chain) -> Chain:
         """Return the chain with its fields: as declared, or as found while indexing.
 
         Raise a SettingsError or DataError if the chain does not suit a member or its index.
         """
-        if not chain.measured:
-            self._refuse_missing(chain)
-            self._refuse_other_trials(chain)
-            return chain
-        return chain.bound(_common([(one.where, one.index.bound(chain).fields) for one in self._opened]))
-
-    def _refuse_other_trials(self, chain: Chain) -> None:
-        for one in self._opened if chain.index_recipe else ():
-            if one.source.measurable:
-                one.index.refuse_other_trial(chain)
+        if chain.measured:
+            return chain.bound(_common([(member.where, member.index.bound(chain).fields) for member in self.opened]))
+        self._refuse_missing(chain)
+        for member in self.opened if chain.index_recipe else ():
+            if member.source.measurable:
+                member.index.refuse_other_trial(chain)
+        return chain
 
     def _refuse_missing(self, chain: Chain) -> None:
         """Raise a SettingsError if a member of a mixture lacks a value that the transforms compute lengths from."""
-        for one in self._opened if len(self._opened) > 1 else ():
+        for member in self.opened if len(self.opened) > 1 else ():
             try:
-                _lengths(one, chain, 0, 1)
+                member.lengths(chain, 0, 1)
             except SettingsError as error:
-                raise SettingsError(
-                    expected=error.expected, got=error.got, where=one.where, remedy=error.remedy
-                ) from error
+                # The chain cannot know of which member it was asked.
+                raise SettingsError(**{**error.words(), "where": member.where}) from error
 
     def refuse_lacking(self, key: str, chain: Chain) -> None:
         """Raise a SettingsError if a source lacks the bucketed key, which others have and the chain does not make."""
-        having = [one for one in self._opened if any(field.key == key for field in one.source.fields)]
-        if not having or any(field.key == key for field in chain.fields):
-            return
-        for one in self._opened:
-            if one not in having:
-                raise _lacks(key, one, (field.key for field in one.source.fields))
+        lacking = [member for member in self.opened if not _has_key(member.source.fields, key)]
+        # If all lack it, the stream does not have the key, which the planner reports.
+        if lacking and len(lacking) < len(self.opened) and not _has_key(chain.fields, key):
+            raise _lacks(key, lacking[0], (field.key for field in lacking[0].source.fields))
 
     def try_each(self, chain: Chain) -> None:
         """Transform the first sample of each member of a mixture, to find members that lack a value.
 
         Raise a SettingsError that names a member if a transform needs a value that others have and it lacks.
         """
-        samples = [_first_sample(one) for one in self._opened] if len(self._opened) > 1 else []
-        for one, sample in zip(self._opened, samples, strict=False):
+        samples = [member.first_sample() for member in self.opened] if len(self.opened) > 1 else []
+        for member, sample in zip(self.opened, samples, strict=False):
             try:
                 chain.apply(dict(sample), seed=0, epoch=0, number=0)
             except SampleError as error:
+                # Anything else is a bad sample, or a value that no member has: building reports it with the sample.
                 key = error.__cause__.args[0] if isinstance(error.__cause__, KeyError) else None
                 if sample and key not in sample and any(key in other for other in samples):
-                    raise _lacks(str(key), one, sample) from error
+                    raise _lacks(str(key), member, sample) from error
 
     def lengths(self, chain: Chain, key: str, start: int, stop: int) -> NDArray[np.int64]:
         """Return the lengths, after a bound chain, of the samples from `start` to before `stop`."""
-        return _together([_lengths(one, chain, *own)[key] for one, own in self._between(start, stop)], np.int64)
+        pieces = [member.lengths(chain, *own)[key] for member, own in self._between(start, stop)]
+        return _together(pieces, np.int64)
 
     def begins(self, start: int, stop: int) -> NDArray[np.bool_]:
         """Return which samples from `start` to before `stop` begin a recording."""
-        return _together([one.source.begins(*own) for one, own in self._between(start, stop)], np.bool_)
+        return _together([member.source.begins(*own) for member, own in self._between(start, stop)], np.bool_)
 
     def passing(self, rule: RowFilter, chain: Chain, start: int, stop: int) -> NDArray[np.bool_]:
         """Return which of these samples pass a filter, by lengths after the chain, raw lengths, and string columns."""
-        return _together([_passing(rule, one, chain, own) for one, own in self._between(start, stop)], np.bool_)
+        return _together([member.passing(rule, chain, *own) for member, own in self._between(start, stop)], np.bool_)
 
     def refuse_unknown(self, rule: RowFilter, chain: Chain) -> None:
         """Raise a SettingsError if a source lacks something that the filter uses."""
-        for one in self._opened:
-            rule.refuse_unknown({**one.source.columns, **one.source.lengths, **_lengths(one, chain, 0, 1)}, one.where)
+        for member in self.opened:
+            values = {**member.source.columns, **member.source.lengths, **member.lengths(chain, 0, 1)}
+            rule.refuse_unknown(values, member.where)
 
     def _between(self, start: int, stop: int) -> Iterator[tuple[OpenedSource, tuple[int, int]]]:
         """Yield each member with samples from `start` to before `stop`, and the range in its own numbers."""
-        for one, first, end in zip(self._opened, self._starts, self._starts[1:], strict=False):
+        for member, first, end in zip(self.opened, self._starts, self._starts[1:], strict=False):
             if start < end and stop > first:
-                yield one, (max(start - first, 0), min(stop, end) - first)
+                yield member, (max(start - first, 0), min(stop, end) - first)
 
     def close(self) -> None:
         """Close the sources' open files."""
         self.source.close()
 
 
-def _first_sample(one: OpenedSource) -> dict[str, Any]:
-    """Return the first sample, or an empty dict if it cannot be decoded."""
-    (raw,) = read_patiently(one.source.read, [0], bool)
-    try:
-        return one.source.decode(0, raw)
-    except Exception as error:  # building its batch will mask and count it; here only keys are compared
-        Log("stream").debug("the first sample cannot be decoded", where=one.where, error=repr(error))
-        return {}
+def _has_key(fields: Iterable[Field], key: str) -> bool:
+    return any(field.key == key for field in fields)
 
 
-def _lacks(key: str, one: OpenedSource, has: Iterable[str]) -> SettingsError:
+def _lacks(key: str, member: OpenedSource, has: Iterable[str]) -> SettingsError:
     return SettingsError(
         expected=f'a source that has "{key}", as others have',
         got=", ".join(f'"{other}"' for other in has) or "no such value",
-        where=one.where,
+        where=member.where,
         remedy="All sources of a mixture need what the transforms use: leave one out, or transform it to have it.",
     )
 
 
-def _joint(texts: Iterable[str]) -> str:
-    several = tuple(texts)
+def _joint(fingerprints: Iterable[str]) -> str:
+    """Return one fingerprint for several; a single one as it is, so that a mixture of one is the source itself."""
+    several = tuple(fingerprints)
     return several[0] if len(several) == 1 else fingerprint(*several)
 
 
@@ -225,24 +239,10 @@ def _timeless(field: Field) -> Field:
     return replace(field, per_second=None)
 
 
-def _lengths(one: OpenedSource, chain: Chain, start: int, stop: int) -> Mapping[str, NDArray[np.int64]]:
-    if chain.measured:
-        return {key: column[start:stop] for key, column in one.index.measured_lengths(chain).items()}
-    return chain.lengths({key: column[start:stop] for key, column in one.source.lengths.items()})
-
-
 def _together(pieces: Sequence[NDArray[_T]], kind: type[_T]) -> NDArray[_T]:
-    if len(pieces) == 1:
+    if len(pieces) == 1:  # the usual case, without a copy
         return pieces[0]
     return np.concatenate(pieces) if pieces else np.zeros(0, kind)
-
-
-def _passing(rule: RowFilter, one: OpenedSource, chain: Chain, own: tuple[int, int]) -> NDArray[np.bool_]:
-    start, stop = own
-    lengths = {**{key: column[start:stop] for key, column in one.source.lengths.items()}, **_lengths(one, chain, *own)}
-    strings = {name: one.source.columns[name] for name in rule.names if name not in lengths}
-    columns = {name: np.array([column[at] for at in range(start, stop)], object) for name, column in strings.items()}
-    return rule.passes({**lengths, **columns}, stop - start)
 
 
 class JoinedSource(Source):
@@ -250,9 +250,10 @@ class JoinedSource(Source):
 
     def __init__(self, opened: Sequence[OpenedSource]) -> None:
         super().__init__(None, opened[0].source.base)
-        self._sources = tuple(one.source for one in opened)
-        self._starts = tuple(accumulate((one.source.samples for one in opened), initial=0))
-        self._fields = _common([(one.where, one.source.fields) for one in opened])
+        self._sources = tuple(member.source for member in opened)
+        #: The first sample of each member, and the number of all samples.
+        self._starts = tuple(accumulate((source.samples for source in self._sources), initial=0))
+        self._fields = _common([(member.where, member.source.fields) for member in opened])
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -272,26 +273,25 @@ class JoinedSource(Source):
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """Yield the samples' bytes; each member is called once, for all samples wanted from it."""
         placed = [self._at(sample) for sample in samples]
-        asked: dict[Source, list[int]] = {}
+        wanted: dict[Source, list[int]] = {}
         for source, sample in placed:
-            asked.setdefault(source, []).append(sample)
+            wanted.setdefault(source, []).append(sample)
         # A member yields in the order in which it was asked, so taking one answer at a time from the right member gives
         # the order of `samples`, and nothing is read before its turn.
-        raw: dict[Source, Iterator[bytes]] = {}
+        answers: dict[Source, Iterator[bytes]] = {}
         for source, _ in placed:
-            if source not in raw:
-                raw[source] = iter(source.read(asked[source]))
-            yield next(raw[source])
+            if source not in answers:
+                answers[source] = iter(source.read(wanted[source]))
+            yield next(answers[source])
 
     def expect(self, samples: NDArray[np.int64]) -> None:
         """Tell each member which of its samples will be read soon."""
-        of = np.searchsorted(self._starts, samples, side="right") - 1
-        for place in np.unique(of).tolist():
-            self._sources[place].expect(samples[of == place] - self._starts[place])
+        for place, _, own in self._by_member(samples):
+            self._sources[place].expect(own)
 
     def looks_ahead(self) -> bool:
         """Return whether any member looks ahead."""
-        return any(one.looks_ahead() for one in self._sources)
+        return any(source.looks_ahead() for source in self._sources)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Decode a sample as its member does."""
@@ -307,7 +307,7 @@ class JoinedSource(Source):
         places: list[NDArray[np.int64]] = []
         for place, rows, own in self._by_member(np.array(samples, np.int64)):
             columns = self._sources[place].decode_all(own.tolist(), [raw[row] for row in rows.tolist()])
-            if columns is None:
+            if columns is None:  # the builder then decodes all of the batch sample by sample
                 return None
             made.append(columns)
             places.append(rows)
@@ -317,18 +317,17 @@ class JoinedSource(Source):
     @property
     def gathers(self) -> bool:
         """Return whether all members gather."""
-        return all(one.gathers for one in self._sources)
+        return all(source.gathers for source in self._sources)
 
     @property
     def reads_ahead(self) -> bool:  # type: ignore[override]
         """Return whether any member reads ahead."""
-        return any(one.reads_ahead for one in self._sources)
+        return any(source.reads_ahead for source in self._sources)
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the samples that each member has to read before gathering."""
-        asked = self._by_member(samples)
-        found = [self._sources[place].unread(own) + self._starts[place] for place, _, own in asked]
-        return np.concatenate(found) if found else samples
+        unread = [self._sources[at].unread(own) + self._starts[at] for at, _, own in self._by_member(samples)]
+        return np.concatenate(unread) if unread else samples
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Gather member by member into separate arrays, and from there into their rows."""
@@ -337,9 +336,9 @@ class JoinedSource(Source):
 
     def _by_member(self, samples: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
         """Yield each member with samples among these, their places in `samples`, and their numbers in the member."""
-        of = np.searchsorted(self._starts, samples, side="right") - 1
-        for place in np.unique(of).tolist():
-            rows = np.flatnonzero(of == place)
+        member = np.searchsorted(self._starts, samples, side="right") - 1
+        for place in np.unique(member).tolist():
+            rows = np.flatnonzero(member == place)
             yield place, rows, samples[rows] - self._starts[place]
 
     def name(self, sample: int) -> str:
@@ -379,12 +378,12 @@ def _common(fields: Sequence[tuple[str, tuple[Field, ...]]]) -> tuple[Field, ...
     Raise a DataError that names the member if a field has another dtype or shape there.
     """
     (_, first), *others = fields
-    found = []
+    common = []
     for field in first:
-        same = [(where, one) for where, other in others for one in other if one.key == field.key]
+        same = [(where, other) for where, members in others for other in members if other.key == field.key]
         if len(same) < len(others):
             continue
-        for where, one in same:
-            refuse_other_fields((_timeless(field),), (_timeless(one),), where)
-        found.append(field if all(one == field for _, one in same) else _timeless(field))
-    return tuple(found)
+        for where, other in same:
+            refuse_other_fields((_timeless(field),), (_timeless(other),), where)
+        common.append(field if all(other == field for _, other in same) else _timeless(field))
+    return tuple(common)

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loader_server.index.bad_rows import shown_bad_rows
+from loader_server.index.column_files import shown_bad_rows
 from loader_server.index.draft import Draft, locked, open_draft
 from loader_server.index.folder import FORMAT, Index, Meta, columns_fingerprint, open_index
-from loader_server.index.letters import LettersReport, letters_report
 from loader_server.index.probe import probe_in_order
-from loader_server.index.request import IndexReport, IndexRequest, report_of
+from loader_server.index.request import IndexReport, IndexRequest, LettersReport, letters_report, report_of
 from loader_server.installed import version_of
 from loader_server.own_code import own_code
 from loader_server.sources.source import Indexed, Source
@@ -56,6 +55,7 @@ def make_index(request: IndexRequest) -> IndexReport:
         with open_draft(request.folder, made_from, request.rows_a_piece) as draft:
             indexer = _Indexer(request, inventory, draft)
             indexer.write_all()
+            # Before the commit: data that lose too many letters are refused, and the present index stays.
             letters = _count_letters(request, indexer.indexed, draft.folder)
             meta = indexer.meta()
             draft.commit(meta)
@@ -64,7 +64,7 @@ def make_index(request: IndexRequest) -> IndexReport:
 
 @contextlib.contextmanager
 def _noticing_no_room(folder: Path) -> Iterator[None]:
-    """Turn an OSError for lack of room into a MachineError that names the index's folder."""
+    """Raise a MachineError that names the index's folder in place of an OSError for lack of room."""
     try:
         yield
     except OSError as error:
@@ -75,21 +75,22 @@ def _noticing_no_room(folder: Path) -> Iterator[None]:
 
 def unchanged_index(request: IndexRequest) -> IndexReport | None:
     """Return the report on the present index if a new one would be the same; None if not, or if that is unknown."""
-    index = None
-    with contextlib.suppress(DataError):
-        present = open_index(request.folder)
-        same = present.meta.made_from and present.meta.made_from == _made_from(request)
-        if same and not request.refuses(present.meta.bad, report_of(request.folder, present.meta).rows):
-            index = present
-    if index is None:
+    try:
+        index = open_index(request.folder)
+        is_same = index.meta.made_from and index.meta.made_from == _made_from(request)
+    except DataError:  # no index, a damaged one, or data that are gone: making a new one will say so
+        return None
+    report = report_of(request.folder, index.meta)
+    # A stricter limit on bad rows may refuse what an earlier one let pass.
+    if not is_same or request.refuses(index.meta.bad, report.rows):
         return None
     with contextlib.closing(request.source):
         letters = _count_letters(request, lambda: index.indexed, index.folder / index.meta.folder)
-    return replace(report_of(request.folder, index.meta), unchanged=True, letters=letters)
+    return replace(report, unchanged=True, letters=letters)
 
 
 def _count_letters(request: IndexRequest, indexed: Callable[[], Indexed], columns: Path) -> LettersReport | None:
-    """Count what the chain does to letters; raise a DataError if the data lose too many.
+    """Return what the chain does to letters, or None if it drops none; raise a DataError if the data lose too many.
 
     The source is opened only if it has texts that were not counted before.
     """
@@ -118,7 +119,12 @@ def _made_from(request: IndexRequest) -> str:
     code = own_code(source.modules)
     if not stamp:
         return ""
-    words = (version_of("stoker"), *request.words, *sorted(source.content_columns), str(request.largest_sample))
+    words = (
+        version_of("stoker"),
+        *request.words,
+        *sorted(source.content_columns),
+        str(request.largest_sample),
+    )
     return fingerprint(str(FORMAT), *words, code.sources, request.recipe, stamp)
 
 
@@ -149,6 +155,7 @@ class _Indexer:
             with contextlib.closing(probe_in_order(request, self.inventory, pieces, processes)) as found:
                 for part in found:
                     draft.write(part)
+                    # After each piece: data with far too many bad rows are refused without reading all of them.
                     self._refuse_too_many()
                     # Each time costs a sync of every column, so not after each piece.
                     if draft.journal.made_from and time.monotonic() - kept_s >= request.keep_s:
@@ -170,8 +177,9 @@ class _Indexer:
         """Raise a DataError as soon as it is certain that too many rows are bad."""
         limit = self.request.max_bad
         if limit.is_exceeded(sum(self.draft.journal.bad.values()), self.inventory.total):
-            expected = f"at most {limit} of the rows to be bad (max_bad)"
-            raise self._too_bad(expected, "mend them, or raise max_bad in [job]")
+            raise self._too_bad(
+                f"at most {limit} of the rows to be bad (max_bad)", "mend them, or raise max_bad in [job]"
+            )
 
     def _refuse_bad(self) -> None:
         """Raise a DataError if no row is good, or if indexing is strict and one is bad."""
@@ -183,11 +191,11 @@ class _Indexer:
     def _too_bad(self, expected: str, remedy: str) -> DataError:
         """Return the error for refused data, with counts by reason, the first bad rows, and the file that lists all."""
         draft, inventory = self.draft, self.inventory
-        draft.close()
+        draft.close()  # which writes out the bad rows that are shown below
         bad, rows = draft.journal.bad, draft.journal.rows
         among = f"{inventory.total}" if rows == inventory.total else f"the first {rows} rows of {inventory.total}"
         counts = counted_reasons(bad) if bad else "no rows at all"
-        shown = shown_bad_rows(draft.folder)
+        shown = shown_bad_rows(draft.folder)  # before the file is moved
         listed = f"All are in {draft.keep_bad_rows()}: {remedy}" if bad else "Name other data"
         return DataError(
             expected=expected,
@@ -198,6 +206,7 @@ class _Indexer:
 
     def _process_died(self) -> DataError:
         """Return the error for a process that died while it probed rows."""
+        # Pieces come back in order, so the row is the first one that has not; several processes read beyond it.
         row = self.draft.journal.rows + 1
         return DataError(
             expected="every file to be readable or refused",

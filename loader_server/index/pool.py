@@ -58,15 +58,18 @@ def run_in_order(
         for piece in pieces:
             with _interrupts_held():
                 waiting.append(pool.submit(_do, piece))
+            # Results are taken in order: one slow piece holds up the others' results, but no more than are queued.
             if len(waiting) > processes * _PIECES_AHEAD:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
     finally:
+        # Also when the caller stops early, as for refused data: what is queued is dropped, and no process stays.
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _begin(parent: int, make_work: Callable[[], Callable[[Any], Any]]) -> None:
+    """Prepare a process of the pool: it ends with its parent, and makes its work when the first piece comes."""
     try:
         end_with_parent(parent, signal.SIGKILL)
     except SystemExit:  # the parent was killed while we started; a traceback would help nobody

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -42,6 +43,7 @@ __all__ = ["Probed", "probe_in_order", "refuse_other_fields"]
 class Probed:
     """The result of probing one piece."""
 
+    #: The good rows with their columns, and the bad ones, those that the transforms refuse included.
     found: Found
     #: If lengths were measured: the place of the first good sample, and fields and lengths after the transforms.
     where: str = ""
@@ -52,6 +54,8 @@ class Probed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ProbeOrder:
     """The part of a request and its inventory that probing needs, small enough to send to another process."""
+
+    # No source: its open files cannot be sent, so a process makes its own from the spec.
 
     spec: SourceSpec
     origin: list[dict[str, Any]]
@@ -79,14 +83,14 @@ class _Prober:
         largest, nbytes = self._order.spec.of_job.largest_indexed, self._source.decoded_bytes(found.numbers)
         if not largest or nbytes is None or nbytes.max(initial=0) <= largest:
             return found
+        # Opened with this piece alone, so that the source can name a row's place.
         self._source.open(self._indexed(found))
-        larger = np.flatnonzero(nbytes > largest).tolist()
-        bad = {found.rows[place]: self._larger(place, int(nbytes[place]), largest) for place in larger}
-        return _only(found, np.flatnonzero(nbytes <= largest).tolist(), {**found.bad, **bad})
-
-    def _larger(self, place: int, nbytes: int, largest: int) -> BadRow:
-        expected, got = said_of_larger(nbytes, largest)
-        return BadRow(*self._source.place(place), OVER_LARGEST, f"expected {expected}, got {got}")
+        bad = dict(found.bad)
+        for place in np.flatnonzero(nbytes > largest).tolist():
+            expected, got = said_of_larger(int(nbytes[place]), largest)
+            detail = f"expected {expected}, got {got}"
+            bad[found.rows[place]] = BadRow(*self._source.place(place), OVER_LARGEST, detail)
+        return _only(found, np.flatnonzero(nbytes <= largest).tolist(), bad)
 
     def _tried(self, found: Found, chain: Chain) -> Probed:
         """Return the piece without rows that a transform refuses; only those that it may refuse are decoded."""
@@ -105,8 +109,8 @@ class _Prober:
         kept, fields, bad = list[int](), tuple[Field, ...](), dict(found.bad)
         lengths: dict[str, list[int]] = {}
         raw = self._read(range(len(found.rows)))
-        for place, (row, one) in enumerate(zip(found.rows, raw, strict=True)):
-            made = self._measure_or_bad(place, row, one, chain)
+        for place, (row, sample) in enumerate(zip(found.rows, raw, strict=True)):
+            made = self._measure_or_bad(place, row, sample, chain)
             if isinstance(made, BadRow):
                 bad[row] = made
                 continue
@@ -123,14 +127,17 @@ class _Prober:
         return read_patiently(self._source.read, places, bool)
 
     def _measure_or_bad(self, place: int, row: int, raw: bytes, chain: Chain) -> _Measured | BadRow:
+        """Return the fields and lengths of one sample, or the bad row that it makes; a machine's failure is raised."""
         largest = self._order.spec.of_job.largest_sample
         try:
+            # If memory ran out, a second look with the free memory known tells the sample's fault from the machine's.
             return look_twice(lambda: self._measure(place, row, raw, chain), largest, where=lambda: self._where(place))
         except SampleError as error:
             detail = f"expected {error.expected}, got {error.got}"
             return BadRow(*self._source.place(place), error.reason, detail, error.remedy)
 
     def _measure(self, place: int, row: int, raw: bytes, chain: Chain) -> _Measured:
+        """Return the fields and lengths of one sample; raise a SampleError if it cannot be used."""
         try:
             sample = self._source.decode(place, raw)
         except (StokerError, MemoryError):
@@ -171,6 +178,7 @@ def probe_in_order(
 
     """
     order = _ProbeOrder(spec=request.spec, origin=inventory.origin, about=inventory.about, chain=request.tried_chain)
+    # One that must be probed apart leaves things in a process that must not be there when it forks.
     if not request.source.apart and usable_processes(processes) == 1:
         yield from map(_Prober(order, request.source).probe, pieces)
         return
@@ -183,25 +191,22 @@ def _probe_of(order: _ProbeOrder) -> Callable[[Any], Probed]:
 
 def refuse_other_fields(first: tuple[Field, ...], now: tuple[Field, ...], where: str) -> None:
     """Raise a DataError if fields differ from those of the samples before."""
-    for one, other in zip(sorted(first, key=_key), sorted(now, key=_key), strict=False):
-        if one != other:
+    key = attrgetter("key")
+    for before, other in zip(sorted(first, key=key), sorted(now, key=key), strict=False):
+        if before != other:
             raise DataError(
-                expected=f"{_shown(one)}, as the samples before",
+                expected=f"{_shown(before)}, as the samples before",
                 got=_shown(other),
                 where=where,
                 remedy="A dtype or shape may not change between samples: mend the transform.",
             )
     if len(first) != len(now):
         raise DataError(
-            expected=f"the keys {', '.join(sorted(map(_key, first)))}, as the samples before",
-            got=", ".join(sorted(map(_key, now))),
+            expected=f"the keys {', '.join(sorted(map(key, first)))}, as the samples before",
+            got=", ".join(sorted(map(key, now))),
             where=where,
             remedy="Every sample must have the same keys: mend the transform.",
         )
-
-
-def _key(field_: Field) -> str:
-    return field_.key
 
 
 def _shown(field_: Field) -> str:

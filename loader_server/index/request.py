@@ -1,39 +1,50 @@
-"""A request to make an index, what follows from it, and the report on the index.
+"""A request to make an index, what follows from it, and the reports on the index.
 
-Rules: a caller makes one request, which is passed unchanged to everything that takes part; nothing is opened or written
-here.
+Rules: a caller makes one request, which is passed unchanged to everything that takes part. What a transform does to the
+letters of samples is counted with the index and kept beside its columns. That file is no column, so the fingerprint
+does not depend on it; it names the alphabet, and counts for another one are made anew. Either everything that reaches
+the transform is counted, or nothing: after a user's own transform, or if texts can only be had by decoding samples, the
+report says why there are no counts.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from loader_server.index.bad_rows import BAD_ROWS, first_bad_rows
+from loader_server.index.column_files import BAD_ROWS, first_bad_rows
 from loader_server.sources.largest import LARGEST_SAMPLE
+from loader_server.transforms.letters import LetterCounter, LetterCounts, counting_step
 from shared.bad_limit import NO_LIMIT, BadLimit
 from shared.errors import DataError
 from shared.settings.values import settings_that_count
+from shared.stores.own_files import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from loader_server.index.folder import Meta
-    from loader_server.index.letters import LettersReport
     from loader_server.sources.source import BadRow, Source
     from loader_server.sources.table import SourceSpec
     from loader_server.transforms.audio.low_rates import LowRate
     from loader_server.transforms.chain import Chain
+    from loader_server.transforms.letters import Alphabet, CountsLetters
 
-__all__ = ["IndexReport", "IndexRequest", "report_of"]
+__all__ = ["NOT_AT_HAND", "IndexReport", "IndexRequest", "LettersReport", "kept_counts", "letters_report", "report_of"]
 
 #: Bad rows that a report holds.
 _REPORTED_BAD_ROWS = 1000
 #: Up to so many pieces, one process is done before others have started.
 _PIECES_THAT_PAY = 8
 _MEASURED_PIECES_THAT_PAY = 4
+
+_LETTERS = "letters.json"
+
+NOT_AT_HAND = "the texts of this source are at hand only when its samples are read"
 
 
 def _show_nothing(done: int, total: int) -> None:
@@ -121,6 +132,31 @@ class IndexRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LettersReport:
+    """The effect of a transform on the letters of an index's samples: its counts, or why there are none."""
+
+    step: CountsLetters
+    counts: LetterCounts | None = None
+    not_counted: str = ""
+    #: Whether the counts were made just now, and are not kept yet.
+    is_new: bool = False
+
+    def keep(self, columns: Path) -> None:
+        """Write new counts beside an index's columns; if that fails, they are made anew when needed."""
+        if self.counts is None or not self.is_new:
+            return
+        kept: dict[str, Any] = {"alphabet": self.step.alphabet.characters, **asdict(self.counts)}
+        # An index may be read-only, or on a full disk: the counts are only a cache.
+        with contextlib.suppress(OSError), replacing(columns / _LETTERS) as file:
+            file.write(json.dumps(kept).encode())
+
+    def refuse_dropping(self, where: str) -> None:
+        """Raise a DataError if the transform drops too many letters."""
+        if self.counts is not None:
+            self.step.refuse_dropping(self.counts, where)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexReport:
     """The report on an index: what it holds, and which rows were left out."""
 
@@ -157,3 +193,38 @@ def report_of(folder: Path, meta: Meta) -> IndexReport:
         bad_counts=meta.bad,
         bad_path=columns / BAD_ROWS if meta.bad else None,
     )
+
+
+def letters_report(chain: Chain, columns: Path, opened: Callable[[], Source] | None) -> LettersReport | None:
+    """Return the effect of a chain on the letters of an index's samples; None if the chain drops none.
+
+    Letters that were not counted for this alphabet before are counted now, in the source that `opened` gives.
+    """
+    found = counting_step(chain)
+    if found is None:
+        return None
+    step, own = found
+    if own:
+        return LettersReport(step=step, not_counted=f"{own} comes before it and may change the texts")
+    kept = kept_counts(columns, step.alphabet)
+    if kept is not None:
+        return LettersReport(step=step, counts=kept)
+    blocks = opened().uncut.texts(step.key) if opened is not None else None
+    if blocks is None:
+        return LettersReport(step=step, not_counted=NOT_AT_HAND)
+    counter = LetterCounter(step.alphabet)
+    for block in blocks:
+        counter.add(block)
+    return LettersReport(step=step, counts=counter.counts(), is_new=True)
+
+
+def kept_counts(columns: Path, alphabet: Alphabet) -> LetterCounts | None:
+    """Return the counts kept beside an index's columns; None if there are none, or those of another alphabet."""
+    try:
+        kept = json.loads((columns / _LETTERS).read_text("utf-8"))
+        if kept.pop("alphabet") != alphabet.characters:
+            return None
+        commonest = tuple((str(letter), int(count)) for letter, count in kept.pop("commonest"))
+        return LetterCounts(commonest=commonest, **kept)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

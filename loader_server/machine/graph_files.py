@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.system.own_files import replacing
+from shared.stores.own_files import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

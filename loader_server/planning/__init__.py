@@ -4,8 +4,7 @@ Pure, all of it.
 """
 
 from loader_server.planning.epoch import EpochPlan, PlannedBatch
-from loader_server.planning.ordinals import OrdinalPlan
-from loader_server.planning.plan import PLANNER_VERSION, Plan
+from loader_server.planning.plan import PLANNER_VERSION, OrdinalPlan, Plan
 from loader_server.planning.settings import PlanSettings
 from loader_server.planning.tally import LEFT_OUT, LengthTable
 

@@ -89,7 +89,9 @@ class Costs:
     #: The sum of all lengths, and the budget of a batch.
     total: int
     budget: int
+    #: Windows of a pass; each is taken to have an equal part of every bucket.
     windows: int
+    #: "steps" for the fewest batches, or "area" for the fewest padded cells.
     objective: str
 
     def sample(self) -> Integers:
@@ -140,6 +142,7 @@ def chosen_boundaries(costs: Costs, shapes: int | None, most: int) -> Integers:
     candidates = best_boundaries(costs.below, costs.sample(), shapes or most)
     chosen = candidates[-1]
     if shapes is None:
+        # 1 500 utterances would otherwise be cut into 16 buckets that never fill.
         filling = [choice for choice in candidates if costs.fills(choice)]
         wastes = np.array([costs.waste(choice[None])[0] for choice in filling])
         chosen = filling[int(np.argmax(wastes <= wastes.min() + _WORTH))]
@@ -151,12 +154,12 @@ def best_boundaries(below: Integers, sample_cost: Integers, shapes: int) -> list
     last = len(below) - 1
     least = below * sample_cost
     cuts: list[Integers] = []
-    found = [np.array([last])]
+    choices = [np.array([last])]
     for _ in range(min(shapes, len(below)) - 1):
-        least, cut = _one_more(least, below, sample_cost)
+        least, cut = _add_bucket(least, below, sample_cost)
         cuts.append(cut)
-        found.append(_walked_back(cuts, last))
-    return found
+        choices.append(_walked_back(cuts, last))
+    return choices
 
 
 def _walked_back(cuts: list[Integers], last: int) -> Integers:
@@ -168,7 +171,7 @@ def _walked_back(cuts: list[Integers], last: int) -> Integers:
     return np.unique(np.array(chosen))
 
 
-def _one_more(least: Integers, below: Integers, sample_cost: Integers) -> tuple[Integers, Integers]:
+def _add_bucket(least: Integers, below: Integers, sample_cost: Integers) -> tuple[Integers, Integers]:
     """Return the least cost up to each candidate with one more bucket, and the cut before it.
 
     Divide and conquer, one level at a time: the best cut of a place lies between those of its neighbours in the levels
@@ -194,8 +197,8 @@ def _one_more(least: Integers, below: Integers, sample_cost: Integers) -> tuple[
 def _least_of_ranges(
     first: Integers, final: Integers, place: Integers, tables: tuple[Integers, Integers, Integers]
 ) -> tuple[Integers, Integers]:
-    # All ranges of a level lie one behind the other in one array, so that numpy compares them in one pass.
     """Return, for each place, the least cost of a cut in its range `first` to `final`, and that cut."""
+    # All ranges of a level lie one behind the other in one array, so that numpy compares them in one pass.
     least, below, sample_cost = tables
     lengths = final - first + 1
     starts = lengths.cumsum() - lengths

@@ -7,9 +7,8 @@ shape. Safe to use from several threads: a window that is planned twice is the s
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.planning.mixing import Mixture, Turns
-    from loader_server.planning.order import Arrangement, DataPass
+    from loader_server.planning.order import Arrangement, DataPass, Mixture, Turns
     from loader_server.planning.settings import Limits, PlanSettings
     from loader_server.planning.tally import LengthTable, LengthTally
 
@@ -66,8 +64,10 @@ class Recipe:
     settings: PlanSettings
     limits: Limits
     tally: LengthTally
+    #: The padded shape of each bucket, and its rows once more as an array; upper bounds if shapes are not fixed.
     shapes: tuple[BucketShape, ...]
     rows: NDArray[np.int64]
+    #: None if sources are not mixed by weight.
     mixture: Mixture | None
 
     @property
@@ -97,7 +97,7 @@ class EpochPlan:
         self._data_pass = data_pass
         self._arrangement = arrangement
         # A cache for each instance: decorating the method would share one among all epochs, and keep them alive.
-        self._window = functools.lru_cache(maxsize=_WINDOWS_KEPT)(self._planned)
+        self._window = lru_cache(maxsize=_WINDOWS_KEPT)(self._planned)
         #: Number of groups before each window, the total at the end; and the first group of this epoch's part.
         self._before: NDArray[np.int64]
         self._first: int
@@ -132,11 +132,7 @@ class EpochPlan:
         if plan.row_starts is None or plan.offsets is None:
             return batch
         in_row = np.searchsorted(plan.row_starts, np.arange(own.start, own.stop), side="right") - 1 - start
-        return dataclasses.replace(batch, rows=in_row, offsets=plan.offsets[own])
-
-    def window_of(self, number: int) -> int:
-        """Return the number of the window that this batch is in."""
-        return self._place(number)[0]
+        return replace(batch, rows=in_row, offsets=plan.offsets[own])
 
     def find(self, sample: int) -> Iterator[Seat]:
         """Yield each place of a sample in this epoch: none if it is dropped or in another part, several if repeated."""
@@ -144,16 +140,19 @@ class EpochPlan:
         turns = np.flatnonzero(self._arrangement.turns.segments == segment)
         for window in np.unique(np.searchsorted(self._arrangement.starts, turns, side="right")) - 1:
             plan = self._window(int(window))
+            # Several times in one window only if a mixed source starts over.
             for at in np.flatnonzero(plan.samples == sample):
                 at_row = plan.row_of(int(at))
                 group = int(np.flatnonzero((plan.starts <= at_row) & (at_row < plan.stops))[0])
                 place, row = divmod(at_row - int(plan.starts[group]), int(plan.rows[group]))
+                # Below 0 or too high in the pass's other parts, if epochs are parts of it.
                 batch = (int(self._before[window]) + group - self._first) * self.group + place
                 if 0 <= batch < self.batches:
                     yield Seat(batch=batch, row=row)
 
     def windows(self) -> Iterator[WindowPlan]:
         """Yield all windows of the epoch's pass in turn."""
+        # Past the cache: going through a pass must not push out the windows that are being served.
         return (self._planned(window) for window in range(len(self._arrangement.starts)))
 
     def _place(self, number: int) -> tuple[int, int, int]:
@@ -169,7 +168,7 @@ class EpochPlan:
     def _planned(self, window: int) -> WindowPlan:
         """Plan one window, in the way that the settings ask for: packed, in lanes, in plain order or in buckets."""
         recipe = self.recipe
-        given = self._candidates(self._arrangement.of_window(window))
+        candidates = self._candidates(self._arrangement.of_window(window))
         filling = Filling(
             data_pass=self._data_pass,
             window=window,
@@ -179,13 +178,13 @@ class EpochPlan:
             laplace_samples=recipe.settings.laplace_samples,
         )
         if recipe.packed:
-            planned = in_rows(filling, given, recipe.limits.key, int(recipe.tally.edges[0]))
+            planned = in_rows(filling, candidates, recipe.limits.key, int(recipe.tally.edges[0]))
         elif recipe.settings.carry:
-            planned = in_lanes(filling, given, recipe.limits.key, int(recipe.tally.edges[0]))
+            planned = in_lanes(filling, candidates, recipe.limits.key, int(recipe.tally.edges[0]))
         elif recipe.settings.shapes == "none":
-            planned = in_sequence(filling, given, recipe.limits, recipe.tally.edges)
+            planned = in_sequence(filling, candidates, recipe.limits, recipe.tally.edges)
         else:
-            planned = in_buckets(filling, given, recipe.limits.key)
+            planned = in_buckets(filling, candidates, recipe.limits.key)
         return planned.largest_first() if recipe.settings.largest_first and window == 0 else planned
 
     def _candidates(self, turns: Turns) -> Candidates:
@@ -193,21 +192,20 @@ class EpochPlan:
         recipe = self.recipe
         bounds = recipe.table.segments
         spans = [(int(bounds[segment]), int(bounds[segment + 1])) for segment in turns.segments]
-        wanted = dict.fromkeys(recipe.limits.deciding)
-        if not recipe.fixed_shapes:
-            wanted |= dict.fromkeys(recipe.tally.others)
+        # Lengths that only shape a batch are read only if batches are padded to their longest samples.
+        wanted = dict.fromkeys([*recipe.limits.deciding, *(() if recipe.fixed_shapes else recipe.tally.others)])
         lengths = {key: np.concatenate([recipe.table.lengths(key, *span) for span in spans]) for key in wanted}
         samples = np.concatenate([np.arange(*span) for span in spans])
         cycles = np.repeat(turns.cycles, [stop - start for start, stop in spans])
         buckets = bucket_of(lengths, recipe.limits, recipe.tally.edges, recipe.tally.others)
         kept = buckets >= 0
-        begins = np.concatenate([recipe.table.begins(*span) for span in spans]) if recipe.settings.carry else None
+        carry = recipe.settings.carry
         return Candidates(
             samples=samples[kept],
             cycles=cycles[kept],
             buckets=buckets[kept],
-            lengths={key: of[kept] for key, of in lengths.items()},
-            begins=None if begins is None else begins[kept],
+            lengths={key: column[kept] for key, column in lengths.items()},
+            begins=np.concatenate([recipe.table.begins(*span) for span in spans])[kept] if carry else None,
         )
 
     def _shape(self, planned: WindowPlan, group: int) -> BucketShape:
@@ -215,6 +213,6 @@ class EpochPlan:
         recipe = self.recipe
         if recipe.fixed_shapes:
             return recipe.shapes[int(planned.buckets[group])]
-        longest = {key: np.maximum(of[group : group + 1], 1) for key, of in planned.longest.items()}
-        lengths = {key: int(recipe.limits.padded(of)[0]) for key, of in longest.items()}
+        longest = {key: np.maximum(lengths[group : group + 1], 1) for key, lengths in planned.longest.items()}
+        lengths = {key: int(recipe.limits.padded(column)[0]) for key, column in longest.items()}
         return BucketShape(rows=int(planned.rows[group]), lengths=lengths)

@@ -1,24 +1,27 @@
 """The plan of a stream: from an index, settings and a seed, every minibatch of every epoch.
 
-Rules: pure; the same inputs give the same batches on any machine, whoever asks and whenever. The plan does not depend
-on how many ranks or workers there are; an epoch, once opened, depends on the group. Opening one costs O(segments). Must
-not know sockets, clocks or disks: results that took long to compute go to a `Keeper` and come back from it.
+Rules: pure; the same inputs give the same batches on any machine and at any time. The plan does not depend on how many
+ranks or workers there are; an epoch, once opened, depends on the group. Opening one costs O(segments). Must not know
+sockets, clocks or disks: results that took long to compute go to a `Keeper` and come back from it.
+
+A stream whose batches are made whole has an `OrdinalPlan`: batch n is element n div S of shard n mod S, of S shards.
+The number of batches depends neither on who makes them nor on how long a shard turns out to be: each epoch has room for
+`elements` of every shard, in whole groups, and places that a shard does not fill are empty batches.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loader_server.planning.epoch import EpochPlan, Recipe
-from loader_server.planning.keeper import Nowhere
-from loader_server.planning.mixing import mixture_of
-from loader_server.planning.order import Arrangement, DataPass, arranged
+from loader_server.planning.epoch import EpochPlan, PlannedBatch, Recipe
+from loader_server.planning.order import Arrangement, DataPass, arranged, mixture_of
 from loader_server.planning.settings import limits_by_epoch, limits_of
-from loader_server.planning.stages import stages_of
-from loader_server.planning.tally import LengthTally, tally_lengths
+from loader_server.planning.stages import Keeper, kept_tally, stages_of
+from loader_server.planning.tally import tally_lengths
 from loader_server.planning.windows.fill import groups_needed
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
@@ -29,15 +32,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.planning.keeper import Keeper
     from loader_server.planning.settings import Limits, PlanSettings
     from loader_server.planning.stages import PlanStage
-    from loader_server.planning.tally import LengthTable, Progress
+    from loader_server.planning.tally import LengthTable, LengthTally, Progress
 
-__all__ = ["PLANNER_VERSION", "Plan"]
+__all__ = ["PLANNER_VERSION", "OrdinalEpoch", "OrdinalPlan", "Plan"]
 
 #: Version of the planner, part of every digest: raise it whenever the same inputs would give other batches than before.
 PLANNER_VERSION = 2
+#: The same for batches that are made whole: raise it whenever the same shards would give other batches than before.
+_ORDINAL_VERSION = 1
 
 
 class Plan:
@@ -68,22 +72,30 @@ class Plan:
         """
         limits = limits_of(settings, key=key, per_second=per_second)
         if settings.packing is not None and len(table.keys) > 1:
-            raise _not_packable(table, key)
+            raise SettingsError(
+                expected="one padded key",
+                got=", ".join(f'"{other}"' for other in table.keys if other != key) + " beside it",
+                where="packing",
+                remedy="Leave packing out, or drop the other keys with a transform.",
+            )
         mixture = mixture_of(settings, sources, table.segments)
         by_epoch = limits_by_epoch(settings, key=key, per_second=per_second)
-        digest = _digest(table, settings, (limits, *(of for _, of in by_epoch if of != limits)), (seed, *sources))
-        keeper = keeper or Nowhere()
-        kept = keeper.load("survey", digest)
-        tally = LengthTally.of_arrays(kept) if kept is not None else tally_lengths(table, settings, limits, progress)
-        if kept is None:
-            keeper.save("survey", digest, tally.arrays())
+        stage_limits = [stage for _, stage in by_epoch if stage != limits]
+        digest = _digest(table, settings, (limits, *stage_limits), (seed, *sources))
+        keeper = keeper or Keeper()
+        tally = kept_tally(keeper, digest, partial(tally_lengths, table, settings, limits, progress))
         shapes = _shapes(settings, limits, tally)
-        rows = np.array([shape.rows for shape in shapes])
         recipe = Recipe(
-            table=table, settings=settings, limits=limits, tally=tally, shapes=shapes, rows=rows, mixture=mixture
+            table=table,
+            settings=settings,
+            limits=limits,
+            tally=tally,
+            shapes=shapes,
+            rows=np.array([shape.rows for shape in shapes]),
+            mixture=mixture,
         )
-        stages = stages_of(recipe, by_epoch, keeper, digest)
-        plan = cls(recipe, stages, digest, seed, keeper)
+        plan = cls(recipe, stages_of(recipe, by_epoch, keeper, digest), digest, seed, keeper)
+        # Refused now, not when an epoch turns out to be empty in the middle of a run.
         if objection := plan.objection(group=1):
             raise objection
         return plan
@@ -101,6 +113,7 @@ class Plan:
         self.dropped = recipe.tally.dropped_by_reason()
         self._seed = seed
         self._keeper = keeper
+        #: Samples of each segment.
         self._sizes = np.diff(recipe.table.segments)
 
     def most_batches(self, group: int) -> int:
@@ -115,18 +128,28 @@ class Plan:
         """Return the stage of an epoch: that in force when the epoch's pass began."""
         parts = self.recipe.settings.epoch_parts
         # Parts of a pass must fit together, so the stage does not change between them.
-        return [one for one in self.stages if one.first_epoch <= epoch // parts * parts][-1]
+        return [stage for stage in self.stages if stage.first_epoch <= epoch // parts * parts][-1]
 
     def objection(self, group: int) -> SettingsError | None:
         """Return a SettingsError if some epoch might have no batch with groups of `group`, else None."""
+        # A bound that holds in every pass, so no later epoch can turn out to be empty.
         parts, fewest = self.recipe.settings.epoch_parts, self.fewest_groups(group)
-        return None if fewest >= parts else _more_parts_than_groups(parts, fewest, group)
+        if fewest >= parts:
+            return None
+        return SettingsError(
+            expected=f"a group of batches for each of the {parts} parts of the data",
+            got=f"data for {fewest} groups of {group}",
+            where="epoch_parts",
+            remedy=f"Write epoch_parts = {max(fewest, 1)} or less, or lower the budget. A group is as many batches as "
+            "there are ranks, unless [job] says otherwise: fewer ranks make more groups.",
+        )
 
     def epoch(self, epoch: int, group: int) -> EpochPlan:
         """Open an epoch: return its batches, in groups of `group`."""
         recipe = self.stage(epoch).recipe
         data_pass, part, arrangement = self._pass_of(epoch)
         opened = EpochPlan(recipe, data_pass, arrangement, group)
+        # Counts by segment are in the tally, so this takes no look at a sample; the other way looks at all of them.
         if recipe.counted:
             counts = self.window_counts(epoch)
             groups = groups_needed(counts, recipe.rows, group, recipe.limits.subs).sum(axis=1)
@@ -136,11 +159,11 @@ class Plan:
 
     def _find_groups(self, opened: EpochPlan, name: str) -> NDArray[np.integer]:
         """Return how many groups each window of a pass has, from the keeper or by looking at every sample."""
-        kept = self._keeper.load("groups", name)
-        if kept is None:
-            kept = {"groups": opened.groups()}
-            self._keeper.save("groups", name, kept)
-        return kept["groups"]
+        arrays = self._keeper.load("groups", name)
+        if arrays is None:
+            arrays = {"groups": opened.groups()}
+            self._keeper.save("groups", name, arrays)
+        return arrays["groups"]
 
     def total(self, epoch: int) -> int:
         """Return the sum of all lengths in an epoch's pass."""
@@ -154,6 +177,7 @@ class Plan:
 
     def _pass_of(self, epoch: int) -> tuple[DataPass, int, Arrangement]:
         """Return the pass that an epoch belongs to, the epoch's part of it, and the windows of the pass."""
+        # Parts of one pass have its number, so they share its shuffle, and together hold every sample once.
         number, part = divmod(epoch, self.recipe.settings.epoch_parts)
         data_pass = DataPass(
             number=number, order=self._order(number), seed=self._seed, stream=self.recipe.table.fingerprint
@@ -164,6 +188,45 @@ class Plan:
         """Return the order of a pass: sorted while the curriculum lasts."""
         settings = self.recipe.settings
         return "sorted" if number * settings.epoch_parts < settings.curriculum_epochs else settings.order
+
+
+class OrdinalEpoch(EpochPlan):
+    """Batches of any epoch: the number of a batch determines which shard makes it."""
+
+    def __init__(self, batches: int, group: int, shape: BucketShape) -> None:
+        # Nothing of an epoch that is planned: there are no windows and no samples to order.
+        self.batches = batches
+        self.group = group
+        self._largest = shape
+
+    def batch(self, number: int) -> PlannedBatch:
+        """Return what is known of a batch before it is made.
+
+        Its shape is the largest possible one; its only sample is its number.
+        """
+        return PlannedBatch(samples=np.array([number]), bucket=0, shape=self._largest)
+
+
+class OrdinalPlan(Plan):
+    """Plan with room for `elements` of each of `producers` shards, none larger than `largest`."""
+
+    def __init__(self, *, producers: int, elements: int, largest: BucketShape, made_from: tuple[str, ...]) -> None:
+        self.buckets = (largest,)
+        self.dropped = {}
+        self.digest = fingerprint(f"ordinals {_ORDINAL_VERSION}", f"{producers} {elements}", *made_from)
+        self._batches = producers * elements
+
+    def most_batches(self, group: int) -> int:
+        """Return the number of batches, the same in all epochs."""
+        return -(-self._batches // group) * group
+
+    def objection(self, group: int) -> None:
+        """Return None: any group will do, because its last batches may be empty."""
+        return
+
+    def epoch(self, epoch: int, group: int) -> OrdinalEpoch:
+        """Return the batches of one epoch, in groups of `group`."""
+        return OrdinalEpoch(self.most_batches(group), group, self.buckets[0])
 
 
 def _shapes(settings: PlanSettings, limits: Limits, tally: LengthTally) -> tuple[BucketShape, ...]:
@@ -184,35 +247,15 @@ def _shapes(settings: PlanSettings, limits: Limits, tally: LengthTally) -> tuple
     )
 
 
-def _not_packable(table: LengthTable, key: str) -> SettingsError:
-    others = ", ".join(f'"{other}"' for other in table.keys if other != key)
-    return SettingsError(
-        expected="one padded key",
-        got=f"{others} beside it",
-        where="packing",
-        remedy="Leave packing out, or drop the other keys with a transform.",
-    )
-
-
-def _more_parts_than_groups(parts: int, fewest: int, group: int) -> SettingsError:
-    return SettingsError(
-        expected=f"a group of batches for each of the {parts} parts of the data",
-        got=f"data for {fewest} groups of {group}",
-        where="epoch_parts",
-        remedy=f"Write epoch_parts = {max(fewest, 1)} or less, or lower the budget. A group is as many batches as "
-        "there are ranks, unless [job] says otherwise: fewer ranks make more groups.",
-    )
-
-
 def _digest(table: LengthTable, settings: PlanSettings, limits: tuple[Limits, ...], more: tuple[int, ...]) -> str:
     """Return the plan's digest.
 
     Settings enter both as written and in steps: a key's steps a second may change while the text stays.
     """
-    # `carry`, added later, enters the digest only when it is set, so that older plans stay valid.
+    # `carry`, a setting added later, enters the digest only when it is set, so that older plans stay valid.
     fields = [field.name for field in dataclasses.fields(settings) if field.name != "carry" or settings.carry]
-    said = [f"{name}={getattr(settings, name)!r}" for name in fields]
-    meant = [f"{field.name}={getattr(of, field.name)!r}" for of in limits for field in dataclasses.fields(of)]
+    written = [f"{name}={getattr(settings, name)!r}" for name in fields]
+    steps = [f"{name}={value!r}" for stage in limits for name, value in dataclasses.asdict(stage).items()]
     return fingerprint(
-        f"planner {PLANNER_VERSION}", table.fingerprint, *table.keys, *said, *meant, f"seed and sources={more}"
+        f"planner {PLANNER_VERSION}", table.fingerprint, *table.keys, *written, *steps, f"seed and sources={more}"
     )

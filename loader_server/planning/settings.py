@@ -35,12 +35,14 @@ length_amount = amount("s", "frames", "samples", "tokens", "characters", "bytes"
 
 
 def _shapes(value: object) -> Shapes:
+    """Return `shapes` as parsed; raise SettingsError if it is neither a word, a number from 1 to 256, nor lengths."""
+    # A bool is an int in Python, and `shapes = true` a mistake.
     if value in ("auto", "none"):
         return "auto" if value == "auto" else "none"
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 256:
         return value
     if isinstance(value, list) and value:
-        return tuple(Amount(float(item), "steps") if isinstance(item, int) else length_amount(item) for item in value)
+        return tuple(map(_boundary, value))
     raise SettingsError(
         expected='"auto", "none", a number of shapes from 1 to 256, or a list of lengths',
         got=repr(value),
@@ -49,7 +51,14 @@ def _shapes(value: object) -> Shapes:
     )
 
 
+def _boundary(length: object) -> Amount:
+    """Return a bucket's length; a number without a unit is in steps of the bucketed key, whatever that counts."""
+    boundary: Amount = Amount(float(length), "steps") if isinstance(length, int) else length_amount(length)
+    return boundary
+
+
 def _max_length(value: object) -> Amount | Stages:
+    """Return a length, or a curriculum's lengths by epoch; raise SettingsError if a curriculum has no epoch 0."""
     if not isinstance(value, dict):
         limit: Amount = length_amount(value)
         return limit
@@ -64,13 +73,15 @@ def _max_length(value: object) -> Amount | Stages:
     return tuple(sorted((int(epoch), length_amount(limit)) for epoch, limit in value.items()))
 
 
-def _is_epoch(said: str) -> bool:
-    return said.isascii() and said.isdecimal() and len(said) < 10 and said == str(int(said))
+def _is_epoch(key: str) -> bool:
+    # `int` also takes " 1", "1_0" and digits of other scripts; "01" would be a second name of epoch 1.
+    return key.isascii() and key.isdecimal() and len(key) < 10 and key == str(int(key))
 
 
 def _limits(value: object) -> Mapping[str, Amount]:
+    """Return amounts by key; raise SettingsError if the value is no table of them."""
     if isinstance(value, dict):
-        return {str(key): length_amount(item) for key, item in value.items()}
+        return {str(key): length_amount(most) for key, most in value.items()}
     raise SettingsError(
         expected="a table of keys and amounts",
         got=repr(value),
@@ -80,6 +91,7 @@ def _limits(value: object) -> Mapping[str, Amount]:
 
 
 def _sub_buckets(value: object) -> Mapping[str, int]:
+    """Return the second key and its number of sub-buckets; raise SettingsError if there is not exactly one key."""
     if isinstance(value, dict) and len(value) == 1:
         ((key, subs),) = value.items()
         if isinstance(subs, int) and 2 <= subs <= 16:
@@ -93,15 +105,17 @@ def _sub_buckets(value: object) -> Mapping[str, int]:
 
 
 def _weights(value: object) -> tuple[float, ...]:
-    if isinstance(value, list) and all(isinstance(item, int | float) and item > 0 for item in value):
-        return tuple(float(item) for item in value)
+    """Return one weight a source; raise SettingsError unless all are numbers above 0."""
+    if isinstance(value, list) and all(isinstance(weight, int | float) and weight > 0 for weight in value):
+        return tuple(map(float, value))
     raise SettingsError(
         expected="a list of numbers above 0", got=repr(value), where="weights", remedy="Write weights = [3, 1]."
     )
 
 
 def _flags(value: object) -> tuple[bool, ...]:
-    if isinstance(value, list) and all(isinstance(item, bool) for item in value):
+    """Return one flag a source; raise SettingsError unless all are true or false."""
+    if isinstance(value, list) and all(isinstance(cycles, bool) for cycles in value):
         return tuple(value)
     raise SettingsError(
         expected="a list of true or false", got=repr(value), where="cycle", remedy="Write cycle = [false, true]."
@@ -188,8 +202,11 @@ class PlanSettings:
 class Limits:
     """The settings' amounts in steps of the keys that they limit."""
 
+    #: The bucketed key.
     key: str
+    #: The most that a batch may use: steps of the bucketed key, padding included, plus the quadratic term.
     budget: int
+    #: 0 if there is no limit but the budget.
     max_rows: int
     rows_multiple: int
     length_multiple: int
@@ -261,13 +278,12 @@ def limits_of(settings: PlanSettings, *, key: str, per_second: Mapping[str, floa
     With a curriculum, return the widest limits: a sample counts if it takes part in any epoch. Raise SettingsError if
     the budget is below one step, a key is not padded, settings exclude each other, or a key lacks an amount's unit.
     """
-    limits = [limit for _, limit in settings.max_lengths]
 
-    def steps(name: str, given: Amount | None, of: str = key, *, up: bool = False) -> int:
-        if given is None:
+    def steps(name: str, limit: Amount | None, of: str = key, *, up: bool = False) -> int:
+        if limit is None:
             return 0
         # The margin of 1e-6 absorbs float errors: 0.29 s at 100 steps a second come out as 28.999999999999996.
-        exact = given.value * _steps_a_unit(name, given, of, per_second)
+        exact = limit.value * _steps_a_unit(name, limit, of, per_second)
         return math.ceil(exact - 1e-6) if up else math.floor(exact + 1e-6)
 
     _check_keys(settings, key, per_second)
@@ -280,11 +296,12 @@ def limits_of(settings: PlanSettings, *, key: str, per_second: Mapping[str, floa
             where="budget",
             remedy="Raise the budget.",
         )
-    own = settings.shapes if isinstance(settings.shapes, tuple) else ()
+    named = settings.shapes if isinstance(settings.shapes, tuple) else ()
     if settings.packing is not None:
-        own = (settings.packing,)
-    boundaries = sorted({steps("shapes", length, up=True) for length in own})
-    rounded = -(-np.array(boundaries, np.int64) // settings.length_multiple) * settings.length_multiple
+        named = (settings.packing,)
+    # Rounded up twice, to steps and to the multiple, so that a sample of just the length that was written still fits.
+    multiple = settings.length_multiple
+    boundaries = {-(-steps("shapes", length, up=True) // multiple) * multiple for length in named}
     return Limits(
         key=key,
         budget=budget,
@@ -293,8 +310,10 @@ def limits_of(settings: PlanSettings, *, key: str, per_second: Mapping[str, floa
         length_multiple=settings.length_multiple,
         quadratic=steps("quadratic_length", settings.quadratic_length),
         min_length=steps("min_length", settings.min_length, up=True),
-        max_length=max((steps("max_length", limit) for limit in limits if limit is not None), default=None),
-        boundaries=tuple(sorted({int(length) for length in rounded})),
+        max_length=max(
+            (steps("max_length", limit) for _, limit in settings.max_lengths if limit is not None), default=None
+        ),
+        boundaries=tuple(sorted(boundaries)),
         sub_key=next(iter(settings.sub_buckets or {}), None),
         subs=next(iter((settings.sub_buckets or {}).values()), 1),
         budgets={other: steps(f"limits.{other}", most, other) for other, most in (settings.limits or {}).items()},
@@ -336,19 +355,20 @@ def _check_together(settings: PlanSettings) -> None:
 
 def _not_for_carry(settings: PlanSettings) -> list[str]:
     """Return the settings that exclude `carry`: rows would change between batches, or epochs begin in mid-recording."""
-    found = {
+    excluded = {
         "packing": settings.packing is not None,
         "sub_buckets": bool(settings.sub_buckets),
-        f"shapes = {settings.shapes!r}": settings.shapes not in ("auto", 1) and not _is_one_length(settings.shapes),
+        f"shapes = {settings.shapes!r}": not _is_single(settings.shapes),
         f'pad_to = "{settings.pad_to}"': settings.pad_to != "bucket",
         f"epoch_parts = {settings.epoch_parts}": settings.epoch_parts > 1,
         f'order = "{settings.order}"': settings.order == "laplace",
     }
-    return [said for said, holds in found.items() if holds]
+    return [written for written, is_set in excluded.items() if is_set]
 
 
-def _is_one_length(shapes: Shapes) -> bool:
-    return isinstance(shapes, tuple) and len(shapes) == 1
+def _is_single(shapes: Shapes) -> bool:
+    """Return whether all batches have one shape; with `carry` that is what "auto" means."""
+    return len(shapes) == 1 if isinstance(shapes, tuple) else shapes in ("auto", 1)
 
 
 def _not_together(name: str, other: str) -> SettingsError:
@@ -357,15 +377,15 @@ def _not_together(name: str, other: str) -> SettingsError:
     )
 
 
-def _steps_a_unit(name: str, given: Amount, key: str, per_second: Mapping[str, float | None]) -> float:
+def _steps_a_unit(name: str, limit: Amount, key: str, per_second: Mapping[str, float | None]) -> float:
     """Return how many steps one unit of an amount is; raise SettingsError for seconds of a key without time."""
-    if given.unit != "s":
+    if limit.unit != "s":
         return 1.0
     steps = per_second[key]
     if steps is None:
         raise SettingsError(
-            expected=f'an amount in steps of "{key}", such as "{given.value:g} tokens"',
-            got=f'"{given}"',
+            expected=f'an amount in steps of "{key}", such as "{limit.value:g} tokens"',
+            got=f'"{limit}"',
             where=name,
             remedy=f'The key "{key}" has no time: write {name} = "<number> tokens", or frames, characters, bytes.',
         )

@@ -1,16 +1,17 @@
 """The stages of a plan: which samples take part from which epoch on, and how many batches an epoch may then have.
 
 Rules: pure; without a curriculum there is one stage, from epoch 0. All stages share the shapes that are best for all
-samples; a stage has those up to its longest sample, so every shape is known from the beginning. Must not know the order
-of samples or batches.
+samples; a stage has those up to its longest sample, so every shape is known from the beginning. What took long to
+compute goes to a `Keeper` and comes back from it; where that keeps it is its own business. Must not know the order of
+samples or batches.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,15 +22,45 @@ from loader_server.planning.windows.fill import groups_needed, spills_into
 from loader_server.planning.windows.packing import BLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from numpy.typing import NDArray
 
     from loader_server.planning.epoch import Recipe
-    from loader_server.planning.keeper import Keeper
     from loader_server.planning.settings import Limits
 
-__all__ = ["PlanStage", "stages_of"]
+    Arrays = Mapping[str, NDArray[np.integer]]
+
+__all__ = ["Keeper", "PlanStage", "kept_tally", "stages_of"]
+
+
+class Keeper:
+    """Store for the parts of a plan that take long to compute; this one keeps nothing.
+
+    `kind` tells what the arrays are, `name` which plan they belong to: it begins with the plan's digest, so what is
+    found is right unless it is damaged, and a keeper never returns damaged arrays. Several threads and processes may
+    load and save at once.
+    """
+
+    def load(self, kind: str, name: str) -> Arrays | None:
+        """Return the saved arrays, or None if there are none, or if they are gone or damaged."""
+        return None
+
+    def save(self, kind: str, name: str, arrays: Arrays) -> None:
+        """Save these arrays; report a failure to the operator instead of raising."""
+
+
+def kept_tally(keeper: Keeper, name: str, read: Callable[[], LengthTally]) -> LengthTally:
+    """Return the tally of this name from the keeper, or the one that `read` returns, which is kept then.
+
+    Reading lengths is linear in the number of samples, and each process that opens the stream needs the tally.
+    """
+    arrays = keeper.load("survey", name)
+    if arrays is not None:
+        return LengthTally.of_arrays(arrays)
+    tally = read()
+    keeper.save("survey", name, tally.arrays())
+    return tally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +126,11 @@ class PlanStage:
 def _totals_of_passes(recipe: Recipe) -> tuple[_Totals, _Totals]:
     """Return the least and the most that a pass may hold; they are equal without mixing."""
     tally, mixture, sizes = recipe.tally, recipe.mixture, np.diff(recipe.table.segments)
+    # Without mixing every pass holds all samples once, so the least is also the most.
     if mixture is None:
         counts = tally.counts.sum(axis=0, dtype=np.int64)
-        everything = _Totals(counts=counts, length=int(tally.sums.sum()), samples=int(sizes.sum()))
-        return everything, everything
+        totals = _Totals(counts=counts, length=int(tally.sums.sum()), samples=int(sizes.sum()))
+        return totals, totals
     least, most = (
         _Totals(counts=times @ tally.counts, length=int(times @ tally.sums), samples=int(times @ sizes))
         for times in (mixture.fewest_turns(sizes), mixture.most_turns(sizes))
@@ -115,12 +147,10 @@ def stages_of(
 
 def _recipe_within(limits: Limits, recipe: Recipe, keeper: Keeper, digest: str) -> Recipe:
     """Return the recipe restricted to the samples within these limits; the keeper may already have their tally."""
-    if limits == recipe.limits:
+    if limits == recipe.limits:  # no curriculum, or its last stage: the same samples
         return recipe
-    name = f"{digest}-{limits.max_length}"
-    kept = keeper.load("survey", name)
-    tally = LengthTally.of_arrays(kept) if kept is not None else narrowed(recipe.table, limits, recipe.tally)
-    if kept is None:
-        keeper.save("survey", name, tally.arrays())
+    read = partial(narrowed, recipe.table, limits, recipe.tally)
+    tally = kept_tally(keeper, f"{digest}-{limits.max_length}", read)
+    # The same shapes, so that a longer stage compiles only what is new to it.
     used = len(tally.edges)
-    return dataclasses.replace(recipe, limits=limits, tally=tally, shapes=recipe.shapes[:used], rows=recipe.rows[:used])
+    return replace(recipe, limits=limits, tally=tally, shapes=recipe.shapes[:used], rows=recipe.rows[:used])

@@ -96,8 +96,8 @@ class LengthTally:
 
     def arrays(self) -> dict[str, NDArray[np.integer]]:
         """Return the tally's arrays by name, for a keeper."""
-        own = {name: getattr(self, name) for name in _KEPT}
-        return own | {f"other.{key}": longest for key, longest in self.others.items()}
+        others = {f"other.{key}": longest for key, longest in self.others.items()}
+        return {name: getattr(self, name) for name in _KEPT} | others
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, NDArray[np.integer]]) -> LengthTally:
@@ -105,8 +105,8 @@ class LengthTally:
         return cls(
             edges=arrays["edges"].astype(np.int64),
             others={
-                name.removeprefix("other."): of.astype(np.int64)
-                for name, of in arrays.items()
+                name.removeprefix("other."): longest.astype(np.int64)
+                for name, longest in arrays.items()
                 if name.startswith("other.")
             },
             counts=arrays["counts"].astype(np.int32, copy=False),
@@ -130,29 +130,21 @@ def tally_lengths(
 
     Raise DataError if no sample is left, SettingsError if one is longer than the boundaries that the settings name.
     """
-    size = int(table.segments[-1])
     passes = 2 if limits.sub_key is None else 3
-
-    def tell(number: int, done: int) -> None:
-        if progress is not None:
-            progress(number * size + done, passes * size)
-
-    found = _looked_over(table, limits, lambda done: tell(0, done))
-    edges = _edges(found, settings, limits, size)
+    reading = _LengthPasses(table, limits, progress or _show_nothing, passes * int(table.segments[-1]))
+    first_look, total = _look_first(reading)
+    edges = _edges(reading, settings, first_look, total)
     subs: dict[str, Integers] = {}
     if limits.sub_key is not None:
-        subs[limits.sub_key] = _sub_edges(table, limits, edges, lambda done: tell(1, done))
+        subs[limits.sub_key] = _sub_edges(reading, edges)
         edges = np.repeat(edges, limits.subs)
-    counts, sums, others = _count_buckets(table, limits, (edges, subs), lambda done: tell(passes - 1, done))
+    counts, sums, others = _count_buckets(reading, edges, subs)
     return LengthTally(
         edges=edges,
         others=others,
         counts=counts,
-        dropped=found.dropped,
-        lengths=found.lengths,
-        samples=found.samples,
         sums=sums,
-        above=found.above,
+        **first_look,
         run=_longest_run(table) if settings.carry else np.zeros(1, np.int64),
     )
 
@@ -162,9 +154,10 @@ def narrowed(table: LengthTable, limits: Limits, tally: LengthTally) -> LengthTa
 
     Larger buckets are cut off so that leftovers of short samples do not spill into shapes of longer ones.
     """
-    found = _looked_over(table, limits, _tell_nobody)
+    reading = _LengthPasses(table, limits, _show_nothing, 0)
+    first_look, _ = _look_first(reading)
     subs = {} if limits.sub_key is None else {limits.sub_key: tally.others[limits.sub_key]}
-    counts, sums, _ = _count_buckets(table, limits, (tally.edges, subs), _tell_nobody)
+    counts, sums, _ = _count_buckets(reading, tally.edges, subs)
     last = int(np.flatnonzero(counts.any(axis=0))[-1])
     # Whole buckets only: spilling counts on each bucket having all its sub-buckets.
     used = (last // limits.subs + 1) * limits.subs
@@ -172,32 +165,42 @@ def narrowed(table: LengthTable, limits: Limits, tally: LengthTally) -> LengthTa
         edges=tally.edges[:used],
         others={key: longest[:used] for key, longest in tally.others.items()},
         counts=counts[:, :used],
-        dropped=found.dropped,
-        lengths=found.lengths,
-        samples=found.samples,
         sums=sums,
-        above=found.above,
+        **first_look,
         run=tally.run,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FirstLook:
-    """Results of the first pass over all lengths, as in `LengthTally`; `total` is the sum of planned lengths."""
+def _show_nothing(done: int, total: int) -> None:
+    """Show no progress."""
 
-    lengths: Integers
-    samples: Integers
-    dropped: Integers
-    above: Integers
+
+@dataclass(slots=True)
+class _LengthPasses:
+    """The reading of all lengths, several times; `progress` gets how many are read, of `total` in all passes."""
+
+    table: LengthTable
+    limits: Limits
+    progress: Progress
     total: int
+    _done: int = 0
+
+    def blocks(self) -> Iterator[tuple[int, int, dict[str, Integers]]]:
+        """Yield each block's first sample, the sample after it, and the lengths that decide about its samples."""
+        for start, stop in _blocks(self.table.segments):
+            yield start, stop, {key: self.table.lengths(key, start, stop) for key in self.limits.deciding}
+            self._done += stop - start
+            self.progress(self._done, self.total)
 
 
-def _looked_over(table: LengthTable, limits: Limits, tell: Callable[[int], None]) -> _FirstLook:
-    """Return the histogram and sums of the first pass over all lengths; raise DataError if no sample is left."""
-    histogram, dropped, total = LengthHistogram(), np.zeros(len(_REASONS) + 1, np.int64), 0
-    above = np.zeros(1, np.int64)
-    for start, stop in _blocks(table.segments):
-        lengths = _lengths(table, limits, start, stop)
+def _look_first(reading: _LengthPasses) -> tuple[dict[str, Integers], int]:
+    """Return what the first pass over all lengths gives: the arrays of a tally, and the sum of planned lengths.
+
+    Raise DataError if no sample is left.
+    """
+    limits, histogram, total = reading.limits, LengthHistogram(), 0
+    dropped, above = np.zeros(len(_REASONS) + 1, np.int64), np.zeros(1, np.int64)
+    for _, _, lengths in reading.blocks():
         reason = _reason(lengths, limits)
         # The last count, of samples without a reason, is cut off at the end.
         dropped += np.bincount(reason, minlength=len(dropped))
@@ -205,15 +208,10 @@ def _looked_over(table: LengthTable, limits: Limits, tell: Callable[[int], None]
         histogram.add(kept)
         total += int(kept.sum())
         above += (kept > limits.longest_within).sum()
-        tell(stop)
-    found, samples = histogram.table()
+    occurring, samples = histogram.table()
     if not samples.size:
-        raise _nothing_left(table, dropped, limits)
-    return _FirstLook(lengths=found, samples=samples, dropped=dropped[:-1], above=above, total=total)
-
-
-def _tell_nobody(_done: int) -> None:
-    pass
+        raise _nothing_left(reading.table, dropped, limits)
+    return {"lengths": occurring, "samples": samples, "dropped": dropped[:-1], "above": above}, total
 
 
 def _longest_run(table: LengthTable) -> Integers:
@@ -230,14 +228,13 @@ def bucket_of(
     lengths: Mapping[str, Integers], limits: Limits, edges: Integers, others: Mapping[str, Integers]
 ) -> Integers:
     """Return the bucket of each sample, -1 if it is dropped."""
-    kept = _reason(lengths, limits) == len(_REASONS)
     bucket = np.searchsorted(edges[:: limits.subs], lengths[limits.key]) * limits.subs
     if limits.sub_key is not None:
         for sub in range(limits.subs - 1):
             # A sample too long for any bucket is dropped below, so any edge will do for it.
             edge = others[limits.sub_key][np.minimum(bucket // limits.subs * limits.subs + sub, len(edges) - 1)]
             bucket += lengths[limits.sub_key] > edge
-    return np.where(kept, bucket, -1)
+    return np.where(_reason(lengths, limits) == len(_REASONS), bucket, -1)
 
 
 def _blocks(segments: Integers) -> Iterator[tuple[int, int]]:
@@ -250,11 +247,6 @@ def _blocks(segments: Integers) -> Iterator[tuple[int, int]]:
         first = after
 
 
-def _lengths(table: LengthTable, limits: Limits, start: int, stop: int) -> dict[str, Integers]:
-    """Return the lengths that decide whether a sample takes part, and in which bucket."""
-    return {key: table.lengths(key, start, stop) for key in limits.deciding}
-
-
 def _reason(lengths: Mapping[str, Integers], limits: Limits) -> Integers:
     """Return the index in `_REASONS` of the reason to drop each sample, or `len(_REASONS)` if it is kept."""
     own = lengths[limits.key]
@@ -263,19 +255,25 @@ def _reason(lengths: Mapping[str, Integers], limits: Limits) -> Integers:
         too_long |= lengths[key] > budget
     # `np.select` takes the first condition that holds: `LEFT_OUT` is also below `min_length`, but counts as filtered.
     reasons = (_FILTERED, *range(_FILTERED))
-    found = np.select([own < 0, own == 0, own < limits.min_length, too_long], reasons, len(_REASONS))
-    return np.asarray(found, np.int64)
+    reason = np.select([own < 0, own == 0, own < limits.min_length, too_long], reasons, len(_REASONS))
+    return np.asarray(reason, np.int64)
 
 
-def _edges(found: _FirstLook, settings: PlanSettings, limits: Limits, size: int) -> Integers:
+def _edges(reading: _LengthPasses, settings: PlanSettings, first_look: Mapping[str, Integers], total: int) -> Integers:
     """Return the buckets' padded lengths: those that the settings name, or the best ones.
 
     Raise SettingsError if a sample is longer than the last length named.
     """
-    lengths, samples = found.lengths, found.samples
+    limits, lengths, samples = reading.limits, first_look["lengths"], first_look["samples"]
     if limits.boundaries:
-        if lengths[-1] > limits.boundaries[-1]:
-            raise _too_long(int(lengths[-1]), limits)
+        longest, most = int(lengths[-1]), limits.boundaries[-1]
+        if longest > most:
+            raise SettingsError(
+                expected=f'samples of at most {most} steps of "{limits.key}", the longest bucket',
+                got=f"a sample of {longest}",
+                where="shapes",
+                remedy=f'Add a bucket of at least {longest}, or set max_length = "{most} steps" to drop longer ones.',
+            )
         return np.array(limits.boundaries, np.int64)
     # Several lengths may be padded alike. On the reversed array `np.unique` finds the last of them, at which the
     # cumulative count has all of them.
@@ -285,33 +283,34 @@ def _edges(found: _FirstLook, settings: PlanSettings, limits: Limits, size: int)
         below=np.cumsum(samples)[len(samples) - 1 - last],
         rows=limits.rows({limits.key: padded}),
         used=limits.used(padded),
-        total=found.total,
+        total=total,
         budget=limits.budget,
-        windows=window_count(size, settings.window, settings.order),
+        windows=window_count(int(reading.table.segments[-1]), settings.window, settings.order),
         objective=settings.objective,
     )
     shapes = settings.shapes if isinstance(settings.shapes, int) else None
+    # With several shapes the rows of a batch, and so the lanes, would change from batch to batch.
     return chosen_boundaries(costs, 1 if settings.carry else shapes, MOST_SHAPES)
 
 
-def _sub_edges(table: LengthTable, limits: Limits, edges: Integers, tell: Callable[[int], None]) -> Integers:
+def _sub_edges(reading: _LengthPasses, edges: Integers) -> Integers:
     """Return the second key's padded length in each sub-bucket, for least padding.
 
     The last sub-bucket of each bucket is as long as those of smaller buckets, because their leftovers spill into it.
     """
+    limits = reading.limits
     assert limits.sub_key is not None
-    found = [LengthHistogram() for _ in edges]
-    for start, stop in _blocks(table.segments):
-        lengths = _lengths(table, limits, start, stop)
+    histograms = [LengthHistogram() for _ in edges]
+    for _, _, lengths in reading.blocks():
         kept = _reason(lengths, limits) == len(_REASONS)
         bucket = np.searchsorted(edges, lengths[limits.key])
-        for at, histogram in enumerate(found):
+        for at, histogram in enumerate(histograms):
             histogram.add(lengths[limits.sub_key][kept & (bucket == at)])
-        tell(stop)
     chosen = np.zeros((len(edges), limits.subs), np.int64)
-    for at, histogram in enumerate(found):
+    for at, histogram in enumerate(histograms):
         values, samples = histogram.table()
         if values.size:
+            # A bucket may have fewer lengths than sub-buckets: the rest repeat the last edge, and stay empty.
             best = values[best_boundaries(np.cumsum(samples), np.maximum(values, 1), limits.subs)[-1]]
             chosen[at] = np.pad(best, (0, limits.subs - len(best)), mode="edge")
     chosen[:, -1] = np.maximum.accumulate(chosen[:, -1])
@@ -319,19 +318,15 @@ def _sub_edges(table: LengthTable, limits: Limits, edges: Integers, tell: Callab
 
 
 def _count_buckets(
-    table: LengthTable,
-    limits: Limits,
-    buckets_of: tuple[Integers, dict[str, Integers]],
-    tell: Callable[[int], None],
+    reading: _LengthPasses, edges: Integers, subs: dict[str, Integers]
 ) -> tuple[NDArray[np.int32], Integers, dict[str, Integers]]:
     """Return each segment's bucket counts and sum of lengths, and each other key's greatest length by bucket."""
-    edges, subs = buckets_of
+    table, limits = reading.table, reading.limits
     segments, buckets = table.segments, len(edges)
     counts = np.zeros((len(segments) - 1, buckets), np.int32)
     sums = np.zeros(len(segments) - 1, np.int64)
     others = {key: np.zeros(buckets, np.int64) for key in table.keys if key not in (limits.key, *subs)}
-    for start, stop in _blocks(segments):
-        lengths = _lengths(table, limits, start, stop)
+    for start, stop, lengths in reading.blocks():
         bucket = bucket_of(lengths, limits, edges, subs)
         kept = bucket >= 0
         first, after = np.searchsorted(segments, [start, stop])
@@ -344,7 +339,6 @@ def _count_buckets(
         sums[first:after] = np.bincount(segment, weights=lengths[limits.key][kept], minlength=size)
         for key, longest in others.items():
             np.maximum.at(longest, bucket[kept], table.lengths(key, start, stop)[kept])
-        tell(stop)
     return counts, sums, subs | {key: np.maximum.accumulate(longest) for key, longest in others.items()}
 
 
@@ -355,14 +349,4 @@ def _nothing_left(table: LengthTable, dropped: Integers, limits: Limits) -> Data
         got=f"{int(table.segments[-1])} samples, all dropped ({reasons})" if reasons else "no samples",
         where="plan" if limits.max_length is None else f"plan, samples of at most {limits.max_length} steps",
         remedy="Check min_length, max_length, limits and filter, and that the source is the right one.",
-    )
-
-
-def _too_long(length: int, limits: Limits) -> SettingsError:
-    longest = limits.boundaries[-1]
-    return SettingsError(
-        expected=f'samples of at most {longest} steps of "{limits.key}", the longest bucket',
-        got=f"a sample of {length}",
-        where="shapes",
-        remedy=f'Add a bucket of at least {length}, or set max_length = "{longest} steps" to drop what is longer.',
     )

@@ -16,7 +16,7 @@ import xxhash
 
 from loader_server.building.builder import Builder
 from loader_server.building.culprits import KILLS
-from loader_server.building.prepared import Prepared, UnreadError, unwatched
+from loader_server.building.read_ahead import Prepared, UnreadError, unwatched
 from loader_server.sharing.facts import MaskedSample, as_facts, from_facts
 from shared.hashing import digest64
 

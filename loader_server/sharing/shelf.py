@@ -12,7 +12,6 @@ room.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import struct
 import time
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from shared.hashing import digest64
+from shared.stores.locks import lock_byte, unlock_byte
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +44,6 @@ _ENTRY = struct.Struct("<16sQQQQQ8x")
 _ENTRIES = 2**17
 _RING_AT = _PAGE + _ENTRIES * _ENTRY.size
 
-_FLOCK = "hhqqi4x"  # struct flock of Linux on 64 bits: type, whence, start, length, pid
 #: The byte to lock while taking room in the ring, and the first of the bytes that stand for claims on batches.
 _ROOM_BYTE, _CLAIM_BYTES = 2**61, 2**60
 
@@ -134,7 +133,7 @@ class Shelf:
     def _take_room(self, nbytes: int) -> int | None:
         """Return where in the ring this many bytes may be written; None if others hold the lock for too long."""
         for _ in range(_TRIES):
-            if self._lock(_ROOM_BYTE):
+            if lock_byte(self._handle, _ROOM_BYTE):
                 try:
                     (at,) = struct.unpack("<Q", os.pread(self._handle, 8, _END_AT))
                     at = at if at + nbytes <= self.ring_bytes else 0
@@ -143,7 +142,7 @@ class Shelf:
                     os.pwrite(self._handle, struct.pack("<Q", at + nbytes), _END_AT)
                     return int(at)
                 finally:
-                    self._unlock(_ROOM_BYTE)
+                    unlock_byte(self._handle, _ROOM_BYTE)
             time.sleep(_PAUSE_S)
         return None
 
@@ -156,7 +155,7 @@ class Shelf:
         """
         # 56 bits of the key, so that all claims lie below `_ROOM_BYTE`.
         byte = _CLAIM_BYTES + int.from_bytes(key[:7], "little")
-        if not self._lock(byte):
+        if not lock_byte(self._handle, byte):
             return False
         self._claimed = byte
         return True
@@ -164,29 +163,14 @@ class Shelf:
     def release(self) -> None:
         """Give the claim back, if there is one."""
         if self._claimed is not None:
-            self._unlock(self._claimed)
+            unlock_byte(self._handle, self._claimed)
             self._claimed = None
-
-    def _lock(self, byte: int) -> bool:
-        """Take the lock on a byte; return False if another opening of the file has it."""
-        try:
-            fcntl.fcntl(self._handle, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, byte))
-        except BlockingIOError:
-            return False
-        return True
-
-    def _unlock(self, byte: int) -> None:
-        fcntl.fcntl(self._handle, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, byte))
 
     def close(self) -> None:
         """Close the file, which ends a claim; closing again does nothing."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)
-
-
-def _flock(kind: int, byte: int) -> bytes:
-    return struct.pack(_FLOCK, kind, os.SEEK_SET, byte, 1, 0)
 
 
 def _entry_at(key: bytes) -> int:

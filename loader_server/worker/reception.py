@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from loader_server.building.build_thread import Build
-from loader_server.building.exhaustion import ExhaustedError
+from loader_server.building.trial_rule import ExhaustedError
 from loader_server.machine.processes import NurseryEndedError
 from loader_server.wants.open_wants import OpenWants
 from loader_server.wants.session import MOST_SESSIONS, Session

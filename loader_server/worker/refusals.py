@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loader_server.building.exhaustion import ExhaustedError
+from loader_server.building.trial_rule import ExhaustedError
 from loader_server.sources.blame import told
 from loader_server.wants.tickets import Verdict
 from shared.errors import MachineError, StokerError

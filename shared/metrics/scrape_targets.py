@@ -8,14 +8,14 @@ which goes even with kill -9, so the files of dead processes are recognised and 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
 from typing import TYPE_CHECKING
 
 from shared.metrics.job_targets import instance_of
-from shared.system.own_files import draft_of, open_own
+from shared.stores.locks import has_name, lock
+from shared.stores.own_files import draft_of, open_own
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +34,7 @@ class TargetFile:
         self._path = folder / f"{plain}.json"
         draft = draft_of(self._path)  # no .json: discovery ignores it
         self._file = open_own(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        lock(self._file, wait=True)
         # The instance is a name, not the address: series continue when a process comes back on another port.
         content = [{"targets": [address], "labels": {"instance": name, **labels}}]
         os.write(self._file, (json.dumps(content, indent=2) + "\n").encode())
@@ -44,7 +44,7 @@ class TargetFile:
         """Remove the file, unless a newer process has replaced it."""
         # By inode: a successor of the same name may have renamed its own file into place.
         with contextlib.suppress(FileNotFoundError):
-            if self._path.stat().st_ino == os.fstat(self._file).st_ino:
+            if has_name(self._file, self._path):
                 self._path.unlink()
         os.close(self._file)
 
@@ -64,9 +64,6 @@ def _is_locked(path: Path) -> bool:
     except (FileNotFoundError, PermissionError):
         return True  # its process has just removed it, or is another user's
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not lock(file, wait=False)
     finally:
         os.close(file)
-    return False

@@ -1,1 +1,1 @@
-"""The operating system: what it allows a process, what it refuses, and files that are ours alone."""
+"""The operating system: what it allows a process, and what it refuses."""

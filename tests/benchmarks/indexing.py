@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.index.columns import bytes_with_header
+from loader_server.index.column_files import bytes_with_header
 from loader_server.index.folder import FORMAT, Meta, meta_json
 from loader_server.job_file import JobFile
 from loader_server.stream import Stream

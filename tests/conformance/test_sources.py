@@ -60,7 +60,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("name", FIXTURES)
 def test_a_source_keeps_to_it(folders: dict[str, Path], name: str, title: str) -> None:
     result = results_of(name, folders[name])[title]
-    assert result.passed is not False, result.said
+    assert result.passed is not False, result.detail
 
 
 #: What not every source does, and what needs data that can be changed.
@@ -281,7 +281,7 @@ def test_a_fault_is_found(fault: type, tmp_path: Path) -> None:
     while Leaky.left:
         os.close(Leaky.left.pop())
     assert result.passed is False
-    assert result.said
+    assert result.detail
 
 
 # --- the command ---

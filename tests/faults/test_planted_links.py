@@ -24,7 +24,7 @@ from loader_server.commands.statistics import make_statistics
 from loader_server.coordinator.journal_lock import JournalLock
 from loader_server.fleet.joined_folder import JoinedFolder
 from loader_server.index.draft import locked
-from loader_server.index.letters import LettersReport
+from loader_server.index.request import LettersReport
 from loader_server.job_file import JobFile
 from loader_server.machine.graph_files import write_synced
 from loader_server.plan_keeper import PlanKeeper

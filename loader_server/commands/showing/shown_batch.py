@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.building.prepared import Prepared
+    from loader_server.building.read_ahead import Prepared
     from loader_server.stream import Stream
     from loader_server.transforms.generators import Drawn
 

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["balanced", "in_lanes"]
 
 
-def in_lanes(filling: Filling, given: Candidates, key: str, length: int) -> WindowPlan:
+def in_lanes(filling: Filling, candidates: Candidates, key: str, length: int) -> WindowPlan:
     """Lay a window's runs into lanes; each group then takes the next chunk of every lane."""
-    begins = _run_begins(given)
+    begins = _run_begins(candidates)
     firsts = np.flatnonzero(begins)
     sizes = np.diff(np.append(firsts, len(begins)))
     (rows,) = filling.rows.tolist()
-    turn = _turns(filling, given, firsts, sizes)
+    turn = _turns(filling, candidates, firsts, sizes)
     lane = _by_what_they_hold(balanced(sizes, turn, rows * filling.group), sizes)
     run = np.cumsum(begins) - 1
     # A chunk's step: where its run begins in the lane, and its place in the run.
@@ -41,7 +41,7 @@ def in_lanes(filling: Filling, given: Candidates, key: str, length: int) -> Wind
     steps = np.arange(int(step.max(initial=-1)) + 1)
     starts = np.searchsorted(step[dealt], steps)
     return WindowPlan(
-        samples=given.samples[dealt],
+        samples=candidates.samples[dealt],
         starts=starts,
         stops=np.append(starts, len(dealt))[1:],
         buckets=np.zeros_like(steps),
@@ -51,17 +51,18 @@ def in_lanes(filling: Filling, given: Candidates, key: str, length: int) -> Wind
     )
 
 
-def _run_begins(given: Candidates) -> NDArray[np.bool_]:
+def _run_begins(candidates: Candidates) -> NDArray[np.bool_]:
     """Return which samples begin a run: a recording begins, or continues after a chunk that was dropped."""
-    assert given.begins is not None, "only chunks have recordings"
+    assert candidates.begins is not None, "only chunks have recordings"
     # -2 and not -1, with which sample 0 would seem to continue something.
-    gaps: NDArray[np.bool_] = np.diff(given.samples, prepend=-2) != 1
-    return given.begins | gaps
+    gaps: NDArray[np.bool_] = np.diff(candidates.samples, prepend=-2) != 1
+    return candidates.begins | gaps
 
 
-def _turns(filling: Filling, given: Candidates, firsts: Integers, sizes: Integers) -> Integers:
+def _turns(filling: Filling, candidates: Candidates, firsts: Integers, sizes: Integers) -> Integers:
     """Return the rank of each run in the order of the pass."""
-    order = sample_order(filling.data_pass, given.samples[firsts], given.cycles[firsts])
+    # A run has the turn of its first chunk: shuffling chunks would tear recordings apart.
+    order = sample_order(filling.data_pass, candidates.samples[firsts], candidates.cycles[firsts])
     if filling.data_pass.order == "sorted":
         order = np.argsort(sizes, kind="stable")
     return np.argsort(order, kind="stable")
@@ -69,6 +70,7 @@ def _turns(filling: Filling, given: Candidates, firsts: Integers, sizes: Integer
 
 def balanced(sizes: Integers, turn: Integers, lanes: int) -> Integers:
     """Return the lane of each run: longest first (ties by turn), each to the lane that holds least."""
+    # Longest first leaves short runs to even the lanes out at the end, so they end at about the same step.
     lane_of = np.empty(len(sizes), np.int64)
     # A heap of (steps held, lane): among equal lanes the lowest number wins, on every machine.
     held = [(0, lane) for lane in range(lanes)]
@@ -81,9 +83,10 @@ def balanced(sizes: Integers, turn: Integers, lanes: int) -> Integers:
 
 def _by_what_they_hold(lane: Integers, sizes: Integers) -> Integers:
     """Renumber the lanes, the fullest first."""
-    held = np.bincount(lane, weights=sizes)
-    # The argsort of an argsort is the rank of each lane.
-    return np.argsort(np.argsort(-held, kind="stable"), kind="stable")[lane]
+    # A batch's valid rows are its first ones, so the lanes that run dry first have to be the last.
+    fullest = np.argsort(-np.bincount(lane, weights=sizes), kind="stable")
+    # The argsort of an order is its inverse: the rank of each lane.
+    return np.argsort(fullest, kind="stable")[lane]
 
 
 def _offsets(lane: Integers, turn: Integers, sizes: Integers) -> Integers:

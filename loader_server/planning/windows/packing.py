@@ -26,28 +26,29 @@ __all__ = ["BLOCK", "best_fit", "in_rows"]
 BLOCK = 4096
 
 
-def in_rows(filling: Filling, given: Candidates, key: str, capacity: int) -> WindowPlan:
+def in_rows(filling: Filling, candidates: Candidates, key: str, capacity: int) -> WindowPlan:
     """Pack a window's samples into rows of `capacity` steps, and deal the rows to groups."""
-    order = sample_order(filling.data_pass, given.samples, given.cycles)
+    order = sample_order(filling.data_pass, candidates.samples, candidates.cycles)
     row = np.empty(len(order), np.int64)
     rows = 0
     for start in range(0, len(order), BLOCK):
         block = slice(start, start + BLOCK)
         # Rows are numbered within the block, and then through the window.
-        own = best_fit(given.lengths[key][order[block]], capacity)
+        own = best_fit(candidates.lengths[key][order[block]], capacity)
         row[block] = rows + own
         rows += int(own.max()) + 1
+    # Best fit takes the longest samples first, so undealt rows would come sorted by length within each block.
     # The argsort of an order is its inverse: the place of each row among the dealt ones.
     place = np.argsort(row_order(filling.data_pass, filling.window, rows), kind="stable")[row]
     dealt = np.argsort(place, kind="stable")
-    lengths = given.lengths[key][order[dealt]]
+    lengths = candidates.lengths[key][order[dealt]]
     row_starts = np.searchsorted(place[dealt], np.arange(rows + 1))
     before = np.cumsum(lengths) - lengths
     (batch_rows,) = filling.rows.tolist()
     full = batch_rows * filling.group
     starts = np.arange(0, rows, full)
     return WindowPlan(
-        samples=given.samples[order[dealt]],
+        samples=candidates.samples[order[dealt]],
         starts=starts,
         stops=np.minimum(starts + full, rows),
         buckets=np.zeros(len(starts), np.int64),

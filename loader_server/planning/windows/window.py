@@ -6,8 +6,7 @@ windows or batch numbers.
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,8 +45,11 @@ class Filling:
 
     data_pass: DataPass
     window: int
+    #: Rows of a batch of each bucket.
     rows: Integers
+    #: Batches of a group: all of them have one shape.
     group: int
+    #: Sub-buckets of each bucket by a second key; 1 if there are none.
     subs: int
     laplace_samples: int
 
@@ -60,8 +62,10 @@ class WindowPlan:
     """
 
     samples: Integers
+    #: The rows of each group; those of several groups follow one another in `samples`, but not in this order.
     starts: Integers
     stops: Integers
+    #: Bucket of each group, and the rows of one of its batches.
     buckets: Integers
     rows: Integers
     #: Greatest length in each group by key, for batches that are padded to it.
@@ -76,9 +80,10 @@ class WindowPlan:
         """Return the plan with a group of the largest bucket moved to the front."""
         if not len(self.buckets):
             return self
+        # Served first as an early test of memory: a model that does not fit fails in the first step, not after hours.
         largest = int(np.argmax(self.buckets))
         turn = np.r_[largest, np.delete(np.arange(len(self.buckets)), largest)]
-        return dataclasses.replace(
+        return replace(
             self,
             starts=self.starts[turn],
             stops=self.stops[turn],
@@ -96,16 +101,17 @@ class WindowPlan:
         return row if self.row_starts is None else int(self.row_starts[row])
 
 
-def in_buckets(filling: Filling, given: Candidates, key: str) -> WindowPlan:
+def in_buckets(filling: Filling, candidates: Candidates, key: str) -> WindowPlan:
     """Fill buckets by length, the longest samples spilling; within a bucket, samples keep the order of the pass."""
-    order = sample_order(filling.data_pass, given.samples, given.cycles)
-    by_length = order[_stable_order(given.lengths[key][order])]
-    counts = np.bincount(given.buckets, minlength=len(filling.rows))
+    order = sample_order(filling.data_pass, candidates.samples, candidates.cycles)
+    by_length = order[_stable_order(candidates.lengths[key][order])]
+    # From counts alone, as when the epoch was opened: the batch numbers depend on both giving the same groups.
+    counts = np.bincount(candidates.buckets, minlength=len(filling.rows))
     groups = groups_needed(counts[None], filling.rows, filling.group, filling.subs)[0]
     capacity = groups * filling.rows * filling.group
-    bucket, sizes = _filled(given.buckets, by_length, capacity, filling.subs)
+    bucket, sizes = _filled(candidates.buckets, by_length, capacity, filling.subs)
     order = by_length if filling.data_pass.order == "sorted" else order
-    return _served(filling, given, order[_stable_order(bucket[order])], (groups, sizes))
+    return _served(filling, candidates, order[_stable_order(bucket[order])], (groups, sizes))
 
 
 def _filled(own: Integers, by_length: Integers, capacity: Integers, subs: int) -> tuple[Integers, Integers]:
@@ -123,7 +129,7 @@ def _filled(own: Integers, by_length: Integers, capacity: Integers, subs: int) -
     return bucket, sizes
 
 
-def _served(filling: Filling, given: Candidates, order: Integers, filled: tuple[Integers, Integers]) -> WindowPlan:
+def _served(filling: Filling, candidates: Candidates, order: Integers, filled: tuple[Integers, Integers]) -> WindowPlan:
     """Cut the filled buckets into groups, in the order in which they are served."""
     groups, sizes = filled
     buckets = np.repeat(np.arange(len(groups)), groups)
@@ -131,7 +137,7 @@ def _served(filling: Filling, given: Candidates, order: Integers, filled: tuple[
     full = (filling.rows * filling.group)[buckets]
     ends = np.cumsum(sizes)[buckets]
     starts = np.repeat(np.cumsum(sizes) - sizes, groups) + within * full
-    samples = given.samples[order]
+    samples = candidates.samples[order]
     runs = max(1, len(samples) // filling.laplace_samples)
     turn = group_order(filling.data_pass, filling.window, buckets, samples[starts], runs)
     return WindowPlan(
@@ -140,25 +146,25 @@ def _served(filling: Filling, given: Candidates, order: Integers, filled: tuple[
         stops=np.minimum(starts + full, ends)[turn],
         buckets=buckets[turn],
         rows=filling.rows[buckets[turn]],
-        longest={of: np.maximum.reduceat(lengths[order], starts)[turn] for of, lengths in given.lengths.items()},
+        longest={of: np.maximum.reduceat(lengths[order], starts)[turn] for of, lengths in candidates.lengths.items()},
     )
 
 
-def in_sequence(filling: Filling, given: Candidates, limits: Limits, edges: Integers) -> WindowPlan:
+def in_sequence(filling: Filling, candidates: Candidates, limits: Limits, edges: Integers) -> WindowPlan:
     """Batch in plain order: a group ends where one more sample would exceed the budget; buckets only name its shape."""
-    order = _laplace_or_plain(filling, given, limits.key)
-    lengths = {key: limits.padded(of[order]) for key, of in given.lengths.items()}
+    order = _laplace_or_plain(filling, candidates, limits.key)
+    lengths = {key: limits.padded(of[order]) for key, of in candidates.lengths.items()}
     starts, rows = [], []
     start = 0
     while start < len(order):
-        taken_samples, rows_taken = _next_group(lengths, start, filling.group, limits)
+        samples, batch_rows = _next_group(lengths, start, filling.group, limits)
         starts.append(start)
-        rows.append(rows_taken)
-        start += taken_samples
+        rows.append(batch_rows)
+        start += samples
     first = np.array(starts, np.int64)
-    longest = {key: np.maximum.reduceat(given.lengths[key][order], first) if starts else first for key in lengths}
+    longest = {key: np.maximum.reduceat(candidates.lengths[key][order], first) if starts else first for key in lengths}
     return WindowPlan(
-        samples=given.samples[order],
+        samples=candidates.samples[order],
         starts=first,
         stops=np.append(first[1:], len(order)),
         buckets=np.searchsorted(edges, limits.padded(longest[limits.key])),
@@ -181,10 +187,10 @@ def _next_group(lengths: Mapping[str, Integers], start: int, group: int, limits:
     return fits, min(int(rows[fits - 1]), needed)
 
 
-def _laplace_or_plain(filling: Filling, given: Candidates, key: str) -> Integers:
+def _laplace_or_plain(filling: Filling, candidates: Candidates, key: str) -> Integers:
     """Return the order of samples: sorted, in runs of alternately rising and falling length, or as in the pass."""
-    order = sample_order(filling.data_pass, given.samples, given.cycles)
-    lengths = given.lengths[key][order]
+    order = sample_order(filling.data_pass, candidates.samples, candidates.cycles)
+    lengths = candidates.lengths[key][order]
     if filling.data_pass.order == "sorted":
         return order[_stable_order(lengths)]
     if filling.data_pass.order == "laplace":

@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from shared.errors import MachineError
 from shared.memory import boot_id
+from shared.stores.own_files import open_own
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,10 +113,10 @@ def is_settled(status: os.stat_result) -> bool:
 
 def _opened(place: Path | None) -> _Memory:
     """Return a memory in a file that processes share, or one of this process alone if the file cannot be opened."""
-    # O_NOFOLLOW: another user may have planted a link in the state folder.
     if place is not None:
-        with contextlib.suppress(OSError):
-            return _Memory(os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), _ROWS)
+        # A link that another user planted in the state folder is as good as no file.
+        with contextlib.suppress(OSError, MachineError):
+            return _Memory(open_own(place, os.O_RDWR | os.O_CREAT, 0o600), _ROWS)
     return _Memory(os.memfd_create(_NAME), _ROWS_IN_MEMORY)
 
 

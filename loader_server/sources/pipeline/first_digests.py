@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from shared.errors import MachineError
 from shared.logs import Log
-from shared.system.own_files import open_own
+from shared.stores.own_files import open_own
 
 if TYPE_CHECKING:
     from pathlib import Path

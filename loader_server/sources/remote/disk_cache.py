@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.errors import MachineError, ReadError
+from shared.errors import ReadError
+from shared.stores.eviction import evict, remove_unlocked, stored_files
+from shared.stores.locks import has_name, lock, locked
+from shared.stores.own_files import open_own
 from shared.system.closed_places import why_closed
-from shared.system.own_files import open_own
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
 
 __all__ = ["MAPPED", "DiskCache"]
 
@@ -69,7 +70,7 @@ class DiskCache:
         handle = self.find(key)
         if handle is None:
             return None
-        fcntl.flock(handle, fcntl.LOCK_SH)
+        lock(handle, wait=True, shared=True)
         # Eviction may have come between opening and locking: then the file has lost its name, and is empty unless
         # mapped.
         if os.fstat(handle).st_nlink:
@@ -84,7 +85,7 @@ class DiskCache:
         handle = open_own(path, os.O_RDWR | os.O_CREAT)
         # A sweep may have removed the file between opening and locking: the next process would create and lock another
         # file of this name, and there would be two leaders.
-        if _lock(handle, wait=False) and _is_at(path, handle):
+        if lock(handle, wait=False) and has_name(handle, path):
             return handle
         os.close(handle)
         return None
@@ -92,19 +93,19 @@ class DiskCache:
     def make(self, key: str, nbytes: int, fill: Callable[[int], None], *, wait: bool = True) -> bool:
         """Make sure that the entry exists: `fill` writes it into an open file of `nbytes` bytes.
 
-        If another process is making it, wait for that, or return False at once if not `wait`. Raise a ReadError if
-        there is no room or the folder cannot be used.
+        If another process is making it, wait until it is done, or return False at once if not `wait`. Raise a ReadError
+        if there is no room or the folder cannot be used.
         """
         self._prepare()
         entry, underway = self._entry(key), self._underway / key
         while not entry.exists():
             handle = open_own(underway, os.O_RDWR | os.O_CREAT)
             try:
-                if not _lock(handle, wait=wait):
+                if not lock(handle, wait=wait):
                     return False
                 # While we waited for the lock, the other process renamed this file to the entry or, if it failed,
                 # removed it. Then the descriptor is of a file that nobody would find: look again.
-                if _is_at(underway, handle):
+                if has_name(handle, underway):
                     self._fill(entry, underway, handle, nbytes, fill)
             finally:
                 os.close(handle)
@@ -151,9 +152,7 @@ class DiskCache:
         """Reserve room for `nbytes` on the disk and in the ledger; raise a ReadError if the cache is too small."""
         if nbytes > self.most_bytes:
             raise self.too_small(nbytes)
-        ledger = open_own(self._ledger, os.O_RDWR | os.O_CREAT)
-        try:
-            _lock(ledger, wait=True)
+        with locked(self._ledger) as ledger:
             total = int(os.pread(ledger, 32, 0) or -1)
             # An empty ledger (-1) is new: count what is there.
             if total < 0 or total + nbytes > self.most_bytes:
@@ -162,8 +161,6 @@ class DiskCache:
                 os.posix_fallocate(handle, 0, nbytes)
             # If we fail from here on, the room stays in the ledger until somebody counts again.
             os.pwrite(ledger, b"%-32d" % (total + nbytes), 0)
-        finally:
-            os.close(ledger)
 
     def _evict(self, nbytes: int) -> int:
         """Remove the least recently used entries until `nbytes` bytes fit; return the bytes that are left.
@@ -171,21 +168,19 @@ class DiskCache:
         Entries that somebody holds stay. Raise a ReadError if what stays leaves too little room.
         """
         underway = self._sweep()
-        found = sorted(_files_below(self._entries))
-        total = underway + sum(size for _, size, _ in found)
+        entries = [entry for folder in self._entries.iterdir() for entry in stored_files(folder)]
+        total = underway + sum(size for _, size, _ in entries)
         # The ledger may have been too high: if the count shows that there is room, nothing is evicted.
-        wanted = self.most_bytes - nbytes - (self.most_bytes * _FREED if total + nbytes > self.most_bytes else 0)
-        for _, size, path in found:
-            if total <= max(wanted, 0):
-                break
-            total -= size * _remove(path)
+        if total + nbytes > self.most_bytes:
+            wanted = self.most_bytes - nbytes - self.most_bytes * _FREED
+            total -= evict(entries, total - int(max(wanted, 0)), _remove)
         if total + nbytes > self.most_bytes:
             raise self.too_small(total + nbytes)
         return total
 
     def _sweep(self) -> int:
         """Remove unfinished entries that nobody is making; return the bytes of the rest."""
-        return sum(size for _, size, path in _files_of(self._underway) if not _remove(path))
+        return sum(size for _, size, path in stored_files(self._underway) if not _remove(path))
 
     def too_small(self, needed: int) -> ReadError:
         """Return the error for a cache that cannot hold what is in use at once."""
@@ -206,61 +201,6 @@ class DiskCache:
         )
 
 
-def _lock(handle: int, *, wait: bool) -> bool:
-    """Lock an open file and return True; if another process has it locked, wait for it, or return False."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_at(path: Path, handle: int) -> bool:
-    """Return whether this path is still a name of the open file."""
-    try:
-        return path.stat().st_ino == os.fstat(handle).st_ino
-    except FileNotFoundError:
-        return False
-
-
 def _remove(path: str) -> bool:
-    """Remove a file unless somebody has it locked; return whether it is gone.
-
-    Its bytes are freed at once, even if others have it open, except those of entries that may be mapped.
-    """
-    try:
-        handle = open_own(path, os.O_RDWR)
-    except FileNotFoundError:
-        return True
-    except MachineError:  # somebody planted a link: remove it, and leave its target as it is
-        os.unlink(path)
-        return True
-    try:
-        if not _lock(handle, wait=False):
-            return False
-        if not _is_at(Path(path), handle):  # the process that had it locked has renamed or removed it
-            return True
-        os.unlink(path)  # faster than pathlib, for very many entries
-        if not path.endswith(MAPPED):
-            os.ftruncate(handle, 0)
-    except FileNotFoundError:
-        return True
-    finally:
-        os.close(handle)
-    return True
-
-
-def _files_below(folder: Path) -> Iterator[tuple[int, int, str]]:
-    """Yield the files of all sub-folders, as `_files_of` does."""
-    with os.scandir(folder) as folders:
-        for one in folders:
-            yield from _files_of(one.path)
-
-
-def _files_of(folder: str | Path) -> Iterator[tuple[int, int, str]]:
-    """Yield each file's time of last use, size and path; files that vanish meanwhile are skipped."""
-    with os.scandir(folder) as files:
-        for file in files:
-            with contextlib.suppress(FileNotFoundError):
-                status = file.stat()
-                yield status.st_mtime_ns, status.st_size, file.path
+    """Remove an entry unless somebody holds it; return whether it is gone."""
+    return remove_unlocked(path, truncate=not path.endswith(MAPPED))

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from loader_server.building.builder import Builder
-from loader_server.building.exhaustion import ExhaustedError
 from loader_server.building.fallbacks import FALLBACK_REASONS
 from loader_server.building.quarantine import Quarantine
+from loader_server.building.trial_rule import ExhaustedError
 from loader_server.sources.batch_columns import Ragged
 from loader_server.sources.files import patience
 from loader_server.transforms import transform

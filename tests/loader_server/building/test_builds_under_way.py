@@ -10,8 +10,7 @@ import pytest
 
 from loader_server.building import build_thread
 from loader_server.building.builder import Builder
-from loader_server.building.prepared import Prepared, UnreadError, unwatched
-from loader_server.building.read_ahead import PendingRead
+from loader_server.building.read_ahead import PendingRead, Prepared, UnreadError, unwatched
 from shared.errors import ReadError
 from tests.support.in_memory import GatheringSource, MemorySource
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader_server.planning import PLANNER_VERSION, Plan, tally
+from loader_server.planning import PLANNER_VERSION, OrdinalPlan, Plan, tally
 from shared.errors import DataError, SettingsError
 from shared.hashing import fingerprint
 from shared.rounds import rounds
+from shared.wire.layout import BucketShape
 from tests.loader_server.planning.tables import RATES, Lengths, Memory, batches_of, log_normal, plan_of, settings_of
 
 SPEECH = log_normal(3_000)
@@ -121,8 +122,8 @@ def test_windows_of_a_large_corpus_share_the_epoch():
     epoch = plan.epoch(0, 4)
     batches = batches_of(epoch)
     assert sorted(samples_of(batches)) == list(range(20_000))
-    assert epoch.window_of(0) == 0
-    assert epoch.window_of(epoch.batches - 1) == 9
+    assert epoch._place(0)[0] == 0
+    assert epoch._place(epoch.batches - 1)[0] == 9
     assert [epoch.batches <= plan.most_batches(4) for epoch in (plan.epoch(number, 4) for number in range(5))] == [
         True
     ] * 5
@@ -426,3 +427,30 @@ def test_sub_buckets_need_another_key_and_buckets():
         plan_of(both, sub_buckets={"txt": 3})
     with pytest.raises(SettingsError, match=r"sub_buckets = \{ text = 3 \}"):
         plan_of(both, sub_buckets={"text": 1})
+
+
+# --- batches that are made whole ---
+
+LARGEST = BucketShape(rows=1, lengths={"tokens:values": 9})
+
+
+def ordinal_plan(**other):
+    return OrdinalPlan(**{"producers": 3, "elements": 5, "largest": LARGEST, "made_from": ("index",), **other})
+
+
+def test_an_epoch_has_room_for_every_shard_in_whole_groups():
+    assert [ordinal_plan().epoch(epoch, 1).batches for epoch in range(3)] == [15, 15, 15]
+    assert (ordinal_plan().most_batches(4), ordinal_plan().epoch(7, 4).batches) == (16, 16)
+    assert ordinal_plan().objection(4096) is None
+
+
+def test_a_batch_has_its_number_and_the_largest_shape():
+    batch = ordinal_plan().epoch(2, 1).batch(14)
+    assert (batch.samples.tolist(), batch.shape) == ([14], LARGEST)
+
+
+def test_what_decides_the_batches_is_in_the_digest():
+    others = ({}, {"producers": 5}, {"elements": 6}, {"made_from": ("other",)})
+    digests = {ordinal_plan(**other).digest for other in others}
+    assert len(digests) == 4
+    assert ordinal_plan().digest == ordinal_plan().digest

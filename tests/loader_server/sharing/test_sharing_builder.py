@@ -11,9 +11,9 @@ import pytest
 
 from loader_server.building.builder import Builder
 from loader_server.building.culprits import culprit_key
-from loader_server.building.exhaustion import ExhaustedError
-from loader_server.building.prepared import Prepared, UnreadError
 from loader_server.building.quarantine import Quarantine
+from loader_server.building.read_ahead import Prepared, UnreadError
+from loader_server.building.trial_rule import ExhaustedError
 from loader_server.sharing.sharing_builder import SharingBuilder
 from loader_server.sharing.shelf import Shelf, make_shelf
 from tests.support.in_memory import GatheringSource, MemorySource, MemoryStream, Steps, memory_want

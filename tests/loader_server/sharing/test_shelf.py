@@ -14,6 +14,7 @@ import pytest
 from loader_server.sharing import shelf as module
 from loader_server.sharing.shelf import KEY_BYTES, Shelf, make_shelf
 from shared.hashing import digest64
+from shared.stores.locks import lock_byte, unlock_byte
 from tests.support.loaders import ROOT
 
 if TYPE_CHECKING:
@@ -226,10 +227,10 @@ def test_nobody_waits_for_who_is_stopped_while_it_takes_room(
 ) -> None:
     one, other = opened(), opened()
     monkeypatch.setattr(module, "_PAUSE_S", 0.0)
-    assert one._lock(module._ROOM_BYTE)
+    assert lock_byte(one._handle, module._ROOM_BYTE)
     assert not put(other, 1)
     assert other.find(key(1)) is None
-    one._unlock(module._ROOM_BYTE)
+    unlock_byte(one._handle, module._ROOM_BYTE)
     assert put(other, 1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loader_server.building.exhaustion import ExhaustedError
+from loader_server.building.trial_rule import ExhaustedError
 from loader_server.worker import refusals
 from shared.errors import MachineError, ReadError
 from shared.wire.codec import decode, encode

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shared.errors import DataError
-from shared.system.own_files import draft_of, open_own, replacing
+from shared.stores.own_files import draft_of, open_own, replacing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loader_server.sources.remote import disk_cache
 from loader_server.sources.remote.disk_cache import MAPPED, DiskCache
 from shared.errors import MachineError, ReadError
+from shared.stores import eviction
 from tests.support.another_user import as_another_user, folder_for_all
 from tests.support.disk import small_disk
 
@@ -211,7 +211,7 @@ def test_what_is_finished_while_it_is_swept_keeps_its_bytes(tmp_path: Path, monk
             half.touch()
         return not wait
 
-    monkeypatch.setattr(disk_cache, "_lock", lock)
+    monkeypatch.setattr(eviction, "lock", lock)
     cache._sweep()
     assert content(cache, "aa7") == b"whole"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shared.errors import MachineError
-from shared.system.own_files import draft_of, open_own, refuse_linked_folder, replacing
+from shared.stores.own_files import draft_of, open_own, refuse_linked_folder, replacing, sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +64,23 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == [place]
 
 
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_file_is_on_the_disk_before_it_has_its_name_if_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool
+) -> None:
+    there: list[bool] = []
+    monkeypatch.setattr("os.fsync", lambda _file: there.append((tmp_path / "place").exists()))
+    with replacing(tmp_path / "place", sync=sync) as file:
+        file.write(b"whole")
+    assert there == ([False] if sync else [])
+    assert (tmp_path / "place").read_bytes() == b"whole"
+
+
+def test_a_new_file_has_the_rights_that_were_named(tmp_path: Path) -> None:
+    os.close(open_own(tmp_path / "ours", os.O_RDWR | os.O_CREAT, 0o600))
+    assert (tmp_path / "ours").stat().st_mode & 0o777 == 0o600
+
+
 def test_a_link_in_the_place_of_a_file_or_its_draft_is_not_followed(tmp_path: Path) -> None:
     other, place, draft = tmp_path / "other", tmp_path / "place", tmp_path / "draft"
     other.write_bytes(b"of somebody else's")
@@ -88,3 +105,12 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(MachineError, match="link: expected a file or folder that only Stoker makes, got a link"):
         refuse_linked_folder(tmp_path / "link")
+
+
+def test_a_folder_is_synced_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr("os.fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}")))  # noqa: PTH115
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    sync_folder(tmp_path)
+    assert synced == [str(tmp_path)]
+    assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

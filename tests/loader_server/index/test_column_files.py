@@ -1,4 +1,4 @@
-"""Bad rows go to a file: all of them, as they were, and without growing in memory."""
+"""Columns and bad rows go to files: all of them, as they were, mapped when read, and without growing in memory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
-from loader_server.index.bad_rows import BadRowsWriter, first_bad_rows
+from loader_server.index.column_files import (
+    BadRowsWriter,
+    ColumnWriter,
+    StringsWriter,
+    first_bad_rows,
+    mapped,
+    open_strings,
+)
 from loader_server.index.make import IndexRequest, make_index
 from loader_server.sources import BadRow, Found, Inventory, Source
 from loader_server.sources.table import SourceSpec
@@ -91,3 +100,39 @@ def _peak(folder: Path, rows: int, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_memory_does_not_grow_with_the_number_of_bad_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few, many = (_peak(tmp_path, rows, monkeypatch) for rows in (2_000, 10_000))
     assert many < few + 500_000  # the 8 000 more would take 1.7 MB
+
+
+# --- columns ---
+
+
+@given(parts=st.lists(st.lists(st.integers(-(2**63), 2**63 - 1))))
+def test_numbers_come_back(parts, tmp_path_factory):
+    path = tmp_path_factory.mktemp("columns") / "numbers.npy"
+    writer = ColumnWriter(path, "int64")
+    for part in parts:
+        writer.append(part)
+    writer.close()
+    assert mapped(path).tolist() == [number for part in parts for number in part]
+    assert np.load(path, allow_pickle=False).dtype == np.int64
+
+
+@given(parts=st.lists(st.lists(st.text(st.characters(codec="utf-8")))))
+def test_strings_come_back(parts, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("columns")
+    writer = StringsWriter(folder, "words")
+    for part in parts:
+        writer.append(part)
+    writer.close()
+    words = [word for part in parts for word in part]
+    column = open_strings(folder, "words")
+    assert len(column) == len(words)
+    assert [column[row] for row in range(len(column))] == words
+
+
+def test_reading_maps_the_file_and_copies_nothing(tmp_path):
+    writer = ColumnWriter(tmp_path / "n.npy", "int64")
+    writer.append(range(1000))
+    writer.close()
+    column = mapped(tmp_path / "n.npy")
+    assert not column.flags.owndata
+    assert not column.flags.writeable

@@ -21,13 +21,17 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
-__all__ = ["draft_of", "open_own", "refuse_linked_folder", "replacing"]
+__all__ = ["draft_of", "open_own", "refuse_linked_folder", "replacing", "sync_folder"]
 
 
-def open_own(path: Path | str, flags: int) -> int:
-    """Open a file of ours and return its descriptor; raise MachineError if something else is in its place."""
+def open_own(path: Path | str, flags: int, mode: int = 0o644) -> int:
+    """Open a file of ours and return its descriptor; raise MachineError if something else is in its place.
+
+    `mode` are the rights of a file that is made by this. Raise OSError as `os.open` does.
+    """
+    # Without O_NONBLOCK, opening a pipe that somebody planted would wait for its other end for ever.
     try:
-        number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe that nobody reads
             raise _planted(path, "a link" if error.errno == errno.ELOOP else "a pipe") from None
@@ -49,22 +53,32 @@ def draft_of(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, draft: Path | None = None) -> Iterator[IO[bytes]]:
+def replacing(path: Path, draft: Path | None = None, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """Open a draft that replaces `path` at the end of the block: synced and whole, or not at all.
 
-    `draft` is its name if it is to be made in another folder than `path`.
+    `draft` is its name if it is to be made in another folder than `path`. Without `sync` a power cut may leave a torn
+    file under the final name: only for content that is checked when it is read.
     """
     draft = draft or draft_of(path)
     try:
         with draft.open("x+b") as file:
             yield file
-            # Before the rename, or a power cut could leave the new name with an empty file.
             file.flush()
-            os.fsync(file.fileno())
+            if sync:  # before the rename, or a power cut could leave the new name with an empty file
+                os.fsync(file.fileno())
         draft.replace(path)
     except BaseException:  # re-raised, an interrupt too: the draft must not stay
         draft.unlink(missing_ok=True)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk has the names in a folder: a file that is synced may still lose its name in a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def refuse_linked_folder(folder: Path) -> None:
