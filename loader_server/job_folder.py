@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loader_server.fleet.joined_folder import JoinedFolder
+from loader_server.fleet.host_folder import JoinedFolder
 from shared.errors import SettingsError
 from shared.settings.job import parse_job
 from shared.system.closed_places import refuse_closed

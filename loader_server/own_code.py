@@ -21,7 +21,7 @@ from importlib.abc import PathEntryFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loader_server.installed import said_of, version_of
+from loader_server.installed import metadata_field, version_of
 from shared.hashing import fingerprint
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _names_in(tree: ast.Module, package: str) -> Iterator[str]:
 
 def _versions(top: str) -> dict[str, str]:
     """Return the versions of the packages that an installed module belongs to."""
-    names = [said_of(distribution, "Name") for distribution in _distributions().get(top, ())]
+    names = [metadata_field(distribution, "Name") for distribution in _distributions().get(top, ())]
     return {name: version_of(name) for name in names}
 
 

@@ -14,22 +14,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["progress_bar", "said_if_slow"]
+__all__ = ["progress_bar", "warn_if_slow"]
 
 #: Work that takes longer is announced. A look at files may rightly take a second.
 _SLOW_S = 2.0
 
 
 @contextmanager
-def said_if_slow(what: str, after_s: float = _SLOW_S) -> Iterator[None]:
+def warn_if_slow(work: str, after_s: float = _SLOW_S) -> Iterator[None]:
     """Print a line if the work takes longer than this: a disk that is gone may block it for ever."""
-
-    def say() -> None:
-        print(
-            f"loader-server: {what} takes longer than {after_s:g} s; do all disks answer?", file=sys.stderr, flush=True
-        )
-
-    timer = Timer(after_s, say)
+    line = f"loader-server: {work} takes longer than {after_s:g} s; do all disks answer?"
+    # From another thread, because this one may be blocked.
+    timer = Timer(after_s, print, (line,), {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()
     try:

@@ -18,7 +18,7 @@ import zmq
 
 from loader_server import metrics
 from loader_server.building.deadline import let_deadlines_end_us
-from loader_server.fleet.joined_folder import JoinedFolder
+from loader_server.fleet.host_folder import JoinedFolder
 from loader_server.job_file import read_job
 from loader_server.machine.oom_score import WORKER_OFFER, offer_once
 from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_more

@@ -2,7 +2,7 @@
 
 A strip shows a spectrogram, a wave or tokens. Rules: the picture shows the numbers of the batch. Padding is hatched, so
 that it is not taken for zeros of the data; a masked row is named in red with the reason; packed samples are separated
-by lines and numbered. Keys without steps, or with too many axes, are left out, and the picture says so. matplotlib is
+by lines and numbered. Keys without steps, or with too many axes, are left out and named in the title. matplotlib is
 imported only to draw.
 """
 
@@ -59,7 +59,7 @@ def draw(batch: ShownBatch, path: Path) -> list[str]:
         for row in range(rows):
             _draw_row(axes[row, column], batch, field, row)
     for row in range(rows):
-        _label(axes[row, 0], [one for one in batch.samples if one.row == row], row)
+        _label(axes[row, 0], [sample for sample in batch.samples if sample.row == row], row)
     left_out = [f"{field.key} ({_why_not(field)})" for field in batch.stream.chain.fields if not _is_drawn(field)]
     without = f"\nwithout {', '.join(left_out)}" if left_out else ""
     figure.suptitle(_headline(batch, rows) + without, fontsize=11)
@@ -148,9 +148,9 @@ def _span(batch: NDArray[Any]) -> tuple[float, float]:
     return (low, high) if low < high else (low - 0.5, high + 0.5)
 
 
-def _label(axes: Any, here: list[ShownSample], row: int) -> None:
-    bad = [one.error for one in here if one.error is not None]
-    names = ", ".join(one.name for one in here) or "no sample"
-    text = f"{row}: {names[-_MOST_NAME:]}" + (f"\nmasked: {bad[0].reason}" if bad else "")
-    colour = "tab:red" if bad else "0.6" if not here else "black"
+def _label(axes: Any, samples: list[ShownSample], row: int) -> None:
+    errors = [sample.error for sample in samples if sample.error is not None]
+    names = ", ".join(sample.name for sample in samples) or "no sample"
+    text = f"{row}: {names[-_MOST_NAME:]}" + (f"\nmasked: {errors[0].reason}" if errors else "")
+    colour = "tab:red" if errors else "0.6" if not samples else "black"
     axes.set_ylabel(text, rotation=0, ha="right", va="center", fontsize=7, color=colour)

@@ -21,7 +21,7 @@ from loader_server.commands.statistics import make_statistics
 from loader_server.coordinator.service import open_coordinator
 from loader_server.fleet import joining
 from loader_server.fleet.bundle import Bundle, bundle_files
-from loader_server.fleet.joining import JoinSettings, fetch, join
+from loader_server.fleet.job_joining import JoinSettings, fetch, join
 from loader_server.job_file import JobFile
 from loader_server.job_folder import JobFolder
 from loader_server.stream import Stream

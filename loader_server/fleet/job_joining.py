@@ -18,8 +18,7 @@ import zmq
 
 from loader_server.fleet.bundle_folder import BundleFolder, locked
 from loader_server.fleet.fetching import Fetching
-from loader_server.fleet.host_folder import HostFolder
-from loader_server.fleet.joined_folder import JoinedFolder
+from loader_server.fleet.host_folder import HostFolder, JoinedFolder
 from loader_server.fleet.manifest import CODE, GRAPHS, INDEX, JOB_FILE
 from loader_server.fleet.old_bundles import remove_old_bundles
 from loader_server.index.folder import read_meta

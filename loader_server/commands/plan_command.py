@@ -6,7 +6,6 @@ It only reads job file, index and plan. What it prints is made in `plan_report`.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -17,66 +16,58 @@ from loader_server.commands import plan_report
 from loader_server.commands.data_notes import lines_of, notes_of
 from loader_server.commands.progress import progress_bar
 from loader_server.fleet.bundle import bundle_nbytes
+from loader_server.job_file import read_job
 from loader_server.stream import Stream
 from shared.errors import SettingsError
 from shared.settings.values import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    import argparse
 
-    from loader_server.index.joined import OpenedSource
     from loader_server.job_file import JobFile
 
-__all__ = ["PlanQuestion", "found", "open_stream", "places_table", "show"]
+__all__ = ["find_sample", "open_stream", "places_table", "run"]
 
 #: Limit of names that are compared with an unknown one for a suggestion.
 _COMPARED = 20_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanQuestion:
-    """The options of the command."""
+def run(options: argparse.Namespace) -> int:
+    """Print the plan of one stream, and return the exit code.
 
-    stream: str
-    group: int
-    epoch: int
-    find: str
-    other: JobFile | None
-    plot: Path | None
-    as_json: bool
-
-
-def show(job: JobFile, asked: PlanQuestion) -> None:
-    """Print the plan of one stream; with `find`, where a sample is; with `other`, the difference to another job."""
-    stream = open_stream(job, asked.stream)
-    answer: dict[str, Any]
-    tables: tuple[Table, ...]
+    With `find`, print the places of a sample instead; with `diff`, the difference to another job. Raises SettingsError
+    for a stream, sample or group that the job does not have.
+    """
+    job = read_job(options.job)
+    group = options.group or job.settings.group or 1
+    stream = open_stream(job, options.stream)
     lines: list[str] = []
-    if asked.find:
-        answer = found(stream, asked.find, asked.group, asked.epoch)
+    if options.find:
+        answer = find_sample(stream, options.find, group, options.epoch)
         tables = (places_table(answer),)
     else:
-        answer = _facts(stream, asked)
-        fetched = bundle_nbytes(job)
-        if fetched is not None and asked.other is None:
-            answer["bundle"] = {"bytes": fetched, "most": job.settings.bundle_bytes}
+        answer = _facts(stream, group, options.epoch) | (_bundle_facts(job) if options.diff is None else {})
         tables = plan_report.tables(answer)
         notes = answer.get("notes", {})
         lines = [f"{title}: {line}" for title, of_source in notes.items() for line in lines_of(of_source)]
-    if asked.other is not None:
-        other = _facts(open_stream(asked.other, asked.stream), asked)
+    if options.diff is not None:
+        other = _facts(open_stream(read_job(options.diff), options.stream), group, options.epoch)
         changed = plan_report.diff(answer, other)
         answer = {path: list(values) for path, values in changed.items()}
         tables, lines = (plan_report.diff_table(changed),), []
-    if asked.as_json:
+    _print(answer, tables, lines, as_json=options.json)
+    if options.plot is not None:  # last, because matplotlib may be missing
+        plan_report.plot(stream.plan, options.plot)
+    return 0
+
+
+def _print(answer: dict[str, Any], tables: tuple[Table, ...], lines: list[str], *, as_json: bool) -> None:
+    if as_json:
         print(json.dumps(answer))
     else:
         Console().print(*tables, sep="\n")
         for line in lines:
             print(line)
-    if asked.plot is not None:  # last, because matplotlib may be missing
-        plan_report.plot(stream.plan, asked.plot)
 
 
 def open_stream(job: JobFile, name: str) -> Stream:
@@ -102,36 +93,40 @@ def open_stream(job: JobFile, name: str) -> Stream:
         return Stream(job, name, progress)
 
 
-def _facts(stream: Stream, asked: PlanQuestion) -> dict[str, Any]:
+def _facts(stream: Stream, group: int, epoch: int) -> dict[str, Any]:
     """Return the facts of the plan and notes on its data, with the digest that cursors and `status` show."""
-    notes = {title: found for title, opened in _titled(stream) if (found := notes_of(stream.chain, opened))}
-    facts = {"digest": stream.digest} | plan_report.facts(stream.plan, asked.group, asked.epoch)
+    notes = {}
+    for opened in stream.sources:
+        # The title that `index` gives it, by which two job files can be compared.
+        title = stream.name if len(stream.sources) == 1 else f"{stream.name}, {opened.index.folder.name}"
+        notes[title] = notes_of(stream.chain, opened)
+    notes = {title: of_source for title, of_source in notes.items() if of_source}
+    facts = {"digest": stream.digest} | plan_report.facts(stream.plan, group, epoch)
     return facts | ({"notes": notes} if notes else {})
 
 
-def _titled(stream: Stream) -> Iterator[tuple[str, OpenedSource]]:
-    """Yield each source with the title that `index` gives it, by which two job files can be compared."""
-    for opened in stream.sources:
-        yield stream.name if len(stream.sources) == 1 else f"{stream.name}, {opened.index.folder.name}", opened
+def _bundle_facts(job: JobFile) -> dict[str, Any]:
+    """Return how much a host that joins the job fetches; nothing if that is not known."""
+    nbytes = bundle_nbytes(job)
+    return {} if nbytes is None else {"bundle": {"bytes": nbytes, "most": job.settings.bundle_bytes}}
 
 
-def found(stream: Stream, name: str, group: int, epoch: int) -> dict[str, Any]:
+def find_sample(stream: Stream, name: str, group: int, epoch: int) -> dict[str, Any]:
     """Return the places in an epoch of the sample with this name.
 
     Raises SettingsError if there is no such sample; the nearest name is suggested.
     """
     source = stream.source
-    sample = next((one for one in range(source.samples) if source.name(one) == name), None)
+    sample = next((number for number in range(source.samples) if source.name(number) == name), None)
     if sample is None:
-        names = islice((source.name(one) for one in range(source.samples)), _COMPARED)
+        names = islice((source.name(number) for number in range(source.samples)), _COMPARED)
         raise SettingsError(
             expected="the name of a sample" + nearest(name, names),
             got=name,
             where=f"index of {stream.name}",
             remedy=f'Names are as the source has them, such as "{source.name(0)}".',
         )
-    answer = plan_report.find(stream.plan, sample, group, epoch)
-    return {"name": name, **answer}
+    return {"name": name} | plan_report.find(stream.plan, sample, group, epoch)
 
 
 def places_table(answer: dict[str, Any]) -> Table:

@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from loader_server.cli import main
-from loader_server.commands.recall import recall
+from loader_server.commands.remembered import recall
 from loader_server.coordinator.events import Advanced, CulpritFound
 from loader_server.coordinator.journal import Journal
 from loader_server.job_file import JobFile
