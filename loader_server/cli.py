@@ -60,6 +60,7 @@ def _run(command: Command, options: argparse.Namespace) -> int:
 
     A process of a job ends with its parent, and reports the error that ends it to its parent as well.
     """
+    # Before the slow imports: if the parent is killed meanwhile, nobody else would end this process.
     if getattr(options, "parent", 0):
         from loader_server.machine.processes import end_with_parent  # imports libzmq, which `--help` need not wait for
 
@@ -115,7 +116,7 @@ def _import_for_children(*services: str) -> None:
 
 
 def be_nursery(socket_fd: int, owner_pid: int) -> None:
-    """Be the successor of a supervisor's nursery that has died, and end this process, which was started for that."""
+    """Be the successor of a supervisor's nursery that has died, until the supervisor ends; then end this process."""
     from loader_server.machine.nursery import serve_owner
     from loader_server.machine.processes import end_with_parent
 

@@ -69,8 +69,7 @@ class JobFolder:
 
     def refuse_closed(self, folder: Path) -> None:
         """Raise a SettingsError if this user cannot write into `folder`, which is the state folder or below it."""
-        where = "--state" if self.joined is not None else f"{self.path}, [job], state"
-        refuse_closed(folder, where=where)
+        refuse_closed(folder, where="--state" if self.joined is not None else f"{self.path}, [job], state")
 
     @property
     def index_root(self) -> Path:

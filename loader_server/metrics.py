@@ -296,24 +296,24 @@ UNSENT_BYTES = _worker.gauge(
 def coordinator_metrics(coordinator: Coordinator) -> Iterator[MetricSamples]:
     """Yield the metrics of a coordinator and its job."""
     report, counts = coordinator.report, coordinator.counts
-    yield MetricSamples.one(GARBAGE, coordinator.garbage)
-    yield MetricSamples.one(ATTACHES, counts.attaches)
-    yield MetricSamples.one(REFUSALS, counts.refusals)
-    yield MetricSamples.one(SUPERSEDED, counts.superseded)
-    yield MetricSamples.one(WORKERS_GONE, counts.workers_gone)
-    yield MetricSamples.one(STALE_MESSAGES, counts.stale)
-    yield MetricSamples.one(UNSENDABLE, coordinator.unsendable)
-    yield MetricSamples.one(JOURNAL_ERRORS, coordinator.writer.errors)
-    yield MetricSamples.one(JOURNAL_WAITING, coordinator.writer.waiting)
-    yield MetricSamples.one(JOURNAL_LOST, bool(coordinator.writer.lost))
-    yield MetricSamples.one(WORKERS, len(report["workers"]))
+    numbers = {
+        GARBAGE: coordinator.garbage,
+        ATTACHES: counts.attaches,
+        REFUSALS: counts.refusals,
+        SUPERSEDED: counts.superseded,
+        WORKERS_GONE: counts.workers_gone,
+        STALE_MESSAGES: counts.stale,
+        UNSENDABLE: coordinator.unsendable,
+        JOURNAL_ERRORS: coordinator.writer.errors,
+        JOURNAL_WAITING: coordinator.writer.waiting,
+        JOURNAL_LOST: bool(coordinator.writer.lost),
+        WORKERS: len(report["workers"]),
+    }
+    yield from map(MetricSamples.one, numbers, numbers.values())
     yield MetricSamples(WORKER_SILENT, _silent(report["workers"]))
     views = coordinator.streams
     yield _by_stream(SAMPLES, views, lambda view: view.samples)
-    left_out: Values = {
-        (name, reason): count for name, view in views.items() for reason, count in view.left_out.items()
-    }
-    yield MetricSamples(LEFT_OUT, left_out)
+    yield _by_pair(LEFT_OUT, {name: view.left_out for name, view in views.items()})
     yield from _streams(report["streams"], report["culprits"])
     yield from _connection_metrics(coordinator.doors, coordinator.guard)
 
@@ -329,6 +329,12 @@ def _silent(workers: list[dict[str, Any]]) -> Values:
 def _by_stream(metric: Metric, streams: Mapping[str, _T], value_of: Callable[[_T], float]) -> MetricSamples:
     """Return a metric with one value for each stream."""
     return MetricSamples(metric, {(name,): value_of(stream) for name, stream in streams.items()})
+
+
+def _by_pair(metric: Metric, nested: Mapping[str, Mapping[str, float]]) -> MetricSamples:
+    """Return a metric with two labels, from its values by the first and then by the second."""
+    pairs: Values = {(first, second): value for first, values in nested.items() for second, value in values.items()}
+    return MetricSamples(metric, pairs)
 
 
 def _streams(streams: dict[str, dict[str, Any]], culprits: list[dict[str, Any]]) -> Iterator[MetricSamples]:
@@ -377,10 +383,7 @@ def _leases(streams: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], float]]:
 
 def _connection_metrics(doors: Doors, guard: Guard) -> Iterator[MetricSamples]:
     yield MetricSamples(CONNECTIONS, {(port,): count for port, count in doors.count_connections().items()})
-    changes: Values = {
-        (port, change): count for port, counts in doors.changes.items() for change, count in counts.items()
-    }
-    yield MetricSamples(CONNECTION_CHANGES, changes)
+    yield _by_pair(CONNECTION_CHANGES, doors.changes)
     yield MetricSamples.one(DOORS_SHUT, doors.times_shut)
     yield MetricSamples.one(WRONG_ROLES, guard.wrong_roles)
 
@@ -391,12 +394,15 @@ def _connection_metrics(doors: Doors, guard: Guard) -> Iterator[MetricSamples]:
 def worker_metrics(worker: Worker) -> Iterator[MetricSamples]:
     """Yield the metrics of a worker: what it built, and how much is waiting."""
     counts, load = worker.counts, worker.load
-    yield MetricSamples.one(GARBAGE, counts.garbage)
-    yield MetricSamples.one(WANTS_WAITING, load.waiting if load else 0)
-    yield MetricSamples.one(WANTS_BUILDING, load.building if load else 0)
-    yield MetricSamples.one(UNSENT_BYTES, worker.unsent_bytes())
-    yield MetricSamples.one(REFUSED_WANTS, counts.refused)
-    yield MetricSamples.one(STALE_WANTS, counts.stale)
+    numbers = {
+        GARBAGE: counts.garbage,
+        WANTS_WAITING: load.waiting if load else 0,
+        WANTS_BUILDING: load.building if load else 0,
+        UNSENT_BYTES: worker.unsent_bytes(),
+        REFUSED_WANTS: counts.refused,
+        STALE_WANTS: counts.stale,
+    }
+    yield from map(MetricSamples.one, numbers, numbers.values())
     # `list`: the worker's threads may add a reason while we iterate.
     yield MetricSamples(MASKED_SAMPLES, {(reason,): count for reason, count in list(worker.masked_by_reason.items())})
     yield MetricSamples(FALLBACKS, {(reason,): count for reason, count in worker.fallbacks.items()})
@@ -418,10 +424,8 @@ def _built(streams: Mapping[str, BuildCounts]) -> Iterator[MetricSamples]:
     yield _by_stream(BUILT_BATCHES, streams, attrgetter("batches"))
     yield _by_stream(TAKEN_BATCHES, streams, attrgetter("taken"))
     yield _by_stream(BUILT_BYTES, streams, attrgetter("nbytes"))
-    unfit: Values = {
-        (name, key): count for name, counts in streams.items() for key, count in list(counts.not_finite.items())
-    }
-    yield MetricSamples(NOT_FINITE_SAMPLES, unfit)
+    # Copies, in one step each: the worker's threads may add a key while we iterate.
+    yield _by_pair(NOT_FINITE_SAMPLES, {name: dict(counts.not_finite) for name, counts in streams.items()})
     microseconds = _by_kind(streams, _PHASES)
     yield MetricSamples(BUILD_SECONDS, {labels: spent_us / 1e6 for labels, spent_us in microseconds.items()})
     yield MetricSamples(BUILT_CELLS, {**_by_kind(streams, _CELLS)})

@@ -61,7 +61,7 @@ class PlanKeeper:
     def save(self, kind: str, name: str, arrays: Arrays) -> None:
         """Save arrays, and remove the least recently used ones of this kind; log a warning if that fails."""
         path = self._path(kind, name)
-        body = io.BytesIO()
+        body = io.BytesIO()  # in memory first, because its hash comes before it in the file
         np.savez(body, **arrays)  # type: ignore[arg-type]
         draft = draft_of(path)
         try:

@@ -195,10 +195,7 @@ def show(
 ) -> None:
     """Print the reports, as lines or as JSON."""
     if as_json:
-        plain = {name: _plain(report) for name, report in reports.items()}
-        for made in statistics:
-            plain.setdefault(made.stream, {})["statistics"] = {**asdict(made), "path": str(made.path)}
-        print(json.dumps(plain))
+        print(json.dumps(_plain_facts(reports, statistics)))
         return
     for made in statistics:
         left_out = "".join(f", {count} left out: {reason}" for reason, count in made.bad.items())
@@ -225,6 +222,16 @@ def _lines_on_bad(report: IndexReport) -> Iterator[str]:
         yield f"left out in all: {counted}; each is in {report.bad_path}"
     for reason, remedy in dict.fromkeys((bad.reason, bad.remedy) for bad in report.bad if bad.remedy):
         yield f"{report.bad_counts[reason]:,} {reason}: {remedy}"
+
+
+def _plain_facts(
+    reports: Mapping[str, IndexReport], statistics: Sequence[StatisticsReport]
+) -> dict[str, dict[str, object]]:
+    """Return the facts of all reports by stream or source, ready for JSON."""
+    facts = {name: _plain(report) for name, report in reports.items()}
+    for made in statistics:
+        facts.setdefault(made.stream, {})["statistics"] = {**asdict(made), "path": str(made.path)}
+    return facts
 
 
 def _plain(report: IndexReport) -> dict[str, object]:

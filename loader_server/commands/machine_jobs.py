@@ -28,13 +28,7 @@ def jobs_of(options: argparse.Namespace, held: ExitStack) -> list[JobFolder]:
     Their folders on this host are reserved for this process until `held` ends. Raises SettingsError for options that do
     not go together, or what reading a job file or joining raises.
     """
-    if options.advertise and not is_connectable(f"tcp://{options.advertise}:1"):
-        raise SettingsError(
-            expected="a host alone, such as loader-1 or 203.0.113.7",
-            got=repr(options.advertise),
-            where="--advertise",
-            remedy="Each process of a machine has a port of its own: publish these under the same numbers.",
-        )
+    _refuse_port(options.advertise)
     if any("://" in word for word in options.job):
         hosts = [held.enter_context(join(settings)) for settings in _joining(options)]
         return [JobFolder(host.job_file) for host in hosts]
@@ -47,6 +41,17 @@ def jobs_of(options: argparse.Namespace, held: ExitStack) -> list[JobFolder]:
             remedy="Write listen = … into [job] of each.",
         )
     return [JobFolder(path) for path in options.job]
+
+
+def _refuse_port(advertise: str) -> None:
+    """Raise SettingsError if the address to advertise has a port, or is none that others can connect to."""
+    if advertise and not is_connectable(f"tcp://{advertise}:1"):
+        raise SettingsError(
+            expected="a host alone, such as loader-1 or 203.0.113.7",
+            got=repr(advertise),
+            where="--advertise",
+            remedy="Each process of a machine has a port of its own: publish these under the same numbers.",
+        )
 
 
 def _refuse_options_of_joining(options: argparse.Namespace) -> None:

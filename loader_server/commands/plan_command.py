@@ -99,10 +99,10 @@ def _facts(stream: Stream, group: int, epoch: int) -> dict[str, Any]:
     for opened in stream.sources:
         # The title that `index` gives it, by which two job files can be compared.
         title = stream.name if len(stream.sources) == 1 else f"{stream.name}, {opened.index.folder.name}"
-        notes[title] = notes_of(stream.chain, opened)
-    notes = {title: of_source for title, of_source in notes.items() if of_source}
-    facts = {"digest": stream.digest} | plan_report.facts(stream.plan, group, epoch)
-    return facts | ({"notes": notes} if notes else {})
+        if of_source := notes_of(stream.chain, opened):
+            notes[title] = of_source
+    digest = {"digest": stream.digest}
+    return digest | plan_report.facts(stream.plan, group, epoch) | ({"notes": notes} if notes else {})
 
 
 def _bundle_facts(job: JobFile) -> dict[str, Any]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
     from loader_server.planning import EpochPlan, Plan
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-__all__ = ["diff", "diff_table", "facts", "find", "plot", "tables"]
+__all__ = ["diff", "diff_table", "facts", "find", "new_figure", "plot", "tables"]
 
 Facts = dict[str, Any]
 
@@ -146,15 +147,11 @@ def _totals(of: Facts) -> dict[str, str]:
         "  by leftovers in larger buckets": f"{of['padding']['leftovers']:.2%}",
         "  masked rows": f"{of['padding']['masked_rows']:.2%}",
         "  empty batches": f"{of['padding']['empty_batches']:.2%}",
-    } | _fetched(of)
+    } | ({"a joining host fetches": _fetched(of["bundle"])} if "bundle" in of else {})
 
 
-def _fetched(of: Facts) -> dict[str, str]:
-    """Return the row on what joining hosts fetch; nothing if that is not known."""
-    bundle = of.get("bundle")
-    if bundle is None:
-        return {}
-    return {"a joining host fetches": f"{shown_bytes(bundle['bytes'])} (at most {shown_bytes(bundle['most'])})"}
+def _fetched(bundle: Facts) -> str:
+    return f"{shown_bytes(bundle['bytes'])} (at most {shown_bytes(bundle['most'])})"
 
 
 def find(plan: Plan, sample: int, group: int, epoch: int = 0) -> Facts:
@@ -172,8 +169,7 @@ def find(plan: Plan, sample: int, group: int, epoch: int = 0) -> Facts:
 def diff(old: Facts, new: Facts) -> dict[str, tuple[object, object]]:
     """Return every fact that differs between two plans, by its path; None for one that a plan lacks."""
     left, right = _flat(old), _flat(new)
-    paths = list(dict.fromkeys([*left, *right]))
-    return {path: (left.get(path), right.get(path)) for path in paths if left.get(path) != right.get(path)}
+    return {path: (left.get(path), right.get(path)) for path in left | right if left.get(path) != right.get(path)}
 
 
 def diff_table(changed: Mapping[str, tuple[object, object]]) -> Table:
@@ -185,19 +181,12 @@ def diff_table(changed: Mapping[str, tuple[object, object]]) -> Table:
 
 
 def plot(plan: Plan, path: Path) -> None:
-    """Draw the histogram of lengths and the boundaries of the buckets as a PNG file."""
-    try:
-        from matplotlib.figure import Figure  # only who draws needs it
-    except ImportError:
-        raise SettingsError(
-            expected="matplotlib",
-            got="none installed",
-            where="plan --plot",
-            remedy="pip install matplotlib, and try again.",
-        ) from None
+    """Draw the histogram of lengths and the boundaries of the buckets as a PNG file.
 
+    Raises SettingsError without matplotlib.
+    """
+    figure = new_figure(9, 4, where="plan --plot")
     tally, limits = plan.recipe.tally, plan.recipe.limits
-    figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
     axes.hist(tally.lengths, bins=200, weights=tally.samples, color="tab:blue", alpha=0.7)
     for edge in tally.edges:
@@ -206,6 +195,20 @@ def plot(plan: Plan, path: Path) -> None:
     axes.set_ylabel("samples")
     axes.set_title(f"{int(tally.samples.sum()):,} samples, {len(tally.edges)} buckets")
     figure.savefig(path, format="png", dpi=120)
+
+
+def new_figure(width: float, height: float, where: str) -> Figure:
+    """Return an empty figure of this size in inches; raise SettingsError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure  # only who draws needs it
+    except ImportError:
+        raise SettingsError(
+            expected="matplotlib",
+            got="none installed",
+            where=where,
+            remedy="pip install matplotlib, and try again.",
+        ) from None
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _blocks_of_counts(plan: Plan, group: int, epoch: int) -> _Blocks:
@@ -251,24 +254,24 @@ def _above_budget(recipe: Recipe, blocks: _Blocks) -> Facts:
     """Return the batches that exceed the budget because even one row is too long for it, with advice."""
     limits, tally = recipe.limits, recipe.tally
     used = np.where(blocks.batches > 0, limits.used(blocks.lengths), 0)
-    found = {
+    above = {
         "batches": int(blocks.batches[used > limits.budget].sum()),
         "samples": int(tally.above[0]),
         "longest": int(tally.lengths[-1]),
         "budget": limits.budget,
     }
-    return found | {"advice": _advice(recipe, found, int(used.max())) if found["batches"] else ""}
+    return above | {"advice": _advice(recipe, above, int(used.max())) if above["batches"] else ""}
 
 
-def _advice(recipe: Recipe, found: Facts, most: int) -> str:
+def _advice(recipe: Recipe, above: Facts, most: int) -> str:
     """Return advice on batches above the budget, the largest of which needs a budget of `most`."""
     budget, raised = f"the budget of {recipe.settings.budget}", f'budget = "{most} steps"'
-    if not found["samples"]:
+    if not above["samples"]:
         return f"The longest shape is above {budget}: shorten it, or write {raised}."
     within = recipe.limits.longest_within
     drop = f'max_length = "{within} steps" to drop them, or ' if within else ""
     return (
-        f"Samples longer than {budget}: {found['samples']:,}, the longest of {found['longest']:,} steps. Each makes a "
+        f"Samples longer than {budget}: {above['samples']:,}, the longest of {above['longest']:,} steps. Each makes a "
         f"batch above it: write {drop}{raised}."
     )
 
@@ -277,10 +280,9 @@ def _flat(of: object, path: str = "") -> dict[str, object]:
     """Return the leaves of nested facts, by path."""
     if not isinstance(of, dict | list):
         return {path: of}
-    inner = of if isinstance(of, dict) else dict(enumerate(of))
     flat: dict[str, object] = {}
-    for name, item in inner.items():
-        flat |= _flat(item, f"{path}.{name}" if path else str(name))
+    for name, inner in of.items() if isinstance(of, dict) else enumerate(of):
+        flat |= _flat(inner, f"{path}.{name}" if path else str(name))
     return flat
 
 

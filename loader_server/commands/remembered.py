@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from loader_server.commands import status
@@ -25,34 +24,23 @@ from shared.wire.messages import Forgive, Forgiven
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["Remembered", "forgive", "recall"]
+__all__ = ["forgive", "recall"]
 
 _TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remembered:
-    """The group of each stream that has one, and the samples that kill decoders, as stream and identity."""
-
-    groups: Mapping[str, int]
-    culprits: frozenset[tuple[str, str]]
-
-
-def recall(job: JobFile) -> Remembered:
-    """Return the facts that are remembered of a job, without changing anything.
+def recall(job: JobFile) -> tuple[dict[str, int], frozenset[tuple[str, str]]]:
+    """Return the group of each stream that has one, and the samples that kill decoders, as stream and identity.
 
     Raises HeldError if another process holds the journal whose endpoint is unknown, or LostError if that does not
     answer.
     """
     with closing(_open_memory(job)) as memory:
         report = memory.report()
-    return Remembered(
-        groups={name: stream["group"] for name, stream in report["streams"].items() if stream["group"]},
-        culprits=frozenset((culprit["stream"], culprit["identity"]) for culprit in report["culprits"]),
-    )
+    groups = {name: stream["group"] for name, stream in report["streams"].items() if stream["group"]}
+    return groups, frozenset((culprit["stream"], culprit["identity"]) for culprit in report["culprits"])
 
 
 def forgive(options: argparse.Namespace) -> int:
@@ -157,8 +145,11 @@ class _OpenJournal:
 
     def report(self) -> dict[str, Any]:
         """Return what a coordinator's status report would say of groups and convictions."""
-        streams = {name: {"group": group} for name, group in self._groups.items()}
-        return {"streams": streams, "culprits": self._convictions.report(), "cut": {}}
+        return {
+            "streams": {name: {"group": group} for name, group in self._groups.items()},
+            "culprits": self._convictions.report(),
+            "cut": {},
+        }
 
     def forgive(self, request: Forgive) -> int:
         """Forget the matching convictions, in the journal first; return how many."""

@@ -57,15 +57,15 @@ def run(options: argparse.Namespace) -> int:
 
 def ask_all(path: Path, *, timeout_s: float = 30.0) -> dict[str, Any]:
     """Return the jobs of the machine that serves this one, each with its report, or None if it does not answer."""
-    jobs: list[dict[str, Any]] = ask_machine(JobFolder(path).state, timeout_s=timeout_s, do="jobs")["jobs"]
+    jobs = ask_machine(JobFolder(path).state, timeout_s=timeout_s, do="jobs")["jobs"]
     return {"jobs": [job | {"report": _report_of(job, timeout_s)} for job in jobs]}
 
 
 def _report_of(job: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
-    if job["endpoint"] is None:
-        return None
-    with contextlib.suppress(LostError):
-        return ask(job["endpoint"], keys=JobFolder(job["file"]).keys, timeout_s=timeout_s)
+    """Return the report of a job's coordinator; None if it does not serve yet, or does not answer in time."""
+    if job["endpoint"] is not None:
+        with contextlib.suppress(LostError):
+            return ask(job["endpoint"], keys=JobFolder(job["file"]).keys, timeout_s=timeout_s)
     return None
 
 
@@ -74,9 +74,8 @@ def ask(endpoint: str, *, keys: str | Path | None = None, timeout_s: float = 30.
 
     Raises LostError if it does not answer in time, or RefusedError if it refuses.
     """
-    answer = ask_coordinator(endpoint, StatusQuery(), Status, keys=keys, timeout_s=timeout_s)
-    report: dict[str, Any] = json.loads(answer.report)
-    return report
+    status = ask_coordinator(endpoint, StatusQuery(), Status, keys=keys, timeout_s=timeout_s)
+    return dict(json.loads(status.report))
 
 
 def tables(report: dict[str, Any]) -> Group:

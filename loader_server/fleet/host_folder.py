@@ -69,17 +69,19 @@ class JoinedFolder:
 
     def settle(self, job: Job) -> Job:
         """Return the job with this host's own settings in place of the job file's."""
-        own = dataclasses.replace(
-            job.settings,
-            listen=self.endpoint,
-            workers=0,
-            state=self.state,
-            remote_cache="",
-            feature_cache="",
-            keys=self.keys,
-            metrics_port=0,
+        return dataclasses.replace(
+            job,
+            settings=dataclasses.replace(
+                job.settings,
+                listen=self.endpoint,
+                workers=0,
+                state=self.state,
+                remote_cache="",
+                feature_cache="",
+                keys=self.keys,
+                metrics_port=0,
+            ),
         )
-        return dataclasses.replace(job, settings=own)
 
     def write(self, job_file: Path) -> None:
         """Write it beside a fetched job file."""

@@ -120,6 +120,8 @@ class Manifest:
     @cached_property
     def digest(self) -> str:
         """Return the bundle's digest, which is its name."""
+        # Of the manifest, which has the checksum of each piece: so a piece can be checked before it is written, and a cut
+        # costs one piece.
         return sha256(self.encoded).hex()
 
     def names_below(self, folder: str) -> frozenset[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shared.errors import SettingsError
+from loader_server.commands.plan_report import new_figure
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,18 +40,9 @@ def draw(batch: ShownBatch, path: Path) -> list[str]:
 
     Raises SettingsError without matplotlib.
     """
-    try:
-        from matplotlib.figure import Figure  # only who draws needs it
-    except ImportError:
-        raise SettingsError(
-            expected="matplotlib",
-            got="none installed",
-            where="show --png",
-            remedy="pip install matplotlib, and try again.",
-        ) from None
     fields = [field for field in batch.stream.fields if _is_drawn(field)]
     rows = min(len(batch.arrays["weight"]), _MOST_ROWS)
-    figure = Figure(figsize=(2 + _WIDTH_INCHES * len(fields), 1.2 + _STRIP_INCHES * rows), layout="constrained")
+    figure = new_figure(2 + _WIDTH_INCHES * len(fields), 1.2 + _STRIP_INCHES * rows, where="show --png")
     axes = figure.subplots(rows, len(fields), squeeze=False, sharex="col")
     for column, field in enumerate(fields):
         axes[0, column].set_title(_title(batch, field), fontsize=10)
@@ -97,7 +88,8 @@ def _draw_row(axes: Any, batch: ShownBatch, field: Field, row: int) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.tick_params(labelsize=7)
     if own.ndim == 2 and own.size:
-        _draw_image(axes, own.T, array)
+        low, high = _span(array)
+        axes.imshow(own.T, origin="lower", aspect="auto", interpolation="nearest", cmap="magma", vmin=low, vmax=high)
     elif np.issubdtype(array.dtype, np.floating) and own.size:
         axes.plot(own, linewidth=0.5, color="tab:blue")
         axes.set_ylim(*_span(array))
@@ -126,11 +118,6 @@ def segment_starts(segments: NDArray[Any]) -> list[int]:
     """Return the steps of a row at which a packed sample begins; gaps, with the number 0, are not counted."""
     before = np.concatenate([[0], segments[:-1]]) if len(segments) else segments
     return [int(step) for step in np.flatnonzero((segments != before) & (segments != 0))]
-
-
-def _draw_image(axes: Any, values: NDArray[Any], batch: NDArray[Any]) -> None:
-    low, high = _span(batch)
-    axes.imshow(values, origin="lower", aspect="auto", interpolation="nearest", cmap="magma", vmin=low, vmax=high)
 
 
 def _draw_tokens(axes: Any, tokens: NDArray[Any], batch: NDArray[Any]) -> None:

@@ -51,15 +51,15 @@ def run(options: argparse.Namespace) -> int:
     """
     job = read_job(options.job)
     stream = open_stream(job, options.stream)
-    remembered = recall(job)
-    group = options.group or job.settings.group or remembered.groups.get(options.stream, 1)
+    groups, culprits = recall(job)
+    group = options.group or job.settings.group or groups.get(options.stream, 1)
     try:
         if options.sample:
             places = find_sample(stream, options.sample, group, options.epoch)
             _print(places, [places_table(places)], as_json=options.json)
             return 0
         of = BatchNumber(epoch=options.epoch, number=options.batch, group=group)
-        batch = build_batch(stream, of, remembered.culprits)
+        batch = build_batch(stream, of, culprits)
     finally:
         stream.close()
     facts = _facts(batch)
