@@ -68,6 +68,7 @@ class Command:
 
 
 def _whole(text: str) -> int:
+    """Return a number from 1 to a million; raise argparse's error for any other text."""
     number = int(text)
     if not 1 <= number <= 1_000_000:
         raise argparse.ArgumentTypeError(f"expected a number from 1 to 1000000, got {text}")
@@ -75,6 +76,7 @@ def _whole(text: str) -> int:
 
 
 def _number(text: str) -> int:
+    """Return a number from 0 on; raise argparse's error for any other text."""
     number = int(text)
     if not 0 <= number < 2**31:
         raise argparse.ArgumentTypeError(f"expected a number from 0 on, got {text}")

@@ -77,7 +77,7 @@ def _run(command: Command, options: argparse.Namespace) -> int:
 
 
 def _report(error: StokerError, options: argparse.Namespace) -> None:
-    """Send an error to our parent; end this process if its predecessor has printed the same one already."""
+    """Send an error to our parent; raise SystemExit if our predecessor has printed the same one already."""
     from loader_server.machine.processes import say_more
     from shared.hashing import fingerprint
 
@@ -161,6 +161,7 @@ def run_machine(options: argparse.Namespace) -> int:
 
 
 def _run_loaders(options: argparse.Namespace, nursery: Nursery, held: contextlib.ExitStack) -> int:
+    """Run a supervisor until it is told to end; raise what keeps a job from being served, unless a child printed it."""
     from loader_server.commands import machine_jobs
     from loader_server.machine.free_room import granted_cores
     from loader_server.machine.machine_probes import serve_probes

@@ -114,7 +114,10 @@ class Recipes(Mapping[str, StreamRecipe]):
 
 
 class JobFile(JobFolder):
-    """A job file whose streams are read as well."""
+    """A job file whose streams are read as well.
+
+    Making it raises SettingsError for a mistake in the file.
+    """
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
@@ -250,17 +253,17 @@ class JobFile(JobFolder):
             return (self._spec(settings.source, of_source[0], where, of_job),)
         specs = []
         for place, table in enumerate(settings.sources, 1):
-            name, here = str(table.get("source", "no source")), f"{where}, sources, number {place}"
-            kind = source_class(name, here)
+            name, table_name = str(table.get("source", "no source")), f"{where}, sources, number {place}"
+            kind = source_class(name, table_name)
             if issubclass(kind, WholeSource):
                 raise SettingsError(
                     expected="sources of samples, as they are mixed sample by sample",
                     got=f'"{name}", which makes whole batches',
-                    where=here,
+                    where=table_name,
                     remedy="Make it a stream of its own.",
                 )
-            _, own = read_tables((SourceName, kind.Settings), table, here)
-            specs.append(self._spec(name, own, f"{here} ({name})", of_job))
+            _, own = read_tables((SourceName, kind.Settings), table, table_name)
+            specs.append(self._spec(name, own, f"{table_name} ({name})", of_job))
         return tuple(specs)
 
     def _spec(self, name: str, settings: Any, where: str, of_job: OfJob) -> SourceSpec:
@@ -344,6 +347,7 @@ def _divided(table: Mapping[str, Any], own: set[str]) -> tuple[dict[str, Any], d
 
 
 def _refuse_both_forms(settings: StreamSettings, where: str) -> None:
+    """Raise a SettingsError if a stream names one source as well as several."""
     if settings.source and settings.sources:
         raise SettingsError(
             expected="source or sources",

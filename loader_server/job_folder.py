@@ -22,7 +22,10 @@ __all__ = ["JobFolder"]
 
 
 class JobFolder:
-    """A job file, read except for its streams' settings of sources and transforms."""
+    """A job file, read except for its streams' settings of sources and transforms.
+
+    Making it raises SettingsError if the file cannot be read, or has a mistake outside these settings.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

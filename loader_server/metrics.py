@@ -136,7 +136,7 @@ SAMPLES = _coordinator.gauge(
 LEFT_OUT = _coordinator.gauge(
     "stoker_left_out_samples",
     "Samples that the plan leaves out, and rows that the index left out, by reason.",
-    "`loader-server plan` says which settings decide it; `loader-server index --strict` names bad rows.",
+    "`loader-server plan` shows which settings decide it; `loader-server index --strict` names bad rows.",
     ("stream", "reason"),
 )
 CULPRITS = _coordinator.gauge(
@@ -148,7 +148,7 @@ CULPRITS = _coordinator.gauge(
 LEASES = _coordinator.gauge(
     "stoker_leases",
     "Batches of the epochs under way in queue mode, by what became of them: open, running, done, or given up in all.",
-    "If some are given up, `loader-server status` names them: look at what trainers said when they failed.",
+    "If some are given up, `loader-server status` names them: look at the errors that trainers reported.",
     ("stream", "work", "state"),
 )
 ELASTIC = _coordinator.gauge(
@@ -338,6 +338,7 @@ def _by_pair(metric: Metric, nested: Mapping[str, Mapping[str, float]]) -> Metri
 
 
 def _streams(streams: dict[str, dict[str, Any]], culprits: list[dict[str, Any]]) -> Iterator[MetricSamples]:
+    """Yield the metrics of streams, from the coordinator's status report."""
     yield _by_stream(TRAINERS, streams, itemgetter("attached"))
     convicted = Counter(culprit["stream"] for culprit in culprits)
     yield MetricSamples(CULPRITS, {(name,): convicted[name] for name in streams})

@@ -74,8 +74,8 @@ class PlanKeeper:
             self._remove_old(f"{kind}-*.plan")
             self._remove_old("*.tmp*")
         except OSError as error:
-            say = self._log.debug if why_closed(self._folder) else self._log.warning  # may be read-only
-            say("the plan is not kept: the next start works it out again", error=str(error))
+            warn = self._log.debug if why_closed(self._folder) else self._log.warning  # may be read-only
+            warn("the plan is not kept: the next start works it out again", error=str(error))
             with contextlib.suppress(OSError):
                 draft.unlink()
 

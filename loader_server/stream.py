@@ -343,5 +343,5 @@ def refuse_wrong_keys(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
             expected="length = " + (" or ".join(f'"{key}"' for key in padded) or "a key with a padded axis"),
             got=f'"{recipe.settings.length}"' + (", which is padded nowhere" if recipe.settings.length in made else ""),
             where=f"{recipe.where}, length",
-            remedy="It names the key whose length decides the bucket; the transforms say which keys there are.",
+            remedy="Name the key whose length decides the bucket; the transforms determine which keys there are.",
         )

@@ -85,6 +85,7 @@ def _joining(options: argparse.Namespace) -> list[JoinSettings]:
 
 
 def _join_settings(endpoint: str, options: argparse.Namespace) -> JoinSettings:
+    """Return the settings to join one job; raise SettingsError for options that do not go together."""
     if "://" not in endpoint:
         raise SettingsError(
             expected="endpoints alone, or job files alone",

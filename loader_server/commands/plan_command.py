@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     lines: list[str] = []
     if options.find:
         answer = find_sample(stream, options.find, group, options.epoch)
-        tables = (places_table(answer),)
+        tables: tuple[Table, ...] = (places_table(answer),)
     else:
         answer = _facts(stream, group, options.epoch) | (_bundle_facts(job) if options.diff is None else {})
         tables = plan_report.tables(answer)

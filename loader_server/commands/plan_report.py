@@ -110,18 +110,18 @@ def _stage(plan: Plan, stage: PlanStage, group: int) -> Facts:
     }
 
 
-def tables(of: Facts) -> tuple[Table, ...]:
+def tables(plan: Facts) -> tuple[Table, ...]:
     """Return tables of buckets, of a curriculum's stages and of totals, from facts that include a `digest`."""
-    keys = list(of["buckets"][0]["lengths"])
-    buckets = Table("bucket", *keys, "rows", "samples", "batches", title=f"Plan {of['digest'][:8]}: buckets")
-    for number, bucket in enumerate(of["buckets"]):
+    keys = list(plan["buckets"][0]["lengths"])
+    buckets = Table("bucket", *keys, "rows", "samples", "batches", title=f"Plan {plan['digest'][:8]}: buckets")
+    for number, bucket in enumerate(plan["buckets"]):
         cells = [bucket["lengths"][key] for key in keys] + [bucket["rows"], bucket["samples"], bucket["batches"]]
         buckets.add_row(str(number), *(f"{cell:,}" for cell in cells))
-    advice = of["above_budget"]["advice"] or None
+    advice = plan["above_budget"]["advice"] or None
     totals = Table("", "", title="Totals", show_header=False, caption=advice, caption_justify="left")
-    for name, value in _totals(of).items():
+    for name, value in _totals(plan).items():
         totals.add_row(name, value)
-    return (buckets, *([_curriculum(of["curriculum"])] if "curriculum" in of else []), totals)
+    return (buckets, *([_curriculum(plan["curriculum"])] if "curriculum" in plan else []), totals)
 
 
 def _curriculum(stages: list[Facts]) -> Table:
@@ -131,23 +131,23 @@ def _curriculum(stages: list[Facts]) -> Table:
     return table
 
 
-def _totals(of: Facts) -> dict[str, str]:
-    dropped = ", ".join(f"{count:,} {reason}" for reason, count in of["dropped"].items()) or "none"
+def _totals(plan: Facts) -> dict[str, str]:
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in plan["dropped"].items()) or "none"
     return {
-        "digest": of["digest"],
-        "order": f"{of['order']}, least {of['objective']}, groups of {of['group']}",
-        "samples": f"{of['samples']:,}",
+        "digest": plan["digest"],
+        "order": f"{plan['order']}, least {plan['objective']}, groups of {plan['group']}",
+        "samples": f"{plan['samples']:,}",
         "dropped": dropped,
-        "above the budget": f"{of['above_budget']['batches']:,} batches",
-        "shapes in use": str(of["shapes"]),
-        "batches an epoch": f"{of['batches']:,} (at most {of['most_batches']:,})",
-        "batches x budget / lengths": f"{of['batches_ratio']:.4f}",
-        "padding, all": f"{of['padding']['all']:.2%}",
-        "  in time": f"{of['padding']['time']:.2%}",
-        "  by leftovers in larger buckets": f"{of['padding']['leftovers']:.2%}",
-        "  masked rows": f"{of['padding']['masked_rows']:.2%}",
-        "  empty batches": f"{of['padding']['empty_batches']:.2%}",
-    } | ({"a joining host fetches": _fetched(of["bundle"])} if "bundle" in of else {})
+        "above the budget": f"{plan['above_budget']['batches']:,} batches",
+        "shapes in use": str(plan["shapes"]),
+        "batches an epoch": f"{plan['batches']:,} (at most {plan['most_batches']:,})",
+        "batches x budget / lengths": f"{plan['batches_ratio']:.4f}",
+        "padding, all": f"{plan['padding']['all']:.2%}",
+        "  in time": f"{plan['padding']['time']:.2%}",
+        "  by leftovers in larger buckets": f"{plan['padding']['leftovers']:.2%}",
+        "  masked rows": f"{plan['padding']['masked_rows']:.2%}",
+        "  empty batches": f"{plan['padding']['empty_batches']:.2%}",
+    } | ({"a joining host fetches": _fetched(plan["bundle"])} if "bundle" in plan else {})
 
 
 def _fetched(bundle: Facts) -> str:
@@ -276,12 +276,12 @@ def _advice(recipe: Recipe, above: Facts, most: int) -> str:
     )
 
 
-def _flat(of: object, path: str = "") -> dict[str, object]:
+def _flat(nested: object, path: str = "") -> dict[str, object]:
     """Return the leaves of nested facts, by path."""
-    if not isinstance(of, dict | list):
-        return {path: of}
+    if not isinstance(nested, dict | list):
+        return {path: nested}
     flat: dict[str, object] = {}
-    for name, inner in of.items() if isinstance(of, dict) else enumerate(of):
+    for name, inner in nested.items() if isinstance(nested, dict) else enumerate(nested):
         flat |= _flat(inner, f"{path}.{name}" if path else str(name))
     return flat
 

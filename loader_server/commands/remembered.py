@@ -82,6 +82,7 @@ def _open_memory(job: JobFile) -> _OpenJournal | _RunningCoordinator:
 
 
 def _list(report: dict[str, Any], options: argparse.Namespace) -> None:
+    """Print the convictions of a status report, those of one stream if the options name it."""
     convictions = [culprit for culprit in report["culprits"] if options.stream in ("", culprit["stream"])]
     cut = report["cut"].get("culprits", 0)
     if options.json:
@@ -96,6 +97,7 @@ def _list(report: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def _forget(memory: _OpenJournal | _RunningCoordinator, options: argparse.Namespace) -> None:
+    """Forget the samples that the options name, and print how many; raise SettingsError for one that is not convicted."""
     count = 0
     for identity in options.identity or ("",):
         forgotten = memory.forgive(Forgive(stream=options.stream, identity=identity))

@@ -88,7 +88,9 @@ def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -
     if worker is None:
         return 0
     if not_offered:
-        worker.log.warning("cannot offer itself to the OOM killer before others", reason=not_offered)
+        worker.log.warning(
+            "cannot raise its OOM score, so the kernel may kill other processes first", reason=not_offered
+        )
     on_stop(lambda: worker.drain(options.drain_seconds))
     with serve_metrics(partial(metrics.worker_metrics, worker), probes=worker.probes()) as served:
         worker.tell_metrics(served.bound)
@@ -125,7 +127,7 @@ def _open_targets(job: JobFile, name: str) -> Path | None:
     if not closed:
         return job.targets_folder
     Log("worker", worker=name).warning(
-        "state folder is closed: serves without quarantine.jsonl, kept plans and a file that says where metrics are",
+        "state folder is closed: serves without quarantine.jsonl, kept plans and a file with the metrics' address",
         state=closed,
     )
     return None
@@ -164,32 +166,32 @@ def _open(
         with _hint_at_accept_code(settings.job_path):
             return Worker(settings, nursery)
 
-    tell = partial(_say_why, settings.coordinator, settings.client_keys, settings.name)
+    report = partial(_report, settings.coordinator, settings.client_keys, settings.name)
     try:
         return make()
     except StokerError as error:
         if not waits or not isinstance(error, DataError):
-            tell(error)
+            report(error)
             raise
         stop = threading.Event()
         on_stop(stop.set)
         with serve_metrics(list, probes=Probes(lambda _now_s: "", lambda _now_s: "no_data")):
-            return open_once_there(make, error, tell, stop, settings.name)
+            return open_once_there(make, error, report, stop, settings.name)
 
 
 def open_once_there(
-    open_it: Callable[[], _T], error: DataError, tell: Callable[[DataError], None], stop: threading.Event, worker: str
+    open_it: Callable[[], _T], error: DataError, report: Callable[[DataError], None], stop: threading.Event, worker: str
 ) -> _T | None:
     """Retry until what failed with this error can be opened; return None if stopped before.
 
-    `tell` is called with the error of each attempt; the log has each error once.
+    `report` is called with the error of each attempt; the log has each error once.
     """
     log, logged, pause_s = Log("worker", worker=worker), "", _FIRST_PAUSE_S
     while True:
         if str(error) != logged:
             log.warning("no data: this worker serves once they are there", **error.words())
             logged = str(error)
-        tell(error)
+        report(error)
         if stop.wait(pause_s):
             return None
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -199,7 +201,7 @@ def open_once_there(
             error = latest
 
 
-def _say_why(coordinator: str, keys: ClientKeys | None, worker: str, error: StokerError) -> None:
+def _report(coordinator: str, keys: ClientKeys | None, worker: str, error: StokerError) -> None:
     """Send the coordinator the reason why this worker cannot serve; the message may be lost, and has no answer."""
     words = {name: clipped(text) for name, text in error.words().items()}
     address = FollowedEndpoint(coordinator, encrypted=keys is not None).address

@@ -93,6 +93,7 @@ def _settings_of(recipe: StreamRecipe) -> NormaliseSettings | None:
 
 
 def _make(job: JobFile, name: str, path: Path, processes: int) -> StatisticsReport:
+    """Write one statistics file; raise DataError if no sample can be used, SettingsError if its folder is closed."""
     refuse_closed(path.parent, where=f"{job.recipes[name].where}, {_NAME}, statistics")
     _make_columns(job, job.recipes[name], processes)
     gatherer, total = _Gatherer(job, name), _Gathered()
@@ -105,7 +106,7 @@ def _make(job: JobFile, name: str, path: Path, processes: int) -> StatisticsRepo
             expected="at least one sample with a step",
             got=f"none of {gatherer.samples}: {dict(total.bad)}",
             where=f"{job.recipes[name].where}, {_NAME}",
-            remedy="Mend the transforms before it, or the data.",
+            remedy="Correct the transforms before it, or the data.",
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
@@ -170,7 +171,7 @@ class _Gatherer:
         return _Gathered(len(piece) - bad.total(), moments, bad)
 
     def _values(self, sample: int, raw: bytes) -> NDArray[np.generic]:
-        """Return the key's value after the transforms; raise SampleError for a bad sample, SettingsError if no array."""
+        """Return the key's array after transforms; raise SampleError for a bad sample, SettingsError for no array."""
         made = decoded(self._joined.source, sample, raw)
         for _, stage in self.chain.stages(made, (self.job.settings.seed, 0, sample)):
             made = stage
@@ -180,7 +181,7 @@ class _Gatherer:
                 expected=f'"{self._key}" as an array of steps, for its statistics',
                 got=type(values).__name__,
                 where=f"{self.recipe.where}, {_NAME}",
-                remedy="Name another key, or put what makes features before normalise.",
+                remedy="Name another key, or put the transform that makes features before normalise.",
             )
         return values
 

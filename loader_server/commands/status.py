@@ -84,7 +84,7 @@ def tables(report: dict[str, Any]) -> Group:
         of_jobs = [tables(job["report"]) for job in report["jobs"] if job["report"] is not None]
         return Group(_table(("job", "endpoint", "workers", "is"), map(_job_cells, report["jobs"])), *of_jobs)
     streams = report["streams"]
-    parts = [
+    parts: list[Table | str] = [
         _table(
             ("stream", "epoch", "trained", "read", "of", "done", "group", "waited", "trainers"),
             (_stream_cells(name, stream) for name, stream in streams.items()),
@@ -260,8 +260,10 @@ def _about_journal(journal: dict[str, Any]) -> Iterator[str]:
 
 def _about_workers(report: dict[str, Any]) -> Iterator[str]:
     for failing in report["failing"]:
-        how = "serves only in part" if failing["in_part"] else "cannot serve"
-        yield "worker {worker} {how}: {where}: expected {expected}, got {got}. {remedy}".format(how=how, **failing)
+        extent = "serves only in part" if failing["in_part"] else "cannot serve"
+        yield "worker {worker} {extent}: {where}: expected {expected}, got {got}. {remedy}".format(
+            extent=extent, **failing
+        )
     taken = sum(worker["taken"] for worker in report["workers"])
     if taken:
         built = sum(worker["built"] for worker in report["workers"])

@@ -120,9 +120,9 @@ def _corpus(options: argparse.Namespace, story: Story) -> None:
     if corpus is None:
         with progress_bar("making recordings") as progress:
             corpus = make_corpus(options.keep, samples=options.samples or _SAMPLES, job=_JOB, progress=progress)
-        how = f"made in {time.monotonic() - began_s:.0f} s"
+        origin = f"made in {time.monotonic() - began_s:.0f} s"
     elif options.samples in (None, corpus.train + corpus.dev):
-        how = "of an earlier demo"
+        origin = "of an earlier demo"
     else:
         raise SettingsError(
             expected=f"a corpus of {options.samples} recordings",
@@ -131,7 +131,7 @@ def _corpus(options: argparse.Namespace, story: Story) -> None:
             remedy="Remove that folder, name another one with --keep, or leave --samples out.",
         )
     recordings = f"{corpus.train + corpus.dev:,} recordings of dialled digits"
-    story.act(1, "Corpus", f"{recordings}, {how}, in {_shown(options.keep)}")
+    story.act(1, "Corpus", f"{recordings}, {origin}, in {_shown(options.keep)}")
     story.say(f"{corpus.seconds / 60:.0f} minutes of noisy FLAC; {corpus.dev:,} recordings are held out to judge by.")
 
 
@@ -140,8 +140,8 @@ def _index(job: JobFile, story: Story) -> None:
     began_s = time.monotonic()
     reports = index_streams(job, missing)
     rows = sum(report.rows for report in reports.values())
-    how = f"{rows:,} recordings measured in {time.monotonic() - began_s:.1f} s" if missing else "of an earlier demo"
-    story.act(2, "Index", f"{how}, in {_shown(job.state)}")
+    origin = f"{rows:,} recordings measured in {time.monotonic() - began_s:.1f} s" if missing else "of an earlier demo"
+    story.act(2, "Index", f"{origin}, in {_shown(job.state)}")
 
 
 def _plan(job: JobFile, story: Story) -> Stream:
@@ -187,6 +187,7 @@ def _train(options: argparse.Namespace, supervisor: Supervisor, stream: Stream, 
 
 
 def _summary(folder: Path, outcome: Training, story: Story) -> None:
+    """Tell the results and the next steps; print the results once more as one JSON object, the last line."""
     epochs, audit = outcome.epochs, outcome.audit
     first, last = epochs[0], epochs[-1]
     steps, train_s = sum(epoch.steps for epoch in epochs), sum(epoch.train_s for epoch in epochs)

@@ -218,6 +218,7 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _fill(folder: Path, samples: int, seed: int, progress: Callable[[int, int], None]) -> CorpusFacts:
+    """Write all clips and both manifests, and return the corpus's facts."""
     rows: dict[str, list[tuple[str, str]]] = {"train": [], "dev": []}
     frames = 0
     executor = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))

@@ -235,7 +235,7 @@ class BundleKeeper:
                 bundle.add_graph(self._graphs[0])
                 self._graphs.popleft()  # only now: after an error the next try begins with it again
         except (StokerError, OSError) as error:  # it is tried again when a host asks again
-            self._log.warning("what joining hosts need cannot be read", error=str(error))
+            self._log.warning("the bundle for joining hosts cannot be read", error=str(error))
             return
         manifest = bundle.manifest
         self._log.info("hosts can join", digest=manifest.digest[:16], files=len(manifest.files), nbytes=manifest.nbytes)

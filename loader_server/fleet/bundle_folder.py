@@ -60,13 +60,14 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _wait_for_lock(descriptor: int, folder: Path) -> None:
+    """Lock an open file once nobody has it; log once that another process has. Raises MachineError without locks."""
     is_logged = False
     while True:
         try:
             lock(descriptor, folder)
         except BlockingIOError:
             if not is_logged:
-                Log("join").info("another process fetches into this state folder", folder=str(folder))
+                Log("join").info("waits for another process that fetches into this state folder", folder=str(folder))
             is_logged = True
             time.sleep(_LOOK_S)
         else:
@@ -148,6 +149,7 @@ class BundleFolder:
         os.utime(self.path)
 
     def _check(self, file: BundleFile) -> None:
+        """Sync a file of the draft; raise DataError, and remove the draft, if it differs from the manifest."""
         with self._opened(file) as descriptor:
             whole = hashlib.sha256()
             for number in range(file.count):
@@ -160,7 +162,7 @@ class BundleFolder:
                 expected=f"{file.name} as the manifest has it",
                 got="other bytes on this host's disk",
                 where=str(self._draft),
-                remedy="Look at the disk, and join again: it is fetched anew.",
+                remedy="Check the disk, and join again: the file is fetched again.",
             )
 
 
@@ -186,7 +188,7 @@ def remove_old_bundles(bundles: Path, hosts: Path) -> None:
         for path in _removable(bundles, bundles_in_use(hosts)):
             _remove(path)
     except (OSError, MachineError) as error:
-        Log("join").warning("bundles that nobody uses cannot be looked for", folder=str(bundles), error=str(error))
+        Log("join").warning("unused bundles cannot be listed", folder=str(bundles), error=str(error))
 
 
 def _remove(path: Path) -> None:
@@ -194,9 +196,9 @@ def _remove(path: Path) -> None:
     try:
         shutil.rmtree(path)
     except OSError as error:
-        log.warning("a bundle that nobody uses cannot be removed", error=str(error))
+        log.warning("an unused bundle cannot be removed", error=str(error))
     else:
-        log.info("removed a bundle that nobody uses")
+        log.info("removed an unused bundle")
 
 
 def _removable(bundles: Path, in_use: set[str] | None) -> Iterable[Path]:

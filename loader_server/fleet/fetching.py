@@ -76,7 +76,7 @@ class Fetching:
         self.left_nbytes = sum(file.piece_nbytes(number) for file, number in self._left)
 
     def take(self, piece: m.BundlePiece) -> FilePiece | None:
-        """Take in an answer; return the checked bytes of a file if it brings the ones that are due.
+        """Take in an answer; return the checked bytes of a file if it brings the ones that are due, otherwise None.
 
         Raises DataError after too many pieces with a wrong checksum.
         """
@@ -118,6 +118,7 @@ class Fetching:
             self._note_wrong("the manifest")
 
     def _note_wrong(self, name: str) -> None:
+        """Count a piece with a wrong checksum, which is asked for again; raise DataError if there were too many."""
         self._wrong += 1
         if self._wrong >= _MOST_WRONG:
             raise DataError(

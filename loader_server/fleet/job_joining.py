@@ -256,7 +256,10 @@ def _refuse_too_large(manifest: Manifest, skipped: frozenset[str], endpoint: str
 
 
 class _FetchConnection:
-    """The connection to the coordinator: one request, one answer."""
+    """The connection to the coordinator: one request, one answer.
+
+    Making it raises SettingsError if the endpoint may not be joined, or if this host's keys cannot be read.
+    """
 
     def __init__(self, settings: JoinSettings) -> None:
         self.endpoint = settings.endpoint

@@ -120,8 +120,8 @@ class Manifest:
     @cached_property
     def digest(self) -> str:
         """Return the bundle's digest, which is its name."""
-        # Of the manifest, which has the checksum of each piece: so a piece can be checked before it is written, and a cut
-        # costs one piece.
+        # Of the manifest, which has the checksum of each piece: so a piece can be checked before it is written, and a
+        # cut costs one piece.
         return sha256(self.encoded).hex()
 
     def names_below(self, folder: str) -> frozenset[str]:
@@ -218,6 +218,7 @@ def _read(fields: Any) -> Manifest:
 
 
 def _job_name(value: Any) -> str:
+    """Return the name of a job; raise ValueError if it is none."""
     # It becomes the name of a folder.
     if not isinstance(value, str) or not is_safe_name(value) or "/" in value:
         raise ValueError("no name of a job")
@@ -225,6 +226,7 @@ def _job_name(value: Any) -> str:
 
 
 def _absolute(value: Any) -> str:
+    """Return the path of a folder; raise ValueError if it is not absolute."""
     if not isinstance(value, str) or not value.startswith("/"):
         raise ValueError("no absolute folder of the job")
     return value
@@ -242,6 +244,7 @@ def _refuse_strange_names(manifest: Manifest) -> None:
 
 
 def _file(entry: Any) -> BundleFile:
+    """Return the file of an entry; raise ValueError if its name is unsafe, or its checksums do not match its size."""
     name, nbytes, digest, pieces = entry
     if not isinstance(name, str) or not is_safe_name(name):
         raise ValueError(f"a file called {name!r:.80}")
@@ -265,12 +268,14 @@ def refuse_clashes(names: Iterable[str]) -> None:
 
 
 def _texts(value: Any) -> dict[str, str]:
+    """Return a table of strings; raise ValueError if it is none."""
     if not isinstance(value, dict) or not all(isinstance(part, str) for pair in value.items() for part in pair):
         raise ValueError("no table of names")
     return value
 
 
 def _whole(value: Any) -> int:
+    """Return a number of bytes; raise ValueError if it is negative, too large or no integer."""
     if type(value) is not int or not 0 <= value <= _MOST_BYTES:
         raise ValueError("a number out of bounds")
     return value

@@ -38,7 +38,7 @@ _END_S = 1.0
 def no_room(got: OSError | str, where: str = "this machine") -> MachineError:
     """Return the error that the system has no room for another process of ours."""
     return MachineError(
-        expected="a process to be forked",
+        expected="room for one more process",
         got=str(got),
         where=where,
         remedy="Look at memory and at the limits of processes and open files on this machine.",

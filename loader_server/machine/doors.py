@@ -135,7 +135,7 @@ class Doors:
 
 
 def _hold_listener(port: int) -> posix.socket:
-    """Return a duplicate of the socket on which libzmq listens at this port."""
+    """Return a duplicate of the socket on which libzmq listens at this port; raise AssertionError if there is none."""
     # libzmq does not hand out its listening socket, so it is found by its port. A duplicate is the same socket to the
     # kernel, so a filter that is set on it holds.
     for fd, at in descriptors_by_port():

@@ -28,7 +28,7 @@ def write_graph(graph: Path, content: bytes, index: Path, files: Mapping[str, by
 
     The names must not lead out of the index's folder.
     """
-    # `meta.json` names all other files, and a graph counts only once it is there, so nothing counts after a cut between.
+    # `meta.json` names all other files, and a graph counts only once it is there, so after a cut between nothing does.
     for name in sorted(files, key=lambda name: (name == "meta.json", name)):
         write_synced(index / name, files[name])
     write_synced(graph, content)

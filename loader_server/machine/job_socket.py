@@ -121,14 +121,14 @@ def ask_machine(state: Path, *, timeout_s: float = math.inf, **request: Any) -> 
                 expected=f"the `loader-server run` that serves this job to answer within {timeout_s:g} s",
                 got="no answer",
                 where=str(state),
-                remedy="See whether its process runs: it may be stopped, or this machine overloaded.",
+                remedy="Look whether its process runs: it may be stopped, or this machine overloaded.",
             ) from None
         except OSError as error:
             raise SettingsError(
                 expected="to reach the `loader-server run` that serves this job",
                 got=str(error),
                 where=str(state),
-                remedy="Give this command as the user who runs it; nobody else may.",
+                remedy="Run this command as the user who started it; no other user may.",
             ) from None
         if not content:
             raise LostError(

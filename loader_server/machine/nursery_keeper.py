@@ -168,7 +168,7 @@ class NurseryKeeper:
                 remedy="Look at this machine's memory, and in its system log for what kills processes; then start the "
                 "loaders again.",
             )
-        self._log.warning("the nursery died: its children end, and are started again", cause=how_it_ended(code))
+        self._log.warning("the nursery died: its children are killed and started again", cause=how_it_ended(code))
 
     def _hear(self, now_s: float) -> None:
         """Take in a successor's readiness or a late answer; kill a successor that takes too long to start."""
@@ -178,7 +178,7 @@ class NurseryKeeper:
                 self._due_s = math.inf
         elif self._is_starting and self.nursery.hear_ready():
             self._is_starting, self._due_s = False, math.inf
-            self._log.info("there is a nursery again", pid=self.nursery.pid)
+            self._log.info("the new nursery is ready", pid=self.nursery.pid)
         elif self.nursery.is_late:
             # A nursery that was stopped and goes on: what it was asked for is not wanted any more.
             with contextlib.suppress(OSError):  # it has just died, which the next turn sees
@@ -194,12 +194,12 @@ class NurseryKeeper:
                     expected=f"{sys.executable} to be started, to fork loaders from",
                     got=str(error),
                     where="this machine",
-                    remedy="Mend the environment that the loaders run in, and start them again.",
+                    remedy="Repair the Python environment that the loaders run in, and start them again.",
                 ) from error
             self._due_s = now_s + _PAUSE_S
             warn = self._log.debug if self._is_no_room_logged else self._log.warning
             self._is_no_room_logged = True
-            warn("no nursery can be started, and it is tried again", error=str(error))
+            warn("no nursery can be started: the next try is in half a second", error=str(error))
             return
         self.nursery.interrupt_fd = self._interrupt_fd
         self._is_dead, self._is_starting, self._is_no_room_logged = False, True, False

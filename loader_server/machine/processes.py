@@ -60,7 +60,10 @@ class NurseryEndedError(MachineError):
 
 
 def end_with_parent(parent: int, end_signal: int = signal.SIGTERM) -> None:
-    """Have the kernel signal this process when its parent ends, even by kill -9; exit if it has ended already."""
+    """Have the kernel signal this process when its parent ends, even by kill -9.
+
+    Raises SystemExit if the parent has ended already.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, end_signal, 0, 0, 0)
     # The parent may have ended before the request to the kernel, which then never signals.
     if os.getppid() != parent:

@@ -136,7 +136,11 @@ class ServedJob:
         try:
             self.socket = JobSocket(self.folder.state)
         except OSError as error:  # a file system without sockets, say
-            log.warning("commands cannot reach this job to add or end one", job=self.name, error=str(error))
+            log.warning(
+                "`loader-server add`, `end` and `status` cannot reach this job by its file",
+                job=self.name,
+                error=str(error),
+            )
 
     def answer_all(self, **facts: Any) -> None:
         """Send this answer to all callers that wait for the job, and hang up."""
@@ -186,21 +190,21 @@ class ServedJob:
 
 @dataclass(slots=True, eq=False)
 class WorkerPlace:
-    """A place for one worker; `job` is the one it is assigned to, `of` the one that its `child` works for now."""
+    """A place for one worker; `job` is the one it is assigned to, `serves` the one that its `child` works for now."""
 
     number: int
     job: ServedJob | None = None
-    of: ServedJob | None = None
+    serves: ServedJob | None = None
     child: Child | None = None
 
     def release(self, within_s: float) -> None:
         """End the worker within this time if the place is another job's by now; forget one that was told to end."""
-        # By a new process, because a job's own code runs in its worker: only a process keeps its crashes, memory, globals
-        # and module names from another job.
-        if self.child is not None and self.of is not self.job:
+        # A job's own code runs in its worker: only a process of its own keeps the code's crashes, memory, globals and
+        # module names from another job.
+        if self.child is not None and self.serves is not self.job:
             self.child.end(within_s)
         if self.child is not None and self.child.is_ending and self.child.process is None:
-            self.child = self.of = None
+            self.child = self.serves = None
 
 
 class JoinedJob(ServedJob):

@@ -108,8 +108,8 @@ class Supervisor:
     def _staff(self) -> Iterator[tuple[ServedJob, Child]]:
         """Yield each worker, with the job that it works for."""
         for place in self.places:
-            if place.child is not None and place.of is not None:
-                yield place.of, place.child
+            if place.child is not None and place.serves is not None:
+                yield place.serves, place.child
 
     def _children(self) -> list[Child]:
         """Return all processes of all jobs."""
@@ -227,7 +227,7 @@ class Supervisor:
             job.begin_serving(self.log)
             self.settings.announce(job.name, job.endpoint, workers)
             job.answer_all(job=job.name, endpoint=job.endpoint, workers=workers)
-        elif job.stage is Stage.ENDING and all(place.of is not job for place in self.places):
+        elif job.stage is Stage.ENDING and all(place.serves is not job for place in self.places):
             job.indexer.end(self.settings.drain_timeout_s)
             job.coordinator.end(self.settings.drain_timeout_s)
             if job.indexer.process is None and job.coordinator.process is None:
@@ -247,7 +247,7 @@ class Supervisor:
 
     def _has_joined(self, job: ServedJob) -> bool:
         own = [place for place in self.places if place.job is job]
-        return all(place.of is job and place.child is not None and place.child.is_serving for place in own)
+        return all(place.serves is job and place.child is not None and place.child.is_serving for place in own)
 
     def _end(self, job: ServedJob) -> None:
         """End a job and give its places to the others."""
@@ -305,7 +305,7 @@ class Supervisor:
 
     def _free_place(self, job: ServedJob) -> WorkerPlace:
         """Return a place without a job, if possible one where this job's worker still runs: it need not start again."""
-        free = sorted((place for place in self.places if place.job is None), key=lambda place: place.of is not job)
+        free = sorted((place for place in self.places if place.job is None), key=lambda place: place.serves is not job)
         return free[0] if free else self._new_place()
 
     def _new_place(self) -> WorkerPlace:
@@ -324,10 +324,10 @@ class Supervisor:
         for place in self.places:
             place.release(self.settings.drain_timeout_s)
             if place.child is None and place.job is not None and place.job.is_running:
-                place.of, place.child = place.job, place.job.worker(place.number, os.uname().nodename)
+                place.serves, place.child = place.job, place.job.worker(place.number, os.uname().nodename)
                 place.child.start_when_possible(now_s)
-            if place.child is not None and place.of is not None and place.of is place.job:
-                self._restart(place.of, place.child, now_s)
+            if place.child is not None and place.serves is not None and place.serves is place.job:
+                self._restart(place.serves, place.child, now_s)
         self.places = [place for place in self.places if place.job is not None or place.child is not None]
 
     def _restart(self, job: ServedJob, child: Child, now_s: float) -> None:

@@ -49,21 +49,21 @@ def demand_of(report: Mapping[str, Any]) -> Demand:
 
 def divide(workers: int, held: Mapping[str, int], needs: Mapping[str, int]) -> dict[str, int]:
     """Return how many workers each job gets; `held` is what each has now, and each gets at least one."""
-    given = dict.fromkeys(held, 1)
+    shares = dict.fromkeys(held, 1)
     for _ in range(workers - len(held)):
         # The name breaks ties, so that equal facts are always divided in the same way, and no worker moves for nothing.
-        taker = min(given, key=lambda job: (_urgency(given[job], held[job], needs[job]), given[job], job))
-        given[taker] += 1
-    return given
+        taker = min(shares, key=lambda job: (_urgency(shares[job], held[job], needs[job]), shares[job], job))
+        shares[taker] += 1
+    return shares
 
 
-def _urgency(given: int, held: int, need: int) -> tuple[bool, int, bool]:
+def _urgency(share: int, held: int, need: int) -> tuple[bool, int, bool]:
     """Return a sort key; the smallest gets the next worker.
 
     First comes the job in need with the fewest workers, then a job that would not have to give one up.
     """
-    is_needy = given < need
-    return not is_needy, given if is_needy else 0, given >= held
+    is_needy = share < need
+    return not is_needy, share if is_needy else 0, share >= held
 
 
 class Shares:

@@ -67,9 +67,10 @@ def _why_not(field: Field) -> str:
 
 
 def _headline(batch: ShownBatch, rows: int) -> str:
-    of, total = batch.of, len(batch.arrays["weight"])
+    position, total = batch.position, len(batch.arrays["weight"])
     more = f", the first {rows} of {total} rows" if rows < total else ""
-    return f"{batch.stream.name}, epoch {of.epoch}, batch {of.number} of {batch.batches}, bucket {batch.bucket}{more}"
+    where = f"epoch {position.epoch}, batch {position.number} of {batch.batches}, bucket {batch.bucket}"
+    return f"{batch.stream.name}, {where}{more}"
 
 
 def _title(batch: ShownBatch, field: Field) -> str:
@@ -80,6 +81,7 @@ def _title(batch: ShownBatch, field: Field) -> str:
 
 
 def _draw_row(axes: Any, batch: ShownBatch, field: Field, row: int) -> None:
+    """Draw a row's strip: an image for two axes, a curve for floats, tokens for integers, and its padding hatched."""
     array = batch.arrays[field.key]
     lengths = batch.arrays.get(f"{field.key}_length")
     length = array.shape[1] if lengths is None else int(lengths[row])

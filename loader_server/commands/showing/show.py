@@ -58,8 +58,8 @@ def run(options: argparse.Namespace) -> int:
             places = find_sample(stream, options.sample, group, options.epoch)
             _print(places, [places_table(places)], as_json=options.json)
             return 0
-        of = BatchNumber(epoch=options.epoch, number=options.batch, group=group)
-        batch = build_batch(stream, of, culprits)
+        position = BatchNumber(epoch=options.epoch, number=options.batch, group=group)
+        batch = build_batch(stream, position, culprits)
     finally:
         stream.close()
     facts = _facts(batch)
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _picture(batch: ShownBatch, path: Path, facts: dict[str, Any]) -> StokerError | None:
-    """Draw a batch, and add the picture and what it leaves out to the facts; return the error if that fails."""
+    """Draw a batch, and add the picture and what it leaves out to the facts; return the error if that fails, or None."""
     try:
         left_out = draw(batch, path)
     except SettingsError as error:
@@ -101,10 +101,10 @@ def _facts(batch: ShownBatch) -> dict[str, Any]:
     reasons = Counter(sample.error.reason for sample in batch.samples if sample.error is not None)
     return {
         "stream": stream.name,
-        "epoch": batch.of.epoch,
-        "batch": batch.of.number,
+        "epoch": batch.position.epoch,
+        "batch": batch.position.number,
         "batches": batch.batches,
-        "group": batch.of.group,
+        "group": batch.position.group,
         "bucket": batch.bucket,
         "plan": stream.digest,
         "digest": f"{batch.digest:016x}",
@@ -231,7 +231,7 @@ def _write_sound(batch: ShownBatch, row: int) -> str:
             where="--wav",
             remedy="Name another row.",
         )
-    sound, of = in_row[0].sound, batch.of
+    sound, position = in_row[0].sound, batch.position
     if sound is None:
         raise SettingsError(
             expected="a row that is a sound, or was made of one",
@@ -239,7 +239,7 @@ def _write_sound(batch: ShownBatch, row: int) -> str:
             where=f"--wav, {in_row[0].name}",
             remedy="Look at it with --png or --json.",
         )
-    path = Path(f"{batch.stream.name}-epoch{of.epoch}-batch{of.number}-row{row}.wav")
+    path = Path(f"{batch.stream.name}-epoch{position.epoch}-batch{position.number}-row{row}.wav")
     with path.open("wb") as opened, wave.open(opened, "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
