@@ -107,7 +107,7 @@ _METRICS = (
         type=Path,
         default=None,
         metavar="FILE",
-        help="file with the token that reads metrics (Authorization: Bearer); needed beyond loopback, or --insecure",
+        help="file with the token that reads metrics (Authorization: Bearer); needed beyond loopback without --insecure",
     ),
 )
 
@@ -133,7 +133,7 @@ _JOB_PROCESS = (
 )
 
 _JOINING = (
-    _option("--keys", type=Path, metavar="FOLDER", help="this host's keys; without them only loopback is joined"),
+    _option("--keys", type=Path, metavar="FOLDER", help="folder with this host's keys; needed beyond loopback"),
     _option("--state", type=Path, metavar="FOLDER", help="folder for what is fetched (default: .stoker)"),
     _option("--data", type=Path, metavar="FOLDER", help="folder where relative paths of data start on this host"),
     _option("--index", type=Path, metavar="FOLDER", help="this host's own index of the same data, instead of fetching"),

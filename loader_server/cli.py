@@ -153,7 +153,10 @@ def run_demo(options: argparse.Namespace) -> int:
 
 
 def run_machine(options: argparse.Namespace) -> int:
-    """Serve jobs until told to end, with a coordinator for each and the machine's workers; return the exit code."""
+    """Serve jobs until told to end, with a coordinator for each and the machine's workers; return the exit code.
+
+    Raises MachineError if the system has no room for a process, and what else keeps the first jobs from being served.
+    """
     refuse_small_limits()
     # The nursery first: a process with threads may hang when it forks, and fetching a bundle starts libzmq's threads.
     with contextlib.closing(_open_nursery("coordinator", "worker")) as nursery, contextlib.ExitStack() as held:

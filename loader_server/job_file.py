@@ -161,6 +161,7 @@ class JobFile(JobFolder):
         On a host that joined, the folder of fetched modules comes before both.
         """
         fetched = [self.joined.code] if self.joined is not None and self.joined.code else []
+        # Each is put in front of those before it, so the last one is searched first.
         for folder in (str(self.base), *fetched):
             if folder not in sys.path:
                 sys.path.insert(0, folder)
@@ -311,6 +312,7 @@ def _words_in(value: object) -> Iterator[str]:
 
 def _names_of_code(job: Job) -> list[str]:
     """Return all names that the streams give as sources and pipelines, right or wrong."""
+    # Nothing is checked yet, so there may be a value of any type in any place.
     mixtures = (table.get("sources") for table in job.streams.values())
     sources = (source for mixture in mixtures if isinstance(mixture, list) for source in mixture)
     tables = (*job.streams.values(), *(source for source in sources if isinstance(source, dict)))

@@ -58,6 +58,7 @@ def own_files(modules: Iterable[str], folder: Path) -> dict[str, Path]:
 
     The keys are their paths below a folder that modules are imported from.
     """
+    # With each package on the way, because importing a module runs the `__init__` of its packages.
     walked, _ = _walk(sorted({part for name in modules for part in _on_the_way(name)}))
     files = {name: walked[name].file.absolute() for name in sorted(walked)}
     own = {name: file for name, file in files.items() if file.is_relative_to(folder) and not _is_installed(file)}

@@ -44,7 +44,7 @@ def ask_coordinator(
     until_s = time.monotonic() + timeout_s
     followed = FollowedEndpoint(endpoint, encrypted=own is not None)
     _wait_for_address(followed, until_s)
-    refuse_small_limits_of_client()
+    refuse_small_limits_of_client()  # libzmq would end the process if it cannot start a thread
     with connected(followed.address, own) as dealer:
         if _wait_for(dealer, zmq.POLLOUT, until_s):
             dealer.send(encode(question))

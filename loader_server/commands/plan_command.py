@@ -10,11 +10,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 
 from loader_server.commands import plan_report
 from loader_server.commands.data_notes import lines_of, notes_of
-from loader_server.commands.progress import progress_bar
+from loader_server.commands.progress import filled_table, progress_bar
 from loader_server.fleet.bundle import bundle_nbytes
 from loader_server.job_file import read_job
 from loader_server.stream import Stream
@@ -24,12 +23,17 @@ from shared.settings.values import nearest
 if TYPE_CHECKING:
     import argparse
 
+    from rich.table import Table
+
     from loader_server.job_file import JobFile
 
 __all__ = ["find_sample", "open_stream", "places_table", "run"]
 
 #: Limit of names that are compared with an unknown one for a suggestion.
 _COMPARED = 20_000
+
+#: Limit of samples that are listed beside the one that was looked for.
+_SHOWN = 8
 
 
 def run(options: argparse.Namespace) -> int:
@@ -131,11 +135,15 @@ def find_sample(stream: Stream, name: str, group: int, epoch: int) -> dict[str, 
 
 def places_table(answer: dict[str, Any]) -> Table:
     """Return a table of the places that were found."""
-    table = Table("batch", "row", "group", "bucket", "shape", "with samples")
-    table.title = f"{answer['name']} (sample {answer['sample']}) in epoch {answer['epoch']}"
-    for seat in answer["seats"]:
-        lengths = ", ".join(f"{key} {length}" for key, length in seat["shape"]["lengths"].items())
-        shape = f"{seat['shape']['rows']} x {lengths}"
-        others = ", ".join(map(str, seat["samples"][:8])) + (" …" if len(seat["samples"]) > 8 else "")
-        table.add_row(*(str(seat[key]) for key in ("batch", "row", "group", "bucket")), shape, others)
-    return table
+    return filled_table(
+        ("batch", "row", "group", "bucket", "shape", "with samples"),
+        map(_seat_cells, answer["seats"]),
+        title=f"{answer['name']} (sample {answer['sample']}) in epoch {answer['epoch']}",
+    )
+
+
+def _seat_cells(seat: dict[str, Any]) -> list[str]:
+    lengths = ", ".join(f"{key} {length}" for key, length in seat["shape"]["lengths"].items())
+    shape = f"{seat['shape']['rows']} x {lengths}"
+    samples = ", ".join(map(str, seat["samples"][:_SHOWN])) + (" …" if len(seat["samples"]) > _SHOWN else "")
+    return [*(str(seat[key]) for key in ("batch", "row", "group", "bucket")), shape, samples]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.table import Table
 
+from loader_server.commands.progress import filled_table
 from loader_server.machine.room import shown_bytes
 from loader_server.planning.windows.fill import groups_needed, samples_taken
 from shared.errors import SettingsError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
+    from rich.table import Table
 
     from loader_server.planning import EpochPlan, Plan
     from loader_server.planning.epoch import Recipe
@@ -112,23 +113,31 @@ def _stage(plan: Plan, stage: PlanStage, group: int) -> Facts:
 
 def tables(plan: Facts) -> tuple[Table, ...]:
     """Return tables of buckets, of a curriculum's stages and of totals, from facts that include a `digest`."""
-    keys = list(plan["buckets"][0]["lengths"])
-    buckets = Table("bucket", *keys, "rows", "samples", "batches", title=f"Plan {plan['digest'][:8]}: buckets")
-    for number, bucket in enumerate(plan["buckets"]):
-        cells = [bucket["lengths"][key] for key in keys] + [bucket["rows"], bucket["samples"], bucket["batches"]]
-        buckets.add_row(str(number), *(f"{cell:,}" for cell in cells))
-    advice = plan["above_budget"]["advice"] or None
-    totals = Table("", "", title="Totals", show_header=False, caption=advice, caption_justify="left")
-    for name, value in _totals(plan).items():
-        totals.add_row(name, value)
+    buckets = filled_table(
+        ("bucket", *plan["buckets"][0]["lengths"], "rows", "samples", "batches"),
+        (_bucket_cells(number, bucket) for number, bucket in enumerate(plan["buckets"])),
+        title=f"Plan {plan['digest'][:8]}: buckets",
+    )
+    totals = filled_table(
+        ("", ""),
+        _totals(plan).items(),
+        title="Totals",
+        show_header=False,
+        caption=plan["above_budget"]["advice"] or None,
+        caption_justify="left",
+    )
     return (buckets, *([_curriculum(plan["curriculum"])] if "curriculum" in plan else []), totals)
 
 
+def _bucket_cells(number: int, bucket: Facts) -> list[str]:
+    counts = [*bucket["lengths"].values(), bucket["rows"], bucket["samples"], bucket["batches"]]
+    return [str(number), *(f"{count:,}" for count in counts)]
+
+
 def _curriculum(stages: list[Facts]) -> Table:
-    table = Table("from epoch", "up to", "samples", "shapes", "batches", title="Curriculum")
-    for stage in stages:
-        table.add_row(*(f"{stage[name]:,}" for name in ("epoch", "max_length", "samples", "shapes", "batches")))
-    return table
+    names = ("epoch", "max_length", "samples", "shapes", "batches")
+    rows = ([f"{stage[name]:,}" for name in names] for stage in stages)
+    return filled_table(("from epoch", "up to", "samples", "shapes", "batches"), rows, title="Curriculum")
 
 
 def _totals(plan: Facts) -> dict[str, str]:
@@ -174,10 +183,8 @@ def diff(old: Facts, new: Facts) -> dict[str, tuple[object, object]]:
 
 def diff_table(changed: Mapping[str, tuple[object, object]]) -> Table:
     """Return a table of the differences."""
-    table = Table("", "this", "other", title="Differences" if changed else "No difference")
-    for path, (old, new) in changed.items():
-        table.add_row(path, _shown(old), _shown(new))
-    return table
+    rows = ((path, _shown(old), _shown(new)) for path, (old, new) in changed.items())
+    return filled_table(("", "this", "other"), rows, title="Differences" if changed else "No difference")
 
 
 def plot(plan: Plan, path: Path) -> None:

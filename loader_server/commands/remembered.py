@@ -97,7 +97,7 @@ def _list(report: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def _forget(memory: _OpenJournal | _RunningCoordinator, options: argparse.Namespace) -> None:
-    """Forget the samples that the options name, and print how many; raise SettingsError for one that is not convicted."""
+    """Forget the samples that the options name, and print how many; raise SettingsError if one is not convicted."""
     count = 0
     for identity in options.identity or ("",):
         forgotten = memory.forgive(Forgive(stream=options.stream, identity=identity))
@@ -139,6 +139,7 @@ class _OpenJournal:
         self._journal = journal
         self._convictions = Convictions()
         self._groups: dict[str, int] = {}
+        # A conviction that was forgotten is not among the facts any more.
         for fact in journal.read_facts() if journal is not None else ():
             if isinstance(fact, CulpritFound):
                 self._convictions.add(fact.stream, fact.identity, fact.ends)

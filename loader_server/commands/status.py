@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 
 from loader_server.commands.ask import ask_coordinator
+from loader_server.commands.progress import filled_table
 from loader_server.job_folder import JobFolder
 from loader_server.machine.job_socket import ask_machine
 from shared.errors import LostError
@@ -21,6 +21,8 @@ from shared.wire.messages import Status, StatusQuery
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Iterator
+
+    from rich.table import Table
 
 __all__ = ["ask", "ask_all", "run"]
 
@@ -82,10 +84,10 @@ def tables(report: dict[str, Any]) -> Group:
     """Return the tables and lines of a report on one job or on several."""
     if "jobs" in report:
         of_jobs = [tables(job["report"]) for job in report["jobs"] if job["report"] is not None]
-        return Group(_table(("job", "endpoint", "workers", "is"), map(_job_cells, report["jobs"])), *of_jobs)
+        return Group(filled_table(("job", "endpoint", "workers", "is"), map(_job_cells, report["jobs"])), *of_jobs)
     streams = report["streams"]
     parts: list[Table | str] = [
-        _table(
+        filled_table(
             ("stream", "epoch", "trained", "read", "of", "done", "group", "waited", "trainers"),
             (_stream_cells(name, stream) for name, stream in streams.items()),
         ),
@@ -99,7 +101,7 @@ def tables(report: dict[str, Any]) -> Group:
         ),
         *_some(("verified", "by", "epoch", "read", "of", "silent s"), _verifier_rows(streams)),
         *_some(("results", "after epochs", "step", "samples", "over all ranks"), _result_rows(streams)),
-        _table(
+        filled_table(
             ("worker", "endpoint", "waiting", "building", "built", "masked", "from cache", "silent s"),
             map(_worker_cells, report["workers"]),
         ),
@@ -109,16 +111,9 @@ def tables(report: dict[str, Any]) -> Group:
     return Group(f"job [bold]{report['job']}[/]", *parts)
 
 
-def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
-    table = Table(*columns)
-    for cells in rows:
-        table.add_row(*cells)
-    return table
-
-
 def _some(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> list[Table]:
     """Return the table, or no table if there are no rows: most jobs have no queue, no elastic world, no verifier."""
-    table = _table(columns, rows)
+    table = filled_table(columns, rows)
     return [table] if table.rows else []
 
 

@@ -229,7 +229,7 @@ def _fill(folder: Path, samples: int, seed: int, progress: Callable[[int, int], 
             frames += length
             progress(number + 1, samples)
     finally:
-        executor.shutdown(cancel_futures=True)
+        executor.shutdown(cancel_futures=True)  # after Ctrl-C too, which must not wait for all recordings
     for name, lines in rows.items():
         _write_manifest(folder / f"{name}.csv", lines)
     return CorpusFacts(train=len(rows["train"]), dev=len(rows["dev"]), seconds=frames / RATE, seed=seed)

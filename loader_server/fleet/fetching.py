@@ -106,6 +106,7 @@ class Fetching:
 
     def _take_manifest(self, piece: m.BundlePiece) -> None:
         """Add to the manifest, if this is its next part; check it once it is complete."""
+        # A request that was repeated is answered twice.
         if piece.offset != len(self._begun) or not piece.content:
             return
         self._begun += piece.content
@@ -183,6 +184,7 @@ class GraphFetching:
         """Take in a piece; return the graphs that were wanted once all of them are complete, otherwise nothing."""
         before = self._fetching.manifest
         part = self._fetching.take(piece)
+        # Another bundle has come in between: what was fetched so far may be of other graphs.
         if self._fetching.manifest is not before:
             self._streams, self._files = [], {}
         if part is None:

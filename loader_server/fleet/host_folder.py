@@ -196,6 +196,7 @@ def bundles_in_use(hosts: Path) -> set[str] | None:
     for path in hosts.glob(f"*/*/{_IN_USE}"):
         if not _is_held(path):
             continue
+        # A host that runs needs its bundle whenever one of its workers is started again.
         try:
             joined = JoinedFolder.beside(path.with_name(JOB_FILE))
         except StokerError:

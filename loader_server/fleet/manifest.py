@@ -276,6 +276,7 @@ def _texts(value: Any) -> dict[str, str]:
 
 def _whole(value: Any) -> int:
     """Return a number of bytes; raise ValueError if it is negative, too large or no integer."""
+    # `isinstance` would let True pass, as a bool is an int.
     if type(value) is not int or not 0 <= value <= _MOST_BYTES:
         raise ValueError("a number out of bounds")
     return value

@@ -110,6 +110,7 @@ class Doors:
 
     def _judge(self) -> None:
         """Shut the doors if too many descriptors are in use, or open them once enough are free."""
+        # Between the two limits nothing changes, or the doors would shut and open with each connection.
         used, most = _count_descriptors()
         if not self._is_shut and used >= _SHUT * most:
             self._log.warning("too many connections: nobody is let in until some end", open_files=used, most=most)

@@ -93,6 +93,7 @@ def group_folders(groups: str, mounts: str) -> Iterator[tuple[str, ...]]:
     """
     for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
+        # Version 2 has one hierarchy for all controllers, and names none.
         if not controllers or "memory" in controllers.split(","):
             for root, place in _mounted(mounts, second=not controllers):
                 yield tuple(_upwards(root, place, path))

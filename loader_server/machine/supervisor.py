@@ -475,6 +475,7 @@ class Supervisor:
                 self._take_in(JobFolder(str(request.get("job")))).asking.append(caller)
             except StokerError as error:
                 caller.refuse(error)
+        # Another command may have ended the job since this one connected; then it learns by the hang-up below.
         elif wish == "end" and job.name in self.jobs:
             job.asking.append(caller)
             if not job.drain(request.get("drain"), time.monotonic()):

@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _picture(batch: ShownBatch, path: Path, facts: dict[str, Any]) -> StokerError | None:
-    """Draw a batch, and add the picture and what it leaves out to the facts; return the error if that fails, or None."""
+    """Draw a batch, and add the picture and the keys it lacks to the facts; return the error if that fails, or None."""
     try:
         left_out = draw(batch, path)
     except SettingsError as error:
