@@ -107,7 +107,7 @@ _METRICS = (
         type=Path,
         default=None,
         metavar="FILE",
-        help="file with the token that reads metrics (Authorization: Bearer); needed beyond loopback without --insecure",
+        help="file with the token that reads metrics (Authorization: Bearer); needed beyond loopback, or --insecure",
     ),
 )
 

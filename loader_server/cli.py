@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from loader_server.machine.asking import Asker
     from loader_server.machine.nursery import Nursery
 
-__all__ = ["be_nursery", "main"]
+__all__ = ["be_nursery", "main", "make_key_folder", "run_coordinator", "run_demo", "run_machine", "run_worker"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -78,10 +78,10 @@ def _run(command: Command, options: argparse.Namespace) -> int:
 
 def _report(error: StokerError, options: argparse.Namespace) -> None:
     """Send an error to our parent; raise SystemExit if our predecessor has printed the same one already."""
-    from loader_server.machine.processes import say_more
+    from loader_server.machine.processes import send_facts
     from shared.hashing import fingerprint
 
-    say_more(options.ready_fd, error=error.words())
+    send_facts(options.ready_fd, error=error.words())
     if fingerprint(*error.words().values()) == getattr(options, "last_error", ""):
         raise SystemExit(error.exit_code) from None
 
@@ -164,7 +164,7 @@ def run_machine(options: argparse.Namespace) -> int:
 
 
 def _run_loaders(options: argparse.Namespace, nursery: Nursery, held: contextlib.ExitStack) -> int:
-    """Run a supervisor until it is told to end; raise what keeps a job from being served, unless a child printed it."""
+    """Run a supervisor until it has to end; raise what keeps a job from being served, unless a child printed it."""
     from loader_server.commands import machine_jobs
     from loader_server.machine.free_room import granted_cores
     from loader_server.machine.machine_probes import serve_probes
@@ -202,7 +202,7 @@ def run_coordinator(options: argparse.Namespace) -> int:
         from loader_server import metrics
         from loader_server.coordinator.service import open_coordinator
         from loader_server.job_file import read_job
-        from loader_server.machine.processes import say_more
+        from loader_server.machine.processes import send_facts
         from loader_server.machine.served_job import DRAIN_SIGNAL, END_SIGNAL
         from loader_server.machine.worker_shares import demand_of
         from shared.endpoints import check_endpoint
@@ -225,8 +225,8 @@ def run_coordinator(options: argparse.Namespace) -> int:
         targets_folder=job.targets_folder,
         probes=coordinator.probes(job.settings.build_timeout_s),
     ) as served:
-        say_more(options.ready_fd, endpoint=coordinator.endpoint, metrics=served.address)
-        coordinator.run(lambda report: say_more(options.ready_fd, **asdict(demand_of(report)), ends=report["ends"]))
+        send_facts(options.ready_fd, endpoint=coordinator.endpoint, metrics=served.address)
+        coordinator.run(lambda report: send_facts(options.ready_fd, **asdict(demand_of(report)), ends=report["ends"]))
     return 0
 
 

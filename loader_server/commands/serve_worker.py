@@ -21,7 +21,7 @@ from loader_server.building.deadline import let_deadlines_end_us
 from loader_server.commands.ask import connected
 from loader_server.fleet.host_folder import JoinedFolder
 from loader_server.job_file import read_job
-from loader_server.machine.processes import WORKER_OFFER, keep_ports_from_children, offer_once, say_more
+from loader_server.machine.processes import WORKER_OFFER, keep_ports_from_children, offer_once, send_facts
 from loader_server.named_objects import MissingModuleError
 from loader_server.worker.service import Worker, WorkerSettings
 from shared.command import allow_many_files
@@ -96,8 +96,8 @@ def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -
         worker.tell_metrics(served.bound)
         # Before the user's code runs: a child that a transform leaves behind would keep our successor from these ports.
         keep_ports_from_children([*worker.ports, port_of(served.address)])
-        say_more(options.ready_fd, endpoint=worker.endpoint, metrics=served.address)
-        worker.tell_refused = partial(say_more, options.ready_fd, refused=True)
+        send_facts(options.ready_fd, endpoint=worker.endpoint, metrics=served.address)
+        worker.tell_refused = partial(send_facts, options.ready_fd, refused=True)
         options.ready_fd = -1  # an error is for the log from now on
         worker.run()
     return 0

@@ -33,7 +33,7 @@ __all__ = [
     "keep_ports_from_children",
     "offer_once",
     "offer_to_oom_killer",
-    "say_more",
+    "send_facts",
 ]
 
 #: Signal that ends a process whose build took too long; the parent learns the cause from it.
@@ -86,7 +86,7 @@ def _close_ports(ports: frozenset[int]) -> None:
             os.close(fd)
 
 
-def say_more(ready_fd: int, **facts: Any) -> None:
+def send_facts(ready_fd: int, **facts: Any) -> None:
     """Send our parent some facts, as a line of JSON; drop them if nobody reads, or the pipe is full."""
     with contextlib.suppress(OSError):
         os.set_blocking(ready_fd, False)
