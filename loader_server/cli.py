@@ -255,8 +255,8 @@ Keys are in {folder}: write keys = "{folder}" in [job], and give each machine it
   coordinator  coordinator.key_secret, allowed/
   workers      worker.key_secret, coordinator.key, allowed/
   trainers     trainer.key_secret, coordinator.key, worker.key
-A machine that runs `loader-server run` needs the files of the first two. Who is let in, and with which role, is read
-from allowed/ while the job runs: put a public key into the folder of its role, or take it out."""
+A machine that runs `loader-server run` needs the files of the first two. Which keys are let in, and with which role, is
+read from allowed/ while the job runs: put a public key into the folder of its role, or take it out."""
 
 
 def make_key_folder(options: argparse.Namespace) -> int:

@@ -51,7 +51,7 @@ class PlanKeeper:
         except OSError:
             return None
         if digest != _digest(path, body):
-            self._log.warning("a damaged part of the plan is made anew", path=str(path))
+            self._log.warning("a damaged part of the plan is computed again", path=str(path))
             return None
         with contextlib.suppress(OSError):
             os.utime(path)  # marks the file as used, so that others are removed first
@@ -75,7 +75,7 @@ class PlanKeeper:
             self._remove_old("*.tmp*")
         except OSError as error:
             warn = self._log.debug if why_closed(self._folder) else self._log.warning  # may be read-only
-            warn("the plan is not kept: the next start works it out again", error=str(error))
+            warn("the plan cannot be saved: the next start computes it again", error=str(error))
             with contextlib.suppress(OSError):
                 draft.unlink()
 

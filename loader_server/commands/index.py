@@ -137,8 +137,8 @@ def _show_finished(failed: str, reports: Mapping[str, IndexReport], names: Seque
     show(reports, as_json=False, out=sys.stderr)
     finished = {title.partition(", ")[0] for title in reports}
     left = [name for name in names if name != failed and name not in finished]
-    rest = f"; not looked at: {', '.join(left)}" if left else ""
-    print(f"{failed}: no index, for the reason that follows{rest}", file=sys.stderr)
+    rest = f"; not begun: {', '.join(left)}" if left else ""
+    print(f"{failed}: not indexed, see the error below{rest}", file=sys.stderr)
 
 
 def _index_stream(

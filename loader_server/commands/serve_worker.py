@@ -189,7 +189,7 @@ def open_once_there(
     log, logged, pause_s = Log("worker", worker=worker), "", _FIRST_PAUSE_S
     while True:
         if str(error) != logged:
-            log.warning("no data: this worker serves once they are there", **error.words())
+            log.warning("no data: this worker serves as soon as they exist", **error.words())
             logged = str(error)
         report(error)
         if stop.wait(pause_s):
