@@ -1,97 +1,374 @@
-"""Arguments of commands: those that several share, those of index, plan and show, and those of joining a job.
+"""The sub-commands of `loader-server`: what each is for, an example, its options, and the function that runs it.
 
-Rules: what a command does is imported when it runs, so that `--help` and the others start without it.
+Rules: plain values. The function is named, and imported only when the command runs, so that `--help` and the other
+commands start without its modules.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shared.errors import StokerError
-from shared.quick_import import quick_import
-from shared.system.system_errors import is_refusal, system_error
+from shared.command import add_common_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from shared.metrics.listening import Listening
 
-__all__ = [
-    "add_advertise",
-    "add_fetch",
-    "add_index",
-    "add_joining",
-    "add_listen",
-    "add_metrics",
-    "add_parent",
-    "add_plan",
-    "add_show",
-    "advertise_arguments",
-    "command_named",
-    "metrics_arguments",
-    "metrics_listening",
-    "tells_its_error",
-]
+__all__ = ["COMMANDS", "Command", "advertise_arguments", "metrics_arguments", "metrics_listening"]
 
 
-def command_named(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    about: str,
-    example: str,
-) -> argparse.ArgumentParser:
-    """Add a sub-command with its description and an example, and return its parser."""
-    command = commands.add_parser(name, help=about, description=about, epilog=f"example: {example}")
-    command.set_defaults(run=run)
-    return command
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of a command, as `ArgumentParser.add_argument` takes it."""
+
+    names: tuple[str, ...]
+    settings: Mapping[str, Any]
 
 
-def tells_its_error(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """Make a command report its error to the process that started it as well.
-
-    If its predecessor ended with the same error, the error is not printed again.
-    """
-
-    def told(options: argparse.Namespace) -> int:
-        try:
-            return run(options)
-        except Exception as failure:  # the process that started us gets it before it is raised
-            from loader_server.machine.processes import say_error
-            from shared.hashing import fingerprint
-
-            if not (isinstance(failure, StokerError) or is_refusal(failure)):
-                raise
-            error = failure if isinstance(failure, StokerError) else system_error(failure)
-            say_error(options.ready_fd, error)
-            if fingerprint(*error.words().values()) == getattr(options, "said", ""):
-                raise SystemExit(error.exit_code) from None
-            raise
-
-    return told
+def _option(*names: str, **settings: Any) -> Option:
+    return Option(names, settings)
 
 
-# --- what serves ---
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A sub-command; its name is its key in `COMMANDS`."""
+
+    #: The module and the function that runs it, which takes the options and returns the exit code.
+    run: str
+    about: str
+    example: str
+    options: tuple[Option, ...]
+    #: Options that only make sense with the endpoint of a job, under a heading of their own.
+    joining: tuple[Option, ...] = ()
+    #: Whether it serves until it is stopped, so that ending by a signal is success.
+    serves: bool = False
+    #: Whether it reports its error to the process that started it as well.
+    reports_errors: bool = False
+
+    def add_to(
+        self,
+        commands: argparse._SubParsersAction[argparse.ArgumentParser],
+        name: str,
+        run: Callable[[argparse.Namespace], int],
+    ) -> None:
+        """Add a parser for this command, which has its options and sets `run` as what runs it."""
+        parser = commands.add_parser(name, help=self.about, description=self.about, epilog=f"example: {self.example}")
+        parser.set_defaults(run=run)
+        for option in self.options:
+            parser.add_argument(*option.names, **option.settings)
+        if self.joining:
+            group = parser.add_argument_group("to join a job by its endpoint")
+            for option in self.joining:
+                group.add_argument(*option.names, **option.settings)
+        add_common_arguments(parser, log_level="info", serves=self.serves)
 
 
-def add_listen(command: argparse.ArgumentParser) -> None:
-    """Add the options for the endpoint to serve, and for serving without keys."""
-    command.add_argument(
-        "--listen", default="", help="endpoint to serve instead of the job file's, such as tcp://127.0.0.1:7400"
-    )
-    command.add_argument("--insecure", action="store_true", help="serve beyond loopback without keys")
+def _whole(text: str) -> int:
+    """Return a number from 1 to a million; raise argparse's error for any other text."""
+    number = int(text)
+    if not 1 <= number <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 1000000, got {text}")
+    return number
 
 
-def add_advertise(command: argparse.ArgumentParser, metavar: str = "HOST[:PORT]") -> None:
-    """Add the option for the address that others are told to connect to."""
-    command.add_argument(
-        "--advertise",
+def _number(text: str) -> int:
+    """Return a number from 0 on; raise argparse's error for any other text."""
+    number = int(text)
+    if not 0 <= number < 2**31:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on, got {text}")
+    return number
+
+
+# --- options of several commands ---
+
+_JOB = _option("job", type=Path, help="the job file")
+_JSON = _option("--json", action="store_true", help="print one JSON object")
+_STREAM_HELP = "the stream (default: train)"
+
+_LISTEN = (
+    _option("--listen", default="", help="endpoint to serve instead of the job file's, such as tcp://127.0.0.1:7400"),
+    _option("--insecure", action="store_true", help="serve beyond loopback without keys"),
+)
+_ADVERTISE_HELP = "address for others to connect to, if they cannot reach this one: behind NAT, or a published port"
+
+_METRICS = (
+    _option(
+        "--metrics-listen",
         default="",
-        metavar=metavar,
-        help="what others are told to connect to, if they cannot reach this address: behind NAT, or a published port",
-    )
+        metavar="HOST[:PORT]",
+        help="where to serve metrics and probes, such as 0.0.0.0:9100; default: loopback",
+    ),
+    _option(
+        "--metrics-token",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="file with the token that reads metrics (Authorization: Bearer); needed beyond loopback, or --insecure",
+    ),
+)
+
+_PARENT = _option("--parent", type=int, default=0, help=argparse.SUPPRESS)
+_READY_FD = _option("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
+#: The fingerprint of the error that the process ended with last time, which is then not printed again.
+_LAST_ERROR = _option("--last-error", default="", help=argparse.SUPPRESS)
+
+#: Options of a process of a job; the hidden ones come from the process that starts it.
+_JOB_PROCESS = (
+    *_LISTEN,
+    _option("--advertise", default="", metavar="HOST[:PORT]", help=_ADVERTISE_HELP),
+    *_METRICS,
+    _option(
+        "--metrics-port",
+        type=int,
+        default=0,
+        help="port to serve metrics on; 0: any free one, named in the state folder",
+    ),
+    _PARENT,
+    _READY_FD,
+    _LAST_ERROR,
+)
+
+_JOINING = (
+    _option("--keys", type=Path, metavar="FOLDER", help="folder with this host's keys; needed beyond loopback"),
+    _option("--state", type=Path, metavar="FOLDER", help="folder for what is fetched (default: .stoker)"),
+    _option("--data", type=Path, metavar="FOLDER", help="folder where relative paths of data start on this host"),
+    _option("--index", type=Path, metavar="FOLDER", help="this host's own index of the same data, instead of fetching"),
+    _option("--accept-code", action="store_true", help="fetch the job's own modules; only with keys"),
+)
+
+
+# --- the commands ---
+
+COMMANDS = {
+    "demo": Command(
+        run="loader_server.cli:run_demo",
+        about="Train a small model on made-up recordings, from nothing to the end, in under three minutes.",
+        example="loader-server demo --keep digits",
+        options=(
+            _option(
+                "--keep",
+                type=Path,
+                default=Path(".demo"),
+                metavar="DIR",
+                help="folder for corpus, job file and model (default: .demo)",
+            ),
+            _option("--samples", type=_whole, default=None, metavar="N", help="recordings to make (default: 1500)"),
+            _option("--epochs", type=_whole, default=6, metavar="N", help="epochs to train (default: 6)"),
+            _option(
+                "--workers",
+                type=_whole,
+                default=0,
+                metavar="N",
+                help="worker processes (default: one per core, from 2 to 4)",
+            ),
+        ),
+    ),
+    "index": Command(
+        run="loader_server.commands.index:run",
+        about="Make the index of each stream's source: where each sample is, and how long it is.",
+        example="loader-server index job.toml --strict",
+        reports_errors=True,
+        options=(
+            _JOB,
+            _option("--stream", action="append", help="only this stream (may be given several times)"),
+            _option("--strict", action="store_true", help="refuse data with bad rows instead of leaving them out"),
+            _option("--force", action="store_true", help="make the indexes again even if nothing has changed"),
+            _option("--statistics", action="store_true", help="also make the statistics files that normalise reads"),
+            _option("--processes", type=int, default=0, help="processes to use; 0: one per core"),
+            _option("--json", action="store_true", help="print the report as JSON"),
+            _option("--missing", action="store_true", help=argparse.SUPPRESS),
+            _PARENT,
+            _READY_FD,
+        ),
+    ),
+    "plan": Command(
+        run="loader_server.commands.plan_command:run",
+        about="Show the effect of the settings: buckets, rows, padding, steps, and which samples are dropped.",
+        example="loader-server plan job.toml --plot lengths.png",
+        options=(
+            _JOB,
+            _option("--stream", default="train", help=_STREAM_HELP),
+            _option("--group", type=int, default=0, help="batches of one shape in a row; 0: the job file's, or 1"),
+            _option("--epoch", type=int, default=0, help="the epoch (default: 0)"),
+            _option("--find", default="", metavar="NAME", help="show which batch has the sample of this name"),
+            _option("--diff", type=Path, metavar="JOB", help="show how the plan of another job file differs"),
+            _option("--plot", type=Path, metavar="PNG", help="draw the lengths and the buckets' boundaries"),
+            _JSON,
+        ),
+    ),
+    "show": Command(
+        run="loader_server.commands.showing.show:run",
+        about="Look at any batch of a stream: its samples, lengths, texts and masked rows, and what the transforms "
+        "drew. No job has to run.",
+        example="loader-server show job.toml train --epoch 3 --batch 41",
+        options=(
+            _JOB,
+            _option("stream", nargs="?", default="train", help=_STREAM_HELP),
+            _option("--epoch", type=_number, default=0, metavar="N", help="the epoch (default: 0)"),
+            _option("--batch", type=_number, default=0, metavar="N", help="the batch's number (default: 0)"),
+            _option(
+                "--group",
+                type=_number,
+                default=0,
+                metavar="N",
+                help="batches of one shape in a row; 0: the job's, or 1",
+            ),
+            _option(
+                "--sample",
+                default="",
+                metavar="NAME",
+                help="show which batches of the epoch have the sample of this name",
+            ),
+            _option("--png", type=Path, metavar="FILE", help="draw the batch: spectrograms, waves, tokens, padding"),
+            _option(
+                "--wav",
+                type=_number,
+                default=-1,
+                metavar="ROW",
+                help="write this row as sound, into the current folder",
+            ),
+            _JSON,
+        ),
+    ),
+    "run": Command(
+        run="loader_server.cli:run_machine",
+        about="Run the loader side of one machine: a coordinator for each job, and one worker per core for all of "
+        "them. Given endpoints instead of job files, join jobs that are served elsewhere, with workers alone.",
+        example="loader-server run job.toml --workers 4",
+        serves=True,
+        options=(
+            _option(
+                "job",
+                nargs="+",
+                metavar="JOB|ENDPOINT",
+                help="the job file, or several; or the endpoints (tcp://…, file:///…) of jobs to join",
+            ),
+            _option(
+                "--workers", type=int, default=0, help="worker processes; 0: the job file's number, or one per core"
+            ),
+            *_LISTEN,
+            _option("--advertise", default="", metavar="HOST", help=_ADVERTISE_HELP),
+            *_METRICS,
+        ),
+        joining=_JOINING,
+    ),
+    "fetch": Command(
+        run="loader_server.commands.machine_jobs:fetch_jobs",
+        about="Fetch the files that `run ENDPOINT` needs onto this host, without serving; `run` fetches them itself.",
+        example="loader-server fetch tcp://loader-a:7400 --keys keys",
+        options=(
+            _option("job", nargs="+", metavar="ENDPOINT", help="the endpoints of the jobs"),
+            _option("--insecure", action="store_true", help="fetch from beyond loopback without keys"),
+            _option("--into", type=Path, default=None, help=argparse.SUPPRESS),
+            _PARENT,
+            _READY_FD,
+            _LAST_ERROR,
+        ),
+        joining=_JOINING,
+    ),
+    "add": Command(
+        run="loader_server.commands.machine_jobs:add_job",
+        about="Serve one more job by the workers of a `loader-server run` on this machine. Returns once it is served.",
+        example="loader-server add other.toml --to job.toml",
+        options=(
+            _JOB,
+            _option(
+                "--to", type=Path, required=True, metavar="JOB", help="the job file of a job that is served already"
+            ),
+        ),
+    ),
+    "end": Command(
+        run="loader_server.commands.machine_jobs:end_job",
+        about="End a job of a `loader-server run` on this machine; the others get its workers. Ending the last job "
+        "ends the run.",
+        example="loader-server end other.toml --drain 60",
+        options=(
+            _JOB,
+            _option(
+                "--drain",
+                type=float,
+                default=0.0,
+                metavar="S",
+                help="let trainers finish their batches and leave, for at most S seconds; Ctrl-C stops waiting "
+                "(default: 0)",
+            ),
+        ),
+    ),
+    "status": Command(
+        run="loader_server.commands.status:run",
+        about="Show how a running job is doing: streams, trainers, workers. In a terminal the table stays live until "
+        "Ctrl-C.",
+        example="loader-server status tcp://127.0.0.1:7400 --json",
+        options=(
+            _option(
+                "endpoint",
+                nargs="?",
+                default="tcp://127.0.0.1:7400",
+                metavar="ENDPOINT|JOB",
+                help="a job's endpoint; or, on its machine, its job file, which shows all jobs that are served there",
+            ),
+            _option("--keys", default="", help="folder with the job's keys"),
+            _option("--timeout-seconds", type=float, default=5.0, help="how long to wait for an answer"),
+            _option("--once", action="store_true", help="print the table once, even in a terminal"),
+            _JSON,
+        ),
+    ),
+    # For fleets; `run` starts these two commands as well.
+    "coordinator": Command(
+        run="loader_server.cli:run_coordinator",
+        about="Run only the coordinator, which knows who is alive and how far the job is.",
+        example="loader-server coordinator job.toml --listen tcp://0.0.0.0:7400",
+        serves=True,
+        reports_errors=True,
+        options=(_JOB, *_JOB_PROCESS),
+    ),
+    "worker": Command(
+        run="loader_server.cli:run_worker",
+        about="Run one worker: it builds the batches that trainers ask for.",
+        example="loader-server worker job.toml --coordinator tcp://loader-1:7400 --listen tcp://0.0.0.0:7410",
+        serves=True,
+        reports_errors=True,
+        options=(
+            _JOB,
+            _option("--name", default="", help="the worker's name; default: host and process"),
+            _option(
+                "--coordinator",
+                default="",
+                help="the coordinator's endpoint, or its file (file:///…); default: the job file's",
+            ),
+            _option("--drain-seconds", type=float, default=5.0, help="how long to finish batches after SIGTERM"),
+            _option("--shelf", default="", help=argparse.SUPPRESS),
+            _option("--nursery-fd", type=int, default=-1, help=argparse.SUPPRESS),
+            *_JOB_PROCESS,
+        ),
+    ),
+    "forgive": Command(
+        run="loader_server.commands.remembered:forgive",
+        about="List the samples that are known to kill the process that decodes them, or let some be used again. "
+        "Run it on the coordinator's machine, whether or not the coordinator runs.",
+        example="loader-server forgive job.toml --all",
+        options=(
+            _JOB,
+            _option("identity", nargs="*", metavar="IDENTITY", help="a sample as the list names it; none: list them"),
+            _option("--all", action="store_true", help="let all of them be used again"),
+            _option("--stream", default="", help="only samples of this stream"),
+            _JSON,
+        ),
+    ),
+    "keys": Command(
+        run="loader_server.cli:make_key_folder",
+        about="Make a folder of keys, for loaders and trainers that talk across machines.",
+        example="loader-server keys ./keys",
+        options=(_option("folder", type=Path, help="the folder to make"),),
+    ),
+}
+
+
+# --- options that a machine passes on to its processes ---
 
 
 def advertise_arguments(options: argparse.Namespace) -> tuple[str, ...]:
@@ -99,25 +376,11 @@ def advertise_arguments(options: argparse.Namespace) -> tuple[str, ...]:
     return ("--advertise", options.advertise) if options.advertise else ()
 
 
-def add_metrics(command: argparse.ArgumentParser) -> None:
-    """Add the options for where metrics and probes are served, and for the token that reads them."""
-    command.add_argument(
-        "--metrics-listen",
-        default="",
-        metavar="HOST[:PORT]",
-        help="where to serve metrics and probes, such as 0.0.0.0:9100; default: loopback",
-    )
-    command.add_argument(
-        "--metrics-token",
-        type=Path,
-        default=None,
-        metavar="FILE",
-        help="file with the token that reads metrics (Authorization: Bearer); needed beyond loopback, or --insecure",
-    )
-
-
 def metrics_listening(options: argparse.Namespace) -> Listening:
-    """Return where metrics are served according to these options."""
+    """Return where metrics are served according to these options.
+
+    Raises SettingsError if they name no address, or one beyond loopback without a token.
+    """
     from shared.metrics.listening import listening_of
 
     port = getattr(options, "metrics_port", 0)
@@ -131,207 +394,3 @@ def metrics_arguments(options: argparse.Namespace) -> tuple[str, ...]:
     listen = ("--metrics-listen", bracketed(metrics_listening(options).host)) if options.metrics_listen else ()
     token = ("--metrics-token", str(options.metrics_token.absolute())) if options.metrics_token is not None else ()
     return (*listen, *token)
-
-
-def add_parent(command: argparse.ArgumentParser) -> None:
-    """Add the options that a process of a job gets from the process that starts it."""
-    add_metrics(command)
-    command.add_argument(
-        "--metrics-port",
-        type=int,
-        default=0,
-        help="port to serve metrics on; 0: any free one, named in the state folder",
-    )
-    command.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
-    command.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
-    command.add_argument("--said", default="", help=argparse.SUPPRESS)
-
-
-# --- index ---
-
-
-def add_index(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Add the command `loader-server index`."""
-    about = "Make the index of each stream's source: where each sample is, and how long it is."
-    command = command_named(
-        commands, "index", tells_its_error(_make_indexes), about, "loader-server index job.toml --strict"
-    )
-    command.add_argument("job", type=Path, help="the job file")
-    command.add_argument("--stream", action="append", help="only this stream (may be given several times)")
-    command.add_argument("--strict", action="store_true", help="refuse data with bad rows instead of leaving them out")
-    command.add_argument("--force", action="store_true", help="make them anew even if nothing has changed")
-    command.add_argument(
-        "--statistics", action="store_true", help="also make the statistics files that normalise reads"
-    )
-    command.add_argument("--processes", type=int, default=0, help="processes to use; 0: one per core")
-    command.add_argument("--json", action="store_true", help="print the report as JSON")
-    command.add_argument("--missing", action="store_true", help=argparse.SUPPRESS)
-    command.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
-    command.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
-    return command
-
-
-def _make_indexes(options: argparse.Namespace) -> int:
-    with quick_import():
-        from loader_server.commands import index, statistics
-    from loader_server.job_file import read_job
-    from loader_server.machine.processes import end_with_parent
-
-    if options.parent:
-        end_with_parent(options.parent)
-
-    job = read_job(options.job)
-    if options.missing:
-        index.index_missing(job)
-        return 0
-    names = options.stream or [name for name in job.recipes if not job.is_awaited(name)]
-    made = statistics.make_statistics(job, names, processes=options.processes) if options.statistics else []
-    reports = index.index_streams(
-        job,
-        names,
-        strict=options.strict,
-        processes=options.processes,
-        force=options.force,
-    )
-    index.show(reports, made, as_json=options.json)
-    return 0
-
-
-# --- plan ---
-
-
-def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Add the command `loader-server plan`."""
-    about = "Show what the settings amount to: buckets, rows, padding, steps, and what is dropped."
-    command = command_named(commands, "plan", _show_plan, about, "loader-server plan job.toml --plot lengths.png")
-    command.add_argument("job", type=Path, help="the job file")
-    command.add_argument("--stream", default="train", help="the stream (default: train)")
-    command.add_argument(
-        "--group", type=int, default=0, help="batches of one shape in a row; 0: as the job file says, or 1"
-    )
-    command.add_argument("--epoch", type=int, default=0, help="the epoch (default: 0)")
-    command.add_argument("--find", default="", metavar="NAME", help="say in which batch this sample is")
-    command.add_argument("--diff", type=Path, metavar="JOB", help="say what differs in another job file")
-    command.add_argument("--plot", type=Path, metavar="PNG", help="draw the lengths and the buckets' boundaries")
-    command.add_argument("--json", action="store_true", help="print one JSON object")
-    return command
-
-
-def _show_plan(options: argparse.Namespace) -> int:
-    from loader_server.commands import plan
-    from loader_server.job_file import read_job
-
-    job = read_job(options.job)
-    plan.show(
-        job,
-        plan.PlanQuestion(
-            stream=options.stream,
-            group=options.group or job.settings.group or 1,
-            epoch=options.epoch,
-            find=options.find,
-            other=read_job(options.diff) if options.diff else None,
-            plot=options.plot,
-            as_json=options.json,
-        ),
-    )
-    return 0
-
-
-# --- show ---
-
-
-def add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Add the command `loader-server show`."""
-    about = (
-        "Look at any batch of a stream: its samples, lengths, texts and masked rows, and what the transforms drew. "
-        "No job has to run."
-    )
-    command = command_named(
-        commands, "show", _show_batch, about, "loader-server show job.toml train --epoch 3 --batch 41"
-    )
-    command.add_argument("job", type=Path, help="the job file")
-    command.add_argument("stream", nargs="?", default="train", help="the stream (default: train)")
-    command.add_argument("--epoch", type=_number, default=0, metavar="N", help="the epoch (default: 0)")
-    command.add_argument("--batch", type=_number, default=0, metavar="N", help="the batch's number (default: 0)")
-    command.add_argument(
-        "--group",
-        type=_number,
-        default=0,
-        metavar="N",
-        help="batches of one shape in a row; 0: as the job has it, or 1",
-    )
-    command.add_argument(
-        "--sample", default="", metavar="NAME", help="say in which batches of the epoch this sample is"
-    )
-    command.add_argument(
-        "--png", type=Path, metavar="FILE", help="draw the batch: spectrograms, waves, tokens, padding"
-    )
-    command.add_argument(
-        "--wav", type=_number, default=-1, metavar="ROW", help="write this row as sound, into the current folder"
-    )
-    command.add_argument("--json", action="store_true", help="print one JSON object")
-    return command
-
-
-def _number(text: str) -> int:
-    number = int(text)
-    if not 0 <= number < 2**31:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 on, got {text}")
-    return number
-
-
-def _show_batch(options: argparse.Namespace) -> int:
-    from loader_server.commands.showing import show
-    from loader_server.job_file import read_job
-
-    show.show(
-        read_job(options.job),
-        show.ShowQuestion(
-            stream=options.stream,
-            epoch=options.epoch,
-            batch=options.batch,
-            group=options.group,
-            sample=options.sample,
-            png=options.png,
-            wav=options.wav,
-            as_json=options.json,
-        ),
-    )
-    return 0
-
-
-# --- joining ---
-
-
-def add_joining(command: argparse.ArgumentParser) -> None:
-    """Add the options that `run ENDPOINT` and `fetch` share."""
-    joining = command.add_argument_group("to join a job by its endpoint")
-    joining.add_argument("--keys", type=Path, metavar="FOLDER", help="this host's keys; without them only on loopback")
-    joining.add_argument("--state", type=Path, metavar="FOLDER", help="where what is fetched is kept (.stoker)")
-    joining.add_argument("--data", type=Path, metavar="FOLDER", help="stands for the job's folder in paths of data")
-    joining.add_argument("--index", type=Path, metavar="FOLDER", help="an equal index of this host's, not to fetch one")
-    joining.add_argument("--accept-code", action="store_true", help="fetch the job's own modules; only with keys")
-
-
-def add_fetch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Add the command `loader-server fetch`."""
-    about = "Fetch what `run ENDPOINT` needs onto this host, without serving; `run` does so itself."
-    command = command_named(commands, "fetch", _fetch, about, "loader-server fetch tcp://loader-a:7400 --keys keys")
-    command.add_argument("job", nargs="+", metavar="ENDPOINT", help="the endpoints of the jobs")
-    command.add_argument("--insecure", action="store_true", help="fetch from beyond loopback without keys")
-    add_joining(command)
-    command.add_argument("--into", type=Path, default=None, help=argparse.SUPPRESS)
-    command.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
-    command.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
-    command.add_argument("--said", default="", help=argparse.SUPPRESS)
-    return command
-
-
-def _fetch(options: argparse.Namespace) -> int:
-    from loader_server.commands import run
-    from loader_server.machine.processes import end_with_parent
-
-    if options.parent:
-        end_with_parent(options.parent)
-    run.fetch_jobs(options)
-    return 0

@@ -1,29 +1,46 @@
-"""Versions of installed packages, read from the head of their metadata.
-
-`importlib.metadata.version` parses all of the metadata as an e-mail, a millisecond for each package, and each process
-of a job asks for six.
-"""
+"""What this host has installed that shapes computed bytes: versions of packages, and the processor's features."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import platform
+from pathlib import Path
 
-__all__ = ["said_of", "version_of"]
+__all__ = ["metadata_field", "processor_features", "version_of"]
+
+#: Environment variables that make numpy and its BLAS choose other loops than the best for this processor.
+_LOOPS_BY_NAME = ("NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "OPENBLAS_CORETYPE")
+
+#: The features by which numpy and BLAS choose loops.
+_FEATURES = frozenset(("avx2", "fma", "avx512f", "avx512_skx", "asimd", "sve"))
 
 
 def version_of(package: str) -> str:
     """Return the version of an installed package; raise importlib's PackageNotFoundError if it is not installed."""
-    return said_of(importlib.metadata.distribution(package), "Version")
+    return metadata_field(importlib.metadata.distribution(package), "Version")
 
 
-def said_of(distribution: importlib.metadata.Distribution, key: str) -> str:
+def metadata_field(distribution: importlib.metadata.Distribution, key: str) -> str:
     """Return a field of a distribution's metadata, such as its Name."""
-    # The fields stand before the first empty line, as the headers of an e-mail do.
+    # Read from the head of the file: `importlib.metadata.version` parses all of it as an e-mail, a millisecond for each
+    # package, and each process of a job asks for six. The fields stand before the first empty line, as headers do.
     for line in (distribution.read_text("METADATA") or "").splitlines():
         name, _, value = line.partition(":")
         if name == key:
             return value.strip()
         if not line:
             break
-    said: str = distribution.metadata[key]  # an older format, without METADATA
-    return said
+    field: str = distribution.metadata[key]  # an older format, without METADATA
+    return field
+
+
+def processor_features() -> str:
+    """Return what decides which loops numpy and BLAS use (processor and environment); others may round differently."""
+    forced = [f"{name}={os.environ[name]}" for name in _LOOPS_BY_NAME if os.environ.get(name)]
+    try:
+        lines = Path("/proc/cpuinfo").read_text("ascii", "replace").splitlines()
+    except OSError:
+        lines = []
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
+    return " ".join([platform.machine(), *sorted(_FEATURES.intersection(flags)), *forced])

@@ -114,7 +114,10 @@ class Recipes(Mapping[str, StreamRecipe]):
 
 
 class JobFile(JobFolder):
-    """A job file whose streams are read as well."""
+    """A job file whose streams are read as well.
+
+    Making it raises SettingsError for a mistake in the file.
+    """
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
@@ -158,6 +161,7 @@ class JobFile(JobFolder):
         On a host that joined, the folder of fetched modules comes before both.
         """
         fetched = [self.joined.code] if self.joined is not None and self.joined.code else []
+        # Each is put in front of those before it, so the last one is searched first.
         for folder in (str(self.base), *fetched):
             if folder not in sys.path:
                 sys.path.insert(0, folder)
@@ -202,32 +206,29 @@ class JobFile(JobFolder):
 
     def versions_of_sent(self) -> dict[str, str]:
         """Return the versions that shape the batches of streams whose graphs trainers send, by stream."""
-        made = {name: self.recipes[name].sources[0].make() for name in self.accepting}
-        return {name: repr(sorted(source.versions.items())) for name, source in made.items()}
+        specs = {name: self.recipes[name].sources[0] for name in self.accepting}
+        return {name: repr(sorted(spec.make().versions.items())) for name, spec in specs.items()}
 
     def is_indexed(self, name: str) -> bool:
         """Return whether each of a stream's sources has an index."""
         return all((folder / "meta.json").exists() for folder in self.index_folders(self.recipes[name]))
 
     def _recipe(self, name: str) -> StreamRecipe:
+        """Return a stream's recipe; raise SettingsError for a mistake, MissingLibraryError if it needs a package."""
         table, where = self.job.streams[name], f"{self.path}, [streams.{name}]"
-        kinds = () if table.get("sources") else (source_class(str(table.get("source", "no source")), where),)
-        if kinds and issubclass(kinds[0], WholeSource):
-            _refuse_planning(table, kinds[0].Settings, where)
+        # A mixture's sources have tables of their own, so the stream itself has no settings of a source.
+        kind = None if table.get("sources") else source_class(str(table.get("source", "no source")), where)
+        whole = kind if kind is not None and issubclass(kind, WholeSource) else None
+        if whole is not None:
+            _refuse_planning(table, whole.Settings, where)
             table = {**table, **_NOT_PLANNED}
-        single = tuple(kind.Settings for kind in kinds)
-        classes = (StreamSettings, ChunkSettings, PlanSettings, *single)
-        own = {field.name for one in classes for field in dataclasses.fields(one)}
-        # A key of our own settings is never a transform's table, even if a transform has the same name.
-        named = tuple(sorted(_named_transforms(table) - own))
-        tables = {key: table[key] for key in table if key not in own and (isinstance(table[key], dict) or key in named)}
-        flat = {key: value for key, value in table.items() if key not in tables}
-        settings, chunks, plan, *asked = read_tables(classes, flat, where, also_known=named)
+        classes = (StreamSettings, ChunkSettings, PlanSettings, *(() if kind is None else (kind.Settings,)))
+        flat, tables, named = _divided(table, _names_in(*classes))
+        settings, chunks, plan, *of_source = read_tables(classes, flat, where, also_known=named)
         _refuse_both_forms(settings, where)
-        sources = self._sources(self._of_job(name, cuts=chunks.chunk is not None), settings, asked, where)
+        sources = self._sources(self._of_job(name, cuts=chunks.chunk is not None), settings, of_source, where)
         if settings.evaluation:
             _refuse_changing(plan, where)
-        rule = RowFilter.read(settings.filter, where) if settings.filter else None
         return StreamRecipe(
             name=name,
             where=where,
@@ -236,37 +237,45 @@ class JobFile(JobFolder):
             sources=sources,
             tables=tables,
             places=self._places,
-            filter=rule,
-            whole=any(issubclass(kind, WholeSource) for kind in kinds),
+            filter=RowFilter.read(settings.filter, where) if settings.filter else None,
+            whole=whole is not None,
             chunks=ChunkRule.read(chunks, settings, plan, where),
-            sent=any(issubclass(kind, WholeSource) and kind.sent for kind in kinds),
+            sent=whole is not None and whole.sent,
         )
 
     def _sources(
-        self, of_job: OfJob, settings: StreamSettings, asked: Sequence[Any], where: str
+        self, of_job: OfJob, settings: StreamSettings, of_source: Sequence[Any], where: str
     ) -> tuple[SourceSpec, ...]:
-        """Return the stream's one source, whose settings were read already, or each of several."""
+        """Return the stream's one source, whose settings were read already, or each of several.
+
+        Raises SettingsError if one of several makes whole batches, or has a mistake in its settings.
+        """
         if not settings.sources:
-            return (self._spec(settings.source, asked[0], where, of_job),)
-        found = []
+            return (self._spec(settings.source, of_source[0], where, of_job),)
+        specs = []
         for place, table in enumerate(settings.sources, 1):
-            name, here = str(table.get("source", "no source")), f"{where}, sources, number {place}"
-            kind = source_class(name, here)
+            name, table_name = str(table.get("source", "no source")), f"{where}, sources, number {place}"
+            kind = source_class(name, table_name)
             if issubclass(kind, WholeSource):
                 raise SettingsError(
                     expected="sources of samples, as they are mixed sample by sample",
                     got=f'"{name}", which makes whole batches',
-                    where=here,
+                    where=table_name,
                     remedy="Make it a stream of its own.",
                 )
-            _, own = read_tables((SourceName, kind.Settings), table, here)
-            found.append(self._spec(name, own, f"{here} ({name})", of_job))
-        return tuple(found)
+            _, own = read_tables((SourceName, kind.Settings), table, table_name)
+            specs.append(self._spec(name, own, f"{table_name} ({name})", of_job))
+        return tuple(specs)
 
     def _spec(self, name: str, settings: Any, where: str, of_job: OfJob) -> SourceSpec:
-        dotted = dotted_name(name, where)
         return SourceSpec(
-            name=name, dotted=dotted, settings=settings, base=self.base, where=where, cache=self.cache, of_job=of_job
+            name=name,
+            dotted=dotted_name(name, where),
+            settings=settings,
+            base=self.base,
+            where=where,
+            cache=self.cache,
+            of_job=of_job,
         )
 
     def _of_job(self, stream: str, *, cuts: bool) -> OfJob:
@@ -303,9 +312,10 @@ def _words_in(value: object) -> Iterator[str]:
 
 def _names_of_code(job: Job) -> list[str]:
     """Return all names that the streams give as sources and pipelines, right or wrong."""
-    lists = (table.get("sources") for table in job.streams.values())
-    several = (one for found in lists if isinstance(found, list) for one in found if isinstance(one, dict))
-    tables = (*job.streams.values(), *several)
+    # Nothing is checked yet, so there may be a value of any type in any place.
+    mixtures = (table.get("sources") for table in job.streams.values())
+    sources = (source for mixture in mixtures if isinstance(mixture, list) for source in mixture)
+    tables = (*job.streams.values(), *(source for source in sources if isinstance(source, dict)))
     return [str(table.get(key)) for table in tables for key in ("source", "pipeline")]
 
 
@@ -313,11 +323,15 @@ def _names_of_code(job: Job) -> list[str]:
 _NOT_PLANNED = {"length": "-", "budget": "1 steps"}
 
 
+def _names_in(*classes: type[Any]) -> set[str]:
+    """Return the names of all settings in these classes."""
+    return {field.name for settings in classes for field in dataclasses.fields(settings)}
+
+
 def _refuse_planning(table: Mapping[str, Any], own: type[Any], where: str) -> None:
     """Raise a SettingsError for settings about batching samples if the source makes whole batches."""
-    planning = {"length", "transforms", "filter"}
-    planning |= {field.name for kind in (ChunkSettings, PlanSettings) for field in dataclasses.fields(kind)}
-    for key in sorted(table.keys() & planning - {field.name for field in dataclasses.fields(own)}):
+    planning = {"length", "transforms", "filter"} | _names_in(ChunkSettings, PlanSettings)
+    for key in sorted(table.keys() & planning - _names_in(own)):
         raise SettingsError(
             expected="no setting for batches or transforms, because the pipeline itself makes whole batches",
             got=f'"{key}"',
@@ -326,7 +340,16 @@ def _refuse_planning(table: Mapping[str, Any], own: type[Any], where: str) -> No
         )
 
 
+def _divided(table: Mapping[str, Any], own: set[str]) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
+    """Return a stream's own settings, the tables of its transforms, and the names that such tables may have."""
+    # A key of our own settings is never a transform's table, even if a transform has the same name.
+    named = tuple(sorted(_named_transforms(table) - own))
+    tables = {key: table[key] for key in table if key not in own and (isinstance(table[key], dict) or key in named)}
+    return {key: value for key, value in table.items() if key not in tables}, tables, named
+
+
 def _refuse_both_forms(settings: StreamSettings, where: str) -> None:
+    """Raise a SettingsError if a stream names one source as well as several."""
     if settings.source and settings.sources:
         raise SettingsError(
             expected="source or sources",

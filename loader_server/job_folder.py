@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loader_server.fleet.joined_folder import JoinedFolder
+from loader_server.fleet.host_folder import JoinedFolder
 from shared.errors import SettingsError
 from shared.settings.job import parse_job
 from shared.system.closed_places import refuse_closed
@@ -22,7 +22,10 @@ __all__ = ["JobFolder"]
 
 
 class JobFolder:
-    """A job file, read except for its streams' settings of sources and transforms."""
+    """A job file, read except for its streams' settings of sources and transforms.
+
+    Making it raises SettingsError if the file cannot be read, or has a mistake outside these settings.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -69,8 +72,7 @@ class JobFolder:
 
     def refuse_closed(self, folder: Path) -> None:
         """Raise a SettingsError if this user cannot write into `folder`, which is the state folder or below it."""
-        where = "--state" if self.joined is not None else f"{self.path}, [job], state"
-        refuse_closed(folder, where=where)
+        refuse_closed(folder, where="--state" if self.joined is not None else f"{self.path}, [job], state")
 
     @property
     def index_root(self) -> Path:

@@ -6,23 +6,27 @@ that are replaced as a whole; nothing here is called for each batch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shared.metrics.names import GARBAGE, Declarations
 from shared.metrics.server import MetricSamples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
+    from loader_server.building.build_counts import BuildCounts
     from loader_server.coordinator.service import Coordinator
     from loader_server.machine.doors import Doors
-    from loader_server.sources.remote.counts import RemoteCounts
     from loader_server.worker.service import Worker
     from shared.guard import Guard
+    from shared.metrics.names import Metric
     from shared.metrics.server import Values
 
 __all__ = ["coordinator_metrics", "worker_metrics"]
 
+_T = TypeVar("_T")
 
 _server = Declarations("coordinator", "worker")
 _coordinator = Declarations("coordinator")
@@ -132,7 +136,7 @@ SAMPLES = _coordinator.gauge(
 LEFT_OUT = _coordinator.gauge(
     "stoker_left_out_samples",
     "Samples that the plan leaves out, and rows that the index left out, by reason.",
-    "`loader-server plan` says which settings decide it; `loader-server index --strict` names bad rows.",
+    "`loader-server plan` shows which settings decide it; `loader-server index --strict` names bad rows.",
     ("stream", "reason"),
 )
 CULPRITS = _coordinator.gauge(
@@ -144,7 +148,7 @@ CULPRITS = _coordinator.gauge(
 LEASES = _coordinator.gauge(
     "stoker_leases",
     "Batches of the epochs under way in queue mode, by what became of them: open, running, done, or given up in all.",
-    "If some are given up, `loader-server status` names them: look at what trainers said when they failed.",
+    "If some are given up, `loader-server status` names them: look at the errors that trainers reported.",
     ("stream", "work", "state"),
 )
 ELASTIC = _coordinator.gauge(
@@ -292,24 +296,24 @@ UNSENT_BYTES = _worker.gauge(
 def coordinator_metrics(coordinator: Coordinator) -> Iterator[MetricSamples]:
     """Yield the metrics of a coordinator and its job."""
     report, counts = coordinator.report, coordinator.counts
-    yield MetricSamples.one(GARBAGE, coordinator.garbage)
-    yield MetricSamples.one(ATTACHES, counts.attaches)
-    yield MetricSamples.one(REFUSALS, counts.refusals)
-    yield MetricSamples.one(SUPERSEDED, counts.superseded)
-    yield MetricSamples.one(WORKERS_GONE, counts.workers_gone)
-    yield MetricSamples.one(STALE_MESSAGES, counts.stale)
-    yield MetricSamples.one(UNSENDABLE, coordinator.unsendable)
-    yield MetricSamples.one(JOURNAL_ERRORS, coordinator.writer.errors)
-    yield MetricSamples.one(JOURNAL_WAITING, coordinator.writer.waiting)
-    yield MetricSamples.one(JOURNAL_LOST, bool(coordinator.writer.lost))
-    yield MetricSamples.one(WORKERS, len(report["workers"]))
-    yield MetricSamples(WORKER_SILENT, _silent(report["workers"]))
-    streams = coordinator.streams
-    yield MetricSamples(SAMPLES, {(name,): view.samples for name, view in streams.items()})
-    left_out: Values = {
-        (name, reason): count for name, view in streams.items() for reason, count in view.left_out.items()
+    numbers = {
+        GARBAGE: coordinator.garbage,
+        ATTACHES: counts.attaches,
+        REFUSALS: counts.refusals,
+        SUPERSEDED: counts.superseded,
+        WORKERS_GONE: counts.workers_gone,
+        STALE_MESSAGES: counts.stale,
+        UNSENDABLE: coordinator.unsendable,
+        JOURNAL_ERRORS: coordinator.writer.errors,
+        JOURNAL_WAITING: coordinator.writer.waiting,
+        JOURNAL_LOST: bool(coordinator.writer.lost),
+        WORKERS: len(report["workers"]),
     }
-    yield MetricSamples(LEFT_OUT, left_out)
+    yield from map(MetricSamples.one, numbers, numbers.values())
+    yield MetricSamples(WORKER_SILENT, _silent(report["workers"]))
+    views = coordinator.streams
+    yield _by_stream(SAMPLES, views, lambda view: view.samples)
+    yield _by_pair(LEFT_OUT, {name: view.left_out for name, view in views.items()})
     yield from _streams(report["streams"], report["culprits"])
     yield from _connection_metrics(coordinator.doors, coordinator.guard)
 
@@ -317,29 +321,53 @@ def coordinator_metrics(coordinator: Coordinator) -> Iterator[MetricSamples]:
 def _silent(workers: list[dict[str, Any]]) -> Values:
     """Return the silence of each worker by name; if several share a name, the longest."""
     silent: Values = {}
-    for one in workers:
-        silent[one["name"],] = max(one["silent_s"], silent.get((one["name"],), 0.0))
+    for worker in workers:
+        silent[worker["name"],] = max(worker["silent_s"], silent.get((worker["name"],), 0.0))
     return silent
 
 
-def _streams(streams: dict[str, Any], culprits: list[dict[str, Any]]) -> Iterator[MetricSamples]:
-    yield MetricSamples(TRAINERS, {(name,): stream["attached"] for name, stream in streams.items()})
-    yield MetricSamples(CULPRITS, {(name,): sum(one["stream"] == name for one in culprits) for name in streams})
+def _by_stream(metric: Metric, streams: Mapping[str, _T], value_of: Callable[[_T], float]) -> MetricSamples:
+    """Return a metric with one value for each stream."""
+    return MetricSamples(metric, {(name,): value_of(stream) for name, stream in streams.items()})
+
+
+def _by_pair(metric: Metric, nested: Mapping[str, Mapping[str, float]]) -> MetricSamples:
+    """Return a metric with two labels, from its values by the first and then by the second."""
+    pairs: Values = {(first, second): value for first, values in nested.items() for second, value in values.items()}
+    return MetricSamples(metric, pairs)
+
+
+def _streams(streams: dict[str, dict[str, Any]], culprits: list[dict[str, Any]]) -> Iterator[MetricSamples]:
+    """Yield the metrics of streams, from the coordinator's status report."""
+    yield _by_stream(TRAINERS, streams, itemgetter("attached"))
+    convicted = Counter(culprit["stream"] for culprit in culprits)
+    yield MetricSamples(CULPRITS, {(name,): convicted[name] for name in streams})
     yield MetricSamples(LEASES, dict(_leases(streams)))
-    elastic = {name: stream["elastic"] for name, stream in streams.items() if stream["elastic"] is not None}
-    doing: Values = {(name, "training"): len(one["members"]) for name, one in elastic.items()}
-    doing |= {(name, "waiting"): len(one["waiting"]) for name, one in elastic.items()}
-    yield MetricSamples(ELASTIC, doing)
-    yield MetricSamples(WORLD_CHANGES, {(name,): one["changes"] for name, one in elastic.items()})
-    results = {name: stream["results"]["values"] for name, stream in streams.items() if stream["results"] is not None}
-    known = ((stream, name, value) for stream, values in results.items() for name, value in values.items())
-    yield MetricSamples(RESULTS, {(stream, name): value for stream, name, value in known if value is not None})
-    yield MetricSamples(WAITED, {(name,): (stream["waited_permille"] or 0) / 1000 for name, stream in streams.items()})
+    yield from _elastic(_present(streams, "elastic"))
+    yield MetricSamples(RESULTS, dict(_results(_present(streams, "results"))))
+    yield _by_stream(WAITED, streams, lambda stream: (stream["waited_permille"] or 0) / 1000)
     trained = {name: stream for name, stream in streams.items() if not stream["evaluation"]}
-    yield MetricSamples(TRAINED_EPOCH, {(name,): stream["epoch"] for name, stream in trained.items()})
-    yield MetricSamples(TRAINED_NUMBER, {(name,): stream["number"] for name, stream in trained.items()})
-    counted = {name: stream["batches"] for name, stream in trained.items() if stream["batches"] is not None}
-    yield MetricSamples(EPOCH_BATCHES, {(name,): batches for name, batches in counted.items()})
+    yield _by_stream(TRAINED_EPOCH, trained, itemgetter("epoch"))
+    yield _by_stream(TRAINED_NUMBER, trained, itemgetter("number"))
+    yield _by_stream(EPOCH_BATCHES, _present(trained, "batches"), int)
+
+
+def _present(streams: dict[str, dict[str, Any]], key: str) -> dict[str, Any]:
+    """Return this part of each stream's report, but for streams that have none."""
+    return {name: stream[key] for name, stream in streams.items() if stream[key] is not None}
+
+
+def _elastic(worlds: dict[str, dict[str, Any]]) -> Iterator[MetricSamples]:
+    trainers: Values = {(name, "training"): len(world["members"]) for name, world in worlds.items()}
+    trainers |= {(name, "waiting"): len(world["waiting"]) for name, world in worlds.items()}
+    yield MetricSamples(ELASTIC, trainers)
+    yield _by_stream(WORLD_CHANGES, worlds, itemgetter("changes"))
+
+
+def _results(results: dict[str, dict[str, Any]]) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yield each result by stream and name; None stands for one that is not a number, which is left out."""
+    for stream, latest in results.items():
+        yield from (((stream, name), value) for name, value in latest["values"].items() if value is not None)
 
 
 _STATES = {"open": "open", "leased": "running", "done": "done", "dead": "given_up"}
@@ -356,10 +384,7 @@ def _leases(streams: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], float]]:
 
 def _connection_metrics(doors: Doors, guard: Guard) -> Iterator[MetricSamples]:
     yield MetricSamples(CONNECTIONS, {(port,): count for port, count in doors.count_connections().items()})
-    changes = doors.changes.items()
-    yield MetricSamples(
-        CONNECTION_CHANGES, {(port, change): count for port, one in changes for change, count in one.items()}
-    )
+    yield _by_pair(CONNECTION_CHANGES, doors.changes)
     yield MetricSamples.one(DOORS_SHUT, doors.times_shut)
     yield MetricSamples.one(WRONG_ROLES, guard.wrong_roles)
 
@@ -370,45 +395,44 @@ def _connection_metrics(doors: Doors, guard: Guard) -> Iterator[MetricSamples]:
 def worker_metrics(worker: Worker) -> Iterator[MetricSamples]:
     """Yield the metrics of a worker: what it built, and how much is waiting."""
     counts, load = worker.counts, worker.load
-    yield MetricSamples.one(GARBAGE, counts.garbage)
-    yield MetricSamples.one(WANTS_WAITING, load.waiting if load else 0)
-    yield MetricSamples.one(WANTS_BUILDING, load.building if load else 0)
-    yield MetricSamples.one(UNSENT_BYTES, worker.unsent_bytes())
-    yield MetricSamples.one(REFUSED_WANTS, counts.refused)
-    yield MetricSamples.one(STALE_WANTS, counts.stale)
+    numbers = {
+        GARBAGE: counts.garbage,
+        WANTS_WAITING: load.waiting if load else 0,
+        WANTS_BUILDING: load.building if load else 0,
+        UNSENT_BYTES: worker.unsent_bytes(),
+        REFUSED_WANTS: counts.refused,
+        STALE_WANTS: counts.stale,
+    }
+    yield from map(MetricSamples.one, numbers, numbers.values())
     # `list`: the worker's threads may add a reason while we iterate.
     yield MetricSamples(MASKED_SAMPLES, {(reason,): count for reason, count in list(worker.masked_by_reason.items())})
     yield MetricSamples(FALLBACKS, {(reason,): count for reason, count in worker.fallbacks.items()})
-    yield from _built(worker)
-    yield from _remote(worker.remote_counts)
+    yield from _built(worker.build_counts)
+    remote = worker.remote_counts
+    yield MetricSamples.one(REMOTE_BYTES, remote.fetched_bytes)
+    yield MetricSamples(REMOTE_BLOCKS, {("found",): remote.found, ("waited",): remote.waited})
+    yield MetricSamples.one(REMOTE_RETRIES, remote.retries)
     yield from _connection_metrics(worker.doors, worker.guard)
 
 
-def _remote(counts: RemoteCounts) -> Iterator[MetricSamples]:
-    yield MetricSamples.one(REMOTE_BYTES, counts.fetched_bytes)
-    yield MetricSamples(REMOTE_BLOCKS, {("found",): counts.found, ("waited",): counts.waited})
-    yield MetricSamples.one(REMOTE_RETRIES, counts.retries)
+#: The counts of a stream behind each value of a metric's second label.
+_PHASES = {"plan_and_read": "read_us", "decode_and_transform": "decode_us", "write_and_digest": "write_us"}
+_CELLS = {"sample": "sample_cells", "padding": "padding_cells", "masked": "masked_cells"}
+_SAMPLES = {"kept": "kept_samples", "decoded": "decoded_samples"}
 
 
-def _built(worker: Worker) -> Iterator[MetricSamples]:
-    streams = worker.build_counts
-    yield MetricSamples(BUILT_BATCHES, {(name,): one.batches for name, one in streams.items()})
-    yield MetricSamples(TAKEN_BATCHES, {(name,): one.taken for name, one in streams.items()})
-    yield MetricSamples(BUILT_BYTES, {(name,): one.nbytes for name, one in streams.items()})
-    unfit: Values = {(name, key): count for name, one in streams.items() for key, count in list(one.not_finite.items())}
-    yield MetricSamples(NOT_FINITE_SAMPLES, unfit)
-    seconds: Values = {}
-    cells: Values = {}
-    samples: Values = {}
-    for name, one in streams.items():
-        seconds[name, "plan_and_read"] = one.read_us / 1e6
-        seconds[name, "decode_and_transform"] = one.decode_us / 1e6
-        seconds[name, "write_and_digest"] = one.write_us / 1e6
-        samples[name, "kept"] = one.kept_samples
-        samples[name, "decoded"] = one.decoded_samples
-        cells[name, "sample"] = one.sample_cells
-        cells[name, "padding"] = one.padding_cells
-        cells[name, "masked"] = one.masked_cells
-    yield MetricSamples(BUILD_SECONDS, seconds)
-    yield MetricSamples(BUILT_CELLS, cells)
-    yield MetricSamples(DECODED_SAMPLES, samples)
+def _built(streams: Mapping[str, BuildCounts]) -> Iterator[MetricSamples]:
+    yield _by_stream(BUILT_BATCHES, streams, attrgetter("batches"))
+    yield _by_stream(TAKEN_BATCHES, streams, attrgetter("taken"))
+    yield _by_stream(BUILT_BYTES, streams, attrgetter("nbytes"))
+    # Copies, in one step each: the worker's threads may add a key while we iterate.
+    yield _by_pair(NOT_FINITE_SAMPLES, {name: dict(counts.not_finite) for name, counts in streams.items()})
+    microseconds = _by_kind(streams, _PHASES)
+    yield MetricSamples(BUILD_SECONDS, {labels: spent_us / 1e6 for labels, spent_us in microseconds.items()})
+    yield MetricSamples(BUILT_CELLS, {**_by_kind(streams, _CELLS)})
+    yield MetricSamples(DECODED_SAMPLES, {**_by_kind(streams, _SAMPLES)})
+
+
+def _by_kind(streams: Mapping[str, BuildCounts], kinds: Mapping[str, str]) -> dict[tuple[str, ...], int]:
+    """Return the counts that `kinds` names, by stream and kind."""
+    return {(name, kind): getattr(counts, key) for name, counts in streams.items() for kind, key in kinds.items()}

@@ -23,8 +23,8 @@ class MissingModuleError(SettingsError):
     """The error for a module that cannot be found, or that imports one that cannot be found."""
 
 
-def import_named(name: str, what: str, where: str) -> Callable[..., Any]:
-    """Return the function or class of a name with a colon; `what` is the word for it in messages.
+def import_named(name: str, noun: str, where: str) -> Callable[..., Any]:
+    """Return the function or class of a name with a colon; `noun` is the word for it in messages.
 
     Raises:
         SettingsError: It is not there, or its module refuses what it declares; `where` names the setting.
@@ -48,10 +48,10 @@ def import_named(name: str, what: str, where: str) -> Callable[..., Any]:
     target: Callable[..., Any] | None = getattr(module, attribute, None)
     if not callable(target):
         raise SettingsError(
-            expected=f'{what} "{attribute}" in {place}' + nearest(attribute, dir(module)),
+            expected=f'{noun} "{attribute}" in {place}' + nearest(attribute, dir(module)),
             got="nothing of that name" if target is None else f"a {type(target).__name__}",
             where=where,
-            remedy="Mend the name.",
+            remedy="Correct the name.",
         )
     return target
 

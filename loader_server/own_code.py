@@ -21,7 +21,7 @@ from importlib.abc import PathEntryFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loader_server.installed import said_of, version_of
+from loader_server.installed import metadata_field, version_of
 from shared.hashing import fingerprint
 
 if TYPE_CHECKING:
@@ -49,17 +49,18 @@ class OwnCode:
 
 def own_code(modules: Sequence[str]) -> OwnCode:
     """Return the code behind these modules, which are identified by source even if they are installed."""
-    found, packages = _walk(modules)
-    return OwnCode(sources=fingerprint(*(found[name].source for name in sorted(found))), packages=packages)
+    own, packages = _walk(modules)
+    return OwnCode(sources=fingerprint(*(own[name].source for name in sorted(own))), packages=packages)
 
 
 def own_files(modules: Iterable[str], folder: Path) -> dict[str, Path]:
-    """Return the files of these modules, and of those that they import, as far as they lie in this folder.
+    """Return the files of these modules and of the modules that they import, as far as they lie in this folder.
 
     The keys are their paths below a folder that modules are imported from.
     """
-    found, _ = _walk(sorted({part for name in modules for part in _on_the_way(name)}))
-    files = {name: found[name].file.absolute() for name in sorted(found)}
+    # With each package on the way, because importing a module runs the `__init__` of its packages.
+    walked, _ = _walk(sorted({part for name in modules for part in _on_the_way(name)}))
+    files = {name: walked[name].file.absolute() for name in sorted(walked)}
     own = {name: file for name, file in files.items() if file.is_relative_to(folder) and not _is_installed(file)}
     return {_place_of(name, file): file for name, file in own.items()}
 
@@ -82,7 +83,7 @@ def _walk(modules: Sequence[str]) -> tuple[dict[str, _Module], dict[str, str]]:
     seen, waiting = set(modules), list(modules)
     while waiting:
         name = waiting.pop()
-        top, spec = name.partition(".")[0], _found(name)
+        top, spec = name.partition(".")[0], _find_spec(name)
         if spec is None or spec.origin is None or not spec.has_location:
             continue  # a folder without __init__.py, built in, or missing
         file = Path(spec.origin)
@@ -94,9 +95,9 @@ def _walk(modules: Sequence[str]) -> tuple[dict[str, _Module], dict[str, str]]:
             if name not in modules:
                 continue
         own[name] = _Module(file, file.read_bytes())
-        found = set(_imported(own[name].source, spec))
-        waiting += found - seen
-        seen |= found
+        imported = set(_imported(own[name].source, spec))
+        waiting += imported - seen
+        seen |= imported
     return own, packages
 
 
@@ -108,7 +109,7 @@ def _is_pythons(file: Path) -> bool:
     return bool(_STANDARD_LIBRARY & set(file.parents)) and not _is_installed(file)
 
 
-def _found(name: str) -> ModuleSpec | None:
+def _find_spec(name: str) -> ModuleSpec | None:
     """Return where a module is, without running it or the packages that contain it; None if there is none.
 
     `importlib.util.find_spec` would import the packages, so they are searched one by one.
@@ -167,7 +168,7 @@ def _names_in(tree: ast.Module, package: str) -> Iterator[str]:
 
 def _versions(top: str) -> dict[str, str]:
     """Return the versions of the packages that an installed module belongs to."""
-    names = [said_of(distribution, "Name") for distribution in _distributions().get(top, ())]
+    names = [metadata_field(distribution, "Name") for distribution in _distributions().get(top, ())]
     return {name: version_of(name) for name in names}
 
 
@@ -178,11 +179,11 @@ def _distributions() -> Mapping[str, Sequence[importlib.metadata.Distribution]]:
     As `importlib.metadata.packages_distributions`, which parses the metadata and the list of files of every package,
     and so takes ten times as long: each process of a job would wait for it.
     """
-    found: dict[str, list[importlib.metadata.Distribution]] = {}
+    by_module: dict[str, list[importlib.metadata.Distribution]] = {}
     for distribution in importlib.metadata.distributions():
         for top in _top_level(distribution):
-            found.setdefault(top, []).append(distribution)
-    return found
+            by_module.setdefault(top, []).append(distribution)
+    return by_module
 
 
 def _top_level(distribution: importlib.metadata.Distribution) -> Iterable[str]:

@@ -53,7 +53,7 @@ class PlanKeeper(Keeper):
         except OSError:
             return None
         if digest != _digest(path, body):
-            self._log.warning("a damaged part of the plan is made anew", path=str(path))
+            self._log.warning("a damaged part of the plan is computed again", path=str(path))
             return None
         with contextlib.suppress(OSError):
             os.utime(path)  # marks the file as used, so that others are removed first
@@ -63,7 +63,7 @@ class PlanKeeper(Keeper):
     def save(self, kind: str, name: str, arrays: Arrays) -> None:
         """Save arrays, and remove the least recently used ones of this kind; log a warning if that fails."""
         path = self._path(kind, name)
-        body = io.BytesIO()
+        body = io.BytesIO()  # in memory first, because its hash comes before it in the file
         np.savez(body, **arrays)  # type: ignore[arg-type]
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -74,8 +74,8 @@ class PlanKeeper(Keeper):
             self._remove_old(f"{kind}-*.plan")
             self._remove_old("*.tmp*")
         except OSError as error:
-            log = self._log.debug if why_closed(self._folder) else self._log.warning  # may be read-only
-            log("the plan is not kept: the next start works it out again", error=str(error))
+            warn = self._log.debug if why_closed(self._folder) else self._log.warning  # may be read-only
+            warn("the plan cannot be saved: the next start computes it again", error=str(error))
 
     def _path(self, kind: str, name: str) -> Path:
         return self._folder / f"{kind}-{name}.plan"

@@ -15,9 +15,8 @@ import numpy as np
 
 from loader_server.index.folder import open_index
 from loader_server.index.joined import OpenedSource, SourceSet
-from loader_server.installed import version_of
+from loader_server.installed import processor_features, version_of
 from loader_server.job_file import JobFile
-from loader_server.machine.processor import processor_features
 from loader_server.own_code import OwnCode, own_code
 from loader_server.plan_keeper import PlanKeeper
 from loader_server.planning import LEFT_OUT, PLANNER_VERSION, OrdinalPlan, Plan
@@ -344,5 +343,5 @@ def refuse_wrong_keys(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
             expected="length = " + (" or ".join(f'"{key}"' for key in padded) or "a key with a padded axis"),
             got=f'"{recipe.settings.length}"' + (", which is padded nowhere" if recipe.settings.length in made else ""),
             where=f"{recipe.where}, length",
-            remedy="It names the key whose length decides the bucket; the transforms say which keys there are.",
+            remedy="Name the key whose length decides the bucket; the transforms determine which keys there are.",
         )

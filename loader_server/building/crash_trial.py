@@ -32,8 +32,7 @@ from loader_server.building.trial_rule import (
 )
 from loader_server.job_file import JobFile
 from loader_server.machine.free_room import free_room
-from loader_server.machine.oom_score import TRIAL_OFFER, offer_to_oom_killer
-from loader_server.machine.processes import end_with_parent, how_it_ended
+from loader_server.machine.processes import TRIAL_OFFER, end_with_parent, how_it_ended, offer_to_oom_killer
 from loader_server.machine.room import Room
 from loader_server.sources.blame import find_exhaustion, told
 from loader_server.stream import Stream

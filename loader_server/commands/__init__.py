@@ -1,1 +1,1 @@
-"""The commands, one module each; `cli` reads their arguments."""
+"""What the commands do; `arguments` has their options, and names the function that runs each."""

@@ -1,9 +1,10 @@
-"""One question to a running coordinator, and its answer, for commands."""
+"""A connection to a running coordinator for one message, and a question with its answer, for commands."""
 
 from __future__ import annotations
 
 import secrets
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import zmq
@@ -19,11 +20,12 @@ from shared.wire.messages import Refused
 from shared.wire.refusals import error_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from shared.wire.messages import Message
 
-__all__ = ["ask_coordinator"]
+__all__ = ["ask_coordinator", "connected"]
 
 #: Pause between looks at an endpoint file that names no address yet.
 _LOOK_S = 0.1
@@ -42,10 +44,8 @@ def ask_coordinator(
     until_s = time.monotonic() + timeout_s
     followed = FollowedEndpoint(endpoint, encrypted=own is not None)
     _wait_for_address(followed, until_s)
-    refuse_small_limits_of_client()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    dealer = connect_dealer(context, followed.address, own, secrets.token_bytes(16))
-    try:
+    refuse_small_limits_of_client()  # libzmq would end the process if it cannot start a thread
+    with connected(followed.address, own) as dealer:
         if _wait_for(dealer, zmq.POLLOUT, until_s):
             dealer.send(encode(question))
             if _wait_for(dealer, zmq.POLLIN, until_s):
@@ -60,8 +60,17 @@ def ask_coordinator(
             where=endpoint,
             remedy="Start it with `loader-server run job.toml`, or correct the endpoint.",
         )
+
+
+@contextmanager
+def connected(address: str, keys: ClientKeys | None, linger_ms: int | None = None) -> Iterator[zmq.Socket[bytes]]:
+    """Yield a socket that connects to a coordinator; at the end, messages may take `linger_ms` to leave, if given."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    dealer = connect_dealer(context, address, keys, secrets.token_bytes(16))
+    try:
+        yield dealer
     finally:
-        dealer.close()
+        dealer.close(linger=linger_ms)
         context.term()
 
 
@@ -73,6 +82,8 @@ def _wait_for_address(followed: FollowedEndpoint, until_s: float) -> None:
 
 
 def _wait_for(dealer: zmq.Socket[bytes], event: int, until_s: float) -> bool:
+    """Return whether the socket can be sent on, or read from, before this time."""
+    # In short waits, because Python misses a signal that arrives just as it begins to wait (see shared.command).
     while (left_s := until_s - time.monotonic()) > 0:
         if dealer.poll(int(1000 * min(left_s, LONGEST_WAIT_S)) + 1, event):
             return True

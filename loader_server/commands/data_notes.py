@@ -72,33 +72,34 @@ def lines_of(notes: Facts) -> Iterator[str]:
     yield from map(_rate_line, notes.get("low_rates", ()))
 
 
-def _letters_line(of: Facts) -> str:
-    if "not_counted" in of:
-        return f"letters not counted: {of['not_counted']}"
-    masks = of["unknown"] == "mask"
+def _letters_line(counts: Facts) -> str:
+    """Return how many letters are dropped, masked or folded, or why that is not known."""
+    if "not_counted" in counts:
+        return f"letters not counted: {counts['not_counted']}"
+    masks = counts["unknown"] == "mask"
     outside = "outside the alphabet" if masks else "dropped"
-    parts = [f"none of {of['letters']:,} letters {outside}"]
-    if of["dropped"]:
-        named = ", ".join(f"{letter!r} {count:,}" for letter, count in of["commonest"].items())
-        share = f"{100 * of['dropped'] / of['letters']:.1f} %"
-        samples = f"in {of['samples_dropped']:,} of {of['samples']:,} samples"
-        parts = [f"{of['dropped']:,} of {of['letters']:,} letters {outside} ({share}), {samples}: {named}"]
-    if of["folded"]:
-        parts.append(f"{of['folded']:,} folded to the other case, in {of['samples_folded']:,} samples")
-    if of["others_dropped"]:
-        parts.append(f"{of['others_dropped']:,} blanks and punctuation {outside}")
+    parts = [f"none of {counts['letters']:,} letters {outside}"]
+    if counts["dropped"]:
+        named = ", ".join(f"{letter!r} {count:,}" for letter, count in counts["commonest"].items())
+        share = f"{100 * counts['dropped'] / counts['letters']:.1f} %"
+        samples = f"in {counts['samples_dropped']:,} of {counts['samples']:,} samples"
+        parts = [f"{counts['dropped']:,} of {counts['letters']:,} letters {outside} ({share}), {samples}: {named}"]
+    if counts["folded"]:
+        parts.append(f"{counts['folded']:,} folded to the other case, in {counts['samples_folded']:,} samples")
+    if counts["others_dropped"]:
+        parts.append(f"{counts['others_dropped']:,} blanks and punctuation {outside}")
     if masks:
-        parts.append(f"{of['samples_unknown']:,} samples are masked")
+        parts.append(f"{counts['samples_unknown']:,} samples are masked")
     return "; ".join(parts)
 
 
-def _rate_line(of: Facts) -> str:
+def _rate_line(rate: Facts) -> str:
     empty = (
-        f"{of['empty_bands']} of {of['bands']} bands are above {of['highest_hz']:,g} Hz and get nothing"
-        if of["bands"]
-        else f"there is nothing above {of['highest_hz']:,g} Hz"
+        f"{rate['empty_bands']} of {rate['bands']} bands are above {rate['highest_hz']:,g} Hz and get nothing"
+        if rate["bands"]
+        else f"there is nothing above {rate['highest_hz']:,g} Hz"
     )
     return (
-        f"{of['transform']}: {of['samples']:,} samples are recorded at {of['own_rate']:,} Hz and resampled to "
-        f"{of['rate']:,} Hz: {empty}"
+        f"{rate['transform']}: {rate['samples']:,} samples are recorded at {rate['own_rate']:,} Hz and resampled to "
+        f"{rate['rate']:,} Hz: {empty}"
     )

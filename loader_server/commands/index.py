@@ -1,4 +1,4 @@
-"""The indexes that a job needs: made with a progress bar, and reported."""
+"""`loader-server index`: the indexes that a job needs, made with a progress bar, and reported."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 from loader_server.commands.data_notes import facts_of, lines_of, low_rates_of
-from loader_server.commands.progress import progress_bar, said_if_slow
+from loader_server.commands.progress import progress_bar, warn_if_slow
 from loader_server.index.folder import read_meta
 from loader_server.index.make import IndexReport, IndexRequest, make_index, unchanged_index
 from loader_server.index.request import kept_counts
+from loader_server.job_file import read_job
 from loader_server.sources.source import Source
 from loader_server.stream import open_source, open_sources, refuse_wrong_keys, sources_of
 from loader_server.transforms.characters import Characters, CharactersSettings
@@ -22,7 +23,8 @@ from shared.errors import StokerError
 from shared.settings.tables import read_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    import argparse
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from loader_server.commands.statistics import StatisticsReport
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from loader_server.transforms.audio.low_rates import LowRate
     from loader_server.transforms.chain import Chain
 
-__all__ = ["index_missing", "index_streams", "show"]
+__all__ = ["index_missing", "index_streams", "run", "show"]
 
 #: Time to look for changed files in all indexed data of a job: enough for all of 100 000 on a local disk.
 _LOOK_S = 1.0
@@ -42,17 +44,36 @@ _CHARACTERS = "characters"
 _SHOWN = 20
 
 
+def run(options: argparse.Namespace) -> int:
+    """Make the indexes that the options ask for, and the statistics; print the reports and return the exit code.
+
+    With `options.missing`, as before a job is served, only what is missing is made. Raises what `index_missing`,
+    `index_streams` and `make_statistics` raise.
+    """
+    from loader_server.commands.statistics import make_statistics  # what the others do not wait for
+
+    job = read_job(options.job)
+    if options.missing:
+        index_missing(job)
+        return 0
+    names = options.stream or [name for name in job.recipes if not job.is_awaited(name)]
+    statistics = make_statistics(job, names, processes=options.processes) if options.statistics else []
+    reports = index_streams(job, names, strict=options.strict, processes=options.processes, force=options.force)
+    show(reports, statistics, as_json=options.json)
+    return 0
+
+
 def index_missing(job: JobFile) -> None:
     """Make the missing indexes, and check the others' data for changes.
 
     Streams whose data set a trainer has to send first are skipped. Raises DataError if indexed data have changed, or
     drop more letters than the job file allows now.
     """
-    there = [name for name in job.recipes if job.is_indexed(name)]
-    missing = [name for name in job.recipes if name not in there and not job.is_awaited(name)]
-    for name in there:
+    indexed = [name for name in job.recipes if job.is_indexed(name)]
+    missing = [name for name in job.recipes if name not in indexed and not job.is_awaited(name)]
+    for name in indexed:
         _refuse_dropping(job, job.recipes[name])
-    _look_for_changes([source for name in there for source in sources_of(job, job.recipes[name])])
+    _look_for_changes([source for name in indexed for source in sources_of(job, job.recipes[name])])
     if missing:
         show(index_streams(job, missing), as_json=False)
 
@@ -74,21 +95,19 @@ def _refuse_dropping(job: JobFile, recipe: StreamRecipe) -> None:
 
 
 def _look_for_changes(sources: Sequence[tuple[SourceSpec, Path]]) -> None:
-    """Check files of these sources for changes, before training; open only sources that have such a check."""
-    looking = [one for one in sources if one[0].kind.look_for_changes is not Source.look_for_changes]
+    """Check files of these sources for changes, before training; open only sources that have such a check.
+
+    Raises DataError if a source has changed since it was indexed.
+    """
+    checked = [(spec, folder) for spec, folder in sources if spec.kind.look_for_changes is not Source.look_for_changes]
     left_s = _LOOK_S
-    for number, (spec, folder) in enumerate(looking):
-        share_s = left_s / (len(looking) - number)
-        with said_if_slow(f"looking at the data of {spec.where}"):
-            left_s = max(left_s - _look_at(spec, folder, share_s), 0.0)
-
-
-def _look_at(spec: SourceSpec, folder: Path, time_s: float) -> float:
-    """Check one source's files; return how long that took, without the time to open it."""
-    with contextlib.closing(open_source(spec, folder).source) as source:
-        began_s = time.monotonic()
-        source.look_for_changes(time_s)
-        return time.monotonic() - began_s
+    for number, (spec, folder) in enumerate(checked):
+        # A disk that is gone may block this for ever, so people must be able to see where it hangs.
+        slow = warn_if_slow(f"looking at the data of {spec.where}")
+        with slow, contextlib.closing(open_source(spec, folder).source) as source:
+            began_s = time.monotonic()  # opening does not count: it takes as long without a look
+            source.look_for_changes(left_s / (len(checked) - number))
+            left_s = max(left_s - (time.monotonic() - began_s), 0.0)
 
 
 def index_streams(
@@ -96,7 +115,8 @@ def index_streams(
 ) -> dict[str, IndexReport]:
     """Make the indexes of these streams, unless they are up to date; with `force`, make all of them.
 
-    If one fails, the finished ones are reported on standard error before the error is raised.
+    If one fails, the finished ones are reported on standard error before the error is raised: DataError for data that
+    cannot be indexed, SettingsError for settings that would stop the job at its start.
     """
     request = partial(IndexRequest, strict=strict, processes=processes, max_bad=job.settings.max_bad)
     reports = dict[str, IndexReport]()
@@ -107,22 +127,18 @@ def index_streams(
             reports |= _index_stream(job, name, request, force=force)
         except StokerError:
             if reports:
-                _say_what_is_done(name, reports, names)
+                _show_finished(name, reports, names)
             raise
     return reports
 
 
-def _say_what_is_done(failed: str, reports: Mapping[str, IndexReport], names: Sequence[str]) -> None:
+def _show_finished(failed: str, reports: Mapping[str, IndexReport], names: Sequence[str]) -> None:
     """Print which indexes are complete in spite of the error that follows: they need not be made again."""
     show(reports, as_json=False, out=sys.stderr)
-    left = [name for name in names if name != failed and not any(_is_of(title, name) for title in reports)]
-    rest = f"; not looked at: {', '.join(left)}" if left else ""
-    print(f"{failed}: no index, for the reason that follows{rest}", file=sys.stderr)
-
-
-def _is_of(title: str, stream: str) -> bool:
-    """Return whether a report is of this stream, or of one of its sources."""
-    return title == stream or title.startswith(f"{stream}, ")
+    finished = {title.partition(", ")[0] for title in reports}
+    left = [name for name in names if name != failed and name not in finished]
+    rest = f"; not begun: {', '.join(left)}" if left else ""
+    print(f"{failed}: not indexed, see the error below{rest}", file=sys.stderr)
 
 
 def _index_stream(
@@ -135,11 +151,11 @@ def _index_stream(
         title = name if len(recipe.sources) == 1 else f"{name}, {folder.name}"
         with progress_bar(f"index {title}") as progress:
             source = spec.make()
-            asked = request(folder=folder, spec=spec, source=source, chain=_chain(recipe, source), progress=progress)
-            report = None if force else unchanged_index(asked)
+            wanted = request(folder=folder, spec=spec, source=source, chain=_chain(recipe, source), progress=progress)
+            report = None if force else unchanged_index(wanted)
             if report is None:
                 job.refuse_closed(folder)
-                report = make_index(asked)
+                report = make_index(wanted)
             reports[title] = report
     rates = _try_keys(job, recipe)
     return {title: replace(report, low_rates=low) for (title, report), low in zip(reports.items(), rates, strict=True)}
@@ -179,14 +195,11 @@ def show(
 ) -> None:
     """Print the reports, as lines or as JSON."""
     if as_json:
-        plain = {name: _plain(report) for name, report in reports.items()}
-        for one in statistics:
-            plain.setdefault(one.stream, {})["statistics"] = {**asdict(one), "path": str(one.path)}
-        print(json.dumps(plain))
+        print(json.dumps(_plain_facts(reports, statistics)))
         return
-    for one in statistics:
-        left_out = "".join(f", {count} left out: {reason}" for reason, count in one.bad.items())
-        print(f"{one.stream}: statistics of {one.samples} samples, {one.steps} steps, in {one.path}{left_out}")
+    for made in statistics:
+        left_out = "".join(f", {count} left out: {reason}" for reason, count in made.bad.items())
+        print(f"{made.stream}: statistics of {made.samples} samples, {made.steps} steps, in {made.path}{left_out}")
     for name, report in reports.items():
         state = "unchanged, " if report.unchanged else ""
         print(
@@ -196,16 +209,29 @@ def show(
         )
         for line in lines_of(facts_of(report.letters, report.low_rates)):
             print(f"  {line}", file=out)
-        for bad in report.bad[: 0 if report.unchanged else _SHOWN]:
-            print(f"  left out: {bad.where}, line {bad.line}: {bad.reason}: {bad.detail}", file=sys.stderr)
-        if report.bad:
-            print(f"  left out in all: {_counted(report)}; each is in {report.bad_path}", file=sys.stderr)
-        for reason, remedy in dict.fromkeys((bad.reason, bad.remedy) for bad in report.bad if bad.remedy):
-            print(f"  {report.bad_counts[reason]:,} {reason}: {remedy}", file=sys.stderr)
+        for line in _lines_on_bad(report):
+            print(f"  {line}", file=sys.stderr)
 
 
-def _counted(report: IndexReport) -> str:
-    return ", ".join(f"{count:,} {reason}" for reason, count in report.bad_counts.items())
+def _lines_on_bad(report: IndexReport) -> Iterator[str]:
+    """Yield the first bad rows, unless they were printed when the index was made, how many there are, and remedies."""
+    for bad in report.bad[: 0 if report.unchanged else _SHOWN]:
+        yield f"left out: {bad.where}, line {bad.line}: {bad.reason}: {bad.detail}"
+    if report.bad:
+        counted = ", ".join(f"{count:,} {reason}" for reason, count in report.bad_counts.items())
+        yield f"left out in all: {counted}; each is in {report.bad_path}"
+    for reason, remedy in dict.fromkeys((bad.reason, bad.remedy) for bad in report.bad if bad.remedy):
+        yield f"{report.bad_counts[reason]:,} {reason}: {remedy}"
+
+
+def _plain_facts(
+    reports: Mapping[str, IndexReport], statistics: Sequence[StatisticsReport]
+) -> dict[str, dict[str, object]]:
+    """Return the facts of all reports by stream or source, ready for JSON."""
+    facts = {name: _plain(report) for name, report in reports.items()}
+    for made in statistics:
+        facts.setdefault(made.stream, {})["statistics"] = {**asdict(made), "path": str(made.path)}
+    return facts
 
 
 def _plain(report: IndexReport) -> dict[str, object]:

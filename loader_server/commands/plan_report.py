@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.table import Table
 
+from loader_server.commands.progress import filled_table
 from loader_server.machine.room import shown_bytes
 from loader_server.planning.windows.fill import groups_needed, samples_taken
 from shared.errors import SettingsError
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from matplotlib.figure import Figure
     from numpy.typing import NDArray
+    from rich.table import Table
 
     from loader_server.planning import EpochPlan, Plan
     from loader_server.planning.epoch import Recipe
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-__all__ = ["diff", "diff_table", "facts", "find", "plot", "tables"]
+__all__ = ["diff", "diff_table", "facts", "find", "new_figure", "plot", "tables"]
 
 Facts = dict[str, Any]
 
@@ -109,52 +111,56 @@ def _stage(plan: Plan, stage: PlanStage, group: int) -> Facts:
     }
 
 
-def tables(of: Facts) -> tuple[Table, ...]:
+def tables(plan: Facts) -> tuple[Table, ...]:
     """Return tables of buckets, of a curriculum's stages and of totals, from facts that include a `digest`."""
-    keys = list(of["buckets"][0]["lengths"])
-    buckets = Table("bucket", *keys, "rows", "samples", "batches", title=f"Plan {of['digest'][:8]}: buckets")
-    for number, bucket in enumerate(of["buckets"]):
-        cells = [bucket["lengths"][key] for key in keys] + [bucket["rows"], bucket["samples"], bucket["batches"]]
-        buckets.add_row(str(number), *(f"{cell:,}" for cell in cells))
-    advice = of["above_budget"]["advice"] or None
-    totals = Table("", "", title="Totals", show_header=False, caption=advice, caption_justify="left")
-    for name, value in _totals(of).items():
-        totals.add_row(name, value)
-    return (buckets, *([_curriculum(of["curriculum"])] if "curriculum" in of else []), totals)
+    buckets = filled_table(
+        ("bucket", *plan["buckets"][0]["lengths"], "rows", "samples", "batches"),
+        (_bucket_cells(number, bucket) for number, bucket in enumerate(plan["buckets"])),
+        title=f"Plan {plan['digest'][:8]}: buckets",
+    )
+    totals = filled_table(
+        ("", ""),
+        _totals(plan).items(),
+        title="Totals",
+        show_header=False,
+        caption=plan["above_budget"]["advice"] or None,
+        caption_justify="left",
+    )
+    return (buckets, *([_curriculum(plan["curriculum"])] if "curriculum" in plan else []), totals)
+
+
+def _bucket_cells(number: int, bucket: Facts) -> list[str]:
+    counts = [*bucket["lengths"].values(), bucket["rows"], bucket["samples"], bucket["batches"]]
+    return [str(number), *(f"{count:,}" for count in counts)]
 
 
 def _curriculum(stages: list[Facts]) -> Table:
-    table = Table("from epoch", "up to", "samples", "shapes", "batches", title="Curriculum")
-    for stage in stages:
-        table.add_row(*(f"{stage[name]:,}" for name in ("epoch", "max_length", "samples", "shapes", "batches")))
-    return table
+    names = ("epoch", "max_length", "samples", "shapes", "batches")
+    rows = ([f"{stage[name]:,}" for name in names] for stage in stages)
+    return filled_table(("from epoch", "up to", "samples", "shapes", "batches"), rows, title="Curriculum")
 
 
-def _totals(of: Facts) -> dict[str, str]:
-    dropped = ", ".join(f"{count:,} {reason}" for reason, count in of["dropped"].items()) or "none"
+def _totals(plan: Facts) -> dict[str, str]:
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in plan["dropped"].items()) or "none"
     return {
-        "digest": of["digest"],
-        "order": f"{of['order']}, least {of['objective']}, groups of {of['group']}",
-        "samples": f"{of['samples']:,}",
+        "digest": plan["digest"],
+        "order": f"{plan['order']}, least {plan['objective']}, groups of {plan['group']}",
+        "samples": f"{plan['samples']:,}",
         "dropped": dropped,
-        "above the budget": f"{of['above_budget']['batches']:,} batches",
-        "shapes in use": str(of["shapes"]),
-        "batches an epoch": f"{of['batches']:,} (at most {of['most_batches']:,})",
-        "batches x budget / lengths": f"{of['batches_ratio']:.4f}",
-        "padding, all": f"{of['padding']['all']:.2%}",
-        "  in time": f"{of['padding']['time']:.2%}",
-        "  by leftovers in larger buckets": f"{of['padding']['leftovers']:.2%}",
-        "  masked rows": f"{of['padding']['masked_rows']:.2%}",
-        "  empty batches": f"{of['padding']['empty_batches']:.2%}",
-    } | _fetched(of)
+        "above the budget": f"{plan['above_budget']['batches']:,} batches",
+        "shapes in use": str(plan["shapes"]),
+        "batches an epoch": f"{plan['batches']:,} (at most {plan['most_batches']:,})",
+        "batches x budget / lengths": f"{plan['batches_ratio']:.4f}",
+        "padding, all": f"{plan['padding']['all']:.2%}",
+        "  in time": f"{plan['padding']['time']:.2%}",
+        "  by leftovers in larger buckets": f"{plan['padding']['leftovers']:.2%}",
+        "  masked rows": f"{plan['padding']['masked_rows']:.2%}",
+        "  empty batches": f"{plan['padding']['empty_batches']:.2%}",
+    } | ({"a joining host fetches": _fetched(plan["bundle"])} if "bundle" in plan else {})
 
 
-def _fetched(of: Facts) -> dict[str, str]:
-    """Return the row on what joining hosts fetch; nothing if that is not known."""
-    bundle = of.get("bundle")
-    if bundle is None:
-        return {}
-    return {"a joining host fetches": f"{shown_bytes(bundle['bytes'])} (at most {shown_bytes(bundle['most'])})"}
+def _fetched(bundle: Facts) -> str:
+    return f"{shown_bytes(bundle['bytes'])} (at most {shown_bytes(bundle['most'])})"
 
 
 def find(plan: Plan, sample: int, group: int, epoch: int = 0) -> Facts:
@@ -172,32 +178,22 @@ def find(plan: Plan, sample: int, group: int, epoch: int = 0) -> Facts:
 def diff(old: Facts, new: Facts) -> dict[str, tuple[object, object]]:
     """Return every fact that differs between two plans, by its path; None for one that a plan lacks."""
     left, right = _flat(old), _flat(new)
-    paths = list(dict.fromkeys([*left, *right]))
-    return {path: (left.get(path), right.get(path)) for path in paths if left.get(path) != right.get(path)}
+    return {path: (left.get(path), right.get(path)) for path in left | right if left.get(path) != right.get(path)}
 
 
 def diff_table(changed: Mapping[str, tuple[object, object]]) -> Table:
     """Return a table of the differences."""
-    table = Table("", "this", "other", title="Differences" if changed else "No difference")
-    for path, (old, new) in changed.items():
-        table.add_row(path, _shown(old), _shown(new))
-    return table
+    rows = ((path, _shown(old), _shown(new)) for path, (old, new) in changed.items())
+    return filled_table(("", "this", "other"), rows, title="Differences" if changed else "No difference")
 
 
 def plot(plan: Plan, path: Path) -> None:
-    """Draw the histogram of lengths and the boundaries of the buckets as a PNG file."""
-    try:
-        from matplotlib.figure import Figure  # only who draws needs it
-    except ImportError:
-        raise SettingsError(
-            expected="matplotlib",
-            got="none installed",
-            where="plan --plot",
-            remedy="pip install matplotlib, and try again.",
-        ) from None
+    """Draw the histogram of lengths and the boundaries of the buckets as a PNG file.
 
+    Raises SettingsError without matplotlib.
+    """
+    figure = new_figure(9, 4, where="plan --plot")
     tally, limits = plan.recipe.tally, plan.recipe.limits
-    figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
     axes.hist(tally.lengths, bins=200, weights=tally.samples, color="tab:blue", alpha=0.7)
     for edge in tally.edges:
@@ -206,6 +202,20 @@ def plot(plan: Plan, path: Path) -> None:
     axes.set_ylabel("samples")
     axes.set_title(f"{int(tally.samples.sum()):,} samples, {len(tally.edges)} buckets")
     figure.savefig(path, format="png", dpi=120)
+
+
+def new_figure(width: float, height: float, where: str) -> Figure:
+    """Return an empty figure of this size in inches; raise SettingsError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure  # only who draws needs it
+    except ImportError:
+        raise SettingsError(
+            expected="matplotlib",
+            got="none installed",
+            where=where,
+            remedy="pip install matplotlib, and try again.",
+        ) from None
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _blocks_of_counts(plan: Plan, group: int, epoch: int) -> _Blocks:
@@ -251,36 +261,35 @@ def _above_budget(recipe: Recipe, blocks: _Blocks) -> Facts:
     """Return the batches that exceed the budget because even one row is too long for it, with advice."""
     limits, tally = recipe.limits, recipe.tally
     used = np.where(blocks.batches > 0, limits.used(blocks.lengths), 0)
-    found = {
+    above = {
         "batches": int(blocks.batches[used > limits.budget].sum()),
         "samples": int(tally.above[0]),
         "longest": int(tally.lengths[-1]),
         "budget": limits.budget,
     }
-    return found | {"advice": _advice(recipe, found, int(used.max())) if found["batches"] else ""}
+    return above | {"advice": _advice(recipe, above, int(used.max())) if above["batches"] else ""}
 
 
-def _advice(recipe: Recipe, found: Facts, most: int) -> str:
+def _advice(recipe: Recipe, above: Facts, most: int) -> str:
     """Return advice on batches above the budget, the largest of which needs a budget of `most`."""
     budget, raised = f"the budget of {recipe.settings.budget}", f'budget = "{most} steps"'
-    if not found["samples"]:
+    if not above["samples"]:
         return f"The longest shape is above {budget}: shorten it, or write {raised}."
     within = recipe.limits.longest_within
     drop = f'max_length = "{within} steps" to drop them, or ' if within else ""
     return (
-        f"Samples longer than {budget}: {found['samples']:,}, the longest of {found['longest']:,} steps. Each makes a "
+        f"Samples longer than {budget}: {above['samples']:,}, the longest of {above['longest']:,} steps. Each makes a "
         f"batch above it: write {drop}{raised}."
     )
 
 
-def _flat(of: object, path: str = "") -> dict[str, object]:
+def _flat(nested: object, path: str = "") -> dict[str, object]:
     """Return the leaves of nested facts, by path."""
-    if not isinstance(of, dict | list):
-        return {path: of}
-    inner = of if isinstance(of, dict) else dict(enumerate(of))
+    if not isinstance(nested, dict | list):
+        return {path: nested}
     flat: dict[str, object] = {}
-    for name, item in inner.items():
-        flat |= _flat(item, f"{path}.{name}" if path else str(name))
+    for name, inner in nested.items() if isinstance(nested, dict) else enumerate(nested):
+        flat |= _flat(inner, f"{path}.{name}" if path else str(name))
     return flat
 
 

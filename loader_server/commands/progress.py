@@ -1,6 +1,6 @@
-"""The progress of long work, as commands show it.
+"""The progress of long work, and tables, as commands show them.
 
-Rules: the library that draws the bar is imported only if the bar is seen, because importing takes longer than starting
+Rules: the library that draws them is imported only if something is drawn, because importing takes longer than starting
 a job.
 """
 
@@ -9,27 +9,25 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 from threading import Timer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["progress_bar", "said_if_slow"]
+    from rich.table import Table
+
+__all__ = ["filled_table", "progress_bar", "warn_if_slow"]
 
 #: Work that takes longer is announced. A look at files may rightly take a second.
 _SLOW_S = 2.0
 
 
 @contextmanager
-def said_if_slow(what: str, after_s: float = _SLOW_S) -> Iterator[None]:
+def warn_if_slow(work: str, after_s: float = _SLOW_S) -> Iterator[None]:
     """Print a line if the work takes longer than this: a disk that is gone may block it for ever."""
-
-    def say() -> None:
-        print(
-            f"loader-server: {what} takes longer than {after_s:g} s; do all disks answer?", file=sys.stderr, flush=True
-        )
-
-    timer = Timer(after_s, say)
+    line = f"loader-server: {work} takes longer than {after_s:g} s; do all disks answer?"
+    # From another thread, because this one may be blocked.
+    timer = Timer(after_s, print, (line,), {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()
     try:
@@ -52,3 +50,13 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def filled_table(columns: Iterable[str], rows: Iterable[Iterable[str]], **settings: Any) -> Table:
+    """Return a table with these columns and rows; `settings` are rich's own, such as a title."""
+    from rich.table import Table
+
+    table = Table(*columns, **settings)
+    for cells in rows:
+        table.add_row(*cells)
+    return table

@@ -1,15 +1,14 @@
 """The command `loader-server worker`: serve batches until told to end.
 
-A worker that cannot begin to serve tells the coordinator why. Only one that was started by hand then waits for its
-index or files: a worker of `loader-server run` ends and is restarted, so that a job that cannot begin is refused at
-once.
+A worker that cannot begin to serve tells the coordinator why. Only one that was started by hand then waits until its
+index or files exist: a worker of `loader-server run` ends and is restarted, so that a job that cannot begin is refused
+at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -17,11 +16,12 @@ from typing import TYPE_CHECKING, TypeVar
 import zmq
 
 from loader_server import metrics
+from loader_server.arguments import metrics_listening
 from loader_server.building.deadline import let_deadlines_end_us
-from loader_server.fleet.joined_folder import JoinedFolder
+from loader_server.commands.ask import connected
+from loader_server.fleet.host_folder import JoinedFolder
 from loader_server.job_file import read_job
-from loader_server.machine.oom_score import WORKER_OFFER, offer_once
-from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_more
+from loader_server.machine.processes import WORKER_OFFER, keep_ports_from_children, offer_once, send_facts
 from loader_server.named_objects import MissingModuleError
 from loader_server.worker.service import Worker, WorkerSettings
 from shared.command import allow_many_files
@@ -30,10 +30,8 @@ from shared.errors import DataError, SettingsError, StokerError
 from shared.keys import ClientKeys, ServerKeys
 from shared.logs import Log
 from shared.malloc_tuning import keep_freed_memory
-from shared.metrics.listening import listening_of
 from shared.metrics.probes import Probes
 from shared.metrics.server import MetricsServer
-from shared.sockets import connect_dealer
 from shared.system.closed_places import why_closed
 from shared.system.endpoint_file import FollowedEndpoint
 from shared.wire.codec import encode
@@ -62,18 +60,19 @@ _KEPT_BYTES = 256 * 2**20
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 4.0
 
-#: How long to wait for a connection on which to tell the coordinator why this worker ends, and for that message to
+#: How long to wait for a connection on which to tell the coordinator why this worker ends, and for the message to
 #: leave.
 _CONNECT_MS = 1000
 _LEAVE_MS = 500
 
 
 def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -> int:
-    """Serve batches until told to end, and return the exit code; `on_stop` sets what a signal to end does."""
-    if options.parent:
-        end_with_parent(options.parent)
+    """Serve batches until told to end, and return the exit code; `on_stop` sets what a signal to end does.
+
+    Raises StokerError for what keeps the worker from serving.
+    """
     allow_many_files()
-    unoffered = offer_once(WORKER_OFFER)
+    not_offered = offer_once(WORKER_OFFER)
     keep_freed_memory(trim_bytes=_KEPT_BYTES, mmap_bytes=_KEPT_BYTES)
     let_deadlines_end_us()
     with _hint_at_accept_code(options.job):
@@ -81,23 +80,24 @@ def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -
     settings = _settings(options, job)
     serve_metrics = partial(
         MetricsServer,
-        listening=listening_of(
-            options.metrics_listen, options.metrics_port, options.metrics_token, insecure=options.insecure
-        ),
+        listening=metrics_listening(options),
         labels={"job": job.settings.name, "role": "worker", "worker": settings.name},
         targets_folder=_open_targets(job, settings.name),
     )
     worker = _open(settings, nursery, serve_metrics, on_stop, waits=not options.parent)
     if worker is None:
         return 0
-    if unoffered:
-        worker.log.warning("cannot offer itself to the OOM killer before others", reason=unoffered)
+    if not_offered:
+        worker.log.warning(
+            "cannot raise its OOM score, so the kernel may kill other processes first", reason=not_offered
+        )
     on_stop(lambda: worker.drain(options.drain_seconds))
     with serve_metrics(partial(metrics.worker_metrics, worker), probes=worker.probes()) as served:
         worker.tell_metrics(served.bound)
+        # Before the user's code runs: a child that a transform leaves behind would keep our successor from these ports.
         keep_ports_from_children([*worker.ports, port_of(served.address)])
-        say_more(options.ready_fd, endpoint=worker.endpoint, metrics=served.address)
-        worker.tell_refused = partial(say_more, options.ready_fd, refused=True)
+        send_facts(options.ready_fd, endpoint=worker.endpoint, metrics=served.address)
+        worker.tell_refused = partial(send_facts, options.ready_fd, refused=True)
         options.ready_fd = -1  # an error is for the log from now on
         worker.run()
     return 0
@@ -105,7 +105,7 @@ def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -
 
 @contextlib.contextmanager
 def _hint_at_accept_code(job_file: Path) -> Iterator[None]:
-    """Add to the error of a missing module how a host that joined by endpoint can get it."""
+    """Add to the error of a missing module how a host that joined by endpoint can get it; raise SettingsError then."""
     try:
         yield
     except MissingModuleError as error:
@@ -127,7 +127,7 @@ def _open_targets(job: JobFile, name: str) -> Path | None:
     if not closed:
         return job.targets_folder
     Log("worker", worker=name).warning(
-        "state folder is closed: serves without quarantine.jsonl, kept plans and a file that says where metrics are",
+        "state folder is closed: serves without quarantine.jsonl, kept plans and a file with the metrics' address",
         state=closed,
     )
     return None
@@ -156,57 +156,55 @@ def _open(
     *,
     waits: bool,
 ) -> Worker | None:
-    """Return a worker once its data are there, or None if it is told to end before.
+    """Return a worker once its data are there, or None if it has to end before.
 
-    With `waits` it waits for data that are missing; otherwise they are an error, which the coordinator is told.
+    With `waits` it waits for data that are missing; otherwise they are an error, which is reported to the coordinator
+    and raised.
     """
 
     def make() -> Worker:
         with _hint_at_accept_code(settings.job_path):
             return Worker(settings, nursery)
 
-    tell = partial(_say_why, settings.coordinator, settings.client_keys, settings.name)
+    report = partial(_report, settings.coordinator, settings.client_keys, settings.name)
     try:
         return make()
     except StokerError as error:
         if not waits or not isinstance(error, DataError):
-            tell(error)
+            report(error)
             raise
         stop = threading.Event()
         on_stop(stop.set)
         with serve_metrics(list, probes=Probes(lambda _now_s: "", lambda _now_s: "no_data")):
-            return open_once_there(make, error, tell, stop, settings.name)
+            return open_once_there(make, error, report, stop, settings.name)
 
 
 def open_once_there(
-    open_it: Callable[[], _T], error: DataError, tell: Callable[[DataError], None], stop: threading.Event, worker: str
+    open_it: Callable[[], _T], error: DataError, report: Callable[[DataError], None], stop: threading.Event, worker: str
 ) -> _T | None:
     """Retry until what failed with this error can be opened; return None if stopped before.
 
-    `tell` is called with the error of each attempt; the log has each error once.
+    `report` is called with the error of each attempt; the log has each error once.
     """
     log, logged, pause_s = Log("worker", worker=worker), "", _FIRST_PAUSE_S
     while True:
         if str(error) != logged:
-            log.warning("no data: this worker serves once they are there", **error.words())
+            log.warning("no data: this worker serves as soon as they exist", **error.words())
             logged = str(error)
-        tell(error)
+        report(error)
         if stop.wait(pause_s):
             return None
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         try:
             return open_it()
-        except DataError as found:
-            error = found
+        except DataError as latest:
+            error = latest
 
 
-def _say_why(coordinator: str, keys: ClientKeys | None, worker: str, error: StokerError) -> None:
+def _report(coordinator: str, keys: ClientKeys | None, worker: str, error: StokerError) -> None:
     """Send the coordinator the reason why this worker cannot serve; the message may be lost, and has no answer."""
     words = {name: clipped(text) for name, text in error.words().items()}
     address = FollowedEndpoint(coordinator, encrypted=keys is not None).address
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    dealer = connect_dealer(context, address, keys, secrets.token_bytes(16))
-    if dealer.poll(_CONNECT_MS, zmq.POLLOUT):
-        dealer.send(encode(Failing(worker=worker, **words)))
-    dealer.close(linger=_LEAVE_MS)
-    context.term()
+    with connected(address, keys, linger_ms=_LEAVE_MS) as dealer:
+        if dealer.poll(_CONNECT_MS, zmq.POLLOUT):
+            dealer.send(encode(Failing(worker=worker, **words)))

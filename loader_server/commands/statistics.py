@@ -57,25 +57,32 @@ class StatisticsReport:
     bad: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Gathered:
-    """The moments of one piece."""
+    """The moments of some samples, how many these are, and how many others were left out, by reason."""
 
-    samples: int
-    moments: Moments | None
+    samples: int = 0
+    moments: Moments | None = None
     bad: Counter[str] = field(default_factory=Counter)
+
+    def add(self, later: _Gathered) -> None:
+        """Add the samples after these: in another order the sums would round differently."""
+        self.samples += later.samples
+        self.bad += later.bad
+        self.moments = _merged(self.moments, later.moments)
 
 
 def make_statistics(job: JobFile, names: Sequence[str], *, processes: int = 0) -> list[StatisticsReport]:
     """Write the statistics of each `normalise` of these streams; return a report for each file.
 
-    If several streams name one file, only the job's first one makes it.
+    If several streams name one file, only the job's first one makes it. Raises DataError for a stream without a usable
+    sample, and SettingsError if the key is no array or the file cannot be written.
     """
     first: dict[str, str] = {}
     for name, recipe in job.recipes.readable():
-        asked = _settings_of(recipe)
-        if asked is not None and asked.statistics is not None:
-            first.setdefault(asked.statistics, name)
+        settings = _settings_of(recipe)
+        if settings is not None and settings.statistics is not None:
+            first.setdefault(settings.statistics, name)
     return [_make(job, name, job.base / path, processes) for path, name in first.items() if name in names]
 
 
@@ -86,26 +93,31 @@ def _settings_of(recipe: StreamRecipe) -> NormaliseSettings | None:
 
 
 def _make(job: JobFile, name: str, path: Path, processes: int) -> StatisticsReport:
+    """Write one statistics file; raise DataError if no sample can be used, SettingsError if its folder is closed."""
     refuse_closed(path.parent, where=f"{job.recipes[name].where}, {_NAME}, statistics")
     _make_columns(job, job.recipes[name], processes)
-    gatherer = _Gatherer(job, name)
-    total = _Total()
+    gatherer, total = _Gatherer(job, name), _Gathered()
     with progress_bar(f"statistics {name}") as progress:
         for part in _parts(gatherer, processes):
             total.add(part)
-            progress(total.seen, gatherer.samples)
+            progress(total.samples + total.bad.total(), gatherer.samples)
     if total.moments is None:
         raise DataError(
             expected="at least one sample with a step",
             got=f"none of {gatherer.samples}: {dict(total.bad)}",
             where=f"{job.recipes[name].where}, {_NAME}",
-            remedy="Mend the transforms before it, or the data.",
+            remedy="Correct the transforms before it, or the data.",
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(statistics_text(gatherer.chain.steady_recipe, total.moments).encode())
-    bad = dict(sorted(total.bad.items()))
-    return StatisticsReport(path=path, stream=name, samples=total.samples, steps=total.moments.steps, bad=bad)
+    return StatisticsReport(
+        path=path,
+        stream=name,
+        samples=total.samples,
+        steps=total.moments.steps,
+        bad=dict(sorted(total.bad.items())),
+    )
 
 
 def _make_columns(job: JobFile, recipe: StreamRecipe, processes: int) -> None:
@@ -121,27 +133,8 @@ def _make_columns(job: JobFile, recipe: StreamRecipe, processes: int) -> None:
                 make_index(request)
 
 
-class _Total:
-    """The merged moments of all pieces."""
-
-    def __init__(self) -> None:
-        self.samples = 0
-        self.moments: Moments | None = None
-        self.bad: Counter[str] = Counter()
-
-    @property
-    def seen(self) -> int:
-        return self.samples + self.bad.total()
-
-    def add(self, part: _Gathered) -> None:
-        """Add the next piece, in order."""
-        self.samples += part.samples
-        self.bad += part.bad
-        self.moments = _merged(self.moments, part.moments)
-
-
-def _merged(before: Moments | None, now: Moments | None) -> Moments | None:
-    return before.merged(now) if before and now else before or now
+def _merged(earlier: Moments | None, later: Moments | None) -> Moments | None:
+    return earlier.merged(later) if earlier and later else earlier or later
 
 
 class _Gatherer:
@@ -178,6 +171,7 @@ class _Gatherer:
         return _Gathered(len(piece) - bad.total(), moments, bad)
 
     def _values(self, sample: int, raw: bytes) -> NDArray[np.generic]:
+        """Return the key's array after transforms; raise SampleError for a bad sample, SettingsError for no array."""
         made = decoded(self._joined.source, sample, raw)
         for _, stage in self.chain.stages(made, (self.job.settings.seed, 0, sample)):
             made = stage
@@ -187,12 +181,13 @@ class _Gatherer:
                 expected=f'"{self._key}" as an array of steps, for its statistics',
                 got=type(values).__name__,
                 where=f"{self.recipe.where}, {_NAME}",
-                remedy="Name another key, or put what makes features before normalise.",
+                remedy="Name another key, or put the transform that makes features before normalise.",
             )
         return values
 
 
 def _parts(gatherer: _Gatherer, processes: int) -> Iterator[_Gathered]:
+    """Yield the moments of each piece, in order, with any number of processes."""
     starts = range(0, gatherer.samples, _PIECE_SAMPLES)
     pieces = (range(start, min(start + _PIECE_SAMPLES, gatherer.samples)) for start in starts)
     processes = usable_processes(processes or (os.cpu_count() or 1 if len(starts) >= _PIECES_THAT_PAY else 1))

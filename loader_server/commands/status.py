@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 
 from loader_server.commands.ask import ask_coordinator
+from loader_server.commands.progress import filled_table
 from loader_server.job_folder import JobFolder
 from loader_server.machine.job_socket import ask_machine
 from shared.errors import LostError
 from shared.wire.messages import Status, StatusQuery
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import argparse
+    from collections.abc import Iterable, Iterator
 
-__all__ = ["ask", "ask_all", "show"]
+    from rich.table import Table
+
+__all__ = ["ask", "ask_all", "run"]
 
 _REFRESH_S = 0.5
 
@@ -29,40 +32,42 @@ _REFRESH_S = 0.5
 _MOST_NAMED = 8
 
 
-def show(of: str, *, keys: str, timeout_s: float, as_json: bool, once: bool) -> None:
-    """Print the status of the job at an endpoint, or of all jobs served beside a job file's.
+def run(options: argparse.Namespace) -> int:
+    """Print the status of the job at an endpoint, or of all jobs served beside a job file's; return the exit code.
 
-    In a terminal it is live, unless `once` or `as_json` is set.
+    In a terminal it is live, unless `once` or `json` is set. Raises LostError if nobody answers in time, or
+    RefusedError if the coordinator refuses.
     """
 
     def look() -> dict[str, Any]:
-        if "://" in of:
-            return ask(of, keys=keys, timeout_s=timeout_s)
-        return ask_all(Path(of), timeout_s=timeout_s)
+        if "://" in options.endpoint:
+            return ask(options.endpoint, keys=options.keys, timeout_s=options.timeout_seconds)
+        return ask_all(Path(options.endpoint), timeout_s=options.timeout_seconds)
 
     console = Console()
-    if as_json:
+    if options.json:
         print(json.dumps(look()))
-    elif once or not console.is_terminal:
+    elif options.once or not console.is_terminal:
         console.print(tables(look()))
     else:
         with Live(tables(look()), console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(_REFRESH_S)
                 live.update(tables(look()), refresh=True)
+    return 0
 
 
 def ask_all(path: Path, *, timeout_s: float = 30.0) -> dict[str, Any]:
     """Return the jobs of the machine that serves this one, each with its report, or None if it does not answer."""
-    jobs: list[dict[str, Any]] = ask_machine(JobFolder(path).state, timeout_s=timeout_s, do="jobs")["jobs"]
+    jobs = ask_machine(JobFolder(path).state, timeout_s=timeout_s, do="jobs")["jobs"]
     return {"jobs": [job | {"report": _report_of(job, timeout_s)} for job in jobs]}
 
 
 def _report_of(job: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
-    if job["endpoint"] is None:
-        return None
-    with contextlib.suppress(LostError):
-        return ask(job["endpoint"], keys=JobFolder(job["file"]).keys, timeout_s=timeout_s)
+    """Return the report of a job's coordinator; None if it does not serve yet, or does not answer in time."""
+    if job["endpoint"] is not None:
+        with contextlib.suppress(LostError):
+            return ask(job["endpoint"], keys=JobFolder(job["file"]).keys, timeout_s=timeout_s)
     return None
 
 
@@ -71,120 +76,69 @@ def ask(endpoint: str, *, keys: str | Path | None = None, timeout_s: float = 30.
 
     Raises LostError if it does not answer in time, or RefusedError if it refuses.
     """
-    answer = ask_coordinator(endpoint, StatusQuery(), Status, keys=keys, timeout_s=timeout_s)
-    report: dict[str, Any] = json.loads(answer.report)
-    return report
+    status = ask_coordinator(endpoint, StatusQuery(), Status, keys=keys, timeout_s=timeout_s)
+    return dict(json.loads(status.report))
 
 
 def tables(report: dict[str, Any]) -> Group:
     """Return the tables and lines of a report on one job or on several."""
     if "jobs" in report:
-        told = [tables(job["report"]) for job in report["jobs"] if job["report"] is not None]
-        return Group(_jobs(report["jobs"]), *told)
+        of_jobs = [tables(job["report"]) for job in report["jobs"] if job["report"] is not None]
+        return Group(filled_table(("job", "endpoint", "workers", "is"), map(_job_cells, report["jobs"])), *of_jobs)
+    streams = report["streams"]
     parts: list[Table | str] = [
-        _streams(report),
-        *_queues(report),
-        *_worlds(report),
-        *_verifiers(report),
-        *_results(report),
-        _workers(report),
-        *_remote(report),
+        filled_table(
+            ("stream", "epoch", "trained", "read", "of", "done", "group", "waited", "trainers"),
+            (_stream_cells(name, stream) for name, stream in streams.items()),
+        ),
+        *_some(
+            ("queue", "work", "epoch", "open", "running", "done", "failed", "expired", "given back", "given up"),
+            ((name, work, *_lease_cells(table)) for name, work, table in _leases(streams)),
+        ),
+        *_some(
+            ("elastic", "world", "is", "trainers", "of", "waiting", "changes", "last change"),
+            ((name, *_world_cells(stream["elastic"])) for name, stream in streams.items() if stream["elastic"]),
+        ),
+        *_some(("verified", "by", "epoch", "read", "of", "silent s"), _verifier_rows(streams)),
+        *_some(("results", "after epochs", "step", "samples", "over all ranks"), _result_rows(streams)),
+        filled_table(
+            ("worker", "endpoint", "waiting", "building", "built", "masked", "from cache", "silent s"),
+            map(_worker_cells, report["workers"]),
+        ),
+        *_some(("remote files of", "fetched", "blocks found", "waited for"), _remote_rows(report["workers"])),
         *_lines(report),
     ]
     return Group(f"job [bold]{report['job']}[/]", *parts)
 
 
-def _jobs(jobs: list[dict[str, Any]]) -> Table:
-    table = Table("job", "endpoint", "workers", "is")
-    for job in jobs:
-        silent = job["endpoint"] is not None and job["report"] is None
-        table.add_row(
-            job["job"], job["endpoint"] or "-", str(job["workers"]), "not answering" if silent else job["stage"]
-        )
-    return table
+def _some(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> list[Table]:
+    """Return the table, or no table if there are no rows: most jobs have no queue, no elastic world, no verifier."""
+    table = filled_table(columns, rows)
+    return [table] if table.rows else []
 
 
-def _streams(report: dict[str, Any]) -> Table:
-    table = Table("stream", "epoch", "trained", "read", "of", "done", "group", "waited", "trainers")
-    for name, stream in report["streams"].items():
-        batches, waited = stream["batches"], stream["waited_permille"]
-        table.add_row(
-            f"{name} (evaluation)" if stream["evaluation"] else name,
-            str(stream["epoch"]),
-            str(stream["number"]),
-            _read(stream),
-            str(batches or "-"),
-            f"{stream['number'] / batches:.1%}" if batches else "-",
-            str(stream["group"] or "-"),
-            "-" if waited is None else f"{waited / 1000:.0%}",
-            _trainers(stream),
-        )
-    return table
+# --- rows ---
 
 
-def _queues(report: dict[str, Any]) -> Iterator[Table]:
-    """Yield the table of leases, if a stream is in queue mode."""
-    rows = [(name, work, one) for name, stream in report["streams"].items() for work, one in _leases(stream)]
-    if rows:
-        table = Table(
-            "queue", "work", "epoch", "open", "running", "done", "failed", "expired", "given back", "given up"
-        )
-        for name, work, one in rows:
-            counted = ("epoch", "open", "leased", "done", "failed", "expired", "returned", "dead")
-            table.add_row(name, work, *(str(one[key]) for key in counted))
-        yield table
+def _job_cells(job: dict[str, Any]) -> list[str]:
+    is_silent = job["endpoint"] is not None and job["report"] is None
+    stage = "not answering" if is_silent else job["stage"]
+    return [job["job"], job["endpoint"] or "-", str(job["workers"]), stage]
 
 
-def _worlds(report: dict[str, Any]) -> Iterator[Table]:
-    """Yield the table of elastic worlds, if a stream has one."""
-    rows = [(name, stream["elastic"]) for name, stream in report["streams"].items() if stream["elastic"]]
-    if rows:
-        table = Table("elastic", "world", "is", "trainers", "of", "waiting", "changes", "last change")
-        for name, one in rows:
-            limits = f"{one['least']} to {one['most']}"
-            counted = (str(len(one["members"])), limits, str(len(one["waiting"])), str(one["changes"]))
-            table.add_row(name, str(one["version"]), one["stage"], *counted, one["reason"] or "-")
-        yield table
-
-
-def _verifiers(report: dict[str, Any]) -> Iterator[Table]:
-    """Yield the table of verifiers (readers that are not trainers), if there are any."""
-    rows = [(name, verifier) for name, stream in report["streams"].items() for verifier in stream["verifiers"]]
-    if rows:
-        table = Table("verified", "by", "epoch", "read", "of", "silent s")
-        for name, verifier in rows[:_MOST_NAMED]:
-            counted = ("name", "read_epoch", "read_number", "batches", "silent_s")
-            table.add_row(name, *(str(verifier[key]) for key in counted))
-        yield table
-
-
-def _results(report: dict[str, Any]) -> Iterator[Table]:
-    """Yield the table of losses and metrics over all ranks, if any were reported."""
-    rows = [row for name, stream in report["streams"].items() for row in _results_of(name, stream)]
-    if rows:
-        table = Table("results", "after epochs", "step", "samples", "over all ranks")
-        for name, one in rows:
-            values = ", ".join(f"{key} {_number(value)}" for key, value in one["values"].items())
-            table.add_row(name, str(one["epoch"]), str(one["step"]), str(one["rows"]), values)
-        yield table
-
-
-def _results_of(name: str, stream: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return a stream's latest results, or those of each evaluation if several are known.
-
-    Evaluations are shown apart because they may be of different models.
-    """
-    if len(stream["evaluations"]) > 1:
-        return [(f"{name}, {one['evaluation']}", one) for one in stream["evaluations"]]
-    return [(name, stream["results"])] if stream["results"] else []
-
-
-def _number(value: float | None) -> str:
-    return "not a number" if value is None else f"{value:.4g}"
-
-
-def _leases(stream: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    return list((stream["queue"] or {}).items())
+def _stream_cells(name: str, stream: dict[str, Any]) -> list[str]:
+    batches, waited = stream["batches"], stream["waited_permille"]
+    return [
+        f"{name} (evaluation)" if stream["evaluation"] else name,
+        str(stream["epoch"]),
+        str(stream["number"]),
+        _read(stream),
+        str(batches or "-"),
+        f"{stream['number'] / batches:.1%}" if batches else "-",
+        str(stream["group"] or "-"),
+        "-" if waited is None else f"{waited / 1000:.0%}",
+        _named(map(_trainer, stream["trainers"][:_MOST_NAMED]), stream["attached"]) or "-",
+    ]
 
 
 def _read(stream: dict[str, Any]) -> str:
@@ -195,10 +149,11 @@ def _read(stream: dict[str, Any]) -> str:
     return f"{stream['read_number']} of epoch {stream['read_epoch']}" if other_epoch else str(stream["read_number"])
 
 
-def _trainers(stream: dict[str, Any]) -> str:
-    named = [_trainer(one) for one in stream["trainers"][:_MOST_NAMED]]
-    more = stream["attached"] - len(named)
-    return ", ".join([*named, *([f"and {more} more"] if more else [])]) or "-"
+def _named(names: Iterable[str], total: int) -> str:
+    """Return these names in a line, and how many of the total are missing there."""
+    named = list(names)
+    more = [f"and {total - len(named)} more"] if total > len(named) else []
+    return ", ".join(named + more)
 
 
 def _trainer(trainer: dict[str, Any]) -> str:
@@ -207,54 +162,86 @@ def _trainer(trainer: dict[str, Any]) -> str:
     return f"{ranks} of {trainer['world']} ({trainer['name']})"
 
 
-def _workers(report: dict[str, Any]) -> Table:
-    table = Table("worker", "endpoint", "waiting", "building", "built", "masked", "from cache", "silent s")
-    for one in report["workers"]:
-        table.add_row(
-            one["name"],
-            one["endpoint"],
-            *(str(one[key]) for key in ("waiting", "building", "built", "masked")),
-            _share_kept(one),
-            str(one["silent_s"]),
-        )
-    return table
+def _leases(streams: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the name, work and lease table of each stream in queue mode."""
+    for name, stream in streams.items():
+        for work, table in (stream["queue"] or {}).items():
+            yield name, work, table
 
 
-def _remote(report: dict[str, Any]) -> Iterator[Table]:
-    """Yield the table of remote reads (from stores, and from the disk cache), if there are any."""
-    rows = [one for one in report["workers"] if one["remote_bytes"] or one["remote_found"]]
-    if rows:
-        table = Table("remote files of", "fetched", "blocks found", "waited for")
-        for one in rows:
-            fetched = f"{one['remote_bytes'] / 2**20:,.1f} MiB"
-            table.add_row(one["name"], fetched, str(one["remote_found"]), str(one["remote_waited"]))
-        yield table
+def _lease_cells(table: dict[str, Any]) -> list[str]:
+    return [str(table[key]) for key in ("epoch", "open", "leased", "done", "failed", "expired", "returned", "dead")]
 
 
-def _share_kept(worker: dict[str, Any]) -> str:
-    """Return the share of a worker's samples that were feature cache hits."""
-    return f"{worker['kept'] / (worker['kept'] + worker['decoded']):.0%}" if worker["kept"] else "-"
+def _world_cells(world: dict[str, Any]) -> list[str]:
+    limits = f"{world['least']} to {world['most']}"
+    counts = (str(len(world["members"])), limits, str(len(world["waiting"])), str(world["changes"]))
+    return [str(world["version"]), world["stage"], *counts, world["reason"] or "-"]
+
+
+def _verifier_rows(streams: dict[str, Any]) -> list[list[str]]:
+    """Return the rows on verifiers, which read a stream but train on nothing."""
+    keys = ("name", "read_epoch", "read_number", "batches", "silent_s")
+    verifiers = [(name, verifier) for name, stream in streams.items() for verifier in stream["verifiers"]]
+    return [[name, *(str(verifier[key]) for key in keys)] for name, verifier in verifiers[:_MOST_NAMED]]
+
+
+def _result_rows(streams: dict[str, Any]) -> Iterator[list[str]]:
+    """Yield the rows on losses and metrics over all ranks."""
+    for name, stream in streams.items():
+        for title, results in _results_of(name, stream):
+            values = ", ".join(f"{key} {_number(value)}" for key, value in results["values"].items())
+            yield [title, str(results["epoch"]), str(results["step"]), str(results["rows"]), values]
+
+
+def _results_of(name: str, stream: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return a stream's latest results, or those of each evaluation if several are known.
+
+    Evaluations are shown apart because they may be of different models.
+    """
+    if len(stream["evaluations"]) > 1:
+        return [(f"{name}, {results['evaluation']}", results) for results in stream["evaluations"]]
+    return [(name, stream["results"])] if stream["results"] else []
+
+
+def _number(value: float | None) -> str:
+    return "not a number" if value is None else f"{value:.4g}"
+
+
+def _worker_cells(worker: dict[str, Any]) -> list[str]:
+    counts = [str(worker[key]) for key in ("waiting", "building", "built", "masked")]
+    # The share of its samples that were feature cache hits.
+    hits = f"{worker['kept'] / (worker['kept'] + worker['decoded']):.0%}" if worker["kept"] else "-"
+    return [worker["name"], worker["endpoint"], *counts, hits, str(worker["silent_s"])]
+
+
+def _remote_rows(workers: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Yield the rows on remote reads (from stores, and from the disk cache) of workers that made some."""
+    for worker in workers:
+        if worker["remote_bytes"] or worker["remote_found"]:
+            fetched = f"{worker['remote_bytes'] / 2**20:,.1f} MiB"
+            yield [worker["name"], fetched, str(worker["remote_found"]), str(worker["remote_waited"])]
+
+
+# --- lines below the tables ---
 
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:
     """Yield lines on what is not in the tables: what was cut, what fails, and what the bottleneck is."""
-    for what, count in report["cut"].items():
-        yield f"and {count} more {what}: the report is cut to what a message carries"
+    streams = report["streams"]
+    for kind, count in report["cut"].items():
+        yield f"and {count} more {kind}: the report is cut to what a message carries"
     yield from _about_journal(report["journal"])
     yield from _about_workers(report)
     ends = report["ends"]
     if ends is not None:
         yield f"the job ends: {ends['trainers']} trainers are attached, with {ends['leased']} leased batches to finish"
-    for name, stream in report["streams"].items():
-        for work, one in _leases(stream):
-            yield from _failures(name, work, one)
-            yield from _given_up(name, work, one)
-    for name, stream in report["streams"].items():
-        results = stream["results"]
-        if results and results["ended"] and not stream["attached"]:
-            yield f"{name}: the run came to its end after epoch {results['epoch']}: {results['ended']}"
-        yield from _waits(name, stream["elastic"])
-    for name, stream in report["streams"].items():
+    for name, work, table in _leases(streams):
+        yield from _failures(name, work, table)
+        yield from _given_up(name, work, table)
+    for name, stream in streams.items():
+        yield from _about_run(name, stream)
+    for name, stream in streams.items():
         if stream["limit"] is not None:
             yield _limit(name, stream["limit"], stream["waited_permille"] / 1000)
 
@@ -268,24 +255,14 @@ def _about_journal(journal: dict[str, Any]) -> Iterator[str]:
 
 def _about_workers(report: dict[str, Any]) -> Iterator[str]:
     for failing in report["failing"]:
-        how = "serves only in part" if failing["in_part"] else "cannot serve"
-        yield "worker {worker} {how}: {where}: expected {expected}, got {got}. {remedy}".format(how=how, **failing)
-    taken = sum(one["taken"] for one in report["workers"])
+        extent = "serves only in part" if failing["in_part"] else "cannot serve"
+        yield "worker {worker} {extent}: {where}: expected {expected}, got {got}. {remedy}".format(
+            extent=extent, **failing
+        )
+    taken = sum(worker["taken"] for worker in report["workers"])
     if taken:
-        built = sum(one["built"] for one in report["workers"])
+        built = sum(worker["built"] for worker in report["workers"])
         yield f"share: {taken} of the {built} batches that these workers pushed had been built by others"
-
-
-def _given_up(stream: str, work: str, table: dict[str, Any]) -> Iterator[str]:
-    if table["dead"]:
-        named = [_dead_letter(one) for one in table["dead_letters"][:_MOST_NAMED]]
-        more = table["dead"] - len(named)
-        which = ", ".join([*named, *([f"and {more} more"] if more else [])])
-        yield f"{stream} ({work}): batches were given up because trainers failed at them too often: {which}"
-
-
-def _dead_letter(letter: dict[str, Any]) -> str:
-    return f"{letter['number']} of epoch {letter['epoch']} ({letter['reason']})"
 
 
 def _failures(stream: str, work: str, table: dict[str, Any]) -> Iterator[str]:
@@ -297,14 +274,29 @@ def _failures(stream: str, work: str, table: dict[str, Any]) -> Iterator[str]:
         yield f"{stream} ({work}): tries failed: {'; '.join([*named, *([f'and {more} others'] if more else [])])}"
 
 
-def _waits(stream: str, elastic: dict[str, Any] | None) -> Iterator[str]:
+def _given_up(stream: str, work: str, table: dict[str, Any]) -> Iterator[str]:
+    if table["dead"]:
+        batches = (
+            "{number} of epoch {epoch} ({reason})".format(**dead) for dead in table["dead_letters"][:_MOST_NAMED]
+        )
+        named = _named(batches, table["dead"])
+        yield f"{stream} ({work}): batches were given up because trainers failed at them too often: {named}"
+
+
+def _about_run(stream_name: str, stream: dict[str, Any]) -> Iterator[str]:
+    """Yield a line on a run that is over, or that waits for trainers."""
+    results = stream["results"]
+    if results and results["ended"] and not stream["attached"]:
+        yield f"{stream_name}: the run came to its end after epoch {results['epoch']}: {results['ended']}"
+    elastic = stream["elastic"]
     if elastic is None or elastic["stage"] in ("training", "ended"):
         return
     if elastic["leaving"]:
-        yield f"{stream}: the next world begins once these have joined: {', '.join(elastic['leaving'][:_MOST_NAMED])}"
+        named = ", ".join(elastic["leaving"][:_MOST_NAMED])
+        yield f"{stream_name}: the next world begins once these have joined: {named}"
     elif len(elastic["waiting"]) < elastic["least"]:
         missing = elastic["least"] - len(elastic["waiting"])
-        yield f"{stream}: nobody trains, {missing} more of at least {elastic['least']} trainers are waited for"
+        yield f"{stream_name}: nobody trains, {missing} more of at least {elastic['least']} trainers are waited for"
 
 
 def _limit(stream: str, limit: str, waited: float) -> str:

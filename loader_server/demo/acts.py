@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,11 +33,12 @@ from shared.extras import how_to_get
 from shared.logs import start_logging
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator
 
     from loader_server.machine.nursery import Nursery
 
-__all__ = ["DemoOptions", "run"]
+__all__ = ["run"]
 
 _SAMPLES = 1500
 
@@ -73,33 +73,28 @@ order = "sorted"
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoOptions:
-    """The options of the command line."""
+def run(options: argparse.Namespace, nursery: Nursery) -> int:
+    """Play all acts, and return 0 once every process has ended.
 
-    folder: Path
-    #: The number of recordings; None: as many as an earlier demo made, or the default.
-    samples: int | None
-    epochs: int
-    workers: int
-    log_level: str
-
-
-def run(options: DemoOptions, nursery: Nursery) -> int:
-    """Play all acts, and return 0 once every process has ended."""
+    Raises SettingsError if the trainer's packages are missing or the folder has another corpus, TrainerError if the
+    trainer fails, or what keeps the loaders from serving.
+    """
     _check_trainer()
-    start_logging(level=options.log_level)
+    # The demo prints its story; the processes' own logs appear only if they are asked for.
+    log_level = "error" if options.log_level == "info" else options.log_level
+    start_logging(level=log_level)
     story = Story()
     _corpus(options, story)
-    job = JobFile(options.folder / "job.toml")
+    job = JobFile(options.keep / "job.toml")
     _index(job, story)
     stream = _plan(job, story)
+    settings = SupervisorSettings(workers=options.workers or min(4, max(2, os.cpu_count() or 1)), log_level=log_level)
     try:
-        with _loaders(options, nursery, job, story) as supervisor:
+        with _loaders(settings, nursery, job, story) as supervisor:
             outcome = _train(options, supervisor, stream, story)
     finally:
         stream.close()
-    _summary(options, outcome, story)
+    _summary(options.keep, outcome, story)
     return 0
 
 
@@ -118,25 +113,26 @@ def _check_trainer() -> None:
 # --- what is there before training ---
 
 
-def _corpus(options: DemoOptions, story: Story) -> None:
-    found = facts_of(options.folder)
-    if found is not None and options.samples not in (None, found.train + found.dev):
+def _corpus(options: argparse.Namespace, story: Story) -> None:
+    """Make the corpus, unless an earlier demo made it; raise SettingsError if that one has another size."""
+    began_s = time.monotonic()
+    corpus = facts_of(options.keep)
+    if corpus is None:
+        with progress_bar("making recordings") as progress:
+            corpus = make_corpus(options.keep, samples=options.samples or _SAMPLES, job=_JOB, progress=progress)
+        origin = f"made in {time.monotonic() - began_s:.0f} s"
+    elif options.samples in (None, corpus.train + corpus.dev):
+        origin = "of an earlier demo"
+    else:
         raise SettingsError(
             expected=f"a corpus of {options.samples} recordings",
-            got=f"one of {found.train + found.dev}, made by an earlier demo",
-            where=str(options.folder),
+            got=f"one of {corpus.train + corpus.dev}, made by an earlier demo",
+            where=str(options.keep),
             remedy="Remove that folder, name another one with --keep, or leave --samples out.",
         )
-    began_s = time.monotonic()
-    if found is None:
-        with progress_bar("making recordings") as progress:
-            made = make_corpus(options.folder, samples=options.samples or _SAMPLES, job=_JOB, progress=progress)
-    else:
-        made = found
-    how = f"made in {time.monotonic() - began_s:.0f} s" if found is None else "of an earlier demo"
-    recordings = f"{made.train + made.dev:,} recordings of dialled digits"
-    story.act(1, "Corpus", f"{recordings}, {how}, in {_shown(options.folder)}")
-    story.say(f"{made.seconds / 60:.0f} minutes of noisy FLAC; {made.dev:,} recordings are held out to judge by.")
+    recordings = f"{corpus.train + corpus.dev:,} recordings of dialled digits"
+    story.act(1, "Corpus", f"{recordings}, {origin}, in {_shown(options.keep)}")
+    story.say(f"{corpus.seconds / 60:.0f} minutes of noisy FLAC; {corpus.dev:,} recordings are held out to judge by.")
 
 
 def _index(job: JobFile, story: Story) -> None:
@@ -144,46 +140,44 @@ def _index(job: JobFile, story: Story) -> None:
     began_s = time.monotonic()
     reports = index_streams(job, missing)
     rows = sum(report.rows for report in reports.values())
-    how = f"{rows:,} recordings measured in {time.monotonic() - began_s:.1f} s" if missing else "of an earlier demo"
-    story.act(2, "Index", f"{how}, in {_shown(job.state)}")
+    origin = f"{rows:,} recordings measured in {time.monotonic() - began_s:.1f} s" if missing else "of an earlier demo"
+    story.act(2, "Index", f"{origin}, in {_shown(job.state)}")
 
 
 def _plan(job: JobFile, story: Story) -> Stream:
     stream = Stream(job, "train")
-    told = facts(stream.plan, group=job.settings.group or 1)
-    padding = told["padding"]["all"]
-    story.act(3, "Plan", f"an epoch is {told['batches']} batches in {told['shapes']} shapes; {padding:.1%} is padding.")
-    shapes = (f"{bucket['rows']} x {bucket['lengths']['audio'] / 100:.1f}" for bucket in told["buckets"])
+    of_plan = facts(stream.plan, group=job.settings.group or 1)
+    padding = f"{of_plan['padding']['all']:.1%} is padding."
+    story.act(3, "Plan", f"an epoch is {of_plan['batches']} batches in {of_plan['shapes']} shapes; {padding}")
+    shapes = (f"{bucket['rows']} x {bucket['lengths']['audio'] / 100:.1f}" for bucket in of_plan["buckets"])
     story.say(f"Shapes, rows x seconds: {', '.join(shapes)}.")
     story.say("In the first epoch short recordings come first; from then on all are shuffled.")
     return stream
 
 
 @contextmanager
-def _loaders(options: DemoOptions, nursery: Nursery, job: JobFile, story: Story) -> Iterator[Supervisor]:
-    """Run a coordinator and workers while the block lasts, and yield their supervisor."""
-    supervisor = Supervisor(
-        SupervisorSettings(workers=options.workers, log_level=options.log_level),
-        nursery,
-    )
+def _loaders(settings: SupervisorSettings, nursery: Nursery, job: JobFile, story: Story) -> Iterator[Supervisor]:
+    """Run coordinator and workers while the block lasts, and yield their supervisor; raise StartError if they fail."""
+    supervisor = Supervisor(settings, nursery)
     keeper = threading.Thread(target=supervisor.run, name="supervisor")
     try:
         supervisor.start([job], listen="tcp://127.0.0.1:*")
         keeper.start()
         endpoint = supervisor.jobs[job.settings.name].endpoint
-        story.act(4, "Run", f"a coordinator and {options.workers} workers serve the job at {endpoint}.")
+        story.act(4, "Run", f"a coordinator and {settings.workers} workers serve the job at {endpoint}.")
         yield supervisor
     finally:
         supervisor.stop()
+        # Its thread may never have begun, and has to be over before its sockets are closed here.
         if keeper.ident is not None:
             keeper.join()
         supervisor.close()
 
 
-def _train(options: DemoOptions, supervisor: Supervisor, stream: Stream, story: Story) -> Training:
+def _train(options: argparse.Namespace, supervisor: Supervisor, stream: Stream, story: Story) -> Training:
     training = Training(story=story, plan=stream.plan, supervisor=supervisor, epochs=options.epochs)
     (job,) = supervisor.jobs.values()
-    with closing(Trainer(options.folder, job.endpoint, options.epochs)) as trainer:
+    with closing(Trainer(options.keep, job.endpoint, options.epochs)) as trainer:
         story.act(5, "Train", f"a process of its own, {trainer.process.pid}, trains a small CTC model with Keras.")
         training.follow(trainer.events())
     return training
@@ -192,7 +186,8 @@ def _train(options: DemoOptions, supervisor: Supervisor, stream: Stream, story: 
 # --- afterwards ---
 
 
-def _summary(options: DemoOptions, outcome: Training, story: Story) -> None:
+def _summary(folder: Path, outcome: Training, story: Story) -> None:
+    """Tell the results and the next steps; print the results once more as one JSON object, the last line."""
     epochs, audit = outcome.epochs, outcome.audit
     first, last = epochs[0], epochs[-1]
     steps, train_s = sum(epoch.steps for epoch in epochs), sum(epoch.train_s for epoch in epochs)
@@ -202,8 +197,8 @@ def _summary(options: DemoOptions, outcome: Training, story: Story) -> None:
     story.say(f"{steps / train_s:.1f} steps/s; the trainer waited for data {waited:.1%} of its time.")
     story.say(f"Padding: {audit.padding:.1%} of all cells, in {len(audit.shapes)} shapes.")
     story.say(f"Samples lost: {audit.lost}; repeated: {audit.repeated}; and one worker was killed.")
-    _next_steps(options, story, len(epochs))
-    told = {
+    _next_steps(folder, story, len(epochs))
+    results = {
         "steps": steps,
         "loss_first": round(first.loss, 4),
         "loss_last": round(last.loss, 4),
@@ -214,13 +209,13 @@ def _summary(options: DemoOptions, outcome: Training, story: Story) -> None:
         "lost": audit.lost,
         "repeated": audit.repeated,
     }
-    print(json.dumps(told), flush=True)
+    print(json.dumps(results), flush=True)
 
 
-def _next_steps(options: DemoOptions, story: Story, epochs: int) -> None:
+def _next_steps(folder: Path, story: Story, epochs: int) -> None:
     loader, python = _commands()
-    job, checkpoints = _shown(options.folder / "job.toml"), _shown(options.folder / "checkpoints")
-    story.act(7, "Next", f"corpus, job file and model stay in {_shown(options.folder)}; try")
+    job, checkpoints = _shown(folder / "job.toml"), _shown(folder / "checkpoints")
+    story.act(7, "Next", f"corpus, job file and model stay in {_shown(folder)}; try")
     story.say(f"{loader} plan {job}")
     story.say(f"{loader} run {job}")
     story.say("and in other terminals, while that runs:")

@@ -218,6 +218,7 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _fill(folder: Path, samples: int, seed: int, progress: Callable[[int, int], None]) -> CorpusFacts:
+    """Write all clips and both manifests, and return the corpus's facts."""
     rows: dict[str, list[tuple[str, str]]] = {"train": [], "dev": []}
     frames = 0
     executor = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
@@ -228,7 +229,7 @@ def _fill(folder: Path, samples: int, seed: int, progress: Callable[[int, int], 
             frames += length
             progress(number + 1, samples)
     finally:
-        executor.shutdown(cancel_futures=True)
+        executor.shutdown(cancel_futures=True)  # after Ctrl-C too, which must not wait for all recordings
     for name, lines in rows.items():
         _write_manifest(folder / f"{name}.csv", lines)
     return CorpusFacts(train=len(rows["train"]), dev=len(rows["dev"]), seconds=frames / RATE, seed=seed)

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from loader_server.demo.audit import Audit, Step
+from loader_server.demo.plan_audit import Audit, Step
 from shared.errors import StokerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from loader_server.demo.audit import Settled
+    from loader_server.demo.plan_audit import Settled
     from loader_server.demo.story import Story
     from loader_server.machine.child import Child
     from loader_server.machine.supervisor import Supervisor
@@ -84,7 +84,7 @@ class Trainer:
                 expected="the trainer to train to the end",
                 got=f"its end with {f'signal {-code}' if code < 0 else f'exit code {code}'}",
                 where=str(self._log),
-                remedy="It said:\n" + "\n".join(f"    {line}" for line in lines),
+                remedy="It printed:\n" + "\n".join(f"    {line}" for line in lines),
             )
 
     def close(self) -> None:
@@ -127,6 +127,7 @@ class Training:
         self._plan = plan
         self._epochs = epochs
         self._story = story
+        #: The samples of each batch of the current epoch, by the plan.
         self._planned: list[list[int]] = []
         self._bar = Progress(
             TextColumn("   {task.description}"),
@@ -177,7 +178,7 @@ class Training:
             f"{epoch.wait_s / epoch.train_s:>8.1%} {settled.padding:>8.1%}"
         )
         if number == self._kill_epoch:
-            self._killing.tell_outcome(settled)
+            self._killing.report(settled)
         self._open(number + 1)
 
 
@@ -210,14 +211,14 @@ class _Killing:
                 "red",
             )
 
-    def tell_outcome(self, settled: Settled) -> None:
+    def report(self, settled: Settled) -> None:
         """Report the outcome at the end of that epoch."""
         victim = self._victim
         if victim is None:
             return
-        again = f"process {victim.process.pid} has its place" if victim.process else "it is being started again"
+        successor = f"process {victim.process.pid} has its place" if victim.process else "it is being started again"
         order = "in the planned order" if settled.in_plan_order else "NOT in the planned order"
-        self._story.say(f"      … {again}; the longest step after the kill took {self._longest_s:.2f} s.", "green")
+        self._story.say(f"      … {successor}; the longest step after the kill took {self._longest_s:.2f} s.", "green")
         self._story.say(
             f"      {settled.batches} batches trained on {order}: lost {settled.lost}, repeated {settled.repeated}.",
             "green",

@@ -44,7 +44,8 @@ def bundle_files(job: JobFile) -> Iterator[tuple[str, Path]]:
     """
     yield JOB_FILE, job.path
     if job.keys is not None:
-        yield from _code(job)
+        code = {f"{CODE}/{place}": file for place, file in own_files(job.modules(), job.base).items()}
+        yield from ((name, file) for name, file in code.items() if is_safe_name(name))
     for name, path in _named(job).items():
         yield name, job.base / path
     for folder in _index_folders(job):
@@ -63,21 +64,15 @@ def bundle_nbytes(job: JobFile) -> int | None:
         return None
 
 
-def _code(job: JobFile) -> Iterator[tuple[str, Path]]:
-    """Yield the user's own modules in the job's folder."""
-    for place, file in own_files(job.modules(), job.base).items():
-        if is_safe_name(name := f"{CODE}/{place}"):
-            yield name, file
-
-
 def _named(job: JobFile) -> dict[str, str]:
     """Return the paths of files that transforms name, as in the job file, by their names in the bundle."""
-    found: dict[str, None] = {}
+    paths: dict[str, None] = {}
     for _, recipe in job.recipes.readable():
-        found.update(dict.fromkeys(named_files(recipe.settings.transforms, recipe.tables, recipe.where)))
-    suffixes = (Path(path).suffix for path in found)
-    kept = (suffix if _SUFFIX.fullmatch(suffix) else "" for suffix in suffixes)
-    return {f"files/{number}{suffix}": path for number, (path, suffix) in enumerate(zip(found, kept, strict=True))}
+        paths.update(dict.fromkeys(named_files(recipe.settings.transforms, recipe.tables, recipe.where)))
+    # Numbered, because the paths may lead out of the job's folder.
+    suffixes = [Path(path).suffix for path in paths]
+    names = (f"files/{number}{suffix if _SUFFIX.fullmatch(suffix) else ''}" for number, suffix in enumerate(suffixes))
+    return dict(zip(names, paths, strict=True))
 
 
 def _fetched_streams(job: JobFile) -> Iterator[str]:
@@ -94,6 +89,7 @@ def _graph(job: JobFile, name: str) -> Iterator[tuple[str, Path]]:
 
 
 def _index_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of an index; raise DataError if it is missing or damaged."""
     yield folder / "meta.json"
     yield from sorted(file for file in (folder / read_meta(folder).folder).iterdir() if file.is_file())
 
@@ -108,7 +104,10 @@ def _name_of(job: JobFile, file: Path) -> str:
 
 
 class Bundle:
-    """A job's files, hashed and open, with their manifest."""
+    """A job's files, hashed and open, with their manifest.
+
+    Making it raises DataError if an index is missing, OSError if a file cannot be read.
+    """
 
     def __init__(self, job: JobFile) -> None:
         self._job = job
@@ -118,24 +117,25 @@ class Bundle:
         except BaseException:  # nobody else closes the files that are open
             self.close()
             raise
-        folders = list(_index_folders(job))
         self.manifest = Manifest(
             job=job.settings.name,
             folder=str(job.base),
             limit=job.settings.bundle_bytes,
             files=files,
-            named={said: name for name, said in _named(job).items()},
-            indexes={_name_of(job, folder): read_meta(folder).fingerprint for folder in folders},
+            named={path: name for name, path in _named(job).items()},
+            indexes={_name_of(job, folder): read_meta(folder).fingerprint for folder in _index_folders(job)},
         )
 
     def add_graph(self, name: str) -> None:
         """Add a graph that runs now; all other files stay as they were hashed."""
         files = self.manifest.files
         graph = [self._open(name, path) for name, path in _graph(self._job, name)]
+        # Before the indexes: they come last, so that a host gets the rest of a bundle that is too large.
         first = next((at for at, file in enumerate(files) if file.name.startswith(f"{INDEX}/")), len(files))
         self.manifest = dataclasses.replace(self.manifest, files=(*files[:first], *graph, *files[first:]))
 
     def _open(self, name: str, path: Path) -> BundleFile:
+        """Open a file, hash it and its pieces, and leave it open."""
         if name in self._descriptors:  # left by a try that failed
             os.close(self._descriptors.pop(name))
         descriptor = self._descriptors[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -145,10 +145,6 @@ class Bundle:
             pieces += sha256(content)
             nbytes += len(content)
         return BundleFile(name, nbytes, whole.digest(), bytes(pieces))
-
-    def piece(self, offset: int) -> bytes | None:
-        """Return the piece that begins at an offset; None if there is none to send."""
-        return self.piece_of(self.manifest, offset)
 
     def piece_of(self, manifest: Manifest, offset: int) -> bytes | None:
         """Return the piece that begins at an offset of the bundle with this manifest; None if there is none to send.
@@ -222,7 +218,7 @@ class BundleKeeper:
         """
         if self._bundle is None:
             return None
-        manifest = self._bundle.manifest
+        manifest = self._bundle.manifest  # read once: the thread may replace it at any moment
         offset = wanted.offset if wanted.digest == manifest.digest else 0
         content = self._bundle.piece_of(manifest, offset)
         if content is None:
@@ -232,13 +228,14 @@ class BundleKeeper:
         )
 
     def _make(self) -> None:
+        """Hash what is new, and wake the coordinator; log a warning if something cannot be read."""
         try:
             self._bundle = bundle = self._bundle or Bundle(self._job)
             while self._graphs:
                 bundle.add_graph(self._graphs[0])
-                self._graphs.popleft()
+                self._graphs.popleft()  # only now: after an error the next try begins with it again
         except (StokerError, OSError) as error:  # it is tried again when a host asks again
-            self._log.warning("what joining hosts need cannot be read", error=str(error))
+            self._log.warning("the bundle for joining hosts cannot be read", error=str(error))
             return
         manifest = bundle.manifest
         self._log.info("hosts can join", digest=manifest.digest[:16], files=len(manifest.files), nbytes=manifest.nbytes)

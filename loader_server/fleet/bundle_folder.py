@@ -1,9 +1,12 @@
-"""A joining host's copy of a bundle: a folder for each, whole or not there, fetched by one process at a time.
+"""A joining host's copies of bundles: a folder for each, whole or not there, fetched by one process at a time.
 
 Rules: a bundle is written into a draft, where a later process resumes after a cut, and renamed when each file has the
 SHA-256 of the manifest. Its name is the digest of the manifest without skipped files, so a change of files that this
 host does not take changes nothing here. Nothing is written through a link. Of two processes with one state folder, on
 one host or on two that share it, one fetches, and the other waits for its lock.
+
+After a fetch, and under the lock, old bundles are removed: bundles of living processes stay, and so do the newest few
+others, whole or begun, for hosts that join again. What cannot be removed is logged, and hinders nobody.
 """
 
 from __future__ import annotations
@@ -11,31 +14,42 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import time
 from typing import TYPE_CHECKING
 
-from loader_server.fleet.host_folder import lock
-from shared.errors import DataError
+from loader_server.fleet.host_folder import bundles_in_use, lock
+from shared.errors import DataError, MachineError
 from shared.logs import Log
 from shared.stores.own_files import open_own
 from shared.wire.parts import BUNDLE_PIECE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from loader_server.fleet.fetching import FilePiece
     from loader_server.fleet.manifest import BundleFile, Manifest
 
-__all__ = ["BundleFolder", "locked"]
+__all__ = ["KEPT", "BundleFolder", "locked", "remove_old_bundles"]
 
+#: Pause between tries to get the lock.
 _LOOK_S = 0.2
+
+#: Number of unused bundles that stay.
+KEPT = 3
+
+_BUNDLE = re.compile(r"[0-9a-f]{32}(\.draft)?")
+_REMOVED = ".removed"
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a state folder's bundles; wait for its holder, however long that one fetches."""
+    """Hold the lock of a state folder's bundles; wait for its holder, however long that one fetches.
+
+    Raises MachineError if the file system has no locks.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = open_own(folder / "lock", os.O_RDWR | os.O_CREAT)
     try:
@@ -46,14 +60,15 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _wait_for_lock(descriptor: int, folder: Path) -> None:
-    has_said = False
+    """Lock an open file once nobody has it; log once that another process has. Raises MachineError without locks."""
+    is_logged = False
     while True:
         try:
             lock(descriptor, folder)
         except BlockingIOError:
-            if not has_said:
-                Log("join").info("another process fetches into this state folder", folder=str(folder))
-            has_said = True
+            if not is_logged:
+                Log("join").info("waits for another process that fetches into this state folder", folder=str(folder))
+            is_logged = True
             time.sleep(_LOOK_S)
         else:
             return
@@ -75,7 +90,10 @@ class BundleFolder:
         return self.path.is_dir()
 
     def begin(self) -> dict[str, int]:
-        """Create the draft or resume it; return the number of each file's first missing piece."""
+        """Create the draft or resume it; return the number of each file's first missing piece.
+
+        Raises DataError if a link stands in the way.
+        """
         if self._draft.is_symlink():
             raise _in_the_way(self._draft)
         self._draft.mkdir(mode=0o700, exist_ok=True)
@@ -85,6 +103,7 @@ class BundleFolder:
 
     def _checked_pieces(self, file: BundleFile) -> int:
         """Return how many pieces of a file are here and correct; truncate the file after them."""
+        # A kill or a power cut may have left any bytes behind, so each piece counts by its checksum alone.
         with self._opened(file) as descriptor:
             number = 0
             while number < file.count and file.has_piece(number, _read(descriptor, file, number)):
@@ -94,6 +113,7 @@ class BundleFolder:
 
     @contextlib.contextmanager
     def _opened(self, file: BundleFile) -> Iterator[int]:
+        """Open a file of the draft for the block, and create the folders above it; raise DataError if one is a link."""
         path = self._draft / file.name
         # O_NOFOLLOW guards only the last part of a path, so the folders above are checked one by one.
         for folder in reversed(path.relative_to(self._draft).parents[:-1]):
@@ -103,9 +123,7 @@ class BundleFolder:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            if path.is_symlink():
-                raise _in_the_way(path) from None
-            raise error from None
+            raise (_in_the_way(path) if path.is_symlink() else error) from None
         try:
             yield descriptor
         finally:
@@ -131,6 +149,7 @@ class BundleFolder:
         os.utime(self.path)
 
     def _check(self, file: BundleFile) -> None:
+        """Sync a file of the draft; raise DataError, and remove the draft, if it differs from the manifest."""
         with self._opened(file) as descriptor:
             whole = hashlib.sha256()
             for number in range(file.count):
@@ -143,7 +162,7 @@ class BundleFolder:
                 expected=f"{file.name} as the manifest has it",
                 got="other bytes on this host's disk",
                 where=str(self._draft),
-                remedy="Look at the disk, and join again: it is fetched anew.",
+                remedy="Check the disk, and join again: the file is fetched again.",
             )
 
 
@@ -158,3 +177,39 @@ def _in_the_way(path: Path) -> DataError:
         where=str(path),
         remedy="Remove it, and join again: nothing is written through links.",
     )
+
+
+# --- old bundles ---
+
+
+def remove_old_bundles(bundles: Path, hosts: Path) -> None:
+    """Remove bundles that are neither in use nor among the newest; log what cannot be removed."""
+    try:
+        for path in _removable(bundles, bundles_in_use(hosts)):
+            _remove(path)
+    except (OSError, MachineError) as error:
+        Log("join").warning("unused bundles cannot be listed", folder=str(bundles), error=str(error))
+
+
+def _remove(path: Path) -> None:
+    log = Log("join", folder=str(path).removesuffix(_REMOVED))
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        log.warning("an unused bundle cannot be removed", error=str(error))
+    else:
+        log.info("removed an unused bundle")
+
+
+def _removable(bundles: Path, in_use: set[str] | None) -> Iterable[Path]:
+    """Yield the folders to remove, each renamed: what a kill left of earlier removals, then old unused bundles."""
+    folders = [path for path in bundles.iterdir() if path.is_dir() and not path.is_symlink()]
+    yield from (path for path in folders if path.name.endswith(_REMOVED))
+    # If a folder in use cannot be read, any bundle may be the one that it uses.
+    if in_use is None:
+        return
+    unused = [path for path in folders if _BUNDLE.fullmatch(path.name) and path.name not in in_use]
+    unused.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    for path in unused[KEPT:]:
+        # Renamed before its first file is removed, so that what a kill leaves behind is never taken for a bundle.
+        yield path.rename(path.with_name(path.name + _REMOVED))

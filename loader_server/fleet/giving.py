@@ -50,6 +50,7 @@ class Giving:
 
     def take_due(self, unread: Callable[[bytes], int], total: int) -> list[tuple[bytes, m.BundleWanted]]:
         """Remove and return the requests to be answered now, oldest first; `total` is what all hosts have not read."""
+        # A host that reads slowly is passed over, and keeps its turn: it holds up nobody but itself.
         due: list[tuple[bytes, m.BundleWanted]] = []
         for peer in list(self._waiting):
             if len(due) == _PIECES_A_TURN or total + BUNDLE_PIECE_BYTES > MOST_UNREAD_BYTES:

@@ -1,34 +1,113 @@
 """The folder of one `run ENDPOINT` below a state folder: `hosts/<host>/<job>`, or `hosts/<host>~2/<job>` and so on.
 
+It has the fetched job file and, in a file beside that, this host's own settings.
+
 Rules: only one process writes there; it holds the lock of the file `in-use` as long as it lives. The file's content
 distinguishes this host's workers from those of any other, whatever hosts are called. Folders are chosen under the lock
-of the bundles, so nobody else checks the locks meanwhile.
+of the bundles, so nobody else checks the locks meanwhile. Settings that are bound to a machine are the host's own:
+keys, state, caches, ports. So are the folder that stands for the job's, where relative paths of data start, and the
+places of what was fetched.
 """
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import fcntl
 import itertools
+import json
 import os
 import re
 import secrets
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from loader_server.fleet.joined_folder import JoinedFolder
 from loader_server.fleet.manifest import JOB_FILE
-from shared.errors import MachineError, StokerError
-from shared.stores.own_files import open_own, refuse_linked_folder
+from shared.errors import MachineError, SettingsError, StokerError
+from shared.stores.own_files import open_own, refuse_linked_folder, replacing
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from typing_extensions import Self
 
-__all__ = ["HostFolder", "bundles_in_use", "lock"]
+    from shared.settings.job import Job
+
+__all__ = ["HostFolder", "JoinedFolder", "bundles_in_use", "lock"]
 
 _IN_USE = "in-use"
 _TAG = re.compile(r"[0-9a-f]{6}")
+
+#: Name of the file with this host's own settings, beside a fetched job file.
+_SETTINGS = "joined.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedFolder:
+    """The folders and settings of a joined job on its host; all folders are absolute."""
+
+    #: The coordinator's endpoint, or the file that names it.
+    endpoint: str
+    #: The folder that stands for the job file's folder.
+    data: str
+    #: Where this host writes its files of the job: the log of bad samples, caches, the metrics' address.
+    state: str
+    #: The folder with the indexes, fetched or this host's own.
+    index: str
+    #: The host's folder of keys; empty if there is none.
+    keys: str = ""
+    #: The folder with the user's own modules that were fetched; empty if none were.
+    code: str = ""
+    #: The folder name of the bundle that all of it is from.
+    bundle: str = ""
+    #: Part of its workers' names, which distinguishes them from those of any other host.
+    tag: str = ""
+    #: The options of `loader-server fetch` that fetch it again.
+    again: Sequence[str] = ()
+    #: The path of each file that transforms name, by its name in the job file.
+    named: Mapping[str, str] = field(default_factory=dict)
+
+    def settle(self, job: Job) -> Job:
+        """Return the job with this host's own settings in place of the job file's."""
+        return dataclasses.replace(
+            job,
+            settings=dataclasses.replace(
+                job.settings,
+                listen=self.endpoint,
+                workers=0,
+                state=self.state,
+                remote_cache="",
+                feature_cache="",
+                keys=self.keys,
+                metrics_port=0,
+            ),
+        )
+
+    def write(self, job_file: Path) -> None:
+        """Write it beside a fetched job file."""
+        # A file beside the job file, because every command and child opens the job by that path alone, and need not
+        # know of joining.
+        with replacing(job_file.with_name(_SETTINGS)) as file:
+            file.write(json.dumps(asdict(self), indent=1, sort_keys=True).encode())
+
+    @staticmethod
+    def beside(job_file: Path) -> JoinedFolder | None:
+        """Read the settings beside a job file; return None if the job file is this host's own.
+
+        Raises SettingsError if the file is malformed.
+        """
+        path = job_file.with_name(_SETTINGS)
+        try:
+            return JoinedFolder(**json.loads(path.read_text("utf-8")))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            raise SettingsError(
+                expected="what `loader-server run ENDPOINT` wrote",
+                got=str(error),
+                where=str(path),
+                remedy="Remove its folder, and join again.",
+            ) from None
 
 
 class HostFolder:
@@ -47,8 +126,13 @@ class HostFolder:
 
     @staticmethod
     def take(hosts: Path, job: str) -> HostFolder:
-        """Lock and return the first folder of this host that no living process has."""
+        """Lock and return the first folder of this host that no living process has.
+
+        Raises MachineError if the file system has no locks, or a link stands in the way.
+        """
         for number in itertools.count(1):
+            # Numbered from 2, because one host may join a job twice, and hosts that share a state folder may have equal
+            # names.
             host = os.uname().nodename if number == 1 else f"{os.uname().nodename}~{number}"
             folder = hosts / host / job
             folder.mkdir(parents=True, exist_ok=True)
@@ -81,6 +165,7 @@ def lock(descriptor: int, folder: Path) -> None:
     Raises BlockingIOError if another process has it, MachineError if the file system has no locks.
     """
     try:
+        # A lock of the kernel ends with its holder, so a kill -9 leaves none behind.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise
@@ -94,6 +179,7 @@ def lock(descriptor: int, folder: Path) -> None:
 
 
 def _read_tag(descriptor: int) -> str:
+    """Return the tag in a folder's file; draw and write one if there is none, or if it was cut short."""
     known = os.pread(descriptor, 64, 0).decode("ascii", "replace")
     if _TAG.fullmatch(known):
         return known
@@ -106,24 +192,26 @@ def _read_tag(descriptor: int) -> str:
 
 def bundles_in_use(hosts: Path) -> set[str] | None:
     """Return the names of the bundles of all folders in use; None if one of them cannot be read."""
-    found: set[str] = set()
+    names: set[str] = set()
     for path in hosts.glob(f"*/*/{_IN_USE}"):
         if not _is_held(path):
             continue
+        # A host that runs needs its bundle whenever one of its workers is started again.
         try:
             joined = JoinedFolder.beside(path.with_name(JOB_FILE))
         except StokerError:
             return None
-        found |= {joined.bundle} if joined is not None else set()
-    return found
+        names |= {joined.bundle} if joined is not None else set()
+    return names
 
 
 def _is_held(path: Path) -> bool:
-    with contextlib.ExitStack() as opened:
-        descriptor = open_own(path, os.O_RDWR)
-        opened.callback(os.close, descriptor)
-        try:
-            lock(descriptor, path.parent)
-        except BlockingIOError:
-            return True
+    """Return whether a living process has this file's lock, which is taken and released to find out."""
+    descriptor = open_own(path, os.O_RDWR)
+    try:
+        lock(descriptor, path.parent)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
     return False

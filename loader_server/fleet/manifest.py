@@ -20,7 +20,7 @@ from shared.errors import DataError
 from shared.wire.parts import BUNDLE_PIECE_BYTES, MOST_MANIFEST_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
 __all__ = ["CODE", "GRAPHS", "INDEX", "JOB_FILE", "BundleFile", "BundlePlace", "Manifest", "is_safe_name", "sha256"]
 
@@ -120,6 +120,8 @@ class Manifest:
     @cached_property
     def digest(self) -> str:
         """Return the bundle's digest, which is its name."""
+        # Of the manifest, which has the checksum of each piece: so a piece can be checked before it is written, and a
+        # cut costs one piece.
         return sha256(self.encoded).hex()
 
     def names_below(self, folder: str) -> frozenset[str]:
@@ -133,7 +135,7 @@ class Manifest:
     @property
     def nbytes(self) -> int:
         """Return the size of all files."""
-        return self.offsets[-1] - len(self.encoded)
+        return self.end - len(self.encoded)
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
@@ -151,6 +153,7 @@ class Manifest:
 
     @cached_property
     def _begins(self) -> dict[str, int]:
+        # Computed once, because a host asks for an offset with each piece that it fetches.
         return {file.name: offset for file, offset in zip(self.files, self.offsets, strict=False)}
 
     def place_of(self, offset: int) -> BundlePlace | None:
@@ -158,7 +161,7 @@ class Manifest:
         own = len(self.encoded)
         if offset < own:
             return BundlePlace(None, offset, min(BUNDLE_PIECE_BYTES, own - offset))
-        if offset >= self.offsets[-1]:
+        if offset >= self.end:
             return None
         number = bisect_right(self.offsets, offset) - 1  # empty files begin where the next one does: take the last
         file, start = self.files[number], offset - self.offsets[number]
@@ -185,42 +188,63 @@ class Manifest:
         return manifest
 
 
+#: Fields of a manifest's encoded form.
+_FIELDS = {"format", "job", "folder", "limit", "files", "named", "indexes"}
+
+
 def _read(fields: Any) -> Manifest:
+    """Return the manifest with these decoded fields; raise ValueError, or another error, for a malformed or unsafe one.
+
+    Everything is checked before anything is used: the bytes may come from anybody who poses as the coordinator.
+    """
     if not isinstance(fields, dict) or set(fields) != _FIELDS or fields["format"] != _FORMAT:
         raise ValueError(f"other fields than those of format {_FORMAT}")
     if not isinstance(fields["files"], list) or len(fields["files"]) > _MOST_FILES:
         raise ValueError("no list of files, or too many")
     files = tuple(_file(entry) for entry in fields["files"])
-    names = [file.name for file in files]
-    refuse_clashes(names)
-    if JOB_FILE not in names:
-        raise ValueError(f"no {JOB_FILE}")
-    named, indexes = _texts(fields["named"]), _texts(fields["indexes"])
-    if not set(named.values()) <= set(names):
-        raise ValueError("a named file that the bundle lacks")
-    if not all(map(is_safe_name, indexes)):
-        raise ValueError("an index in a folder elsewhere")
-    if not isinstance(fields["job"], str) or not is_safe_name(fields["job"]) or "/" in fields["job"]:
-        raise ValueError("no name of a job")
-    if not isinstance(fields["folder"], str) or not fields["folder"].startswith("/"):
-        raise ValueError("no absolute folder of the job")
+    refuse_clashes(file.name for file in files)
     manifest = Manifest(
-        job=fields["job"],
-        folder=fields["folder"],
+        job=_job_name(fields["job"]),
+        folder=_absolute(fields["folder"]),
         limit=_whole(fields["limit"]),
         files=files,
-        named=named,
-        indexes=indexes,
+        named=_texts(fields["named"]),
+        indexes=_texts(fields["indexes"]),
     )
-    if len(manifest.encoded) > MOST_MANIFEST_BYTES or manifest.offsets[-1] > _MOST_BYTES:
+    _refuse_strange_names(manifest)
+    if len(manifest.encoded) > MOST_MANIFEST_BYTES or manifest.end > _MOST_BYTES:
         raise ValueError("more bytes than a bundle may have")
     return manifest
 
 
-_FIELDS = {"format", "job", "folder", "limit", "files", "named", "indexes"}
+def _job_name(value: Any) -> str:
+    """Return the name of a job; raise ValueError if it is none."""
+    # It becomes the name of a folder.
+    if not isinstance(value, str) or not is_safe_name(value) or "/" in value:
+        raise ValueError("no name of a job")
+    return value
+
+
+def _absolute(value: Any) -> str:
+    """Return the path of a folder; raise ValueError if it is not absolute."""
+    if not isinstance(value, str) or not value.startswith("/"):
+        raise ValueError("no absolute folder of the job")
+    return value
+
+
+def _refuse_strange_names(manifest: Manifest) -> None:
+    """Raise ValueError if names lead to no file of the bundle, or an index out of its folder."""
+    names = {file.name for file in manifest.files}
+    if JOB_FILE not in names:
+        raise ValueError(f"no {JOB_FILE}")
+    if not set(manifest.named.values()) <= names:
+        raise ValueError("a named file that the bundle lacks")
+    if not all(map(is_safe_name, manifest.indexes)):
+        raise ValueError("an index in a folder elsewhere")
 
 
 def _file(entry: Any) -> BundleFile:
+    """Return the file of an entry; raise ValueError if its name is unsafe, or its checksums do not match its size."""
     name, nbytes, digest, pieces = entry
     if not isinstance(name, str) or not is_safe_name(name):
         raise ValueError(f"a file called {name!r:.80}")
@@ -236,26 +260,23 @@ def refuse_clashes(names: Iterable[str]) -> None:
     """Raise ValueError if two files have one name, or if a file stands where another needs a folder."""
     seen: set[str] = set()
     known = list(names)
-    folders = {folder for name in known for folder in _folders_above(name)}
+    folders = {name[:at] for name in known for at, letter in enumerate(name) if letter == "/"}
     for name in known:
         if name in seen or name in folders:
             raise ValueError(f"two things called {name}")
         seen.add(name)
 
 
-def _folders_above(name: str) -> Iterator[str]:
-    parts = name.split("/")
-    for count in range(1, len(parts)):
-        yield "/".join(parts[:count])
-
-
 def _texts(value: Any) -> dict[str, str]:
+    """Return a table of strings; raise ValueError if it is none."""
     if not isinstance(value, dict) or not all(isinstance(part, str) for pair in value.items() for part in pair):
         raise ValueError("no table of names")
     return value
 
 
 def _whole(value: Any) -> int:
+    """Return a number of bytes; raise ValueError if it is negative, too large or no integer."""
+    # `isinstance` would let True pass, as a bool is an int.
     if type(value) is not int or not 0 <= value <= _MOST_BYTES:
         raise ValueError("a number out of bounds")
     return value

@@ -20,7 +20,7 @@ from shared.errors import MachineError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MOST_BYTES", "READY", "Asker", "Nursling", "OwnedNursery", "no_room"]
+__all__ = ["MOST_BYTES", "READY", "Asker", "Nursling", "OwnedNursery", "is_readable", "no_room"]
 
 #: Limit of a request or answer.
 MOST_BYTES = 2**16
@@ -38,7 +38,7 @@ _END_S = 1.0
 def no_room(got: OSError | str, where: str = "this machine") -> MachineError:
     """Return the error that the system has no room for another process of ours."""
     return MachineError(
-        expected="a process to be forked",
+        expected="room for one more process",
         got=str(got),
         where=where,
         remedy="Look at memory and at the limits of processes and open files on this machine.",
@@ -64,10 +64,12 @@ class Nursling:
 
     def fileno(self) -> int:
         """Return a descriptor that is readable once it has ended."""
+        # The pipe of an orphan stays readable, and would keep the owner's loop busy until the kernel has ended it.
         return self._pidfd if self.is_orphan else self._end
 
     def send_signal(self, number: int) -> None:
-        """Signal it through its pidfd, because its process id may belong to another process by now."""
+        """Send it a signal; do nothing if it has ended."""
+        # Through its pidfd, because the nursery reaps it, so its process id may belong to another process by now.
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
 
@@ -81,19 +83,22 @@ class Nursling:
         The handle must not be used after it has returned a code. If the nursery died, the child is killed.
         """
         if not self.is_orphan:
-            if not _is_readable(self._end, timeout_s):
+            if not is_readable(self._end, timeout_s):
                 return None
             code = os.read(self._end, 16)
             if code:
                 self._forget()
                 return int(code)
+            # The pipe ended without a code, so the nursery is dead. A child that ignores SIGTERM, or is stopped, would
+            # live on for ever and keep its port.
             self.is_orphan = True
             self.kill()
         return -signal.SIGKILL if self.wait_gone(timeout_s) else None
 
     def wait_gone(self, timeout_s: float | None) -> bool:
         """Return whether it has ended in time, even if the nursery does not report how; not to be used again then."""
-        if not _is_readable(self._pidfd, timeout_s):
+        # A nursery that is stopped reports nothing, and an owner that has to end cannot wait for it.
+        if not is_readable(self._pidfd, timeout_s):
             return False
         self._forget()
         return True
@@ -103,8 +108,8 @@ class Nursling:
         os.close(self._pidfd)
 
 
-def _is_readable(fd: int, timeout_s: float | None) -> bool:
-    """Wait until a descriptor is readable, at most for this long; return whether it is."""
+def is_readable(fd: int, timeout_s: float | None) -> bool:
+    """Wait until a descriptor is readable, at most for this long (None: for ever); return whether it is."""
     poller = select.poll()  # `select` knows no descriptors above 1023
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(None if timeout_s is None else 1000 * timeout_s))
@@ -139,27 +144,29 @@ class Asker:
                 socket.send_fds(self._socket, [json.dumps(list(arguments)).encode()], [keep, writing])
             finally:
                 os.close(writing)  # which leaves room for the descriptor that comes
-            told, fds = self._hear()
+            answer, fds = self._hear()
         except OSError as error:
             os.close(reading)
             raise self._failed(error) from error
         if fds:
-            return Nursling(int(told), fds[0], reading)
+            return Nursling(int(answer), fds[0], reading)
         os.close(reading)
-        raise no_room(told.decode(), f"process {self.pid}")
+        raise no_room(answer.decode(), f"process {self.pid}")
 
     def _hear(self) -> tuple[bytes, list[int]]:
+        """Wait for the answer, and return it with its descriptor; raise OSError if none comes."""
         # Set before waiting: if that is given up or interrupted, the answer is still to come, and must not be taken for
         # the answer to the next request.
         self.is_late = True
         self._wait_for_answer()
-        told, fds, _flags, _sender = socket.recv_fds(self._socket, MOST_BYTES, 1)
+        answer, fds, _flags, _sender = socket.recv_fds(self._socket, MOST_BYTES, 1)
         self.is_late = False
-        if not told:
+        if not answer:
             raise ConnectionResetError
-        return told, fds
+        return answer, fds
 
     def _wait_for_answer(self) -> None:
+        """Wait for an answer; raise TimeoutError if it is late, or InterruptedError if this process has to end."""
         poller = select.poll()
         for fd in (self._socket.fileno(), *([self.interrupt_fd] if self.interrupt_fd >= 0 else ())):
             poller.register(fd, select.POLLIN)
@@ -168,7 +175,7 @@ class Asker:
         if not ready:
             raise TimeoutError
         if self._socket.fileno() not in ready:
-            raise InterruptedError("this process is told to end")
+            raise InterruptedError("this process has to end")
 
     def forget_late(self) -> None:
         """Receive an overdue answer, waiting for it, and kill its child."""
@@ -179,9 +186,10 @@ class Asker:
                 os.close(fd)
 
     def _failed(self, error: OSError) -> MachineError:
+        """Return the error that a request failed: there is no room, no answer in time, or no nursery any more."""
         where = f"process {self.pid}"
         if isinstance(error, ConnectionError):
-            return NurseryEndedError(**no_room("the end of the one that forks", where).words())
+            return NurseryEndedError(**no_room("the end of the process that forks", where).words())
         return no_room(f"no answer in {_PATIENCE_S:g} s" if isinstance(error, TimeoutError) else str(error), where)
 
 
@@ -203,7 +211,7 @@ class OwnedNursery(Asker):
 
     def has_answered(self) -> bool:
         """Return whether it has sent something that was not received yet."""
-        return _is_readable(self._socket.fileno(), 0)
+        return is_readable(self._socket.fileno(), 0)
 
     def hear_ready(self) -> bool:
         """Receive its first message; return whether it is ready."""
@@ -216,7 +224,7 @@ class OwnedNursery(Asker):
 
         Once it has ended, its socket and descriptor are closed.
         """
-        if self._code is None and _is_readable(self._pidfd, 0):
+        if self._code is None and is_readable(self._pidfd, 0):
             self._reap()
         return self._code
 
@@ -228,7 +236,7 @@ class OwnedNursery(Asker):
         # nursery; a shutdown does.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        if not _is_readable(self._pidfd, _END_S):
+        if not is_readable(self._pidfd, _END_S):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self._reap()
 

@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import select
 import signal
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from loader_server.machine.asking import no_room
+from loader_server.machine.asking import is_readable, no_room
 from shared.hashing import fingerprint
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class Child:
     #: Address at which it answers probes, once it is ready.
     metrics: str = ""
     #: Whether it became ready, and has not died since.
-    served: bool = False
+    is_serving: bool = False
     #: The error that it reported, as the parts of a `StokerError`; empty if there was none.
     error: dict[str, str] = field(default_factory=dict)
     #: The problem that was logged last, so that it is not logged again.
@@ -81,21 +80,19 @@ class Child:
         except OSError as error:
             raise no_room(error) from error
         try:
-            self.process = nursery.start([*self.command(self.listen), *self._said()], keep=writing)
+            # With the error that it died of last time, so that the same error is not printed again.
+            last = ["--last-error", fingerprint(*self.error.values())] if self.error else []
+            self.process = nursery.start([*self.command(self.listen), *last], keep=writing)
         except BaseException:  # no process writes into the pipe
             os.close(reading)
             raise
         finally:
             # With our copy open the pipe would not end with the child.
             os.close(writing)
-        self._pipe, self._begun, self.served, self.is_ending = reading, b"", False, False
+        self._pipe, self._begun, self.is_serving, self.is_ending = reading, b"", False, False
         self.error = {}
         self._started_s, self.again_s = time.monotonic(), math.inf
         self.kill_s = self._started_s + within_s
-
-    def _said(self) -> list[str]:
-        """Return an option that names the error it died of last, so that the same error is not printed again."""
-        return ["--said", fingerprint(*self.error.values())] if self.error else []
 
     @property
     def pid(self) -> int:
@@ -115,19 +112,22 @@ class Child:
 
     def hear(self) -> Iterator[dict[str, Any]]:
         """Yield what it has reported since the last call; note readiness and errors."""
-        while self._pipe >= 0 and _is_readable(self._pipe):
-            came = os.read(self._pipe, 2**16)
-            if not came:
+        while self._pipe >= 0 and is_readable(self._pipe, 0):
+            content = os.read(self._pipe, 2**16)
+            if not content:
                 self._hang_up()
-            *lines, self._begun = (self._begun + came).split(b"\n")
+            *lines, self._begun = (self._begun + content).split(b"\n")
             for line in lines:
-                said = _read(line)
-                if "endpoint" in said:
-                    self.listen, self.served, self.logged = said["endpoint"], True, ""
-                    self.metrics = str(said.get("metrics", ""))
-                    self.kill_s = self.kill_s if self.is_ending else math.inf
-                self.error = _error_in(said) or self.error
-                yield said
+                yield self._noted(_read(line))
+
+    def _noted(self, report: dict[str, Any]) -> dict[str, Any]:
+        """Return a report after noting that it is ready and where, or the error that ends it."""
+        if "endpoint" in report:
+            self.listen, self.is_serving, self.logged = report["endpoint"], True, ""
+            self.metrics = str(report.get("metrics", ""))
+            self.kill_s = self.kill_s if self.is_ending else math.inf
+        self.error = _error_in(report) or self.error
+        return report
 
     def look(self, now_s: float) -> int | None:
         """Return its exit code if it has just ended, None otherwise; kill it if that is due."""
@@ -148,6 +148,7 @@ class Child:
 
     def end(self, within_s: float) -> None:
         """Ask it to end in good order, and set the time to kill it; later calls do nothing."""
+        # Once: the supervisor repeats the order in each turn, which must not give it more time.
         if not self.is_ending:
             self.is_ending, self.again_s = True, math.inf
             self.kill_s = time.monotonic() + within_s
@@ -156,7 +157,7 @@ class Child:
 
     def signal(self, number: int) -> None:
         """Send it a signal, if it is ready to handle one."""
-        if self.process is not None and self.served:
+        if self.process is not None and self.is_serving:
             self.process.send_signal(number)
 
     def reap(self) -> bool:
@@ -173,16 +174,17 @@ class Child:
     def begin_pause(self, now_s: float) -> None:
         """Set when and where to restart it after its death."""
         self.restarts += 1
-        healthy = now_s - self._started_s > _HEALTHY_S
-        self.again_s = now_s if healthy else now_s + self._pause_s
-        self._pause_s = _FIRST_PAUSE_S if healthy else min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        if not self.served:  # a child that a transform left behind may hold its port
+        was_healthy = now_s - self._started_s > _HEALTHY_S
+        self.again_s = now_s if was_healthy else now_s + self._pause_s
+        self._pause_s = _FIRST_PAUSE_S if was_healthy else min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        # The same endpoint, so that trainers find it again; but a child that a transform left behind may hold its port.
+        if not self.is_serving:
             self.listen = self.spare_listen or self.listen
-        self.served = False
+        self.is_serving = False
 
     def start_when_possible(self, now_s: float) -> None:
         """Have it started at the same endpoint, as soon as there is a nursery."""
-        self.again_s, self.served = now_s, False
+        self.again_s, self.is_serving = now_s, False
 
     def put_off(self, now_s: float) -> None:
         """Set when to try again after a failed start."""
@@ -202,21 +204,15 @@ class Child:
 def _read(line: bytes) -> dict[str, Any]:
     """Return the facts in a line; empty if the line is not ours, because the user's code may write to the pipe, too."""
     try:
-        said = json.loads(line)
+        report = json.loads(line)
     except ValueError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return report if isinstance(report, dict) else {}
 
 
-def _error_in(said: dict[str, Any]) -> dict[str, str]:
+def _error_in(report: dict[str, Any]) -> dict[str, str]:
     """Return the parts of the error in a report; empty if it has none."""
-    error = said.get("error")
+    error = report.get("error")
     if not isinstance(error, dict) or set(error) != {"expected", "got", "where", "remedy"}:
         return {}
     return {key: str(words) for key, words in error.items()}
-
-
-def _is_readable(descriptor: int) -> bool:
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(0))

@@ -4,7 +4,7 @@ Rules: made, used and closed in the server's thread. libzmq accepts connections 
 left, and then no file can be opened either. So the doors are shut while too many descriptors are in use: the kernel
 drops packets that would begin a connection, and clients retry by themselves. Open connections are left alone. libzmq
 closes those whose handshake does not complete, so the doors open again. A connection that sends faster than the server
-reads is stopped by the `brakes`, which are told at the end of each turn whether messages are left over.
+reads is stopped by the `brakes`, which learn at the end of each turn whether messages are left over.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from shared.fairness.brakes import Brakes, drop_packets, let_packets_in
 from shared.sockets import descriptors_by_port, read_events
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shared.logs import Log
 
 __all__ = ["Doors"]
@@ -55,10 +57,13 @@ class Doors:
         self.times_shut = 0
         self._is_shut = False
         self._log = log
+        #: The names of the watched ports, and the counts of the monitor of each.
         self._ports: dict[int, str] = {}
         self._monitors: dict[zmq.Socket[bytes], Counter[str]] = {}
         self._routers: list[zmq.Socket[bytes]] = []
+        #: Duplicates of the listening sockets, on which the filter is set that drops packets.
         self._listeners: list[posix.socket] = []
+        #: When to check next whether the doors can open again.
         self._look_s = 0.0
         #: Brakes for connections that send faster than we read.
         self.brakes = Brakes(self._list_connections)
@@ -81,14 +86,16 @@ class Doors:
 
     def count_connections(self) -> dict[str, int]:
         """Return how many connections each port has; may be called from any thread."""
-        found = Counter(port for _, port in descriptors_by_port())
-        return {
-            name: found[port] - 2 for port, name in self._ports.items()
-        }  # not the listening socket and our duplicate of it
+        counts = Counter(port for _, port in descriptors_by_port())
+        # Less the listening socket and our duplicate of it.
+        return {name: counts[port] - 2 for port, name in self._ports.items()}
 
     def turn(self, now_s: float) -> None:
         """Count what happened, and shut or open the doors."""
+        # All monitors are read before any is judged; `any` would stop at the first with news.
         news = [self._read(monitor, changes) for monitor, changes in self._monitors.items()]
+        # Descriptors are counted only when somebody connected, since that lists all of them. Behind shut doors nobody
+        # does, so time has to pass as well, or they would stay shut.
         if any(news) or (self._is_shut and now_s >= self._look_s):
             self._look_s = now_s + _LOOK_S
             self._judge()
@@ -102,24 +109,21 @@ class Doors:
         return changes["accepted"] + changes["no_descriptor"] > before
 
     def _judge(self) -> None:
+        """Shut the doors if too many descriptors are in use, or open them once enough are free."""
+        # Between the two limits nothing changes, or the doors would shut and open with each connection.
         used, most = _count_descriptors()
         if not self._is_shut and used >= _SHUT * most:
             self._log.warning("too many connections: nobody is let in until some end", open_files=used, most=most)
-            self._shut()
+            self.times_shut += 1
+            self._set_filters(drop_packets)
         elif self._is_shut and used < _OPEN * most:
             self._log.info("connections are let in again", open_files=used, most=most)
-            self._open()
+            self._set_filters(let_packets_in)
 
-    def _shut(self) -> None:
-        self._is_shut = True
-        self.times_shut += 1
+    def _set_filters(self, change: Callable[[posix.socket], None]) -> None:
+        self._is_shut = change is drop_packets
         for listener in self._listeners:
-            drop_packets(listener)
-
-    def _open(self) -> None:
-        self._is_shut = False
-        for listener in self._listeners:
-            let_packets_in(listener)
+            change(listener)
 
     def close(self) -> None:
         """Stop watching; call this before the ROUTERs are closed."""
@@ -132,7 +136,7 @@ class Doors:
 
 
 def _hold_listener(port: int) -> posix.socket:
-    """Return a duplicate of the socket on which libzmq listens at this port."""
+    """Return a duplicate of the socket on which libzmq listens at this port; raise AssertionError if there is none."""
     # libzmq does not hand out its listening socket, so it is found by its port. A duplicate is the same socket to the
     # kernel, so a filter that is set on it holds.
     for fd, at in descriptors_by_port():

@@ -1,20 +1,31 @@
-"""The memory and descriptors that this process may still take, read from the kernel's files.
+"""The memory, descriptors and cores that this process may use, read from the kernel's files.
 
 Rules: if a file cannot be read for want of descriptors or memory, nothing is free; a file that this kernel does not
-have sets no limit. A look takes about a millisecond, too much for each sample.
+have sets no limit; a fraction of a core counts as one. A look takes about a millisecond, too much for each sample.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from loader_server.machine.room import UNLIMITED, Room, group_folders, left_in_group, left_in_system
+from loader_server.machine.room import UNLIMITED, Room, group_folders, left_in_group, left_in_system, quota_cores
 
-__all__ = ["free_room"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["free_room", "granted_cores"]
 
 _PROC = Path("/proc")
+
+#: Where control groups are mounted, for CPU quotas.
+_GROUPS = Path("/sys/fs/cgroup")
+
+#: Errors that mean that a file sets no limit; others, such as a want of descriptors, are an answer themselves.
+_MISSING = (FileNotFoundError, NotADirectoryError, PermissionError)
 
 #: A control group's files of limit, use and statistics, in cgroup v2 and v1.
 _FILES = (
@@ -33,6 +44,7 @@ def free_room() -> Room:
 
 
 def _free_memory() -> int:
+    """Return the smallest of what the system, each control group and our own limits leave."""
     sizes = [int(pages) * os.sysconf("SC_PAGE_SIZE") for pages in _read(_PROC / "self/statm").split()]
     own = [_left_of(resource.RLIMIT_AS, sizes[0]), _left_of(resource.RLIMIT_DATA, sizes[5])]
     system = left_in_system(_read(_PROC / "meminfo"), _read(_PROC / "sys/vm/overcommit_memory"))
@@ -45,11 +57,13 @@ def _left_of(limit: int, used: int) -> int:
 
 
 def _left_in_groups() -> int:
+    # A parent's limit holds for all that is below it, and in a container our own group often has none.
     hierarchies = group_folders(_read(_PROC / "self/cgroup"), _read(_PROC / "self/mountinfo"))
     return min((_left_in(Path(folder)) for folders in hierarchies for folder in folders), default=UNLIMITED)
 
 
 def _left_in(folder: Path) -> int:
+    """Return the bytes that a control group may still take; unlimited if it has neither version's files."""
     for names in _FILES:
         limit, used, stat = (_read(folder / name) for name in names)
         if limit and used:
@@ -58,15 +72,34 @@ def _left_in(folder: Path) -> int:
 
 
 def _free_descriptors() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    own = UNLIMITED if soft == resource.RLIM_INFINITY else soft - len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - numbers, not paths
+    """Return how many descriptors are left to this process, and to the whole system."""
+    own = _left_of(resource.RLIMIT_NOFILE, len(os.listdir("/proc/self/fd")))  # noqa: PTH208 - numbers, not paths
     taken, unused, most = map(int, (_read(_PROC / "sys/fs/file-nr") or f"0 0 {UNLIMITED}").split())
     return max(0, min(own, most - taken + unused))
 
 
-def _read(path: Path) -> str:
-    """Return the text of a file; empty if it is missing or forbidden."""
+def granted_cores() -> int:
+    """Return how many workers this process has cores for, by its affinity and its CPU quotas; at least one."""
+    quota = min(map(quota_cores, _quotas()), default=math.inf)
+    return max(1, math.ceil(min(len(os.sched_getaffinity(0)), quota)))
+
+
+def _quotas() -> Iterator[str]:
+    """Yield the texts of the CPU quotas of our control groups and their parents, in cgroup v2 and v1."""
+    for line in _read(_PROC / "self/cgroup", OSError).splitlines():
+        _, controllers, path = line.split(":", 2)
+        own = Path(path.lstrip("/"))
+        for group in (own, *own.parents):
+            if not controllers:
+                yield _read(_GROUPS / group / "cpu.max", OSError)
+            elif "cpu" in controllers.split(","):
+                files = (_GROUPS / controllers / group / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
+                yield " ".join(_read(file, OSError) for file in files)
+
+
+def _read(path: Path, missing: type[OSError] | tuple[type[OSError], ...] = _MISSING) -> str:
+    """Return the text of a file; empty if reading it fails with one of these errors: it is missing, or forbidden."""
     try:
         return path.read_text("ascii", "replace")
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
+    except missing:
         return ""

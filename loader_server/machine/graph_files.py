@@ -13,10 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["META", "write_graph", "write_synced"]
-
-#: The index file that names all others.
-META = "meta.json"
+__all__ = ["write_graph", "write_synced"]
 
 
 def write_synced(path: Path, content: bytes) -> None:
@@ -31,6 +28,7 @@ def write_graph(graph: Path, content: bytes, index: Path, files: Mapping[str, by
 
     The names must not lead out of the index's folder.
     """
-    for name in sorted(files, key=lambda name: (name == META, name)):
+    # `meta.json` names all other files, and a graph counts only once it is there, so after a cut between nothing does.
+    for name in sorted(files, key=lambda name: (name == "meta.json", name)):
         write_synced(index / name, files[name])
     write_synced(graph, content)

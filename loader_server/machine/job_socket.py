@@ -71,10 +71,12 @@ class JobSocket:
 
     def __init__(self, state: Path) -> None:
         self._path = state / _NAME
-        self._path.unlink(missing_ok=True)  # of a process that was killed
+        # A process that was killed leaves its file behind. No living one has it: the lock of the journal is ours.
+        self._path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with _short(state) as address:
             self._listener.bind(address)
+        # Before `listen`, so that nobody else can connect in between: who adds a job runs code as us.
         self._path.chmod(0o600)
         self._listener.listen()
         self._listener.settimeout(0.0)
@@ -111,37 +113,40 @@ def ask_machine(state: Path, *, timeout_s: float = math.inf, **request: Any) -> 
             with _short(state) as address:
                 connection.connect(address)
             connection.send(json.dumps(request).encode())
-            came = _receive(connection, timeout_s)
+            content = _receive(connection, timeout_s)
         except (FileNotFoundError, ConnectionError):
-            came = b""
+            content = b""
         except (TimeoutError, BlockingIOError):
             raise LostError(
                 expected=f"the `loader-server run` that serves this job to answer within {timeout_s:g} s",
                 got="no answer",
                 where=str(state),
-                remedy="See whether its process runs: it may be stopped, or this machine overloaded.",
+                remedy="Look whether its process runs: it may be stopped, or this machine overloaded.",
             ) from None
         except OSError as error:
             raise SettingsError(
                 expected="to reach the `loader-server run` that serves this job",
                 got=str(error),
                 where=str(state),
-                remedy="Give this command as the user who runs it; nobody else may.",
+                remedy="Run this command as the user who started it; no other user may.",
             ) from None
-        if not came:
+        if not content:
             raise LostError(
                 expected="a `loader-server run` on this machine that serves this job, and answers",
                 got="nobody",
                 where=str(state),
-                remedy="Name the job file of a job that is served here; if it was just now, see its log.",
+                remedy="Name the job file of a job that is served here; if it was served just now, see its log.",
             )
-        answer: dict[str, Any] = json.loads(came)
+        answer: dict[str, Any] = json.loads(content)
     if "error" in answer:
         raise StokerError(**answer["error"])
     return answer
 
 
 def _receive(connection: socket.socket, timeout_s: float) -> bytes:
+    """Return the answer; raise TimeoutError if none comes in time."""
+    # In waits of half a second, because Python misses a signal that arrives just as it begins to wait (see
+    # shared.command), and the answer may take as long as trainers take to leave.
     until_s = time.monotonic() + timeout_s
     while True:
         connection.settimeout(min(max(until_s - time.monotonic(), 0.001), LONGEST_WAIT_S))

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from shared.metrics.probes import LOOP_S, REASONS, Probes, dead
 from shared.metrics.server import MetricsServer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from loader_server.machine.supervisor import Supervisor
     from shared.metrics.listening import Listening
 
-__all__ = ["ProbedMachine", "probes_of", "serve_probes"]
+__all__ = ["probes_of", "serve_probes"]
 
 #: Timeout of a probe; a process that misses it counts as held up.
 _ANSWER_S = 1.0
@@ -27,42 +26,31 @@ _LONGEST_ANSWER = 64
 _DEAD_S = 60.0
 
 
-class ProbedMachine(Protocol):
-    """The parts of a supervisor that probes look at."""
-
-    @property
-    def turned_s(self) -> float:
-        """Return when its main loop turned last."""
-
-    @property
-    def is_stopping(self) -> bool:
-        """Return whether it was told to end."""
-
-    @property
-    def probe_addresses(self) -> Sequence[str]:
-        """Return the probe addresses of coordinators and workers; empty for a process that is not running."""
-
-
-def probes_of(machine: ProbedMachine) -> Probes:
+def probes_of(supervisor: Supervisor) -> Probes:
     """Return the machine's answers to probes."""
     return Probes(
-        lambda now_s: dead(machine.turned_s, _DEAD_S, now_s),
-        lambda now_s: _unready(machine, now_s),
+        lambda now_s: dead(supervisor.turned_s, _DEAD_S, now_s),
+        lambda now_s: _unready(supervisor, now_s),
     )
 
 
-def serve_probes(machine: ProbedMachine, listening: Listening) -> MetricsServer:
+def serve_probes(supervisor: Supervisor, listening: Listening) -> MetricsServer:
     """Start a server for the machine's probes; it has no metrics, as each of the machine's processes serves its own."""
-    labels = {"role": "supervisor"}
-    return MetricsServer(list, labels=labels, targets_folder=None, listening=listening, probes=probes_of(machine))
+    return MetricsServer(
+        list,
+        labels={"role": "supervisor"},
+        targets_folder=None,
+        listening=listening,
+        probes=probes_of(supervisor),
+    )
 
 
-def _unready(machine: ProbedMachine, now_s: float) -> str:
-    if machine.is_stopping:
+def _unready(supervisor: Supervisor, now_s: float) -> str:
+    if supervisor.is_stopping:
         return "draining"
-    if now_s - machine.turned_s > LOOP_S:
+    if now_s - supervisor.turned_s > LOOP_S:
         return "loop"
-    addresses = machine.probe_addresses
+    addresses = supervisor.probe_addresses
     if not addresses or not all(addresses):
         return "starting"
     return next(filter(None, map(_ask, addresses)), "")
@@ -77,7 +65,8 @@ def _ask(address: str) -> str:
         with error:
             reason = error.read(_LONGEST_ANSWER).decode(errors="replace").strip()
         return reason if reason in REASONS else "loop"
-    except ConnectionError:
-        return "starting"  # it has ended, and is started again
     except OSError as error:
-        return "starting" if isinstance(getattr(error, "reason", None), ConnectionError) else "loop"
+        # urllib wraps most errors in one whose `reason` is the error itself. A refused connection means that the
+        # process has ended and is started again; silence, that it is held up.
+        cause = getattr(error, "reason", error)
+        return "starting" if isinstance(cause, ConnectionError) else "loop"

@@ -52,10 +52,12 @@ class Nursery(OwnedNursery):
     """A nursery that is forked from this process; a child calls `run` with the arguments given to `start`."""
 
     def __init__(self, run: Callable[[Sequence[str]], object]) -> None:
+        # A fork copies locks that other threads hold, but not the threads: the child would wait for them for ever.
         assert threading.active_count() == 1
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         gc.freeze()  # so that garbage collection does not write to pages that all share
         owner = os.getpid()
+        # From before the fork, so that a signal to the whole process group never ends the nursery, not even at once.
         signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_OWNER)
         pid = os.fork()
         if not pid:
@@ -117,32 +119,35 @@ class _Forker:
             ready = [fd for fd, _ in self._epoll.poll()]
             fd = next((fd for fd in ready if fd in self._children), ready[0])
             if fd in self._children:
-                self._tell_end(fd, self._children.pop(fd))
+                self._report_end(fd, self._children.pop(fd))
             else:
                 self._hear(self._askers[fd])
 
     def _hear(self, asker: socket.socket) -> None:
-        asked, fds, lost = _read(asker)
-        if not asked:
+        """Carry out a request; refuse a malformed one, as it may come from a user's own code in a child."""
+        request, fds, no_room = _read(asker)
+        if not request:
             self._forget(asker)
             return
-        words = _words(asked)
+        words = _words(request)
         if words is not None and len(fds) == 2:
             self._fork(asker, words, *fds)
             return
         for fd in fds:
             os.close(fd)
-        self._answer(asker, os.strerror(errno.EMFILE).encode() if lost else b"no request: words, and two descriptors")
+        self._answer(asker, os.strerror(errno.EMFILE).encode() if no_room else b"no request: words, two descriptors")
 
     def _forget(self, asker: socket.socket) -> None:
         """Stop listening to one that has hung up or does not read its answers."""
+        # A child may hang up and live on: its socket stays readable, and would keep this loop busy.
         if self._askers.pop(asker.fileno(), None) is not None:
             self._epoll.unregister(asker)
 
-    def _answer(self, asker: socket.socket, said: bytes, *fds: int) -> None:
+    def _answer(self, asker: socket.socket, answer: bytes, *fds: int) -> None:
+        """Send an answer with descriptors, without waiting: one that reads no answers must not block the others."""
         try:
             # `send_fds` passes no flags on.
-            asker.sendmsg([said], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))], socket.MSG_DONTWAIT)
+            asker.sendmsg([answer], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))], socket.MSG_DONTWAIT)
         except ConnectionError:  # it has ended
             pass
         except BlockingIOError:  # it keeps asking, and reads no answers
@@ -150,6 +155,7 @@ class _Forker:
             asker.shutdown(socket.SHUT_RDWR)
 
     def _fork(self, asker: socket.socket, arguments: Sequence[str], keep: int, end: int) -> None:
+        """Fork a child with these arguments, and answer with its process id, or with the error if there is no room."""
         try:
             asks, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
@@ -170,11 +176,12 @@ class _Forker:
         self._epoll.register(asks, select.EPOLLIN)
         self._answer(asker, str(pid).encode(), pidfd)
 
-    def _tell_end(self, pidfd: int, child: _Forked) -> None:
+    def _report_end(self, pidfd: int, child: _Forked) -> None:
+        """Report how a child ended, and kill its own children: nobody else would end those that try samples for it."""
         code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
-        for other, one in self._children.items():
-            if one.asker is child.asks:
-                signal.pidfd_send_signal(other, signal.SIGKILL)
+        for sibling_pidfd, sibling in self._children.items():
+            if sibling.asker is child.asks:
+                signal.pidfd_send_signal(sibling_pidfd, signal.SIGKILL)
         self._forget(child.asks)
         child.asks.close()
         _write_if_possible(child.end, str(code).encode())
@@ -187,27 +194,28 @@ def _read(asker: socket.socket) -> tuple[bytes, list[int], bool]:
     """Return a request, its descriptors, and whether we had no room for these; nothing once the sender has hung up."""
     # A sender that has ended is as one that has hung up.
     with contextlib.suppress(ConnectionError):
-        asked, fds, flags, _sender = socket.recv_fds(asker, MOST_BYTES, 2)
-        return asked, fds, len(fds) < 2 and bool(flags & socket.MSG_CTRUNC)
+        request, fds, flags, _sender = socket.recv_fds(asker, MOST_BYTES, 2)
+        return request, fds, len(fds) < 2 and bool(flags & socket.MSG_CTRUNC)
     return b"", [], False
 
 
-def _words(asked: bytes) -> list[str] | None:
+def _words(request: bytes) -> list[str] | None:
     """Return the arguments for a child; None if the request is malformed."""
     try:
-        words = json.loads(asked)
+        words = json.loads(request)
     except (ValueError, RecursionError):
         return None
     return words if isinstance(words, list) else None
 
 
-def _write_if_possible(fd: int, said: bytes) -> None:
-    """Write to a descriptor that should be a pipe with a reader but may be anything; never block or fail."""
+def _write_if_possible(fd: int, content: bytes) -> None:
+    """Write to a descriptor; never block or fail."""
+    # It should be a pipe with a reader, but a child's own code may have sent any other: a full pipe would block us.
     poller = select.poll()
     poller.register(fd, select.POLLOUT)
     with contextlib.suppress(OSError):
         if poller.poll(0):
-            os.write(fd, said)
+            os.write(fd, content)
 
 
 # --- a child's side ---
@@ -220,12 +228,14 @@ def _live(run: Callable[[Sequence[str]], object], arguments: Sequence[str], keep
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Only now: a signal that came while we were being forked takes effect here, by the default action.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_THE_OWNER)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    asking = fcntl.fcntl(asking, fcntl.F_DUPFD, ASKING_FD + 1)  # out of the way
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    # Moved out of the way first: it may have the very number that the kept descriptor is to get.
+    asking = fcntl.fcntl(asking, fcntl.F_DUPFD, ASKING_FD + 1)
     os.dup2(keep, _KEPT_FD)
     os.dup2(asking, ASKING_FD, inheritable=False)
+    # No socket of the owner, no pipe of a sibling: the child of a worker would keep another worker's port or pipe open.
     os.closerange(ASKING_FD + 1, os.sysconf("SC_OPEN_MAX"))
     _setproctitle(_title(arguments))
     np.random.seed()  # numpy's own generator was seeded at import, and would draw the same in all children

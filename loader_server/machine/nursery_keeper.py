@@ -2,8 +2,8 @@
 
 Without a nursery nothing can be restarted, so its death would take down all loaders of the machine for good. A
 successor is a new interpreter, started by fork and exec: the supervisor has sockets, descriptors and perhaps threads,
-none of which a nursery may have. Importing our code takes it a third of a second. The supervisor does not wait for
-that: it goes on with its turns, and starts children once the successor is ready.
+none of which a nursery may have. Importing our code takes it a third of a second, for which the supervisor does not
+wait: it goes on with its turns, and starts children once the successor is ready.
 
 Rules: the children of a dead nursery are ended by their owners (see `Nursling`). A nursery that dies again and again
 points to something that a restart cannot mend, so the fifth death in a minute is an error. A nursery that is stopped is
@@ -116,7 +116,8 @@ class NurseryKeeper:
         #: When to start a successor, or to give up one that is starting.
         self._due_s = math.inf
         self._is_dead = False
-        self._has_said_no_room = False
+        #: Whether the want of room for a successor was logged already.
+        self._is_no_room_logged = False
 
     @property
     def is_ready(self) -> bool:
@@ -149,12 +150,14 @@ class NurseryKeeper:
 
     def close(self) -> None:
         """End the nursery."""
+        # One that still imports would notice only afterwards that we have hung up, so it is not waited for.
         if self._is_starting:
             self.nursery.kill()
         self.nursery.close()
         self._is_starting = False
 
     def _note_death(self, code: int, now_s: float) -> None:
+        """Have a successor started at once; raise MachineError if too many nurseries died lately."""
         self._is_dead, self._is_starting, self._due_s = True, False, now_s
         self._deaths.add(now_s)
         if self._deaths.are_too_many(now_s):
@@ -165,22 +168,24 @@ class NurseryKeeper:
                 remedy="Look at this machine's memory, and in its system log for what kills processes; then start the "
                 "loaders again.",
             )
-        self._log.warning("the nursery died: its children end, and are started again", cause=how_it_ended(code))
+        self._log.warning("the nursery died: its children are killed and started again", cause=how_it_ended(code))
 
     def _hear(self, now_s: float) -> None:
         """Take in a successor's readiness or a late answer; kill a successor that takes too long to start."""
         if not self.nursery.has_answered():
             if self._is_starting and now_s >= self._due_s:
-                self.nursery.kill()  # the next turn takes its end for a death
+                self.nursery.kill()  # the next turn takes its end for a death, and starts another
                 self._due_s = math.inf
         elif self._is_starting and self.nursery.hear_ready():
             self._is_starting, self._due_s = False, math.inf
-            self._log.info("there is a nursery again", pid=self.nursery.pid)
+            self._log.info("the new nursery is ready", pid=self.nursery.pid)
         elif self.nursery.is_late:
+            # A nursery that was stopped and goes on: what it was asked for is not wanted any more.
             with contextlib.suppress(OSError):  # it has just died, which the next turn sees
                 self.nursery.forget_late()
 
     def _start_successor(self, now_s: float) -> None:
+        """Start a successor, or try again later if there is no room; raise MachineError if it can never be started."""
         try:
             self.nursery = self._execute()
         except OSError as error:
@@ -189,13 +194,13 @@ class NurseryKeeper:
                     expected=f"{sys.executable} to be started, to fork loaders from",
                     got=str(error),
                     where="this machine",
-                    remedy="Mend the environment that the loaders run in, and start them again.",
+                    remedy="Repair the Python environment that the loaders run in, and start them again.",
                 ) from error
             self._due_s = now_s + _PAUSE_S
-            say = self._log.debug if self._has_said_no_room else self._log.warning
-            self._has_said_no_room = True
-            say("no nursery can be started, and it is tried again", error=str(error))
+            warn = self._log.debug if self._is_no_room_logged else self._log.warning
+            self._is_no_room_logged = True
+            warn("no nursery can be started: the next try is in half a second", error=str(error))
             return
         self.nursery.interrupt_fd = self._interrupt_fd
-        self._is_dead, self._is_starting, self._has_said_no_room = False, True, False
+        self._is_dead, self._is_starting, self._is_no_room_logged = False, True, False
         self._due_s = now_s + _READY_S

@@ -1,4 +1,11 @@
-"""Common behaviour of our processes: they end with their parent, report on a pipe, and keep ports from children."""
+"""Common behaviour of our processes: end with the parent, report on a pipe, keep ports from children, OOM scores.
+
+Rules for OOM scores, by which the kernel chooses what to kill when memory runs out: a child raises its own score, after
+the fork and relative to what it inherited, which needs no privilege; no score is ever lowered. It does so before
+anything else, because until then other processes are as likely to be killed. So a process that tries samples goes
+first, then a worker: both are restarted. Nursery, coordinator and supervisor keep what they inherited, since the others
+depend on them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +14,7 @@ import ctypes
 import json
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import MachineError
@@ -15,16 +23,17 @@ from shared.sockets import descriptors_by_port
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shared.errors import StokerError
-
 __all__ = [
     "DEADLINE_SIGNAL",
+    "TRIAL_OFFER",
+    "WORKER_OFFER",
     "NurseryEndedError",
     "end_with_parent",
     "how_it_ended",
     "keep_ports_from_children",
-    "say_error",
-    "say_more",
+    "offer_once",
+    "offer_to_oom_killer",
+    "send_facts",
 ]
 
 #: Signal that ends a process whose build took too long; the parent learns the cause from it.
@@ -32,13 +41,29 @@ DEADLINE_SIGNAL = signal.SIGALRM
 
 _PR_SET_PDEATHSIG = 1
 
+#: Raises of the inherited OOM score, in thousandths of all memory: more than any of the protected processes can be
+#: larger.
+WORKER_OFFER = 500
+TRIAL_OFFER = 800
+
+#: The kernel's limit of a score.
+_MOST = 1000
+
+_SCORE = Path("/proc/self/oom_score_adj")
+
+#: The result by process id, so that it is done once: a child that is forked later inherits the score, and this.
+_offered: dict[int, str] = {}
+
 
 class NurseryEndedError(MachineError):
     """The nursery is gone or does not listen to us; only a restarted process has one again."""
 
 
 def end_with_parent(parent: int, end_signal: int = signal.SIGTERM) -> None:
-    """Have the kernel signal this process when its parent ends, even by kill -9; exit if it has ended already."""
+    """Have the kernel signal this process when its parent ends, even by kill -9.
+
+    Raises SystemExit if the parent has ended already.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, end_signal, 0, 0, 0)
     # The parent may have ended before the request to the kernel, which then never signals.
     if os.getppid() != parent:
@@ -61,20 +86,11 @@ def _close_ports(ports: frozenset[int]) -> None:
             os.close(fd)
 
 
-def say_more(ready_fd: int, **facts: Any) -> None:
-    """Send our parent some facts; drop them if nobody reads."""
+def send_facts(ready_fd: int, **facts: Any) -> None:
+    """Send our parent some facts, as a line of JSON; drop them if nobody reads, or the pipe is full."""
     with contextlib.suppress(OSError):
         os.set_blocking(ready_fd, False)
-        os.write(ready_fd, _line(facts))
-
-
-def say_error(ready_fd: int, error: StokerError) -> None:
-    """Report to our parent the error that ends this process."""
-    say_more(ready_fd, error=error.words())
-
-
-def _line(facts: dict[str, Any]) -> bytes:
-    return (json.dumps(facts) + "\n").encode()
+        os.write(ready_fd, (json.dumps(facts) + "\n").encode())
 
 
 def how_it_ended(code: int) -> str:
@@ -85,3 +101,24 @@ def how_it_ended(code: int) -> str:
         return f"signal {signal.Signals(-code).name}"
     except ValueError:
         return f"signal {-code}"
+
+
+def offer_once(more: int) -> str:
+    """Raise this process's score unless that was done already; return the problem, or an empty text."""
+    pid = os.getpid()
+    if pid not in _offered:
+        _offered[pid] = offer_to_oom_killer(more)
+    return _offered[pid]
+
+
+def offer_to_oom_killer(more: int, path: Path = _SCORE) -> str:
+    """Raise this process's score; return the problem, or an empty text."""
+    try:
+        inherited = int(path.read_text("ascii"))
+        raised = min(_MOST, inherited + more)
+        # The score is never lowered, which would need a privilege.
+        if raised > inherited:
+            path.write_text(str(raised), "ascii")
+    except (OSError, ValueError) as error:
+        return f"{path}: {error}"
+    return ""

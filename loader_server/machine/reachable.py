@@ -33,9 +33,9 @@ def find_reachable_endpoint(endpoint: str, coordinator: str) -> str | None:
     if host not in _EVERYWHERE:
         return endpoint
     target = coordinator.partition("://")[2].rpartition(":")[0]
-    local = target in _EVERYWHERE or target == "localhost" or target.startswith("127.")
-    address = _find_address_towards(_SOME_OTHER_HOST if local else target)
-    if address is None and local:  # if there is no network at all, none is needed
+    is_local = target in _EVERYWHERE or target == "localhost" or target.startswith("127.")
+    address = _find_address_towards(_SOME_OTHER_HOST if is_local else target)
+    if address is None and is_local:  # if there is no network at all, none is needed
         address = _find_address_of_interface() or "127.0.0.1"
     return address and f"{scheme}://{address}:{port}"
 

@@ -1,4 +1,4 @@
-"""The memory and descriptors that a process may still take, computed from the kernel's files.
+"""The memory, descriptors and cores that a process may still take, computed from the kernel's files.
 
 Rules: pure: texts in, numbers out; `free_room` reads them. The smallest of all limits counts: what the system has
 available, each control group on the way up (cgroup v1 and v2), and the process's own limits. Memory that holds pages of
@@ -7,6 +7,7 @@ files counts as free, in a control group as in the system: the kernel reclaims i
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ __all__ = [
     "group_folders",
     "left_in_group",
     "left_in_system",
+    "quota_cores",
     "shown_bytes",
     "shown_room",
 ]
@@ -91,9 +93,18 @@ def group_folders(groups: str, mounts: str) -> Iterator[tuple[str, ...]]:
     """
     for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
+        # Version 2 has one hierarchy for all controllers, and names none.
         if not controllers or "memory" in controllers.split(","):
             for root, place in _mounted(mounts, second=not controllers):
                 yield tuple(_upwards(root, place, path))
+
+
+def quota_cores(text: str) -> float:
+    """Return the cores granted by a `cpu.max` (cgroup v2) or by quota and period (v1); infinity if unlimited."""
+    words = text.split()
+    if len(words) < 2 or not all(word.isdecimal() for word in words[:2]) or not int(words[1]):
+        return math.inf  # "max", -1, or no such file
+    return int(words[0]) / int(words[1])
 
 
 def _mounted(mounts: str, *, second: bool) -> Iterator[tuple[str, str]]:

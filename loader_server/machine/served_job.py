@@ -1,4 +1,4 @@
-"""A job on the machine that serves it: its processes other than workers, and the stage it has reached.
+"""A job on the machine that serves it: its processes, the stage it has reached, and the callers that wait for it.
 
 Rules: what the job file names is opened and imported in the job's own processes only, so one job's code cannot affect
 another's.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import enum
 import math
 import signal
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from loader_server.machine.child import Child
+from loader_server.machine.job_socket import JobSocket
 from loader_server.machine.processes import DEADLINE_SIGNAL, how_it_ended
 from shared.endpoints import at_any_port, at_port, check_endpoint, file_of, is_loopback
 from shared.errors import SettingsError, StokerError
@@ -21,11 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from loader_server.job_folder import JobFolder
-    from loader_server.machine.job_socket import Caller, JobSocket
+    from loader_server.machine.job_socket import Caller
+    from shared.logs import Log
 
 __all__ = [
-    "DRAIN_SIGNAL", "END_SIGNAL", "JoinedJob", "PrintedError", "ServedJob", "Stage", "StartError", "cause_of",
-    "failure_of", "make_job", "refuse_conflicts",
+    "DRAIN_SIGNAL", "END_SIGNAL", "JoinedJob", "PrintedError", "ServedJob", "Stage", "StartError", "WorkerPlace",
+    "cause_of", "failure_of", "make_job", "refuse_conflicts",
 ]  # fmt: skip
 
 #: Signals that end a coordinator's job: after trainers have finished what they have, or now.
@@ -73,14 +76,26 @@ class ServedJob:
         self.error: StartError | None = None
 
     @property
+    def is_running(self) -> bool:
+        """Return whether its coordinator serves, so that it has workers, or gets some."""
+        return self.stage in (Stage.JOINING, Stage.SERVED)
+
+    @property
+    def has_new_coordinator(self) -> bool:
+        """Return whether its coordinator serves, but the job has no workers yet."""
+        return self.stage is Stage.COORDINATING and self.coordinator.is_serving
+
+    @property
     def endpoint(self) -> str:
         """Return the endpoint at which its trainers connect."""
         return self.coordinator.listen
 
     def refuse_listening(self, *, insecure: bool) -> None:
         """Raise SettingsError if the job must not listen at its endpoint, such as without keys on all addresses."""
-        where = f"{self.folder.path}, listen"
-        check_endpoint(self.endpoint, where=where, encrypted=self.folder.keys is not None, insecure=insecure)
+        self._check(self.endpoint, f"{self.folder.path}, listen", insecure=insecure)
+
+    def _check(self, endpoint: str, where: str, *, insecure: bool) -> None:
+        check_endpoint(endpoint, where=where, encrypted=self.folder.keys is not None, insecure=insecure)
 
     def drain(self, drain_s: object, now_s: float) -> bool:
         """Order the end of the job after its trainers have left; return False if it should end at once instead.
@@ -93,28 +108,61 @@ class ServedJob:
         self.coordinator.signal(DRAIN_SIGNAL)
         return True
 
-    def hear(self, child: Child, said: Mapping[str, Any], now_s: float) -> None:
-        """Process a report: a worker was refused, the coordinator is ready, or all trainers have left at the end.
-
-        A restarted coordinator has to be told of the end again, and its count of trainers means nothing until they have
-        had time to come back.
-        """
-        if "refused" in said:
+    def hear(self, child: Child, report: Mapping[str, Any], now_s: float) -> None:
+        """Process a report: a worker was refused, the coordinator is ready, or all trainers have left at the end."""
+        if "refused" in report:
             self.note_refusal(now_s)
-        if child is not self.coordinator:
-            return
-        if "endpoint" in said:
+        if child is self.coordinator:
+            self._hear_coordinator(report, now_s)
+
+    def _hear_coordinator(self, report: Mapping[str, Any], now_s: float) -> None:
+        if "endpoint" in report:
             # A restarted coordinator knows of no trainers at first, so "none attached" means that all have left only
             # after they have had time to be heard.
             self._known_s = now_s + GONE_AFTER * self.folder.settings.heartbeat_timeout_s
+            # The order to end went to its predecessor.
             if self.end_s < math.inf:
                 self.coordinator.signal(DRAIN_SIGNAL)
-        ends = said.get("ends")
+        ends = report.get("ends")
         if isinstance(ends, dict) and not ends.get("trainers") and now_s >= self._known_s:
             self.end_s = now_s
 
     def note_refusal(self, now_s: float) -> None:
         """Do nothing: the job file is our own, so only the user can mend what the coordinator refuses."""
+
+    def begin_serving(self, log: Log) -> None:
+        """Note that all its workers serve, and let commands reach it; log a warning if they cannot."""
+        self.stage = Stage.SERVED
+        try:
+            self.socket = JobSocket(self.folder.state)
+        except OSError as error:  # a file system without sockets, say
+            log.warning(
+                "`loader-server add`, `end` and `status` cannot reach this job by its file",
+                job=self.name,
+                error=str(error),
+            )
+
+    def answer_all(self, **facts: Any) -> None:
+        """Send this answer to all callers that wait for the job, and hang up."""
+        for caller in self.asking:
+            caller.answer(**facts)
+        self.asking.clear()
+
+    def hang_up(self) -> None:
+        """Hang up on callers that wait for the job: without an answer they know that the loaders have ended."""
+        for caller in self.asking:
+            caller.close()
+        self.asking.clear()
+
+    def facts(self, workers: int) -> dict[str, Any]:
+        """Return the job's facts, for people and scripts; it has this many workers."""
+        return {
+            "job": self.name,
+            "file": str(self.folder.path),
+            "stage": self.stage.value,
+            "endpoint": self.endpoint if self.is_running else None,
+            "workers": workers,
+        }
 
     def shut(self) -> None:
         """Close the command socket: the job ends, and another process may serve it next."""
@@ -140,6 +188,25 @@ class ServedJob:
         return Child(f"worker-{number}", command, anywhere, anywhere)
 
 
+@dataclass(slots=True, eq=False)
+class WorkerPlace:
+    """A place for one worker; `job` is the one it is assigned to, `serves` the one that its `child` works for now."""
+
+    number: int
+    job: ServedJob | None = None
+    serves: ServedJob | None = None
+    child: Child | None = None
+
+    def release(self, within_s: float) -> None:
+        """End the worker within this time if the place is another job's by now; forget one that was told to end."""
+        # A job's own code runs in its worker: only a process of its own keeps the code's crashes, memory, globals and
+        # module names from another job.
+        if self.child is not None and self.serves is not self.job:
+            self.child.end(within_s)
+        if self.child is not None and self.child.is_ending and self.child.process is None:
+            self.child = self.serves = None
+
+
 class JoinedJob(ServedJob):
     """A job that is served elsewhere: this machine has workers of it, at `listen` and the ports after it."""
 
@@ -154,13 +221,12 @@ class JoinedJob(ServedJob):
         super().__init__(folder, folder.settings.listen, base_command)
         self._worker_listen = listen or _usual_listen(folder, insecure=insecure)
         self.stage = Stage.COORDINATING
-        self.coordinator.served = True  # as far as this machine can know
+        self.coordinator.is_serving = True  # as far as this machine can know
         self.indexer = Child("fetch", lambda _: base_command("fetch", folder, ""))
 
     def refuse_listening(self, *, insecure: bool) -> None:
         """Raise SettingsError if its workers must not listen at their address."""
-        encrypted = self.folder.keys is not None
-        check_endpoint(self._worker_listen, where="--listen", encrypted=encrypted, insecure=insecure)
+        self._check(self._worker_listen, "--listen", insecure=insecure)
 
     def note_refusal(self, now_s: float) -> None:
         """Fetch the job's bundle again: the coordinator may have been restarted with another index."""

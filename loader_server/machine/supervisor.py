@@ -1,9 +1,9 @@
 """The parent of one machine's loader side: coordinators of its jobs, and workers that the jobs share.
 
-Rules: a worker serves one job, in one of as many places as the machine has workers; `shares` says how many places each
-job has, and a place changes jobs by the end of one process and the start of another. Processes that end are restarted
-(see `child`), except one that failed before its job was ever served: that points to a mistake in the set-up, and ends
-the job, or everything if the job was there from the beginning. Children are forked from the nursery that
+Rules: a worker serves one job, in one of as many places as the machine has workers; `worker_shares` says how many
+places each job has, and a place changes jobs by the end of one process and the start of another. Processes that end are
+restarted (see `child`), except one that failed before its job was ever served: that points to a mistake in the set-up,
+and ends the job, or everything if the job was there from the beginning. Children are forked from the nursery that
 `nursery_keeper` keeps alive, and end with this process. The loop wakes when a child ends or reports, a command asks, a
 signal comes, or something is due.
 """
@@ -16,11 +16,9 @@ import select
 import time
 from collections import Counter
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from loader_server.job_folder import JobFolder
-from loader_server.machine.job_socket import JobSocket
 from loader_server.machine.nursery import ASKING_FD
 from loader_server.machine.nursery_keeper import NurseryKeeper
 from loader_server.machine.served_job import (
@@ -28,12 +26,13 @@ from loader_server.machine.served_job import (
     ServedJob,
     Stage,
     StartError,
+    WorkerPlace,
     cause_of,
     failure_of,
     make_job,
     refuse_conflicts,
 )
-from loader_server.machine.shares import Demand, Shares, divide
+from loader_server.machine.worker_shares import Demand, Shares, divide
 from loader_server.sharing.shelf import make_shelf
 from shared.command import LONGEST_WAIT_S
 from shared.errors import MachineError, RefusedError, StokerError
@@ -42,19 +41,16 @@ from shared.metrics.scrape_targets import remove_dead_targets
 from shared.sockets import Waker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from loader_server.machine.child import Child
     from loader_server.machine.job_socket import Caller
     from loader_server.machine.nursery import Nursery
 
-__all__ = ["Supervisor", "SupervisorSettings", "WorkerPlace"]
+__all__ = ["Supervisor", "SupervisorSettings"]
 
 #: How long a process may take to become ready: under a second on an idle machine, more on a busy one.
 _READY_TIMEOUT_S = 60.0
-
-#: Jobs whose coordinator serves.
-_RUNNING = (Stage.JOINING, Stage.SERVED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,22 +59,13 @@ class SupervisorSettings:
 
     workers: int
     insecure: bool = False
+    #: How long a process may take to end in good order before it is killed.
     drain_timeout_s: float = 10.0
     log_level: str = "info"
     #: More arguments for all coordinators and workers: where they serve metrics and probes, what they advertise.
     arguments: tuple[str, ...] = ()
     #: Called with name, endpoint and number of workers of each job that begins to be served.
     announce: Callable[[str, str, int], None] = lambda _name, _endpoint, _workers: None
-
-
-@dataclass(slots=True, eq=False)
-class WorkerPlace:
-    """A place for one worker; `job` is the one it is assigned to, `of` the one it works for now."""
-
-    number: int
-    job: ServedJob | None = None
-    of: ServedJob | None = None
-    child: Child | None = None
 
 
 class Supervisor:
@@ -95,37 +82,41 @@ class Supervisor:
         #: Callers that have connected but not sent a request yet, with the job whose socket they used.
         self._callers: dict[Caller, ServedJob] = {}
         self._waker = Waker()
+        # A nursery that is stopped would keep us waiting for its answer; the waker interrupts that at the order to end.
         self._keeper = NurseryKeeper(nursery, self._waker.fileno(), self.log)
         #: Whether the first jobs are still being started.
-        self._starting = False
+        self._is_starting = False
+        #: The first error of a job that was there from the beginning.
         self._failure: StartError | None = None
-        self._stopping = False
+        #: Whether it was told to end.
+        self.is_stopping = False
         #: Time of the main loop's last turn.
         self.turned_s = time.monotonic()
 
     @property
-    def is_stopping(self) -> bool:
-        """Return whether it was told to end."""
-        return self._stopping
-
-    @property
     def probe_addresses(self) -> list[str]:
         """Return the probe addresses of coordinators and workers; empty for those that are not there."""
+        # Copies, because the metrics server's thread asks while the main loop changes them.
         children = [job.coordinator for job in list(self.jobs.values())] + [place.child for place in list(self.places)]
-        return [child.metrics if child is not None and child.served else "" for child in children]
+        return [child.metrics if child is not None and child.is_serving else "" for child in children]
 
     @property
     def workers(self) -> list[Child]:
         """Return the worker in each place that has one."""
-        return [place.child for place in self.places if place.child is not None]
+        return [child for _, child in self._staff()]
 
-    def _children(self) -> Iterator[Child]:
-        for job in self.jobs.values():
-            yield job.indexer
-            yield job.coordinator
-        yield from self.workers
+    def _staff(self) -> Iterator[tuple[ServedJob, Child]]:
+        """Yield each worker, with the job that it works for."""
+        for place in self.places:
+            if place.child is not None and place.serves is not None:
+                yield place.serves, place.child
+
+    def _children(self) -> list[Child]:
+        """Return all processes of all jobs."""
+        return [child for job in self.jobs.values() for child in (job.indexer, job.coordinator)] + self.workers
 
     def _command(self, role: str, folder: JobFolder, listen: str) -> list[str]:
+        """Return the command line of a job's process."""
         common = ["--parent", str(self._keeper.nursery.pid), "--log-level", self.settings.log_level]
         if role == "index":
             return [role, str(folder.path), "--missing", *common]
@@ -133,51 +124,59 @@ class Supervisor:
         if role == "fetch":
             again = folder.joined.again if folder.joined is not None else ()
             return [role, folder.settings.listen, *again, *common, *insecure]
-        shares = role == "worker" and folder.settings.share
-        shelf = ["--shelf", f"/proc/{os.getpid()}/fd/{self._shelf}"] if shares else []
-        asks = ["--nursery-fd", str(ASKING_FD)] if role == "worker" else []
-        more = self.settings.arguments
-        return [role, str(folder.path), "--listen", listen, *common, *more, *insecure, *shelf, *asks]
+        of_worker: list[str] = []
+        if role == "worker":
+            of_worker = ["--nursery-fd", str(ASKING_FD)]
+            # By way of our descriptor, because a memfd has no name by which another process could open it.
+            of_worker += ["--shelf", f"/proc/{os.getpid()}/fd/{self._shelf}"] if folder.settings.share else []
+        return [role, str(folder.path), "--listen", listen, *common, *self.settings.arguments, *insecure, *of_worker]
 
     # --- life ---
 
     def start(self, folders: Sequence[JobFolder], listen: str = "") -> None:
-        """Start these jobs and return when all are served, or after `stop`; raise StartError if one cannot be."""
-        self._starting = True
+        """Start these jobs and return when all are served, or after `stop`.
+
+        Raises StartError if one cannot be served, SettingsError on a conflict, or MachineError if there is no room for
+        a process.
+        """
+        self._is_starting = True
         for folder in folders:
             try:
                 self._take_in(folder, listen)
             except MachineError:
-                if not self._stopping:  # stopping interrupts requests to the nursery
+                if not self.is_stopping:  # stopping interrupts requests to the nursery
                     raise
-        while not self._stopping and any(job.stage is not Stage.SERVED for job in self.jobs.values()):
+        while not self.is_stopping and any(job.stage is not Stage.SERVED for job in self.jobs.values()):
             self._turn()
-            if self._failure is not None and not self._stopping:
+            if self._failure is not None and not self.is_stopping:
                 self.close()
                 raise self._failure
-        self._starting = False
+        self._is_starting = False
 
     def run(self) -> None:
-        """Keep all jobs running until `stop` or until none is left, then end them."""
+        """Keep all jobs running until `stop` or until none is left, then end them.
+
+        Raises MachineError if nurseries die again and again, or none can be started.
+        """
         try:
-            while not self._stopping and self.jobs:
+            while not self.is_stopping and self.jobs:
                 self._turn()
         finally:
             self.close()
 
     def stop(self) -> None:
         """End soon; may be called from a signal handler."""
-        self._stopping = True
+        self.is_stopping = True
         self._waker.wake()
 
     def close(self) -> None:
         """Drain the workers, then end the coordinators; kill those that do not end in time."""
-        self._stopping = True
+        self.is_stopping = True
         jobs = list(self.jobs.values())
         for job in jobs:
             job.shut()
         self._end_all([*self.workers, *(job.indexer for job in jobs)])
-        self._end_all(job.coordinator for job in jobs)
+        self._end_all([job.coordinator for job in jobs])
         for job in jobs:
             self._forget(job)
         for caller in self._callers:
@@ -185,11 +184,11 @@ class Supervisor:
         self._close_shelf()
         self._keeper.close()
 
-    def _end_all(self, children: Iterable[Child]) -> None:
-        ending = list(children)
-        for child in ending:
+    def _end_all(self, children: Sequence[Child]) -> None:
+        # All get the order before any is waited for, so that their times run side by side.
+        for child in children:
             child.end(self.settings.drain_timeout_s)
-        for child in ending:
+        for child in children:
             if child.reap():
                 self.log.warning("killed, because it did not end in time", child=child.name)
 
@@ -204,10 +203,6 @@ class Supervisor:
             remove_dead_targets(folder.targets_folder)
             if folder.settings.share and self._shelf < 0:
                 self._shelf = make_shelf(folder.settings.share_bytes)
-            if job.stage is Stage.INDEXING and self._keeper.is_ready:
-                job.indexer.start(self._keeper.nursery)
-            elif job.stage is Stage.INDEXING:
-                job.indexer.start_when_possible(time.monotonic())
         except OSError as error:
             raise MachineError(
                 expected="to begin with the job",
@@ -215,51 +210,44 @@ class Supervisor:
                 where=str(folder.path),
                 remedy="Look at the permissions of its state folder, and at this machine's limit of open files.",
             ) from error
+        # In a process of the job, even if there is nothing to index: this one must never import what a job file names.
+        if job.stage is Stage.INDEXING and self._keeper.is_ready:
+            job.indexer.start(self._keeper.nursery)
+        elif job.stage is Stage.INDEXING:
+            job.indexer.start_when_possible(time.monotonic())
         self.jobs[job.name] = job
         return job
 
     def _advance(self, job: ServedJob) -> None:
         """Move a job to its next stage if it is ready for it."""
-        if job.stage is Stage.COORDINATING and job.coordinator.served and self._may_join():
-            self._admit(
-                [one for one in self.jobs.values() if one.stage is Stage.COORDINATING and one.coordinator.served]
-            )
+        if job.has_new_coordinator and self._may_join():
+            self._admit()
         elif job.stage is Stage.JOINING and self._has_joined(job):
-            job.stage = Stage.SERVED
-            job.socket = self._open_socket(job)
             workers = self._held()[job.name]
+            job.begin_serving(self.log)
             self.settings.announce(job.name, job.endpoint, workers)
-            for caller in job.asking:
-                caller.answer(job=job.name, endpoint=job.endpoint, workers=workers)
-            job.asking.clear()
-        elif job.stage is Stage.ENDING and all(place.of is not job for place in self.places):
+            job.answer_all(job=job.name, endpoint=job.endpoint, workers=workers)
+        elif job.stage is Stage.ENDING and all(place.serves is not job for place in self.places):
             job.indexer.end(self.settings.drain_timeout_s)
             job.coordinator.end(self.settings.drain_timeout_s)
             if job.indexer.process is None and job.coordinator.process is None:
                 self._forget(job)
 
-    def _open_socket(self, job: ServedJob) -> JobSocket | None:
-        try:
-            return JobSocket(job.folder.state)
-        except OSError as error:  # a file system without sockets, say
-            self.log.warning("commands cannot reach this job to add or end one", job=job.name, error=str(error))
-            return None
-
     def _may_join(self) -> bool:
         """Return whether a job may get workers now; the first jobs get theirs together, so none has to move."""
-        return not self._starting or all(job.coordinator.served for job in self.jobs.values())
+        return not self._is_starting or all(job.coordinator.is_serving for job in self.jobs.values())
 
-    def _admit(self, jobs: Sequence[ServedJob]) -> None:
+    def _admit(self) -> None:
         """Give places to new jobs: equal shares at the start, one each later, until they report what they need."""
-        for job in jobs:
-            job.stage = Stage.JOINING
+        for job in self.jobs.values():
+            job.stage = Stage.JOINING if job.has_new_coordinator else job.stage
         held = self._held()
-        new = self.settings.workers if self._starting else 1
+        new = self.settings.workers if self._is_starting else 1
         self._assign(divide(self.settings.workers, held, {name: count or new for name, count in held.items()}))
 
     def _has_joined(self, job: ServedJob) -> bool:
         own = [place for place in self.places if place.job is job]
-        return all(place.of is job and place.child is not None and place.child.served for place in own)
+        return all(place.serves is job and place.child is not None and place.child.is_serving for place in own)
 
     def _end(self, job: ServedJob) -> None:
         """End a job and give its places to the others."""
@@ -275,15 +263,19 @@ class Supervisor:
         if held:
             self._assign(divide(self.settings.workers, held, {name: max(1, count) for name, count in held.items()}))
 
+    def _give_up(self, job: ServedJob, error: StartError) -> None:
+        job.error = error
+        self._failure = self._failure or job.error if self._is_starting else None
+        self._end(job)
+
     def _forget(self, job: ServedJob) -> None:
-        for caller in job.asking:
-            if job.error is not None:
-                caller.refuse(job.error)
-            elif job.stage is Stage.ENDING:
-                caller.answer(job=job.name)
-            else:
-                caller.close()
-        job.asking.clear()
+        """Drop a job whose processes are gone, and answer the callers that waited for its end."""
+        if job.error is not None:
+            job.answer_all(error=job.error.words())
+        elif job.stage is Stage.ENDING:
+            job.answer_all(job=job.name)
+        else:
+            job.hang_up()
         self.jobs.pop(job.name, None)
         if not any(other.folder.settings.share for other in self.jobs.values()):
             self._close_shelf()
@@ -299,7 +291,7 @@ class Supervisor:
     def _held(self) -> dict[str, int]:
         """Return how many places each running job has."""
         counts = Counter(place.job.name for place in self.places if place.job is not None)
-        return {job.name: counts[job.name] for job in self.jobs.values() if job.stage in _RUNNING}
+        return {job.name: counts[job.name] for job in self.jobs.values() if job.is_running}
 
     def _assign(self, targets: Mapping[str, int]) -> None:
         """Assign each job this many places, preferring those where its own workers still run."""
@@ -307,15 +299,18 @@ class Supervisor:
             for place in [place for place in self.places if place.job is self.jobs[name]][count:]:
                 place.job = None
         held = self._held()
-        lacking = [self.jobs[name] for name, count in targets.items() for _ in range(count - held[name])]
-        free = [place for place in self.places if place.job is None]
-        for job in lacking:
-            place = next((one for one in free if one.of is job), free[0]) if free else self._new_place()
-            free = [one for one in free if one is not place]
-            place.job = job
+        for name, count in targets.items():
+            for _ in range(count - held[name]):
+                self._free_place(self.jobs[name]).job = self.jobs[name]
+
+    def _free_place(self, job: ServedJob) -> WorkerPlace:
+        """Return a place without a job, if possible one where this job's worker still runs: it need not start again."""
+        free = sorted((place for place in self.places if place.job is None), key=lambda place: place.serves is not job)
+        return free[0] if free else self._new_place()
 
     def _new_place(self) -> WorkerPlace:
         taken = {place.number for place in self.places}
+        # The lowest free number, because names and ports of workers are counted from it.
         place = WorkerPlace(next(number for number in range(len(taken) + 1) if number not in taken))
         self.places.append(place)
         return place
@@ -325,29 +320,20 @@ class Supervisor:
         return len(self.jobs) > 1 and all(job.stage is Stage.SERVED for job in self.jobs.values())
 
     def _look_after_places(self, now_s: float) -> None:
+        """Replace workers that belong to another job than their place, restart those that died, drop empty places."""
         for place in self.places:
-            self._look_after(place, now_s)
+            place.release(self.settings.drain_timeout_s)
+            if place.child is None and place.job is not None and place.job.is_running:
+                place.serves, place.child = place.job, place.job.worker(place.number, os.uname().nodename)
+                place.child.start_when_possible(now_s)
+            if place.child is not None and place.serves is not None and place.serves is place.job:
+                self._restart(place.serves, place.child, now_s)
         self.places = [place for place in self.places if place.job is not None or place.child is not None]
-
-    def _look_after(self, place: WorkerPlace, now_s: float) -> None:
-        """Replace the place's worker if it belongs to another job, and restart one that has died."""
-        child = place.child
-        if child is not None and place.of is not place.job:
-            child.end(self.settings.drain_timeout_s)
-        if child is not None and child.is_ending and child.process is None:
-            place.child = place.of = None
-        if place.child is None and place.job is not None and place.job.stage in _RUNNING:
-            place.of = place.job
-            place.child = place.job.worker(place.number, os.uname().nodename)
-            place.child.start_when_possible(now_s)
-            self._restart(place.of, place.child, now_s)
-        elif place.child is not None and place.of is not None and place.of is place.job:
-            self._restart(place.of, place.child, now_s)
 
     def _restart(self, job: ServedJob, child: Child, now_s: float) -> None:
         """Start a process if it is due and the nursery is ready."""
         if child.process is None and now_s >= child.again_s and self._keeper.is_ready:
-            # A process that hangs at its first start has to end, so that its job fails.
+            # A process that hangs at its first start has to end, so that its job fails. Indexing may take hours.
             must_serve = child is not job.indexer and job.stage is not Stage.SERVED and not child.restarts
             self._start_child(job, child, _READY_TIMEOUT_S if must_serve else math.inf)
 
@@ -360,9 +346,9 @@ class Supervisor:
                 self._give_up(job, StartError(**error.words()))
                 return
             child.put_off(time.monotonic())
-            say = self.log.debug if child.logged == error.got else self.log.warning
+            warn = self.log.debug if child.logged == error.got else self.log.warning
             child.logged = error.got
-            say("cannot be started, and is tried again", child=child.name, error=str(error), job=job.name)
+            warn("cannot be started, and is tried again", child=child.name, error=str(error), job=job.name)
 
     # --- turns ---
 
@@ -374,49 +360,61 @@ class Supervisor:
         self._answer_callers()
         for job in list(self.jobs.values()):
             self._look_at(job, now_s)
-        for place in self.places:
-            if place.child is not None and place.of is not None:
-                self._look_at_child(place.of, place.child, now_s)
+        for job, worker in self._staff():
+            self._look_at_child(job, worker, now_s)
         if self._may_move() and now_s >= self._shares.due_s():
             self._assign(self._shares.look(self._held(), now_s))
         self._look_after_places(now_s)  # workers that have ended let jobs advance
         for job in list(self.jobs.values()):
             self._advance(job)
-        self._look_after_places(now_s)
+        self._look_after_places(now_s)  # jobs that have advanced get workers
 
     def _look_at(self, job: ServedJob, now_s: float) -> None:
         """Process reports and ends of the job's indexer and coordinator."""
         code = job.indexer.look(now_s)
         if code is not None and job.stage is Stage.INDEXING:
-            if job.indexer.is_orphan:
-                job.indexer.start_when_possible(now_s)
-            elif code:
-                self._give_up(job, failure_of(job, job.indexer, code))
-            else:
-                job.stage = Stage.COORDINATING
-                job.coordinator.start_when_possible(now_s)
+            self._end_indexing(job, code, now_s)
         self._look_at_child(job, job.coordinator, now_s)
+        # In every stage: while only jobs that were joined or served had theirs started again, the coordinator of a job
+        # that began was due in each turn, and the loop never waited.
         self._restart(job, job.indexer, now_s)
         self._restart(job, job.coordinator, now_s)
         if now_s >= job.end_s:
             self._end(job)
 
+    def _end_indexing(self, job: ServedJob, code: int, now_s: float) -> None:
+        """Start the job's coordinator, index again if the nursery died with the indexer, or give up the job."""
+        if job.indexer.is_orphan:
+            job.indexer.start_when_possible(now_s)
+        elif code:
+            self._give_up(job, failure_of(job, job.indexer, code))
+        else:
+            job.stage = Stage.COORDINATING
+            job.coordinator.start_when_possible(now_s)
+
     def _look_at_child(self, job: ServedJob, child: Child, now_s: float) -> None:
-        for said in child.hear():
-            job.hear(child, said, now_s)
-            if "endpoint" in said:
-                self.log.info("ready", child=child.name, endpoint=child.listen, pid=child.pid, job=job.name)
-            elif child is job.coordinator and isinstance(said.get("busy"), int):
-                self._shares.hear(job.name, Demand(waits=bool(said.get("waits")), busy=said["busy"]))
-        served = child.served
+        """Process a child's reports and its end."""
+        for report in child.hear():
+            self._take_report(job, child, report, now_s)
+        was_serving = child.is_serving  # before `look`, which takes in its last words
         code = child.look(now_s)
-        if code is None or child.is_ending:
-            return
+        if code is not None and not child.is_ending:
+            self._replace(job, child, code, now_s, was_serving=was_serving)
+
+    def _take_report(self, job: ServedJob, child: Child, report: Mapping[str, Any], now_s: float) -> None:
+        job.hear(child, report, now_s)
+        if "endpoint" in report:
+            self.log.info("ready", child=child.name, endpoint=child.listen, pid=child.pid, job=job.name)
+        elif child is job.coordinator and isinstance(report.get("busy"), int):
+            self._shares.hear(job.name, Demand(waits=bool(report.get("waits")), busy=report["busy"]))
+
+    def _replace(self, job: ServedJob, child: Child, code: int, now_s: float, *, was_serving: bool) -> None:
+        """Decide what follows the end of a child that was not told to end."""
         if job.stage is Stage.ENDING:
-            child.end(self.settings.drain_timeout_s)
+            child.end(self.settings.drain_timeout_s)  # a coordinator that died in a job's end is not restarted
         elif child.is_orphan:
             child.start_when_possible(now_s)
-        elif not served and not child.restarts and job.stage is not Stage.SERVED:
+        elif not was_serving and not child.restarts and job.stage is not Stage.SERVED:
             self._give_up(job, failure_of(job, child, code))
         else:
             child.begin_pause(now_s)
@@ -427,41 +425,42 @@ class Supervisor:
     def _log_death(self, job: ServedJob, child: Child, code: int) -> None:
         """Log a child's end; an error of its own only once while it does not serve, as `status` shows the rest."""
         error = " ".join(child.error.values())
-        say = self.log.debug if error and error == child.logged else self.log.warning
+        warn = self.log.debug if error and error == child.logged else self.log.warning
         child.logged = error
         cause, restarts = cause_of(code), child.restarts
-        say("died and is started again", child=child.name, cause=cause, restarts=restarts, job=job.name)
-
-    def _give_up(self, job: ServedJob, error: StartError) -> None:
-        job.error = error
-        self._failure = self._failure or job.error if self._starting else None
-        self._end(job)
+        warn("died and is started again", child=child.name, cause=cause, restarts=restarts, job=job.name)
 
     def _wait_for_events(self) -> None:
         poller = select.poll()
-        sockets = [job.socket for job in self.jobs.values() if job.socket is not None]
-        poller.register(self._waker.fileno(), select.POLLIN)
-        for descriptor in [one.fileno() for one in sockets] + [one.fileno() for one in self._callers]:
+        for descriptor in self._descriptors():
             poller.register(descriptor, select.POLLIN)
-        children = list(self._children())
-        for descriptor in chain(self._keeper.descriptors(), *(child.descriptors() for child in children)):
-            poller.register(descriptor, select.POLLIN)
-        ends_s = [job.end_s for job in self.jobs.values() if job.stage is not Stage.ENDING]
-        # Children can be started only with a nursery, so their due times must not wake the loop before.
-        awaited = [child for child in children if child.process is not None or self._keeper.is_ready]
-        due_s = min([self._keeper.due_s(), *(child.due_s() for child in awaited), *ends_s])
-        if self._may_move():
-            due_s = min(due_s, self._shares.due_s())
-        pause_s = min(max(0.0, due_s - time.monotonic()), LONGEST_WAIT_S)
+        # Never for long at a time: Python misses a signal that arrives just as it begins to wait (see shared.command).
+        pause_s = min(max(0.0, self._due_s() - time.monotonic()), LONGEST_WAIT_S)
         poller.poll(math.ceil(1000 * pause_s))
         self._waker.clear()
+
+    def _descriptors(self) -> Iterator[int]:
+        """Yield the descriptors to poll: one is readable once there is something to do."""
+        yield self._waker.fileno()
+        yield from self._keeper.descriptors()
+        yield from (job.socket.fileno() for job in self.jobs.values() if job.socket is not None)
+        yield from (caller.fileno() for caller in self._callers)
+        for child in self._children():
+            yield from child.descriptors()
+
+    def _due_s(self) -> float:
+        """Return when there is something to do even if nothing is readable."""
+        ends_s = [job.end_s for job in self.jobs.values() if job.stage is not Stage.ENDING]
+        # Children can be started only with a nursery, so their due times must not wake the loop before.
+        awaited = [child for child in self._children() if child.process is not None or self._keeper.is_ready]
+        shares_s = [self._shares.due_s()] if self._may_move() else []
+        return min([self._keeper.due_s(), *(child.due_s() for child in awaited), *ends_s, *shares_s])
 
     # --- commands that ask something ---
 
     def _answer_callers(self) -> None:
         for job in self.jobs.values():
-            for caller in job.socket.take_in() if job.socket is not None else ():
-                self._callers[caller] = job
+            self._callers |= dict.fromkeys(job.socket.take_in() if job.socket is not None else (), job)
         for caller, job in list(self._callers.items()):
             request = caller.read()
             if request is not None:
@@ -476,25 +475,13 @@ class Supervisor:
                 self._take_in(JobFolder(str(request.get("job")))).asking.append(caller)
             except StokerError as error:
                 caller.refuse(error)
+        # Another command may have ended the job since this one connected; then it learns by the hang-up below.
         elif wish == "end" and job.name in self.jobs:
             job.asking.append(caller)
             if not job.drain(request.get("drain"), time.monotonic()):
                 self._end(job)
         elif wish == "jobs":
-            caller.answer(jobs=self._told())
+            held = self._held()
+            caller.answer(jobs=[of_machine.facts(held.get(name, 0)) for name, of_machine in self.jobs.items()])
         else:
             caller.close()
-
-    def _told(self) -> list[dict[str, Any]]:
-        """Return all jobs, for people and scripts."""
-        held = self._held()
-        return [
-            {
-                "job": job.name,
-                "file": str(job.folder.path),
-                "stage": job.stage.value,
-                "endpoint": job.endpoint if job.stage in _RUNNING else None,
-                "workers": held.get(job.name, 0),
-            }
-            for job in self.jobs.values()
-        ]

@@ -11,7 +11,7 @@ import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from loader_server.fleet.graph_fetching import GraphFetching
+from loader_server.fleet.fetching import GraphFetching
 from loader_server.machine.graph_files import write_graph
 from shared.errors import DataError, StokerError
 from shared.logs import Log
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from loader_server.building.builder import Builder
-    from loader_server.fleet.graph_fetching import FetchedGraph
+    from loader_server.fleet.fetching import FetchedGraph
     from loader_server.job_file import JobFile
     from shared.wire import messages as m
 

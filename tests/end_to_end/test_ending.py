@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
+from rich.console import Console
 
 import trainer_client
 from loader_server.commands import status
@@ -78,7 +79,7 @@ def test_trainers_in_queue_mode_finish_what_they_have_and_no_more(tmp_path, caps
         with ending(job, "--drain", "300") as command:
             wait_until(lambda: ends(loaders), "trainers are told")
             assert ends(loaders)["leased"] == 3, "no more is leased"
-            status.show(loaders.endpoint, keys="", timeout_s=60.0, as_json=False, once=True)
+            Console().print(status.tables(status.ask(loaders.endpoint, timeout_s=60.0)))
             assert "the job ends: 1 trainers are attached, with 3 leased batches to finish" in capsys.readouterr().out
             with pytest.raises(EndedError, match="the coordinator's word that the job was ended"):
                 got.extend(batch.number for batch in batches)

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 
 import pytest
+from rich.console import Console
 
 import trainer_client
 from loader_server.commands import status
@@ -118,7 +119,7 @@ def test_what_failed_comes_again_and_is_given_up_visibly_after_its_tries(fresh, 
                 batch.failed()
     assert {number: count for number, count in seen.items() if count > 1} == {1: 2, 2: 2}
     assert table(fresh)["dead_letters"] == [{"epoch": 0, "number": 2, "failures": 2, "reason": "no reason given"}]
-    status.show(fresh.endpoint, keys="", timeout_s=60.0, as_json=False, once=True)
+    Console().print(status.tables(status.ask(fresh.endpoint, timeout_s=60.0)))
     assert "2 of epoch 0" in " ".join(capsys.readouterr().out.split())
 
 

@@ -22,7 +22,7 @@ import pytest
 from loader_server.building.quarantine import Quarantine
 from loader_server.commands.statistics import make_statistics
 from loader_server.coordinator.journal_lock import JournalLock
-from loader_server.fleet.joined_folder import JoinedFolder
+from loader_server.fleet.host_folder import JoinedFolder
 from loader_server.index.draft import locked
 from loader_server.index.request import LettersReport
 from loader_server.job_file import JobFile

@@ -7,6 +7,7 @@ import io
 import json
 
 import pytest
+from rich.console import Console
 
 import trainer_client
 from loader_server.commands import status
@@ -57,5 +58,5 @@ def _status(endpoint: str) -> str:
     """What the command prints, in one line."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        status.show(endpoint, keys="", timeout_s=60.0, as_json=False, once=True)
+        Console().print(status.tables(status.ask(endpoint, timeout_s=60.0)))
     return " ".join(out.getvalue().split())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from loader_server.arguments import COMMANDS
 from loader_server.cli import main
 from shared.errors import StokerError
 from tests.support.loaders import write_job
@@ -32,6 +34,12 @@ def test_every_command_explains_itself_with_an_example(capsys: pytest.CaptureFix
     code, out, _ = _run(capsys, command, "--help")
     assert code == 0
     assert f"example: loader-server {command}" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_function_that_runs_a_command_is_where_the_table_has_it(command: str) -> None:
+    module, _, function = COMMANDS[command].run.partition(":")
+    assert function in import_module(module).__all__
 
 
 def test_index_reports_each_bad_row_with_its_line_and_strict_refuses(

@@ -6,12 +6,12 @@ import importlib.metadata
 
 import pytest
 
-from loader_server.installed import said_of, version_of
+from loader_server.installed import metadata_field, version_of
 
 
 def test_all_that_is_installed_has_the_name_and_version_that_importlib_reads() -> None:
     for one in importlib.metadata.distributions():
-        assert (said_of(one, "Name"), said_of(one, "Version")) == (one.name, one.version)
+        assert (metadata_field(one, "Name"), metadata_field(one, "Version")) == (one.name, one.version)
 
 
 def test_what_is_not_installed_is_importlibs_error() -> None:
@@ -33,4 +33,4 @@ class _Told(importlib.metadata.Distribution):
 @pytest.mark.parametrize("file", ["METADATA", "PKG-INFO"])
 def test_only_the_head_counts(file: str) -> None:
     text = "Metadata-Version: 2.1\nName: first\nSummary: Version: 7\nVersion: 1.5\n\nVersion: 3\n"
-    assert said_of(_Told({file: text}), "Version") == "1.5"
+    assert metadata_field(_Told({file: text}), "Version") == "1.5"

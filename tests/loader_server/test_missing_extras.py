@@ -85,4 +85,4 @@ def test_a_stream_that_is_not_asked_for_needs_no_package_of_its_own(tmp_path: Pa
     for code, said in answers[1::2]:
         assert code == 1, said
         assert "train: unchanged, 2 samples of 2 rows" in said, "it says what has an index"
-        assert "other: no index, for the reason that follows" in said
+        assert "other: not indexed, see the error below" in said

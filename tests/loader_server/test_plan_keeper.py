@@ -61,7 +61,7 @@ def test_a_file_under_another_name_is_not_there(tmp_path, caplog):
     PlanKeeper(tmp_path).save("groups", "abc", ARRAYS)
     (tmp_path / "groups-abc.plan").rename(tmp_path / "groups-xyz.plan")
     assert found(tmp_path, name="xyz") is None
-    assert "a damaged part of the plan is made anew" in caplog.text
+    assert "a damaged part of the plan is computed again" in caplog.text
 
 
 def test_what_has_not_been_in_use_for_longest_is_removed(tmp_path):
@@ -85,7 +85,7 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path, caplog):
     (tmp_path / "index").write_text("a file, and no folder")
     with caplog.at_level(logging.WARNING):
         PlanKeeper(tmp_path / "index").save("groups", "abc", ARRAYS)
-    assert "the plan is not kept: the next start works it out again" in caplog.text
+    assert "the plan cannot be saved: the next start computes it again" in caplog.text
 
 
 @pytest.mark.fault(66)

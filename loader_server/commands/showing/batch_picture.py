@@ -2,7 +2,7 @@
 
 A strip shows a spectrogram, a wave or tokens. Rules: the picture shows the numbers of the batch. Padding is hatched, so
 that it is not taken for zeros of the data; a masked row is named in red with the reason; packed samples are separated
-by lines and numbered. Keys without steps, or with too many axes, are left out, and the picture says so. matplotlib is
+by lines and numbered. Keys without steps, or with too many axes, are left out and named in the title. matplotlib is
 imported only to draw.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shared.errors import SettingsError
+from loader_server.commands.plan_report import new_figure
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,18 +40,9 @@ def draw(batch: ShownBatch, path: Path) -> list[str]:
 
     Raises SettingsError without matplotlib.
     """
-    try:
-        from matplotlib.figure import Figure  # only who draws needs it
-    except ImportError:
-        raise SettingsError(
-            expected="matplotlib",
-            got="none installed",
-            where="show --png",
-            remedy="pip install matplotlib, and try again.",
-        ) from None
     fields = [field for field in batch.stream.fields if _is_drawn(field)]
     rows = min(len(batch.arrays["weight"]), _MOST_ROWS)
-    figure = Figure(figsize=(2 + _WIDTH_INCHES * len(fields), 1.2 + _STRIP_INCHES * rows), layout="constrained")
+    figure = new_figure(2 + _WIDTH_INCHES * len(fields), 1.2 + _STRIP_INCHES * rows, where="show --png")
     axes = figure.subplots(rows, len(fields), squeeze=False, sharex="col")
     for column, field in enumerate(fields):
         axes[0, column].set_title(_title(batch, field), fontsize=10)
@@ -59,7 +50,7 @@ def draw(batch: ShownBatch, path: Path) -> list[str]:
         for row in range(rows):
             _draw_row(axes[row, column], batch, field, row)
     for row in range(rows):
-        _label(axes[row, 0], [one for one in batch.samples if one.row == row], row)
+        _label(axes[row, 0], [sample for sample in batch.samples if sample.row == row], row)
     left_out = [f"{field.key} ({_why_not(field)})" for field in batch.stream.chain.fields if not _is_drawn(field)]
     without = f"\nwithout {', '.join(left_out)}" if left_out else ""
     figure.suptitle(_headline(batch, rows) + without, fontsize=11)
@@ -76,9 +67,10 @@ def _why_not(field: Field) -> str:
 
 
 def _headline(batch: ShownBatch, rows: int) -> str:
-    of, total = batch.of, len(batch.arrays["weight"])
+    position, total = batch.position, len(batch.arrays["weight"])
     more = f", the first {rows} of {total} rows" if rows < total else ""
-    return f"{batch.stream.name}, epoch {of.epoch}, batch {of.number} of {batch.batches}, bucket {batch.bucket}{more}"
+    where = f"epoch {position.epoch}, batch {position.number} of {batch.batches}, bucket {batch.bucket}"
+    return f"{batch.stream.name}, {where}{more}"
 
 
 def _title(batch: ShownBatch, field: Field) -> str:
@@ -89,6 +81,7 @@ def _title(batch: ShownBatch, field: Field) -> str:
 
 
 def _draw_row(axes: Any, batch: ShownBatch, field: Field, row: int) -> None:
+    """Draw a row's strip: an image for two axes, a curve for floats, tokens for integers, and its padding hatched."""
     array = batch.arrays[field.key]
     lengths = batch.arrays.get(f"{field.key}_length")
     length = array.shape[1] if lengths is None else int(lengths[row])
@@ -97,7 +90,8 @@ def _draw_row(axes: Any, batch: ShownBatch, field: Field, row: int) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.tick_params(labelsize=7)
     if own.ndim == 2 and own.size:
-        _draw_image(axes, own.T, array)
+        low, high = _span(array)
+        axes.imshow(own.T, origin="lower", aspect="auto", interpolation="nearest", cmap="magma", vmin=low, vmax=high)
     elif np.issubdtype(array.dtype, np.floating) and own.size:
         axes.plot(own, linewidth=0.5, color="tab:blue")
         axes.set_ylim(*_span(array))
@@ -128,11 +122,6 @@ def segment_starts(segments: NDArray[Any]) -> list[int]:
     return [int(step) for step in np.flatnonzero((segments != before) & (segments != 0))]
 
 
-def _draw_image(axes: Any, values: NDArray[Any], batch: NDArray[Any]) -> None:
-    low, high = _span(batch)
-    axes.imshow(values, origin="lower", aspect="auto", interpolation="nearest", cmap="magma", vmin=low, vmax=high)
-
-
 def _draw_tokens(axes: Any, tokens: NDArray[Any], batch: NDArray[Any]) -> None:
     axes.imshow(tokens[None], aspect="auto", interpolation="nearest", cmap="viridis", vmin=0, vmax=max(1, batch.max()))
     if batch.shape[1] <= _MOST_TOKENS:
@@ -148,9 +137,9 @@ def _span(batch: NDArray[Any]) -> tuple[float, float]:
     return (low, high) if low < high else (low - 0.5, high + 0.5)
 
 
-def _label(axes: Any, here: list[ShownSample], row: int) -> None:
-    bad = [one.error for one in here if one.error is not None]
-    names = ", ".join(one.name for one in here) or "no sample"
-    text = f"{row}: {names[-_MOST_NAME:]}" + (f"\nmasked: {bad[0].reason}" if bad else "")
-    colour = "tab:red" if bad else "0.6" if not here else "black"
+def _label(axes: Any, samples: list[ShownSample], row: int) -> None:
+    errors = [sample.error for sample in samples if sample.error is not None]
+    names = ", ".join(sample.name for sample in samples) or "no sample"
+    text = f"{row}: {names[-_MOST_NAME:]}" + (f"\nmasked: {errors[0].reason}" if errors else "")
+    colour = "tab:red" if errors else "0.6" if not samples else "black"
     axes.set_ylabel(text, rotation=0, ha="right", va="center", fontsize=7, color=colour)

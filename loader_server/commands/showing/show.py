@@ -10,7 +10,6 @@ import json
 import math
 import wave
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,22 +18,24 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from loader_server.commands.plan import found, open_stream, places_table
-from loader_server.commands.recall import recall
+from loader_server.commands.plan_command import find_sample, open_stream, places_table
+from loader_server.commands.remembered import recall
 from loader_server.commands.showing.batch_picture import draw
 from loader_server.commands.showing.shown_batch import BatchNumber, ShownBatch, ShownSample, build_batch
+from loader_server.job_file import read_job
 from shared.errors import SettingsError
 from shared.system.system_errors import system_error
 from shared.wire.layout import RESET
 
 if TYPE_CHECKING:
+    import argparse
+
     from numpy.typing import NDArray
 
-    from loader_server.job_file import JobFile
     from loader_server.transforms.generators import Drawn
     from shared.errors import StokerError
 
-__all__ = ["ShowQuestion", "show"]
+__all__ = ["run"]
 
 #: Limits of a text's characters, and of a draw's values, in the table.
 _SHOWN_TEXT = 60
@@ -42,48 +43,37 @@ _SHOWN_VALUES = 4
 _LEAST_NAME = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShowQuestion:
-    """The options of the command: `group` 0 stands for the job's own, `wav` is a row or -1."""
-
-    stream: str
-    epoch: int
-    batch: int
-    group: int
-    sample: str
-    png: Path | None
-    wav: int
-    as_json: bool
-
-
-def show(job: JobFile, asked: ShowQuestion) -> None:
+def run(options: argparse.Namespace) -> int:
     """Print one batch, or the places of a sample; write the picture and the sound that are asked for.
 
-    A batch that can be printed but not drawn is printed first; then the error is raised.
+    Return the exit code. A batch that can be printed but not drawn is printed first; then the error is raised. Raises
+    SettingsError for a stream, batch, sample or row that the job does not have.
     """
-    stream = open_stream(job, asked.stream)
-    remembered = recall(job)
-    group = asked.group or job.settings.group or remembered.groups.get(asked.stream, 1)
+    job = read_job(options.job)
+    stream = open_stream(job, options.stream)
+    groups, culprits = recall(job)
+    group = options.group or job.settings.group or groups.get(options.stream, 1)
     try:
-        if asked.sample:
-            places = found(stream, asked.sample, group, asked.epoch)
-            _print(places, [places_table(places)], as_json=asked.as_json)
-            return
-        of = BatchNumber(epoch=asked.epoch, number=asked.batch, group=group)
-        batch = build_batch(stream, of, remembered.culprits)
+        if options.sample:
+            places = find_sample(stream, options.sample, group, options.epoch)
+            _print(places, [places_table(places)], as_json=options.json)
+            return 0
+        position = BatchNumber(epoch=options.epoch, number=options.batch, group=group)
+        batch = build_batch(stream, position, culprits)
     finally:
         stream.close()
     facts = _facts(batch)
-    not_drawn = _picture(batch, asked.png, facts) if asked.png is not None else None
-    if asked.wav >= 0:
-        facts["wav"] = _write_sound(batch, asked.wav)
-    _print(facts, _tables(facts), as_json=asked.as_json)
+    not_drawn = _picture(batch, options.png, facts) if options.png is not None else None
+    if options.wav >= 0:
+        facts["wav"] = _write_sound(batch, options.wav)
+    _print(facts, _tables(facts), as_json=options.json)
     if not_drawn is not None:
         raise not_drawn
+    return 0
 
 
 def _picture(batch: ShownBatch, path: Path, facts: dict[str, Any]) -> StokerError | None:
-    """Draw a batch, and add the picture and what it leaves out to the facts; return the error if that fails."""
+    """Draw a batch, and add the picture and the keys it lacks to the facts; return the error if that fails, or None."""
     try:
         left_out = draw(batch, path)
     except SettingsError as error:
@@ -107,14 +97,14 @@ def _print(facts: dict[str, Any], tables: list[Any], *, as_json: bool) -> None:
 
 
 def _facts(batch: ShownBatch) -> dict[str, Any]:
-    stream, reasons = batch.stream, Counter(one.error.reason for one in batch.samples if one.error is not None)
-    weight = batch.arrays["weight"]
+    stream, weight = batch.stream, batch.arrays["weight"]
+    reasons = Counter(sample.error.reason for sample in batch.samples if sample.error is not None)
     return {
         "stream": stream.name,
-        "epoch": batch.of.epoch,
-        "batch": batch.of.number,
+        "epoch": batch.position.epoch,
+        "batch": batch.position.number,
         "batches": batch.batches,
-        "group": batch.of.group,
+        "group": batch.position.group,
         "bucket": batch.bucket,
         "plan": stream.digest,
         "digest": f"{batch.digest:016x}",
@@ -122,28 +112,29 @@ def _facts(batch: ShownBatch) -> dict[str, Any]:
         "rows": {
             "all": len(weight),
             "valid": batch.rows,
-            "empty": len(weight) - len({one.row for one in batch.samples}),
+            "empty": len(weight) - len({sample.row for sample in batch.samples}),
         },
         "masked": dict(sorted(reasons.items())),
-        "samples": [_sample_facts(batch, one) for one in batch.samples],
+        "samples": [_sample_facts(batch, sample) for sample in batch.samples],
     }
 
 
-def _sample_facts(batch: ShownBatch, one: ShownSample) -> dict[str, Any]:
+def _sample_facts(batch: ShownBatch, sample: ShownSample) -> dict[str, Any]:
     packed = batch.stream.packed
-    carried = {"reset": bool(batch.arrays[RESET.key][one.row])} if batch.stream.carries else {}
+    carried = {"reset": bool(batch.arrays[RESET.key][sample.row])} if batch.stream.carries else {}
     keys = [field.key for field in batch.stream.chain.fields if field.padded]
     return {
-        "row": one.row,
-        "offset": one.offset,
+        "row": sample.row,
+        "offset": sample.offset,
         **carried,
-        "sample": one.number,
-        "name": one.name,
-        "place": one.place,
-        "lengths": {} if packed else {key: int(batch.arrays[f"{key}_length"][one.row]) for key in keys},
-        "texts": dict(one.texts),
-        "masked": None if one.error is None else {"reason": one.error.reason, "error": str(one.error)},
-        "drawn": [_draw_facts(step, drawn) for step, drawn in one.drawn],
+        "sample": sample.number,
+        "name": sample.name,
+        "place": sample.place,
+        # The length of a packed row is that of all its samples together.
+        "lengths": {} if packed else {key: int(batch.arrays[f"{key}_length"][sample.row]) for key in keys},
+        "texts": dict(sample.texts),
+        "masked": None if sample.error is None else {"reason": sample.error.reason, "error": str(sample.error)},
+        "drawn": [_draw_facts(step, drawn) for step, drawn in sample.drawn],
     }
 
 
@@ -161,28 +152,45 @@ def _draw_facts(step: str, drawn: Drawn) -> dict[str, Any]:
 
 
 def _tables(facts: dict[str, Any]) -> list[Any]:
-    keys = list(facts["samples"][0]["lengths"]) if facts["samples"] else []
-    texts = list(dict.fromkeys(key for one in facts["samples"] for key in one["texts"]))
+    """Return the table of the batch, and lines on errors, picture and sound."""
+    samples = facts["samples"]
+    keys = list(samples[0]["lengths"]) if samples else []
+    texts = list(dict.fromkeys(key for sample in samples for key in sample["texts"]))
+    carries = any("reset" in sample for sample in samples)
     title = "{stream}, epoch {epoch}, batch {batch} of {batches} (bucket {bucket}, groups of {group})".format(**facts)
     table = Table("row", "sample", title=title, caption=_caption(facts), box=SIMPLE, caption_justify="left")
     table.add_column("name", overflow="fold", min_width=_LEAST_NAME)
-    carries = any("reset" in one for one in facts["samples"])
     for name in (*(f"{key}\nsteps" for key in keys), *(["reset"] if carries else []), *texts, "drawn", "masked"):
         table.add_column(name)
-    for one in facts["samples"]:
-        cells = [f"{one['row']}" + (f" at {one['offset']}" if one["offset"] else ""), str(one["sample"]), one["name"]]
-        cells += [str(one["lengths"][key]) for key in keys]
-        cells += ["yes" if one["reset"] else ""] if carries else []
-        cells += [_shortened(one["texts"].get(key, "")) for key in texts]
-        table.add_row(
-            *cells, "\n".join(map(_drawn_text, one["drawn"])), one["masked"]["reason"] if one["masked"] else ""
-        )
-    lines = [f"masked, row {one['row']}: {one['masked']['error']}" for one in facts["samples"] if one["masked"]]
+    for sample in samples:
+        table.add_row(*_cells(sample, keys, texts, carries=carries))
+    lines = [f"masked, row {sample['row']}: {sample['masked']['error']}" for sample in samples if sample["masked"]]
+    return [table, *lines, *_lines_on_files(facts)]
+
+
+def _cells(sample: dict[str, Any], keys: list[str], texts: list[str], *, carries: bool) -> list[str]:
+    """Return the cells of a sample's row, in the order of the columns."""
+    row = f"{sample['row']} at {sample['offset']}" if sample["offset"] else str(sample["row"])
+    resets = ["yes" if sample["reset"] else ""] if carries else []
+    return [
+        row,
+        str(sample["sample"]),
+        sample["name"],
+        *(str(sample["lengths"][key]) for key in keys),
+        *resets,
+        *(_shortened(sample["texts"].get(key, "")) for key in texts),
+        "\n".join(map(_drawn_text, sample["drawn"])),
+        sample["masked"]["reason"] if sample["masked"] else "",
+    ]
+
+
+def _lines_on_files(facts: dict[str, Any]) -> list[str]:
+    """Return lines on the picture, with what it leaves out, and on the sound, as far as they were written."""
+    lines = []
     if "png" in facts:
-        without = facts.get("png_leaves_out", [])
-        lines.append(f"png: {facts['png']}" + (f", without {', '.join(without)}" if without else ""))
-    lines += [f"wav: {facts['wav']}"] if "wav" in facts else []
-    return [table, *lines]
+        without = ", ".join(facts.get("png_leaves_out", []))
+        lines.append(f"png: {facts['png']}" + (f", without {without}" if without else ""))
+    return lines + ([f"wav: {facts['wav']}"] if "wav" in facts else [])
 
 
 def _caption(facts: dict[str, Any]) -> str:
@@ -198,10 +206,10 @@ def _shortened(text: str) -> str:
 
 def _drawn_text(drawn: dict[str, Any]) -> str:
     """Return the values as text; if there are many, only their number."""
-    what = f"{drawn['transform'].rpartition(':')[2]}: {drawn['method']}"
+    call = f"{drawn['transform'].rpartition(':')[2]}: {drawn['method']}"
     if "mean" in drawn:
-        return f"{what} x {math.prod(drawn['shape'])}"
-    return f"{what} " + ", ".join(
+        return f"{call} x {math.prod(drawn['shape'])}"
+    return f"{call} " + ", ".join(
         f"{value:.4g}" if isinstance(value, float) else str(value) for value in drawn["first"]
     )
 
@@ -214,24 +222,24 @@ def _write_sound(batch: ShownBatch, row: int) -> str:
 
     Raises SettingsError if the row has no sample or no sound.
     """
-    here = [one for one in batch.samples if one.row == row]
-    if not here:
-        last = max((one.row for one in batch.samples), default=-1)
+    in_row = [sample for sample in batch.samples if sample.row == row]
+    if not in_row:
+        last = max((sample.row for sample in batch.samples), default=-1)
         raise SettingsError(
             expected=f"a row from 0 to {last}, which has a sample",
             got=str(row),
             where="--wav",
             remedy="Name another row.",
         )
-    sound, of = here[0].sound, batch.of
+    sound, position = in_row[0].sound, batch.position
     if sound is None:
         raise SettingsError(
             expected="a row that is a sound, or was made of one",
-            got=here[0].error.reason if here[0].error else "a sample without a value that has a rate",
-            where=f"--wav, {here[0].name}",
+            got=in_row[0].error.reason if in_row[0].error else "a sample without a value that has a rate",
+            where=f"--wav, {in_row[0].name}",
             remedy="Look at it with --png or --json.",
         )
-    path = Path(f"{batch.stream.name}-epoch{of.epoch}-batch{of.number}-row{row}.wav")
+    path = Path(f"{batch.stream.name}-epoch{position.epoch}-batch{position.number}-row{row}.wav")
     with path.open("wb") as opened, wave.open(opened, "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)

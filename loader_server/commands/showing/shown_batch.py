@@ -79,7 +79,7 @@ class ShownBatch:
     """A batch with its samples in the order of their rows, and the digest of its bytes."""
 
     stream: Stream
-    of: BatchNumber
+    position: BatchNumber
     batches: int
     bucket: int
     arrays: Mapping[str, NDArray[Any]]
@@ -98,43 +98,43 @@ class _Masked:
         self.errors[sample] = error
 
 
-def build_batch(stream: Stream, of: BatchNumber, culprits: Iterable[tuple[str, str]]) -> ShownBatch:
+def build_batch(stream: Stream, position: BatchNumber, culprits: Iterable[tuple[str, str]]) -> ShownBatch:
     """Build a batch; raise SettingsError if the epoch has no batch of this number."""
     masked = _Masked()
     builder = Builder(stream, masked, Deadline(1.0, lambda _: None))
     builder.culprits.hear(culprit_key(name, identity) for name, identity in culprits)
-    batches = builder.batches(of.epoch, of.group)
-    if of.number >= batches:
+    batches = builder.batches(position.epoch, position.group)
+    if position.number >= batches:
         raise SettingsError(
-            expected=f"a batch from 0 to {batches - 1}: what epoch {of.epoch} has in groups of {of.group}",
-            got=str(of.number),
+            expected=f"a batch from 0 to {batches - 1}: what epoch {position.epoch} has in groups of {position.group}",
+            got=str(position.number),
             where="--batch",
-            remedy="loader-server plan says how many there are.",
+            remedy="`loader-server plan` shows how many batches there are.",
         )
-    want = _want(stream, of)
+    want = _want(stream, position)
     prepared = builder.prepare(want)
     payload = np.zeros(prepared.layout.nbytes, np.uint8)
     built = builder.build(want, prepared, payload)
     return ShownBatch(
         stream=stream,
-        of=of,
+        position=position,
         batches=batches,
         bucket=prepared.planned.bucket,
         arrays=prepared.layout.arrays(payload),
-        samples=tuple(_samples(stream, of, prepared, masked.errors)),
+        samples=tuple(_samples(stream, position, prepared, masked.errors)),
         rows=built.rows,
         digest=built.digest,
     )
 
 
-def _want(stream: Stream, of: BatchNumber) -> Want:
+def _want(stream: Stream, position: BatchNumber) -> Want:
     return Want(
         job="",
         stream=stream.name,
-        epoch=of.epoch,
-        number=of.number,
+        epoch=position.epoch,
+        number=position.number,
         empty=False,
-        group=of.group,
+        group=position.group,
         plan_digest=stream.digest,
         attempt=0,
         trainer=0,
@@ -146,14 +146,15 @@ def _want(stream: Stream, of: BatchNumber) -> Want:
 
 
 def _samples(
-    stream: Stream, of: BatchNumber, prepared: Prepared, errors: Mapping[int, SampleError]
+    stream: Stream, position: BatchNumber, prepared: Prepared, errors: Mapping[int, SampleError]
 ) -> Iterable[ShownSample]:
+    """Yield the samples of a batch, in the order of their rows, each decoded once more unless that may kill us."""
     planned = prepared.planned
     samples = prepared.samples.tolist()
     rows = range(len(samples)) if planned.rows is None else planned.rows.tolist()
     offsets = [0] * len(samples) if planned.offsets is None else planned.offsets.tolist()
     for row, offset, number in zip(rows, offsets, samples, strict=True):
-        inner = _InsideSample(stream, of.epoch, number)
+        inner = _InsideSample(stream, position.epoch, number)
         error = errors.get(number)
         if error is None or error.reason != "kills_decoder":
             inner.look()

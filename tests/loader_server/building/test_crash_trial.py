@@ -307,7 +307,9 @@ def test_so_is_a_nursery_that_has_ended(stream: Stream) -> None:
     descriptors = open_descriptors()
     with (
         ours,
-        pytest.raises(MachineError, match=r"no child that starts: NurseryEndedError: .*the end of the one that forks"),
+        pytest.raises(
+            MachineError, match=r"no child that starts: NurseryEndedError: .*the end of the process that forks"
+        ),
     ):
         convicted(CrashTrial(Asker(ours, 0), stream.path, 1.0, NEEDED), stream, 0)
     assert not open_descriptors() - descriptors

@@ -11,7 +11,7 @@ import pytest
 from loader_server.building.quarantine import Quarantine
 from loader_server.building.whole_builder import WholeBuilder
 from loader_server.commands.index import index_streams
-from loader_server.commands.plan import open_stream
+from loader_server.commands.plan_command import open_stream
 from loader_server.job_file import JobFile
 from loader_server.sources.source import Found, Indexed, Inventory
 from loader_server.sources.whole_source import WholeSource

@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from loader_server.commands.progress import progress_bar, said_if_slow
+from loader_server.commands.progress import progress_bar, warn_if_slow
 from tests.support.loaders import ROOT, wait_until
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def test_what_takes_long_is_said_while_it_lasts(capsys: pytest.CaptureFixture[st
         return bool(said[-1])
 
     before = set(threading.enumerate())
-    with said_if_slow("looking at a.csv", after_s=0.0):
+    with warn_if_slow("looking at a.csv", after_s=0.0):
         wait_until(is_said, "the message")
     said.append(capsys.readouterr().err)
     assert "".join(said) == "loader-server: looking at a.csv takes longer than 0 s; do all disks answer?\n"
@@ -53,7 +53,7 @@ def test_what_takes_long_is_said_while_it_lasts(capsys: pytest.CaptureFixture[st
 
 def test_what_is_quick_is_not_said(capsys: pytest.CaptureFixture[str]) -> None:
     before = set(threading.enumerate())
-    with said_if_slow("looking at a.csv", after_s=1000.0):
+    with warn_if_slow("looking at a.csv", after_s=1000.0):
         pass
     assert set(threading.enumerate()) <= before
     assert capsys.readouterr() == ("", "")

@@ -42,7 +42,7 @@ def job(tmp_path: Path) -> JobFile:
 
 def whole(bundle: Bundle) -> bytes:
     offset, found = 0, b""
-    while (content := bundle.piece(offset)) is not None:
+    while (content := bundle.piece_of(bundle.manifest, offset)) is not None:
         found += content
         offset += len(content)
     return found
@@ -83,8 +83,8 @@ def test_a_file_that_is_truncated_in_place_is_not_given_and_kills_nobody(job: Jo
     bundle = Bundle(job)
     offset = bundle.manifest.offset_of(bundle.manifest.files[1])
     (job.base / "sums" / "mean.json").write_bytes(b"")
-    assert bundle.piece(offset) is None
-    assert bundle.piece(0) is not None
+    assert bundle.piece_of(bundle.manifest, offset) is None
+    assert bundle.piece_of(bundle.manifest, 0) is not None
     bundle.close()
 
 

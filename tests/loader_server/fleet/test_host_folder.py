@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loader_server.fleet import host_folder
-from loader_server.fleet.host_folder import HostFolder, bundles_in_use
-from loader_server.fleet.joined_folder import JoinedFolder
+from loader_server.fleet.host_folder import HostFolder, JoinedFolder, bundles_in_use
 from shared.errors import MachineError
 from tests.support.forked import ROOT
 

@@ -15,7 +15,7 @@ from loader_server.fleet.giving import MOST_UNREAD_BYTES
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from tests.loader_server.fleet.bundles import PIECE
-from tests.loader_server.fleet.test_joining import builder, joined, make_job, served
+from tests.loader_server.fleet.test_job_joining import builder, joined, make_job, served
 from tests.support.loaders import ask, wait_until
 
 if TYPE_CHECKING:

@@ -80,7 +80,7 @@ def test_who_is_told_to_end_waits_for_no_answer() -> None:
     asker = Asker(ours, 0)
     asker.interrupt_fd = waker.fileno()
     waker.wake()
-    with pytest.raises(MachineError, match="this process is told to end"):
+    with pytest.raises(MachineError, match="this process has to end"):
         asker.start(["worker"], keep=0)
     assert asker.is_late
     for opened in (ours, theirs, waker):

@@ -103,7 +103,7 @@ def test_another_user_is_told_who_may_ask(closed: str) -> None:
             try:
                 with (
                     as_another_user(),
-                    pytest.raises(SettingsError, match=r"Permission denied.* as the user who runs it"),
+                    pytest.raises(SettingsError, match=r"Permission denied.* as the user who started it"),
                 ):
                     ask_machine(state, do="jobs")
             finally:

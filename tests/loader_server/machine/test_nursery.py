@@ -289,7 +289,7 @@ def test_without_it_there_is_an_error() -> None:
     """Somebody killed it: the children that it had are gone, and no others can be started."""
     with owner() as made:
         made.nursery.kill()
-        assert "got: the end of the one that forks" in made.ask("pass")["error"].replace("got ", "got: ")
+        assert "got: the end of the process that forks" in made.ask("pass")["error"].replace("got ", "got: ")
 
 
 def test_children_of_a_killed_nursery_have_ended() -> None:

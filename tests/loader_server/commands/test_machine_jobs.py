@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from loader_server.cli import _parser
-from loader_server.commands.run import jobs_of
+from loader_server.commands.machine_jobs import jobs_of
 from shared.errors import SettingsError
 from shared.system.endpoint_file import write_endpoint
 

@@ -21,8 +21,8 @@ __all__ = ["PERIOD_S", "Demand", "Shares", "demand_of", "divide"]
 #: Period between divisions, which covers some heartbeats of each worker.
 PERIOD_S = 5.0
 
-#: Limit of reports that are kept for a job, even while nobody reads them.
-_MOST_SAID = 100
+#: Limit of demands that are kept for a job: with one job there is nothing to divide, so nobody reads them.
+_MOST_KEPT = 100
 
 #: Factor of need over busy workers: workers that are busy for more than 4/5 of their time leave little room for the
 #: next burst.
@@ -41,26 +41,29 @@ class Demand:
 
 def demand_of(report: Mapping[str, Any]) -> Demand:
     """Return a job's demand, from the report that `loader-server status` shows."""
-    waits = any(stream["limit"] == "loaders" for stream in report["streams"].values())
-    return Demand(waits, sum(bool(worker["building"]) for worker in report["workers"]))
+    return Demand(
+        waits=any(stream["limit"] == "loaders" for stream in report["streams"].values()),
+        busy=sum(bool(worker["building"]) for worker in report["workers"]),
+    )
 
 
 def divide(workers: int, held: Mapping[str, int], needs: Mapping[str, int]) -> dict[str, int]:
     """Return how many workers each job gets; `held` is what each has now, and each gets at least one."""
-    given = dict.fromkeys(held, 1)
+    shares = dict.fromkeys(held, 1)
     for _ in range(workers - len(held)):
-        taker = min(given, key=lambda job: (_urgency(given[job], held[job], needs[job]), given[job], job))
-        given[taker] += 1
-    return given
+        # The name breaks ties, so that equal facts are always divided in the same way, and no worker moves for nothing.
+        taker = min(shares, key=lambda job: (_urgency(shares[job], held[job], needs[job]), shares[job], job))
+        shares[taker] += 1
+    return shares
 
 
-def _urgency(given: int, held: int, need: int) -> tuple[bool, int, bool]:
+def _urgency(share: int, held: int, need: int) -> tuple[bool, int, bool]:
     """Return a sort key; the smallest gets the next worker.
 
     First comes the job in need with the fewest workers, then a job that would not have to give one up.
     """
-    needy = given < need
-    return not needy, given if needy else 0, given >= held
+    is_needy = share < need
+    return not is_needy, share if is_needy else 0, share >= held
 
 
 class Shares:
@@ -68,28 +71,29 @@ class Shares:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self._said: dict[str, deque[Demand]] = {}
-        self._looked_s = 0.0
+        #: The demands of the current period, by job.
+        self._demands: dict[str, deque[Demand]] = {}
+        self._divided_s = 0.0
 
     def hear(self, job: str, demand: Demand) -> None:
         """Record a demand that a job's coordinator reported."""
-        self._said.setdefault(job, deque(maxlen=_MOST_SAID)).append(demand)
+        self._demands.setdefault(job, deque(maxlen=_MOST_KEPT)).append(demand)
 
     def due_s(self) -> float:
         """Return when to recompute."""
-        return self._looked_s + PERIOD_S
+        return self._divided_s + PERIOD_S
 
     def look(self, held: Mapping[str, int], now_s: float) -> dict[str, int]:
         """Return how many workers each job should have, given how many each has now; begin a new period."""
         needs = {job: self._need(job, count) for job, count in held.items()}
-        self._said, self._looked_s = {}, now_s
+        self._demands, self._divided_s = {}, now_s
         return divide(self.workers, held, needs)
 
     def _need(self, job: str, held: int) -> int:
-        said = self._said.get(job)
-        # A job that crashes reports nothing for a while, and must not get more workers for that.
-        if not said:
+        demands = self._demands.get(job)
+        # A job that crashes reports nothing for a while: crashing must be no way to get more workers.
+        if not demands:
             return held
-        if said[-1].waits:
+        if demands[-1].waits:
             return self.workers
-        return math.ceil(_MARGIN * sum(one.busy for one in said) / len(said))
+        return math.ceil(_MARGIN * sum(demand.busy for demand in demands) / len(demands))

@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from loader_server.cli import main
-from loader_server.commands.recall import recall
+from loader_server.commands.remembered import recall
 from loader_server.coordinator.events import Advanced, CulpritFound
 from loader_server.coordinator.journal import Journal
 from loader_server.job_file import JobFile
@@ -132,7 +132,7 @@ class TestWithACoordinator:
 
     def test_it_is_asked_and_tells_the_workers(self, capsys, job, loaders):
         assert len(listed(capsys, job)) == 3
-        assert recall(JobFile(job)).culprits == {(one.stream, one.identity) for one in FOUND}
+        assert recall(JobFile(job))[1] == {(one.stream, one.identity) for one in FOUND}
         keys = job.parent / "keys"
         own = ClientKeys.read(keys, "worker", to="coordinator") if keys.exists() else None
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

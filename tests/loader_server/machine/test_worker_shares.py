@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from loader_server.machine.shares import PERIOD_S, Demand, Shares, demand_of, divide
+from loader_server.machine.worker_shares import PERIOD_S, Demand, Shares, demand_of, divide
 
 JOBS = "abc"
 

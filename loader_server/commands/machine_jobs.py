@@ -1,12 +1,17 @@
-"""The jobs that `loader-server run` serves: its own, by their files, or jobs to join, by their endpoints."""
+"""The jobs of a machine: those that `loader-server run` begins with, and those that come and go while it runs.
+
+A run's first jobs are its own, by their files, or jobs to join, by their endpoints; the latter can also be fetched
+without serving. `add` and `end` ask the process that serves a job on this machine.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loader_server.fleet.joining import JoinSettings, fetch, join
+from loader_server.fleet.job_joining import JoinSettings, fetch, join
 from loader_server.job_folder import JobFolder
+from loader_server.machine.job_socket import ask_machine
 from shared.endpoints import is_connectable
 from shared.errors import SettingsError
 
@@ -14,19 +19,20 @@ if TYPE_CHECKING:
     import argparse
     from contextlib import ExitStack
 
-__all__ = ["announce", "announce_joined", "fetch_jobs", "jobs_of"]
+__all__ = ["add_job", "announce", "announce_joined", "end_job", "fetch_jobs", "jobs_of"]
 
 
 def jobs_of(options: argparse.Namespace, held: ExitStack) -> list[JobFolder]:
     """Return the jobs that the arguments name, after fetching what is missing of those to join.
 
     Their folders on this host are reserved for this process until `held` ends. Raises SettingsError for options that do
-    not go together.
+    not go together, or what reading a job file or joining raises.
     """
     _refuse_port(options.advertise)
     if any("://" in word for word in options.job):
         hosts = [held.enter_context(join(settings)) for settings in _joining(options)]
         return [JobFolder(host.job_file) for host in hosts]
+    _refuse_options_of_joining(options)
     if options.listen and len(options.job) > 1:
         raise SettingsError(
             expected="one job",
@@ -34,10 +40,11 @@ def jobs_of(options: argparse.Namespace, held: ExitStack) -> list[JobFolder]:
             where="--listen",
             remedy="Write listen = … into [job] of each.",
         )
-    return _own_jobs(options)
+    return [JobFolder(path) for path in options.job]
 
 
 def _refuse_port(advertise: str) -> None:
+    """Raise SettingsError if the address to advertise has a port, or is none that others can connect to."""
     if advertise and not is_connectable(f"tcp://{advertise}:1"):
         raise SettingsError(
             expected="a host alone, such as loader-1 or 203.0.113.7",
@@ -47,23 +54,26 @@ def _refuse_port(advertise: str) -> None:
         )
 
 
-def _own_jobs(options: argparse.Namespace) -> list[JobFolder]:
-    names = ("keys", "state", "data", "index", "accept_code")
-    given = [name.replace("_", "-") for name in names if getattr(options, name) not in (None, False)]
-    if given:
-        raise SettingsError(
-            expected=f"--{given[0]} with the endpoint of a job that is served elsewhere",
-            got=f"it with {options.job[0]}",
-            where="loader-server run",
-            remedy="Leave it out: for a job of this machine's own the job file says it.",
-        )
-    return [JobFolder(path) for path in options.job]
+def _refuse_options_of_joining(options: argparse.Namespace) -> None:
+    """Raise SettingsError for options that a machine's own jobs do not have: their job files set the same."""
+    for name in ("keys", "state", "data", "index", "accept_code"):
+        if getattr(options, name) not in (None, False):
+            raise SettingsError(
+                expected=f"--{name.replace('_', '-')} with the endpoint of a job that is served elsewhere",
+                got=f"it with {options.job[0]}",
+                where="loader-server run",
+                remedy="Leave it out: a job of this machine's own has this setting in its job file.",
+            )
 
 
-def fetch_jobs(options: argparse.Namespace) -> None:
-    """Fetch what is missing here of the jobs at these endpoints."""
+def fetch_jobs(options: argparse.Namespace) -> int:
+    """Fetch what is missing here of the jobs at these endpoints, and return the exit code.
+
+    Raises SettingsError for options that do not go together, or what fetching raises.
+    """
     for settings in _joining(options):
         fetch(settings, options.into)
+    return 0
 
 
 def _joining(options: argparse.Namespace) -> list[JoinSettings]:
@@ -75,6 +85,7 @@ def _joining(options: argparse.Namespace) -> list[JoinSettings]:
 
 
 def _join_settings(endpoint: str, options: argparse.Namespace) -> JoinSettings:
+    """Return the settings to join one job; raise SettingsError for options that do not go together."""
     if "://" not in endpoint:
         raise SettingsError(
             expected="endpoints alone, or job files alone",
@@ -84,7 +95,7 @@ def _join_settings(endpoint: str, options: argparse.Namespace) -> JoinSettings:
         )
     if options.accept_code and options.keys is None:
         raise SettingsError(
-            expected="--accept-code with --keys, as whoever poses as the coordinator would run code here",
+            expected="--accept-code with --keys, as anybody who poses as the coordinator would run code here",
             got="no keys",
             where="loader-server run",
             remedy="Name the folder with this host's keys, or install the job's modules on this host.",
@@ -108,3 +119,31 @@ def announce_joined(name: str, endpoint: str, workers: int) -> None:
 def announce(name: str, endpoint: str, workers: int) -> None:
     """Print that a job is served."""
     print(f"Job {name} is served at {endpoint} by {workers} workers. Ctrl-C ends it.", flush=True)
+
+
+def add_job(options: argparse.Namespace) -> int:
+    """Have a job served by the process that serves the job at `options.to`; print where, and return the exit code.
+
+    Raises LostError if no process serves that job, or the error for which this one cannot be served.
+    """
+    JobFolder(options.job)  # its own errors are best reported here
+    answer = ask_machine(JobFolder(options.to).state, do="add", job=str(options.job.resolve()))
+    print(f"Job {answer['job']} is served at {answer['endpoint']}, for now by {answer['workers']} of the workers.")
+    return 0
+
+
+def end_job(options: argparse.Namespace) -> int:
+    """Have a job end once its trainers have left, or after so many seconds; with Ctrl-C, at once.
+
+    Return the exit code, or raise LostError if no process serves the job.
+    """
+    state = JobFolder(options.job).state
+    try:
+        answer = ask_machine(state, do="end", drain=options.drain)
+    except KeyboardInterrupt:
+        if not options.drain:
+            raise
+        # The job goes on draining though the first request is gone; this one leaves its trainers no time.
+        answer = ask_machine(state, do="end", drain=0.0)
+    print(f"Job {answer['job']} has ended.")
+    return 0

@@ -19,9 +19,9 @@ from loader_server.building.fingerprint import builder_fingerprint
 from loader_server.commands.index import index_missing
 from loader_server.commands.statistics import make_statistics
 from loader_server.coordinator.service import open_coordinator
-from loader_server.fleet import joining
+from loader_server.fleet import job_joining
 from loader_server.fleet.bundle import Bundle, bundle_files
-from loader_server.fleet.joining import JoinSettings, fetch, join
+from loader_server.fleet.job_joining import JoinSettings, fetch, join
 from loader_server.job_file import JobFile
 from loader_server.job_folder import JobFolder
 from loader_server.stream import Stream
@@ -196,7 +196,7 @@ def test_it_is_fetched_once_though_three_join_at_a_time(job: JobFile, tmp_path: 
 
 def test_after_a_cut_only_the_rest_is_fetched(job: JobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
-    write = joining.BundleFolder.write
+    write = job_joining.BundleFolder.write
 
     def cut(self, piece):
         if len(written) == 3:
@@ -209,10 +209,10 @@ def test_after_a_cut_only_the_rest_is_fetched(job: JobFile, tmp_path: Path, monk
         write(self, piece)
 
     with served(job) as coordinator:
-        monkeypatch.setattr(joining.BundleFolder, "write", cut)
+        monkeypatch.setattr(job_joining.BundleFolder, "write", cut)
         with pytest.raises(OSError, match="cut off"):
             joined(coordinator.endpoint, tmp_path / "state")
-        monkeypatch.setattr(joining.BundleFolder, "write", noting)
+        monkeypatch.setattr(job_joining.BundleFolder, "write", noting)
         other = joined(coordinator.endpoint, tmp_path / "state")
     assert len(written) == len(set(written))
     assert builder(other) == builder(job)
@@ -222,7 +222,7 @@ def test_a_coordinator_that_comes_back_with_another_bundle_is_fetched_anew(
     job: JobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In mid-fetch: the endpoint is the same, but the index was made of more data."""
-    write, is_first = joining.BundleFolder.write, threading.Event()
+    write, is_first = job_joining.BundleFolder.write, threading.Event()
     go_on = threading.Event()
 
     def stopping(self, piece):
@@ -231,7 +231,7 @@ def test_a_coordinator_that_comes_back_with_another_bundle_is_fetched_anew(
             is_first.set()
             assert go_on.wait(60)
 
-    monkeypatch.setattr(joining.BundleFolder, "write", stopping)
+    monkeypatch.setattr(job_joining.BundleFolder, "write", stopping)
     found: list[JobFile] = []
     with served(job) as coordinator:
         endpoint = coordinator.endpoint
@@ -277,7 +277,9 @@ def test_above_the_limit_the_error_names_both_ways_and_the_coordinator_gives_no_
     assert "--index FOLDER" in error.value.remedy
     assert "both hosts share" in error.value.remedy
     bundle = Bundle(job)
-    offsets = {file.name: bundle.piece(bundle.manifest.offset_of(file)) for file in bundle.manifest.files}
+    offsets = {
+        file.name: bundle.piece_of(bundle.manifest, bundle.manifest.offset_of(file)) for file in bundle.manifest.files
+    }
     assert offsets["job.toml"] == job.path.read_bytes()
     assert {name for name, content in offsets.items() if content is None} == bundle.manifest.refused
     bundle.close()
@@ -396,7 +398,7 @@ def test_graphs_are_left_to_the_workers_and_change_nothing_for_the_host(job: Job
 
 
 def test_nobody_is_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "_LOST_S", 0.2)
+    monkeypatch.setattr(job_joining, "_LOST_S", 0.2)
     with pytest.raises(LostError) as error:
         joined("tcp://127.0.0.1:9", tmp_path / "state")
     assert "--keys" in error.value.remedy
@@ -405,7 +407,7 @@ def test_nobody_is_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_coordinator_is_waited_for_that_has_not_written_its_file_yet(
     job: JobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(joining, "_SAYS_SO_AFTER_S", 0.05)
+    monkeypatch.setattr(job_joining, "_LOG_AFTER_S", 0.05)
     file, found = tmp_path / "endpoint", list[JobFile]()
     host = threading.Thread(target=lambda: found.append(joined(f"file://{file}", tmp_path / "state")))
     with caplog.at_level("WARNING", "stoker"):
@@ -424,7 +426,7 @@ def test_a_coordinator_is_waited_for_that_has_not_written_its_file_yet(
 def test_a_coordinator_is_followed_to_another_address_in_mid_fetch(
     job: JobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, is_first, go_on = joining.BundleFolder.write, threading.Event(), threading.Event()
+    write, is_first, go_on = job_joining.BundleFolder.write, threading.Event(), threading.Event()
 
     def stopping(self, piece):
         write(self, piece)
@@ -432,7 +434,7 @@ def test_a_coordinator_is_followed_to_another_address_in_mid_fetch(
             is_first.set()
             assert go_on.wait(60)
 
-    monkeypatch.setattr(joining.BundleFolder, "write", stopping)
+    monkeypatch.setattr(job_joining.BundleFolder, "write", stopping)
     file, found = tmp_path / "endpoint", list[JobFile]()
     with served(job) as coordinator:
         write_endpoint(file, coordinator.endpoint)
@@ -447,7 +449,7 @@ def test_a_coordinator_is_followed_to_another_address_in_mid_fetch(
 
 
 def test_a_file_that_says_nothing_is_named_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "_LOST_S", 0.2)
+    monkeypatch.setattr(job_joining, "_LOST_S", 0.2)
     with pytest.raises(LostError) as error:
         joined(f"file://{tmp_path}/endpoint", tmp_path / "state")
     assert (error.value.got, error.value.where) == ("No such file or directory", f"file://{tmp_path}/endpoint")
@@ -457,14 +459,14 @@ def test_an_address_beyond_this_host_that_a_file_says_late_is_refused_without_ke
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "endpoint"
-    connect = joining._FetchConnection._connect
+    connect = job_joining._FetchConnection._connect
 
     def write_then(self):
         dealer = connect(self)
         write_endpoint(file, "tcp://192.0.2.1:7400")
         return dealer
 
-    monkeypatch.setattr(joining._FetchConnection, "_connect", write_then)
+    monkeypatch.setattr(job_joining._FetchConnection, "_connect", write_then)
     with pytest.raises(SettingsError, match=r"tcp://192\.0\.2\.1:7400 without keys"):
         joined(f"file://{file}", tmp_path / "state")
 

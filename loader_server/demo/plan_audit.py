@@ -7,6 +7,7 @@ all cells of the bucketed key, masked rows included.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -66,13 +67,13 @@ class Audit:
     def settle(self, planned: Sequence[Sequence[int]]) -> Settled:
         """End the epoch and compare its steps with `planned`, the samples of each of its batches in order."""
         steps, self._open = self._open, []
-        wanted = Counter(tag for batch in planned for tag in batch)
+        expected = Counter(tag for batch in planned for tag in batch)
         seen = Counter(tag for step in steps for tag in step.tags)
-        cells, filled = sum(rows * length for rows, length in (s.shape for s in steps)), sum(s.filled for s in steps)
+        cells, filled = sum(math.prod(step.shape) for step in steps), sum(step.filled for step in steps)
         settled = Settled(
             batches=len(steps),
-            lost=(wanted - seen).total(),
-            repeated=(seen - wanted).total(),
+            lost=(expected - seen).total(),
+            repeated=(seen - expected).total(),
             in_plan_order=[sorted(batch) for batch in planned] == [sorted(step.tags) for step in steps],
             padding=_padding(cells, filled),
         )

@@ -1,7 +1,7 @@
 """Joining a job by its endpoint: a host fetches the coordinator's bundle, unless it is here, and makes a job folder.
 
 Rules: one piece is asked for at a time, and asked for again if nothing comes. No wait is endless: a coordinator that is
-silent for a minute is an error, and so is an endpoint file that names none for that long. If the endpoint is a file,
+silent for a minute is an error, and so is an endpoint file that names none for a minute. If the endpoint is a file,
 the coordinator is followed to its next address. What was fetched before a cut is kept, and used by the next try.
 """
 
@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from loader_server.fleet.bundle_folder import BundleFolder, locked
+from loader_server.fleet.bundle_folder import BundleFolder, locked, remove_old_bundles
 from loader_server.fleet.fetching import Fetching
-from loader_server.fleet.host_folder import HostFolder
-from loader_server.fleet.joined_folder import JoinedFolder
+from loader_server.fleet.host_folder import HostFolder, JoinedFolder
 from loader_server.fleet.manifest import CODE, GRAPHS, INDEX, JOB_FILE
-from loader_server.fleet.old_bundles import remove_old_bundles
 from loader_server.index.folder import read_meta
 from shared.endpoints import check_coordinator, check_endpoint
-from shared.errors import DataError, LostError, ProtocolError, SettingsError, StokerError
+from shared.errors import DataError, LostError, ProtocolError, SettingsError
 from shared.keys import ClientKeys
 from shared.logs import Log
 from shared.sockets import connect_dealer, read_waiting, send_if_up
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from typing_extensions import Self
-
     from loader_server.fleet.fetching import FilePiece
     from loader_server.fleet.manifest import Manifest
 
@@ -54,7 +50,7 @@ _LOOK_S = 0.05
 _FOLLOW_S = 0.25
 #: A coordinator that is silent for this long counts as lost; and when to log that we wait for it.
 _LOST_S = 60.0
-_SAYS_SO_AFTER_S = 2.0
+_LOG_AFTER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +81,10 @@ class JoinSettings:
     def options(self) -> tuple[str, ...]:
         """Return the command-line options with the same meaning."""
         folders = {"--state": self.state, "--keys": self.keys, "--data": self.data, "--index": self.index}
-        given = ((name, str(folder.resolve())) for name, folder in folders.items() if folder is not None)
-        return (*(word for option in given for word in option), *(["--accept-code"] if self.accepts_code else []))
+        words = (
+            word for name, folder in folders.items() if folder is not None for word in (name, str(folder.resolve()))
+        )
+        return (*words, *(["--accept-code"] if self.accepts_code else []))
 
     def follow(self) -> FollowedEndpoint:
         """Return the coordinator's address, followed if it is in a file.
@@ -147,7 +145,7 @@ def fetch(settings: JoinSettings, into: Path | None = None) -> None:
 def _whole_bundle(settings: JoinSettings) -> Iterator[tuple[Manifest, BundleFolder]]:
     """Hold the lock of the bundles with the coordinator's bundle complete; remove old bundles at the end."""
     refuse_closed(settings.state.resolve(), where="--state")
-    with _FetchConnection(settings) as connection, contextlib.ExitStack() as held:
+    with contextlib.closing(_FetchConnection(settings)) as connection, contextlib.ExitStack() as held:
         fetching = Fetching()
         _learn_manifest(connection, fetching)  # before the lock, not to hold it while waiting
         held.enter_context(locked(settings.bundles))
@@ -170,7 +168,7 @@ def _settle(folder: Path, tag: str, settings: JoinSettings, manifest: Manifest, 
         bundle=bundle.path.name,
         tag=tag,
         again=(*settings.options(), "--into", str(folder)),
-        named={said: str(bundle.path / name) for said, name in manifest.named.items()},
+        named={path: str(bundle.path / name) for path, name in manifest.named.items()},
     )
     # The settings before the job file: a job file without them would pass for this host's own.
     joined.write(folder / JOB_FILE)
@@ -179,16 +177,22 @@ def _settle(folder: Path, tag: str, settings: JoinSettings, manifest: Manifest, 
 
 
 def _learn_manifest(connection: _FetchConnection, fetching: Fetching) -> Manifest:
+    """Return the manifest, after asking for it until it is here; raise LostError if the coordinator is silent."""
     while fetching.manifest is None:
         connection.ask(fetching)
     return fetching.manifest
 
 
 def _fetched(connection: _FetchConnection, fetching: Fetching, settings: JoinSettings) -> tuple[Manifest, BundleFolder]:
-    """Return the manifest and the folder of the complete bundle."""
+    """Return the manifest and the folder of the complete bundle, after fetching what is missing of it.
+
+    Raises DataError if this host's own index differs, the bundle is too large, or pieces of it are damaged.
+    """
     while True:
         manifest = _learn_manifest(connection, fetching)
-        skipped = _own_index(manifest, settings.index) | _not_taken(manifest, settings)
+        # Workers fetch graphs themselves, as these may come at any time.
+        skipped = _own_index(manifest, settings.index) | manifest.names_below(GRAPHS)
+        skipped |= frozenset[str]() if settings.accepts_code else manifest.names_below(CODE)
         _refuse_too_large(manifest, skipped, settings.endpoint)
         folder = BundleFolder(settings.bundles, manifest, skipped)
         if not folder.is_whole and not _fetch_files(connection, fetching, folder):
@@ -212,12 +216,6 @@ def _fetch_files(connection: _FetchConnection, fetching: Fetching, folder: Bundl
     folder.finish()
     log.info("has fetched it", seconds=round(time.monotonic() - begun_s, 1))
     return True
-
-
-def _not_taken(manifest: Manifest, settings: JoinSettings) -> frozenset[str]:
-    """Return the files to skip: graphs, which workers fetch themselves, and code unless it is accepted."""
-    code = frozenset[str]() if settings.accepts_code else manifest.names_below(CODE)
-    return manifest.names_below(GRAPHS) | code
 
 
 def _own_index(manifest: Manifest, index: Path | None) -> frozenset[str]:
@@ -245,8 +243,8 @@ def _own_index(manifest: Manifest, index: Path | None) -> frozenset[str]:
 
 
 def _refuse_too_large(manifest: Manifest, skipped: frozenset[str], endpoint: str) -> None:
-    refused = manifest.refused - skipped
-    if refused:
+    """Raise DataError if the coordinator would not send a file that this host needs, for the bundle's size."""
+    if manifest.refused - skipped:
         raise DataError(
             expected=f"at most {manifest.limit} bytes to fetch, as bundle_bytes says",
             got=f"{manifest.nbytes} bytes in {len(manifest.files)} files",
@@ -257,17 +255,11 @@ def _refuse_too_large(manifest: Manifest, skipped: frozenset[str], endpoint: str
         )
 
 
-def _no_endpoint(got: str) -> SettingsError:
-    return SettingsError(
-        expected="the endpoint of a coordinator, such as tcp://loader-1:7400",
-        got=got,
-        where="loader-server run",
-        remedy="Name host and port at which the job is served.",
-    )
-
-
 class _FetchConnection:
-    """The connection to the coordinator: one request, one answer."""
+    """The connection to the coordinator: one request, one answer.
+
+    Making it raises SettingsError if the endpoint may not be joined, or if this host's keys cannot be read.
+    """
 
     def __init__(self, settings: JoinSettings) -> None:
         self.endpoint = settings.endpoint
@@ -279,7 +271,7 @@ class _FetchConnection:
         self._connected = ""
         #: When the coordinator was last heard or, before that, first asked.
         self._heard_s = time.monotonic()
-        self._has_answered = self._has_said_so = False
+        self._has_answered = self._is_wait_logged = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._dealer = self._connect()
@@ -288,12 +280,19 @@ class _FetchConnection:
             raise
 
     def _connect(self) -> zmq.Socket[bytes]:
+        """Return a socket that connects to the coordinator; raise SettingsError if that address may not be joined."""
         address = self._followed.address
+        # Again, because a coordinator that is followed by its file may have moved to another host.
         self._settings.refuse_open(address)
         try:
             dealer = connect_dealer(self._context, address, self._keys, secrets.token_bytes(16))
         except zmq.ZMQError as error:
-            raise _no_endpoint(f"{address}: {error}") from None
+            raise SettingsError(
+                expected="the endpoint of a coordinator, such as tcp://loader-1:7400",
+                got=f"{address}: {error}",
+                where="loader-server run",
+                remedy="Name host and port at which the job is served.",
+            ) from None
         self._connected, self._has_answered = address, False
         return dealer
 
@@ -310,15 +309,20 @@ class _FetchConnection:
             if now_s - self._heard_s > _LOST_S:
                 raise self._lost()
             if self._follow(now_s):
-                due_s = 0.0
-            self._say_so(now_s)
+                due_s = 0.0  # the request went to the former address
+            self._log_waiting(now_s)
             if now_s >= due_s and send_if_up(self._dealer, encode(wanted)):
                 due_s = now_s + (_AGAIN_S if self._has_answered else _FIRST_S)
-            if self._dealer.poll(int(1000 * min(_FOLLOW_S, max(_LOOK_S, due_s - now_s)))):
-                for frames in read_waiting(self._dealer, 1):
-                    piece = self._read(frames[0])
-                    if piece is not None:
-                        return fetching.take(piece)
+            piece = self._hear(min(_FOLLOW_S, max(_LOOK_S, due_s - now_s)))
+            if piece is not None:
+                return fetching.take(piece)
+
+    def _hear(self, wait_s: float) -> m.BundlePiece | None:
+        """Wait this long for a piece, and return it or None; raise the error with which the coordinator refuses."""
+        if not self._dealer.poll(int(1000 * wait_s)):
+            return None
+        pieces = (self._read(frames[0]) for frames in read_waiting(self._dealer, 1))
+        return next(filter(None, pieces), None)
 
     def _follow(self, now_s: float) -> bool:
         """Connect to the coordinator's new address if its file names another one; return whether it does."""
@@ -329,14 +333,15 @@ class _FetchConnection:
         former.close(linger=0)
         return True
 
-    def _say_so(self, now_s: float) -> None:
+    def _log_waiting(self, now_s: float) -> None:
         """Log once, long before giving up, that we wait for the coordinator."""
-        if now_s - self._heard_s > _SAYS_SO_AFTER_S and not self._has_said_so:
-            self._has_said_so = True
+        if now_s - self._heard_s > _LOG_AFTER_S and not self._is_wait_logged:
+            self._is_wait_logged = True
             reason = self._followed.problem or "no answer"
             self._log.warning("waits for the coordinator", reason=reason, seconds=_LOST_S)
 
     def _read(self, frame: zmq.Frame) -> m.BundlePiece | None:
+        """Return the piece in an answer, None for another message; raise the error with which it refuses."""
         self._heard_s = time.monotonic()
         try:
             message = decode(frame.buffer)
@@ -350,7 +355,7 @@ class _FetchConnection:
         self._has_answered = True
         return message if isinstance(message, m.BundlePiece) else None
 
-    def _lost(self) -> StokerError:
+    def _lost(self) -> LostError:
         return LostError(
             expected="a coordinator that gives this host what the job needs",
             got=self._followed.problem or "no answer for a minute",
@@ -358,9 +363,7 @@ class _FetchConnection:
             remedy="Start the job there, correct the endpoint, or name the folder with this host's keys by --keys.",
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
+    def close(self) -> None:
+        """Close the socket, and end libzmq's threads."""
         self._dealer.close(linger=0)
         self._context.term()
