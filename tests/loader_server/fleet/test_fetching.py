@@ -188,13 +188,16 @@ def test_whatever_comes_only_graphs_of_some_bundle_are_handed_on(seed):
     random, fetching = Random(seed), GraphFetching()
     other = {**GRAPH_FILES, **files_of("b", b"another B")}
     given = {bytes(files[f"graphs/{stream}/graph"]) for files in (GRAPH_FILES, other) for stream in "ab"}
+    bundles = [
+        (files, {name: bytes(len(content)) for name, content in files.items()}, made(files))
+        for files in (GRAPH_FILES, other)
+    ]
     stale, handed_on = [], 0
     for _ in range(300):
         if fetching.waits:
             fetching = GraphFetching()
-        files = random.choice((GRAPH_FILES, GRAPH_FILES, GRAPH_FILES, other))
-        wrong = {name: bytes(len(content)) for name, content in files.items()}
-        stale.append(answered(made(files), wrong if random.random() < 0.05 else files, fetching.wanted()))
+        files, wrong, manifest = random.choices(bundles, weights=(3, 1))[0]
+        stale.append(answered(manifest, wrong if random.random() < 0.05 else files, fetching.wanted()))
         try:
             found = fetching.take(random.choice(stale) if random.random() < 0.1 else stale[-1])
         except DataError:
