@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from loader_server.coordinator.service import Coordinator
     from loader_server.machine.doors import Doors
-    from loader_server.sources.remote.counts import RemoteCounts
+    from loader_server.sources.files.file_facts import RemoteCounts
     from loader_server.worker.service import Worker
     from shared.guard import Guard
     from shared.metrics.server import Values

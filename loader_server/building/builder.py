@@ -28,7 +28,7 @@ from loader_server.building.places import places_of
 from loader_server.building.prepared import Prepared, unwatched
 from loader_server.sources.blame import find_exhaustion
 from loader_server.sources.decoding import decoded
-from loader_server.sources.files.patience import read_patiently
+from loader_server.sources.files.retried_reads import read_patiently
 from loader_server.transforms.columns import ColumnsOfBatch
 from loader_server.transforms.overrun import blame_for_length
 from shared.errors import DataError, SampleError

@@ -32,11 +32,10 @@ _KINDS = (
 
 def refuse_no_text(head: bytes, where: str) -> None:
     """Raise a DataError if a file with this beginning is not text in UTF-8."""
-    found = next(((got, remedy) for mark, got, remedy in _KINDS if head.startswith(mark)), None)
-    if found is None and _alternates(head):
-        found = ("one in UTF-16, without its mark", _CONVERT)
-    if found is not None:
-        raise DataError(expected="a text file in UTF-8", got=found[0], where=where, remedy=found[1])
+    without_mark = ("one in UTF-16, without its mark", _CONVERT) if _alternates(head) else None
+    kind = next(((got, remedy) for mark, got, remedy in _KINDS if head.startswith(mark)), without_mark)
+    if kind is not None:
+        raise DataError(expected="a text file in UTF-8", got=kind[0], where=where, remedy=kind[1])
 
 
 def _alternates(head: bytes) -> bool:

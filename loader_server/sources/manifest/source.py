@@ -16,7 +16,7 @@ from loader_server.sources.audio.decoding import AVERAGED, audio_versions
 from loader_server.sources.audio.recorded_source import RecordedSource
 from loader_server.sources.audio.recordings import Recordings, audio_field, common_rate
 from loader_server.sources.audio.stretches import AudioStretch, Headers, channel_setting, stretch_columns
-from loader_server.sources.files.lists import refuse_other_list
+from loader_server.sources.files.same_files import refuse_other_list
 from loader_server.sources.manifest.rows import OFFSET_COLUMN, ManifestRow
 from loader_server.sources.manifest.survey import RowPiece, named_files, survey_manifests
 from loader_server.sources.remote.urls import joined
@@ -67,10 +67,9 @@ class ManifestSource(RecordedSource):
 
     def survey(self) -> Inventory:
         """Count the rows of all manifests and find duplicates; raise a DataError for an unusable manifest."""
-        found = survey_manifests(self.settings.paths, self.files)
-        return Inventory(
-            total=found.total, pieces=found.pieces, origin=found.origin, about={"others": list(found.others)}
-        )
+        survey = survey_manifests(self.settings.paths, self.files)
+        about = {"others": list(survey.others)}
+        return Inventory(total=survey.total, pieces=survey.pieces, origin=survey.origin, about=about)
 
     def probe(self, piece: RowPiece) -> Found:
         """Read the headers of the files that these rows name; unusable files become bad rows."""
@@ -79,12 +78,12 @@ class ManifestSource(RecordedSource):
         good, audio, bad = dict[int, ManifestRow](), list[AudioStretch](), dict[int, BadRow]()
         headers = Headers(self.files, self.settings.channel, self.of_job.largest_indexed)
         for number, row in enumerate(piece.rows, piece.start):
-            found = row if isinstance(row, BadRow) else _audio(row, headers, *places[row.manifest])
-            if isinstance(found, BadRow):
-                bad[number] = found
+            stretch = row if isinstance(row, BadRow) else _audio(row, headers, *places[row.manifest])
+            if isinstance(stretch, BadRow):
+                bad[number] = stretch
             elif isinstance(row, ManifestRow):
                 good[number] = row
-                audio.append(found)
+                audio.append(stretch)
         rows = list(good.values())
         numbers = _numbers(rows, piece) | stretch_columns(
             audio, plain=piece.whole and self.settings.channel == AVERAGED

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from loader_server.sources.files.lists import absent_list, list_facts
+from loader_server.sources.files.file_facts import absent
+from loader_server.sources.files.same_files import list_facts
 from loader_server.sources.manifest.rows import OFFSET_COLUMN, Columns, ManifestRow, columns_of, named_paths, read_rows
 from loader_server.sources.remote.urls import joined
 from loader_server.sources.source import BadRow
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.sources.files.opening import Files
-    from loader_server.sources.remote.remote_path import RemotePath
+    from loader_server.sources.remote.remote_files import RemotePath
 
 __all__ = ["ManifestSurvey", "RowPiece", "named_files", "survey_manifests"]
 
@@ -92,7 +93,7 @@ def survey_manifests(paths: Sequence[str], files: Files) -> ManifestSurvey:
     origin = [list_facts(path, files, "manifest") for path in paths]
     columns = tuple(columns_of(manifest) for manifest in manifests)
     _refuse_some_without_text(manifests, columns)
-    others = tuple(dict.fromkeys(name for found in columns for name in found.others))
+    others = tuple(dict.fromkeys(name for own in columns for name in own.others))
     # Eight bytes a row is all that the survey keeps: a manifest may be larger than memory.
     hashes = array("Q", (_hash(row, manifests) for row in _all_rows(manifests, columns, others)))
     return ManifestSurvey(
@@ -109,8 +110,8 @@ def _all_rows(
     manifests: tuple[Path | RemotePath, ...], columns: tuple[Columns, ...], others: tuple[str, ...]
 ) -> Iterator[ManifestRow | BadRow]:
     """Yield the rows of all manifests in order."""
-    for number, (manifest, found) in enumerate(zip(manifests, columns, strict=True)):
-        yield from read_rows(manifest, number, found, others)
+    for number, (manifest, own) in enumerate(zip(manifests, columns, strict=True)):
+        yield from read_rows(manifest, number, own, others)
 
 
 def _hash(row: ManifestRow | BadRow, manifests: tuple[Path | RemotePath, ...]) -> int:
@@ -138,8 +139,8 @@ def _duplicates(hashes: NDArray[np.uint64]) -> Duplicates:
     ordered = np.sort(hashes)
     again = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
     del ordered  # frees eight bytes a row before the comparison takes memory
-    found = [_equal_to_any(hashes[at : at + _BLOCK_ROWS], again) + at for at in range(0, len(hashes), _BLOCK_ROWS)]
-    places = np.concatenate(found) if found else np.zeros(0, np.int64)
+    blocks = [_equal_to_any(hashes[at : at + _BLOCK_ROWS], again) + at for at in range(0, len(hashes), _BLOCK_ROWS)]
+    places = np.concatenate([np.zeros(0, np.int64), *blocks])
     return Duplicates(places, np.searchsorted(again, hashes[places]))
 
 
@@ -153,6 +154,8 @@ def _marked(
     rows: Iterable[ManifestRow | BadRow], manifests: tuple[Path | RemotePath, ...], duplicates: Duplicates
 ) -> Iterator[ManifestRow | BadRow]:
     """Yield the rows; all but the first of several equal ones become bad rows that name the first one's place."""
+    # Manifest and line of the first good row of each group, or -1: an equal row that is bad by itself comes first only
+    # by chance, and is none to refer to.
     firsts = np.full((int(duplicates.kinds.max(initial=-1)) + 1, 2), -1)
     pairs = zip(duplicates.places, duplicates.kinds, strict=True)
     place, kind = next(pairs, (-1, -1))
@@ -161,17 +164,15 @@ def _marked(
             yield row
             continue
         manifest, line = firsts[kind]
-        if isinstance(row, ManifestRow) and line < 0:  # the first of its group stays good
+        if isinstance(row, BadRow):
+            yield row
+        elif line < 0:  # the first of its group stays good
             firsts[kind] = row.manifest, row.line
-        first = f"{manifests[manifest]}, line {line}"
-        yield _duplicate(row, manifests, first) if isinstance(row, ManifestRow) and line >= 0 else row
+            yield row
+        else:
+            detail = f"expected each row once, got {row.path} as in {manifests[manifest]}, line {line}"
+            yield BadRow(str(manifests[row.manifest]), row.line, "duplicate", detail)
         place, kind = next(pairs, (-1, -1))
-
-
-def _duplicate(row: ManifestRow, manifests: tuple[Path | RemotePath, ...], first: str) -> BadRow:
-    """Return the bad row of a duplicate."""
-    detail = f"expected each row once, got {row.path} as in {first}"
-    return BadRow(str(manifests[row.manifest]), row.line, "duplicate", detail)
 
 
 def named_files(paths: Sequence[str], files: Files) -> Iterator[str]:
@@ -184,12 +185,12 @@ def named_files(paths: Sequence[str], files: Files) -> Iterator[str]:
             for name in named_paths(manifest):
                 yield joined(folder, name)
         except OSError as error:
-            raise absent_list(manifest, "manifest", error) from None
+            raise absent(str(manifest), error.strerror or type(error).__name__, "manifest") from None
 
 
 def _refuse_some_without_text(manifests: tuple[Path | RemotePath, ...], columns: tuple[Columns, ...]) -> None:
     """Raise a DataError if some manifests have a column of transcripts and others have none."""
-    without = [str(manifest) for manifest, found in zip(manifests, columns, strict=True) if not found.text]
+    without = [str(manifest) for manifest, own in zip(manifests, columns, strict=True) if not own.text]
     if 0 < len(without) < len(manifests):
         raise DataError(
             expected="a transcript in all manifests or in none",

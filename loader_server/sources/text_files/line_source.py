@@ -1,7 +1,9 @@
-"""Base class of sources whose samples are lines of text files: where a line is, and whether it has changed.
+"""Sources whose samples are lines of text files: the base class of all, and the lines source.
 
 Rules: the index has each line's place and a digest of its bytes; a line is read from its place, and a line that has
-changed since indexing is refused. Subclasses know what a line means.
+changed since indexing is refused. Subclasses know what a line means: for the lines source a text in UTF-8, under the
+key `text`, whose length is its characters, that is Unicode code points, without the end of the line. A line that is
+empty or not UTF-8 is a bad row there.
 """
 
 from __future__ import annotations
@@ -12,23 +14,28 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from loader_server.sources.files.opening import changed
-from loader_server.sources.source import Indexed, Inventory, Source
+from loader_server.sources.files.file_facts import changed
+from loader_server.sources.files.same_files import digest_of_number, signed_digest
+from loader_server.sources.source import Found, Indexed, Inventory, Source, texts_read
 from loader_server.sources.text_files.whole_lines import (
     WholeLines,
     count_lines,
     cut_lines,
-    digest_of,
     digests_of,
     taken_apart,
+    unusable_line,
 )
+from shared.settings.values import setting, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["LinePiece", "LineSource"]
+    from loader_server.sources.batch_columns import Columns
+    from shared.wire.layout import Field
+
+__all__ = ["LinePiece", "LineSource", "LinesSettings", "LinesSource"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +104,14 @@ class LineSource(Source):
         return taken_apart(data, begins_file=not piece.start)
 
     @staticmethod
-    def _columns_of(piece: LinePiece, lines: WholeLines, which: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-        """Return the index columns of those lines of a piece that `which` numbers."""
+    def _columns_of(piece: LinePiece, lines: WholeLines, numbers: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+        """Return the index columns of the lines of a piece with these numbers."""
         return {
-            "file": np.full(len(which), piece.file),
-            "line": piece.line + which,
-            "offset": piece.start + lines.starts[which],
-            "bytes": lines.sizes[which],
-            "digest": digests_of(lines, which),
+            "file": np.full(len(numbers), piece.file),
+            "line": piece.line + numbers,
+            "offset": piece.start + lines.starts[numbers],
+            "bytes": lines.sizes[numbers],
+            "digest": digests_of(lines, numbers),
         }
 
     # --- once there is an index ---
@@ -141,7 +148,7 @@ class LineSource(Source):
         )
         lines = self.files.read_all(zip(map(self._paths.__getitem__, files), offsets, sizes, strict=True))
         for sample, raw, digest in zip(samples, lines, digests, strict=True):
-            if digest_of(raw) != digest:
+            if signed_digest(raw) != digest:
                 where, line = self.place(sample)
                 raise changed(f"the line that was indexed ({len(raw)} bytes)", "other bytes", f"{where}, line {line}")
             yield raw
@@ -157,5 +164,51 @@ class LineSource(Source):
     def identity(self, sample: int) -> str:
         """Return the file, and size and digest of the line: other lines do not matter; equal lines share it."""
         columns = self._columns
-        digest = int(columns["digest"][sample]) % 2**64
-        return f"{self._paths[columns['file'][sample]]}, a line of {columns['bytes'][sample]} bytes, {digest:016x}"
+        digest = digest_of_number(int(columns["digest"][sample]))
+        return f"{self._paths[columns['file'][sample]]}, a line of {columns['bytes'][sample]} bytes, {digest}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinesSettings:
+    """Further settings of a stream with source = "lines"."""
+
+    paths: tuple[str, ...] = setting(
+        texts,
+        "text files in UTF-8, each line a sample, relative to the job file; also folders and patterns such as *.txt",
+    )
+
+
+class LinesSource(LineSource):
+    """Source of lines of text. Index columns: those of a line, and its number of characters."""
+
+    Settings = LinesSettings
+    suffixes = (".txt",)
+    settings: LinesSettings
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """No fields: a text becomes numbers in a transform."""
+        return ()
+
+    def probe(self, piece: LinePiece) -> Found:
+        """Measure the lines of a piece; empty lines and those that are not UTF-8 become bad rows."""
+        lines, where = self._lines_of(piece), self.files.where(piece.path)
+        good = np.flatnonzero(lines.characters > 0)
+        bad = {
+            piece.row + number: unusable_line(where, piece.line + number, lines.line(number))
+            for number in np.flatnonzero(lines.characters <= 0).tolist()
+        }
+        columns = self._columns_of(piece, lines, good) | {"length_text": lines.characters[good]}
+        return Found(rows=(piece.row + good).tolist(), numbers=columns, bad=bad)
+
+    def texts(self, key: str) -> Iterator[Sequence[str]] | None:
+        """Return the lines, read again block by block; None for another key or for remote files."""
+        return texts_read(self, key) if key == "text" and not self.files.are_remote else None
+
+    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
+        """Return the line as a string under `text`."""
+        return {"text": raw.decode()}
+
+    def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:
+        """Return the lines as one column of strings under `text`."""
+        return {"text": list(map(bytes.decode, raw))}

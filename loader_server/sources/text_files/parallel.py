@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.files.opening import changed
+from loader_server.sources.files.file_facts import changed
+from loader_server.sources.files.same_files import digest_of_number, signed_digest
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source, texts_read
 from loader_server.sources.text_files.whole_lines import (
     WholeLines,
     count_lines,
     cut_lines,
-    digest_of,
     spans_of,
     taken_apart,
     unusable_line,
@@ -138,7 +138,10 @@ class ParallelSource(Source):
         }
         # No line contains a newline, so that different lines never join to the same bytes.
         together = (b"\n".join(lines.line(number) for lines in files) for number in good.tolist())
-        columns = {"line": piece.row + 1 + good, "digest": np.fromiter(map(digest_of, together), np.int64, len(good))}
+        columns = {
+            "line": piece.row + 1 + good,
+            "digest": np.fromiter(map(signed_digest, together), np.int64, len(good)),
+        }
         for place, (lines, (start, _)) in enumerate(zip(files, piece.spans, strict=True)):
             columns[f"offset_{place}"] = start + lines.starts[good]
             columns[f"bytes_{place}"] = lines.sizes[good]
@@ -180,7 +183,7 @@ class ParallelSource(Source):
         lines = [self.files.read_all(self._extents(file, known)) for file in range(len(self._names))]
         for sample, digest, *own in zip(samples, columns["digest"][known].tolist(), *lines, strict=True):
             raw = b"\n".join(own)
-            if digest_of(raw) != digest:
+            if signed_digest(raw) != digest:
                 where = f"{', '.join(self._places)}, line {columns['line'][sample]}"
                 raise changed("the lines that were indexed", "other bytes", where)
             yield raw
@@ -192,7 +195,7 @@ class ParallelSource(Source):
 
     def _extents(self, file: int, samples: NDArray[np.int64]) -> Iterator[tuple[str, int, int]]:
         """Return path, offset and size of each sample's line in one file."""
-        offsets, sizes = (self.indexed.numbers[f"{what}_{file}"][samples].tolist() for what in ("offset", "bytes"))
+        offsets, sizes = (self.indexed.numbers[f"{column}_{file}"][samples].tolist() for column in ("offset", "bytes"))
         return zip(repeat(self._names[file]), offsets, sizes)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
@@ -219,5 +222,5 @@ class ParallelSource(Source):
 
     def identity(self, sample: int) -> str:
         """Return the files and the digest of the lines, which stay when other rows come or go; equal rows share it."""
-        digest = int(self.indexed.numbers["digest"][sample]) % 2**64
-        return f"{', '.join(self._names)}, lines of digest {digest:016x}"
+        digest = digest_of_number(int(self.indexed.numbers["digest"][sample]))
+        return f"{', '.join(self._names)}, lines of digest {digest}"

@@ -24,6 +24,7 @@ __all__ = [
     "BYTES",
     "FLOAT",
     "INT64",
+    "NO_FEATURE",
     "Feature",
     "Features",
     "MalformedExample",
@@ -54,7 +55,7 @@ _DEEPEST_GROUP = 100
 #: Packed runs of at most this many bytes are decoded one by one, which is quicker than with numpy.
 _FEW_BYTES = 40
 #: A Feature message without a list.
-_NO_FEATURE: Feature = (0, [])
+NO_FEATURE: Feature = (0, [])
 
 
 class MalformedExample(ValueError):
@@ -112,45 +113,37 @@ def _begin(raw: bytes, at: int, tag: int, stop: int) -> int:
 
 def _all_features(raw: bytes) -> Features:
     """Return the features of any valid message, field by field; raise MalformedExample for an invalid one."""
-    found: Features = {}
-    context: Features = {}
     try:
-        for tag, start, stop in _fields(raw, 0, len(raw)):
-            if tag == _FIRST:
-                for key, value in _entries(raw, start, stop):
-                    context[key] = _feature(raw, value)
-            elif tag == _SECOND:
-                for key, value in _entries(raw, start, stop):
-                    found[key] = [_feature(raw, [step]) for part in value for step in _parts(raw, part)]
+        context = {key: _feature(raw, pieces) for key, pieces in _entries(raw, _FIRST)}
+        lists: Features = {
+            key: [_feature(raw, [step]) for piece in pieces for step in _values(raw, *piece, _FIRST)]
+            for key, pieces in _entries(raw, _SECOND)
+        }
     except IndexError:
         raise MalformedExample("it ends in the middle of a field") from None
     except UnicodeDecodeError:
         raise MalformedExample("a key is not UTF-8") from None
-    if both := sorted(found.keys() & context.keys()):
+    if both := sorted(lists.keys() & context.keys()):
         raise MalformedExample(f'"{both[0]}" is a feature of the context and a feature list')
-    return {**context, **found}
+    return {**context, **lists}
 
 
-def _entries(raw: bytes, start: int, stop: int) -> Iterator[tuple[str, list[Run]]]:
-    """Yield the key of each map entry, with the pieces of its value."""
-    for begin, end in _parts_of(raw, start, stop):
-        key, value = b"", list[Run]()
-        for tag, at, to in _fields(raw, begin, end):
-            if tag == _FIRST:
-                key = raw[at:to]
-            elif tag == _SECOND:
-                value.append((at, to))
-        yield key.decode(), value
+def _entries(raw: bytes, tag: int) -> Iterator[tuple[str, list[Run]]]:
+    """Yield the key of each entry of the maps with this tag, with the pieces of its value.
+
+    A map may itself come in pieces, and a key more than once: the last entry with it counts.
+    """
+    for piece in _values(raw, 0, len(raw), tag):
+        for entry in _values(raw, *piece, _FIRST):
+            # As in protobuf, an entry without a key has the empty one, and of several keys the last counts.
+            keys = [b"", *(raw[start:stop] for start, stop in _values(raw, *entry, _FIRST))]
+            yield keys[-1].decode(), list(_values(raw, *entry, _SECOND))
 
 
-def _parts(raw: bytes, run: Run) -> list[Run]:
-    return list(_parts_of(raw, *run))
-
-
-def _parts_of(raw: bytes, start: int, stop: int) -> Iterator[Run]:
-    """Yield the byte ranges of this message's first field, each a message itself."""
+def _values(raw: bytes, start: int, stop: int, wanted: int) -> Iterator[Run]:
+    """Yield the byte ranges of the fields with this tag in a message."""
     for tag, begin, end in _fields(raw, start, stop):
-        if tag == _FIRST:
+        if tag == wanted:
             yield begin, end
 
 
@@ -158,7 +151,7 @@ def _feature(raw: bytes, pieces: list[Run]) -> Feature:
     """Return one feature from all pieces of its message; of lists of different kinds, the last one counts."""
     # Protobuf merges pieces of a message: lists of the same kind are joined, but the kinds are a `oneof`, in which a
     # later one replaces an earlier.
-    kind, runs = _NO_FEATURE[0], list[Run]()
+    kind, runs = NO_FEATURE[0], list[Run]()
     for start, stop in pieces:
         for tag, begin, end in _fields(raw, start, stop):
             new = _KINDS.get(tag)

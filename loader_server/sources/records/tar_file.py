@@ -1,22 +1,29 @@
-"""Members of a tar file that lies in memory: their names, and where their bytes are. Pure.
+"""A tar file that lies in memory: its members, where their bytes are, and the samples that they make. Pure.
 
 Rules: nothing is unpacked. All common dialects are read: ustar with its prefix, long names of GNU tar and of pax, sizes
 of 8 GiB and more. Members other than plain files are reported with their kind. A header with a wrong checksum, or a
 file that ends before its end mark, ends the walk with an error. Following headers costs 2 µs a member, a tenth of what
 `tarfile` takes.
+
+Members are grouped as WebDataset groups them: the key of `a/b.seg.png` is `a/b`, its suffix `seg.png` in lower case;
+consecutive members of one key are a sample. A member that cannot be used makes its sample a bad one, and the unreadable
+rest of a file is one bad sample at the end; WebDataset's own notes on a shard (`__…__`) are left out.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from shared.errors import DataError
 
 if TYPE_CHECKING:
     import mmap
     from collections.abc import Iterator
 
-__all__ = ["BLOCK", "BrokenTar", "TarMember", "members_of"]
+__all__ = ["BLOCK", "BrokenTar", "TarMember", "TarSample", "members_of", "refuse_no_tar", "samples_of"]
 
 BLOCK = 512
 _END = bytes(BLOCK)
@@ -36,12 +43,20 @@ _SPACES = 8 * ord(" ")
 #: The modulus of Adler-32: sums are compared modulo this.
 _ADLER_BASE = 65521
 
+#: Key and suffix: the suffix begins behind the first dot in the last part of the path; if that part begins with a dot,
+#: there is no suffix.
+_NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
+#: Names of WebDataset's own notes.
+_OF_THE_SHARD = re.compile(r"__[^/]*__(?:$|/)")
+#: First bytes of compressed files.
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
 
 class BrokenTar(ValueError):
     """Damage in a tar file: nothing from byte `at` on can be read."""
 
-    def __init__(self, at: int, said: str, *, cut: bool = False) -> None:
-        super().__init__(said)
+    def __init__(self, at: int, damage: str, *, cut: bool = False) -> None:
+        super().__init__(damage)
         self.at = at
         #: Whether headers were valid so far and the file just ends too early, so it may well be a tar file.
         self.cut = cut
@@ -77,26 +92,27 @@ def members_of(data: mmap.mmap | bytes, at: int = 0) -> Iterator[TarMember]:
 
 def _member(data: mmap.mmap | bytes, at: int, block: bytes) -> TarMember:
     """Return the member at `at`, after applying the GNU and pax headers that precede its own."""
-    begin, said = at, dict[str, str]()
+    begin, extended = at, dict[str, str]()
     while True:
         flag, size = _flag_and_size(block, at)
         if flag not in (_GNU_NAME, _GNU_LINK, _PAX, _PAX_FOR_ALL):
             break
-        # GNU's long link names and pax headers for the whole archive are skipped.
+        # Names and sizes that the member's own header has no room for. GNU's long link names and pax headers for the
+        # whole archive are skipped.
         content = data[at + BLOCK : at + BLOCK + size]
         if flag == _GNU_NAME:
-            said["path"] = content.rstrip(b"\0").decode("utf-8", "surrogateescape")
+            extended["path"] = content.rstrip(b"\0").decode("utf-8", "surrogateescape")
         elif flag == _PAX:
-            said |= _pax(content, at)
+            extended |= _pax(content, at)
         at += BLOCK + -(-size // BLOCK) * BLOCK
         block = data[at : at + BLOCK]
-    kind = "sparse_file" if any(key.startswith("GNU.sparse") for key in said) else _KINDS.get(flag, "unknown_kind")
-    size = int(said.get("size", size)) if kind in ("", "sparse_file") else 0
+    kind = "sparse_file" if any(key.startswith("GNU.sparse") for key in extended) else _KINDS.get(flag, "unknown_kind")
+    size = int(extended.get("size", size)) if kind in ("", "sparse_file") else 0
     # Without this check, a slice of a file that was cut would silently give fewer bytes.
     if at + BLOCK + size > len(data):
         left = max(len(data) - at - BLOCK, 0)
         raise BrokenTar(begin, f"a member has {size} bytes, but the file ends after {left} of them", cut=True)
-    return TarMember(said.get("path") or _name(block), kind, begin, at + BLOCK, size)
+    return TarMember(extended.get("path") or _name(block), kind, begin, at + BLOCK, size)
 
 
 def _flag_and_size(block: bytes, at: int) -> tuple[int, int]:
@@ -161,3 +177,90 @@ def _pax(content: bytes, at: int) -> dict[str, str]:
     except ValueError:
         raise BrokenTar(at, "a pax header cannot be read") from None
     return found
+
+
+@dataclass(slots=True)
+class TarSample:
+    """Sample of a tar file: its members by suffix, and the byte `at` which its first header begins.
+
+    If the sample cannot be used, `reason` (one word) and `detail` say why; otherwise both are empty.
+    """
+
+    key: str
+    at: int
+    members: dict[str, TarMember] = field(default_factory=dict)
+    reason: str = ""
+    detail: str = ""
+
+    def refuse(self, reason: str, detail: str) -> None:
+        """Mark the sample as unusable, unless an earlier reason has done so."""
+        if not self.reason:
+            self.reason, self.detail = reason, detail
+
+    def add(self, suffix: str, member: TarMember) -> None:
+        """Add a member, and mark the sample as unusable if the member is."""
+        name = ascii(member.name)
+        if member.kind:
+            self.refuse(member.kind, f"expected a plain file, got {name}")
+        elif member.name.startswith("/") or ".." in member.name.split("/"):
+            self.refuse("unsafe_name", f"expected a name inside of the archive, got {name}")
+        elif not _is_utf8(member.name):
+            self.refuse("not_utf8", f"expected a name in UTF-8, got {name}")
+        elif not suffix:
+            self.refuse("no_suffix", f"expected a name such as 000017.flac, got {name}")
+        elif suffix in self.members:
+            self.refuse("duplicate_member", f"expected one member with this suffix, got {name} again")
+        self.members[suffix] = member
+
+
+def samples_of(data: mmap.mmap | bytes, at: int = 0) -> Iterator[TarSample]:
+    """Yield all samples from the header at `at` on; a damaged rest of the file is one unusable sample."""
+    # A sample is complete only when a member of another key follows, or the file ends.
+    sample: TarSample | None = None
+    try:
+        for member in members_of(data, at):
+            if _OF_THE_SHARD.match(member.name):
+                continue
+            key, suffix = _parted(member.name)
+            if sample is None or sample.key != key:
+                if sample is not None:
+                    yield sample
+                sample = TarSample(key, member.header)
+            sample.add(suffix, member)
+    except BrokenTar as error:
+        # The damage may have cost this sample some members: a caller that needs one finds it missing.
+        if sample is not None:
+            yield sample
+        sample = TarSample("", error.at)
+        sample.refuse("broken_file", f"{error}: nothing from byte {error.at} on can be read")
+    if sample is not None:
+        yield sample
+
+
+def _parted(name: str) -> tuple[str, str]:
+    """Split a name into key and suffix; the suffix is empty if the name has none."""
+    parts = _NAME.fullmatch(name)
+    return (parts[1], parts[2].lower()) if parts else (name, "")
+
+
+def _is_utf8(name: str) -> bool:
+    """Return whether a name was valid UTF-8: other bytes were decoded to surrogates."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def refuse_no_tar(data: mmap.mmap | bytes, where: str) -> None:
+    """Raise a DataError if the file does not even begin like a tar file, and name its compression if known."""
+    try:
+        next(members_of(data), None)
+    except BrokenTar as error:
+        if error.cut:
+            return  # a tar file that was cut short: the samples before the cut can be used
+        kind = next((kind for start, kind in _COMPRESSED.items() if data[: len(start)] == start), "")
+        raise DataError(
+            expected="a tar file that is not compressed" if kind else "a tar file",
+            got=f"one that is compressed by {kind}" if kind else f"another one: {error}",
+            where=where,
+            remedy="Members of a compressed file cannot be read in any order: unpack it once (gunzip, zstd -d)."
+            if kind
+            else "Name tar shards in `paths` of the stream.",
+        ) from None
