@@ -74,7 +74,7 @@ def local_stamp(base: str, path: str) -> str:
     An error is no failure here: a stamp has to change as well when a missing file appears.
     """
     try:
-        status = os.stat(path if path.startswith("/") else os.path.join(base, path))
+        status = os.stat(os.path.join(base, path))
     except (OSError, ValueError) as error:
         return type(error).__name__
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"

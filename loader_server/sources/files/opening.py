@@ -18,8 +18,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 import xxhash
 
 from loader_server.sources.files.braces import names_meant
-from loader_server.sources.files.file_facts import CacheSettings, FileFacts, LocalFile, absent, changed
-from loader_server.sources.files.kinds import HEAD_BYTES, refuse_no_text
+from loader_server.sources.files.file_facts import (
+    HEAD_BYTES,
+    CacheSettings,
+    FileFacts,
+    LocalFile,
+    absent,
+    changed,
+    refuse_no_text,
+)
 from loader_server.sources.files.local import (
     LocalHandle,
     bytes_at,
@@ -121,26 +128,26 @@ class Files:
 
     def _files_of(self, name: str, suffixes: tuple[str, ...]) -> list[str]:
         """Return the sorted files of a folder or a pattern, or the name itself; raise a DataError if there are none."""
-        files = self._remote_files_of(name, suffixes) if is_url(name) else files_meant(self._base, name, suffixes)
-        if files is None:
-            return [name]
+        if is_url(name):
+            return self._remote_files_of(name, suffixes)
+        files = files_meant(self._base, name, suffixes)
+        return [name] if files is None else self._some(name, files, suffixes)
+
+    def _remote_files_of(self, url: str, suffixes: tuple[str, ...]) -> list[str]:
+        if not url.endswith("/"):
+            return self._some(url, self._remote.found(url), ()) if "*" in url or "[" in url else [url]
+        below = (file for file in self._remote.found(url) if file.endswith(suffixes or ("",)))
+        return self._some(url, [file for file in below if not is_hidden(file[len(url) :])], suffixes)
+
+    def _some(self, name: str, files: list[str], suffixes: tuple[str, ...]) -> list[str]:
         if not files:
-            # A remote pattern names suffixes itself.
-            ends = () if is_url(name) and not name.endswith("/") else suffixes
             raise DataError(
-                expected=f"files that end in {' or '.join(ends)}" if ends else "files",
+                expected=f"files that end in {' or '.join(suffixes)}" if suffixes else "files",
                 got="none",
                 where=self.where(name),
                 remedy="Mend `paths` of the stream, which are relative to the job file, or put the files there.",
             )
         return sorted(files)
-
-    def _remote_files_of(self, url: str, suffixes: tuple[str, ...]) -> list[str] | None:
-        """Return the files of a remote folder or a pattern; None if the URL is neither, so names a file."""
-        if url.endswith("/"):
-            below = (file for file in self._remote.found(url) if file.endswith(suffixes or ("",)))
-            return [file for file in below if not is_hidden(file[len(url) :])]
-        return self._remote.found(url) if "*" in url or "[" in url else None
 
     # --- what they are ---
 

@@ -18,18 +18,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from loader_server.sources.files.file_facts import absent, changed
+from loader_server.sources.files.file_facts import FileFacts, absent, changed
 from loader_server.sources.files.local import LocalHandle, bytes_at
-from loader_server.sources.files.seen import is_settled, status_of
+from loader_server.sources.files.seen import SeenFiles, is_settled, status_of
 from loader_server.sources.remote.urls import is_url
 from shared.errors import DataError, ReadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from loader_server.sources.files.file_facts import FileFacts
     from loader_server.sources.files.opening import Files
-    from loader_server.sources.files.seen import SeenFiles
     from loader_server.sources.source import Indexed
 
 __all__ = [

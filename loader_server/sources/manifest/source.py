@@ -67,13 +67,11 @@ class ManifestSource(RecordedSource):
 
     def survey(self) -> Inventory:
         """Count the rows of all manifests and find duplicates; raise a DataError for an unusable manifest."""
-        survey = survey_manifests(self.settings.paths, self.files)
-        about = {"others": list(survey.others)}
-        return Inventory(total=survey.total, pieces=survey.pieces, origin=survey.origin, about=about)
+        return survey_manifests(self.settings.paths, self.files)
 
     def probe(self, piece: RowPiece) -> Found:
         """Read the headers of the files that these rows name; unusable files become bad rows."""
-        manifests = [self.files.path(path) for path in self.settings.paths]
+        manifests = map(self.files.path, self.settings.paths)
         places = [(str(manifest), str(manifest.parent)) for manifest in manifests]
         good, audio, bad = dict[int, ManifestRow](), list[AudioStretch](), dict[int, BadRow]()
         headers = Headers(self.files, self.settings.channel, self.of_job.largest_indexed)
@@ -159,11 +157,10 @@ class ManifestSource(RecordedSource):
 
     def identity(self, sample: int) -> str:
         """Return the file as it was indexed, and a digest of the rest of its row."""
-        columns = self._columns
-        origin = self.indexed.origin[columns["manifest"][sample]]["path"]
+        origin = self.indexed.origin[self._columns["manifest"][sample]]["path"]
         place = self.files.beside(origin, self._paths[sample])
-        row = [column[sample] for column in (*self._others.values(), *([self._text] if self._text is not None else []))]
-        return f"{place}, {self._recordings.identity(sample)}, row {fingerprint(*row)[:8]}"
+        row = fingerprint(*self.said_of(sample).values())[:8]
+        return f"{place}, {self._recordings.identity(sample)}, row {row}"
 
     @property
     def versions(self) -> dict[str, str]:

@@ -16,7 +16,7 @@ from loader_server.sources.files.file_facts import changed
 from loader_server.sources.files.same_files import digest_of_number, signed_digest
 from loader_server.sources.records.array_record_files import ArrayRecordFiles
 from loader_server.sources.records.examples.feature_forms import feature_forms
-from loader_server.sources.records.file_records import FilesOfExamplesSource, found_rows
+from loader_server.sources.records.file_records import FilesOfExamplesSource, RecordPiece, found_rows
 from loader_server.sources.source import BadRow, Found, Inventory
 from shared.errors import ReadError, SampleError
 from shared.settings.values import setting, texts
@@ -24,7 +24,6 @@ from shared.settings.values import setting, texts
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loader_server.sources.records.file_records import RecordPiece
 
 __all__ = ["ArrayRecordSettings", "ArrayRecordSource"]
 
@@ -59,21 +58,21 @@ class ArrayRecordSource(FilesOfExamplesSource):
     def _first_records(self) -> Iterator[bytes]:
         """Yield the readable records of all files in order."""
         for path in self._paths:
-            for number in range(self._opened.count(path)):
+            for number in range(self._opened[path].count):
                 # A corrupted record says nothing about the features; it becomes a bad row when its piece is probed.
                 with contextlib.suppress(ReadError):
-                    yield self._opened.read(path, number)
+                    yield self._opened[path].read(number)
 
     # --- while an index is made ---
 
     def survey(self) -> Inventory:
         """Count the records of each file, as its own table states them; raise a DataError for a file without one."""
-        total = sum(map(self._opened.count, self._paths))
+        total = sum(self._opened[path].count for path in self._paths)
         return Inventory(total=total, pieces=self._pieces, origin=self._origin, about=self._about)
 
     def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
         """Yield the number of each block's first record, and how many records it has."""
-        count = self._opened.count(path)
+        count = self._opened[path].count
         return ((start, min(rows, count - start)) for start in range(0, count, rows))
 
     def probe(self, piece: RecordPiece) -> Found:
@@ -82,13 +81,13 @@ class ArrayRecordSource(FilesOfExamplesSource):
         good, bad = list[list[int]](), dict[int, BadRow]()
         for row, number in enumerate(range(piece.start, piece.start + piece.rows), piece.row):
             try:
-                raw = self._opened.read(piece.path, number)
+                raw = self._opened[piece.path].read(number)
                 good.append([row, piece.file, number, signed_digest(raw), *self._decoder.look(raw, where)])
             except (ReadError, SampleError) as error:
                 # A ReadError, unlike a SampleError, has no reason word of its own.
-                reason = error.reason if isinstance(error, SampleError) else "corrupted"
+                reason = getattr(error, "reason", "corrupted")
                 bad[row] = BadRow(where, number, reason, f"expected {error.expected}, got {error.got}")
-        return found_rows(("file", "record", "digest", *self._decoder.columns), good, bad)
+        return found_rows(("file", "record", "digest", *self._decoder.columns), good, bad, strings={})
 
     # --- once there is an index ---
 
@@ -98,7 +97,7 @@ class ArrayRecordSource(FilesOfExamplesSource):
 
     def _read(self, sample: int) -> bytes:
         columns, sample = self._columns, self.checked(sample)
-        raw = self._opened.read(self._paths[columns["file"][sample]], int(columns["record"][sample]))
+        raw = self._opened[self._paths[columns["file"][sample]]].read(int(columns["record"][sample]))
         # The library has verified the record's own checksum; only this digest tells that it is the indexed record, and
         # not another whole one of a file that was written anew with the same size.
         if signed_digest(raw) != columns["digest"][sample]:

@@ -86,16 +86,11 @@ class ArrayRecordFiles:
         self._files = files
         self._known: dict[str, _OpenArrayRecords] = {}
 
-    def count(self, path: str) -> int:
-        """Return how many records a file has; raise a DataError if it is not a whole ArrayRecord file."""
-        return self._reader_of(path).count
+    def __getitem__(self, path: str) -> _OpenArrayRecords:
+        """Return the file's reader, after opening it if needed, and after closing all others if too many are open.
 
-    def read(self, path: str, number: int) -> bytes:
-        """Return one record; raise a ReadError if the library reports it as damaged."""
-        return self._reader_of(path).read(number)
-
-    def _reader_of(self, path: str) -> _OpenArrayRecords:
-        """Return the file's reader; open it first, after closing all others if too many are open."""
+        Raise a DataError if it is not a whole ArrayRecord file.
+        """
         known = self._known.get(path)
         if known is not None:
             return known

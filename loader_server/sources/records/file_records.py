@@ -19,6 +19,7 @@ from loader_server.sources.records.examples.decoder import (
     FIRST_RECORDS,
     MOST_RECORDS_WITHOUT,
     ExampleDecoder,
+    RecordPlace,
     forms_of_records,
     refuse_unknown_features,
 )
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.sources.records.array_record_files import ArrayRecordFiles
-    from loader_server.sources.records.examples.decoder import RecordPlace
     from loader_server.sources.records.mapped_files import MappedFiles
     from shared.wire.layout import Field
 
@@ -157,8 +157,8 @@ class FilesOfExamplesSource(FileRecordsSource):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """The numeric features."""
-        return self._decoder.fields
+        """The fields of the numeric features; text and bytes have none."""
+        return tuple(form.field for form in self._decoder.forms if form.field is not None)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return the value of each feature by key."""
@@ -181,10 +181,9 @@ def found_rows(
     columns: Sequence[str],
     good: Sequence[Sequence[int]],
     bad: Mapping[int, BadRow],
-    strings: Mapping[str, Sequence[str]] | None = None,
+    strings: Mapping[str, Sequence[str]],
 ) -> Found:
     """Return what a piece holds, from a sequence for each good row: its number, then its value in each column."""
     # Given its shape, because a piece without a good row has to have the same columns.
     table = np.array(good, np.int64).reshape(len(good), 1 + len(columns)).T
-    numbers = dict(zip(columns, table[1:], strict=True))
-    return Found(rows=table[0].tolist(), numbers=numbers, strings=strings or {}, bad=bad)
+    return Found(rows=table[0].tolist(), numbers=dict(zip(columns, table[1:], strict=True)), strings=strings, bad=bad)

@@ -17,7 +17,7 @@ import mmap
 import os
 from typing import TYPE_CHECKING, Any
 
-from loader_server.sources.files.file_facts import changed
+from loader_server.sources.files.file_facts import LocalFile, changed
 from loader_server.sources.files.same_files import has_content, noted_content
 from loader_server.sources.files.seen import is_settled, status_of
 from loader_server.sources.remote.urls import is_url
@@ -25,7 +25,6 @@ from loader_server.sources.remote.urls import is_url
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from loader_server.sources.files.file_facts import LocalFile
     from loader_server.sources.files.opening import Files
     from shared.errors import ReadError
 
@@ -80,7 +79,7 @@ class MappedFiles:
         self._forget(path)
         data = self._mapped(path)
         if len(data) != len(known):
-            raise self._other_size(path, len(known), len(data))
+            raise self._other(path, len(known), f"one of {len(data)} bytes")
         return self._keep(path, data)
 
     def refuse_changed(self, path: str) -> None:
@@ -114,15 +113,15 @@ class MappedFiles:
 
     def _mapped(self, path: str) -> _FileMap | bytes:
         """Return a file's map; raise a ReadError if the file is not the one in the index."""
-        local, indexed = self._files.local(path), self._indexed.get(path)
+        local, indexed = self._files.local(path), self._indexed.get(path, {})
         with local.path.open("rb") as file:
             # The status of the open file, which is the one that is mapped, even if its name is replaced meanwhile.
             status = os.fstat(file.fileno())
-            if indexed is not None and status.st_size != indexed["bytes"]:
-                raise self._other_size(path, indexed["bytes"], status.st_size)
+            if status.st_size != indexed.get("bytes", status.st_size):
+                raise self._other(path, indexed["bytes"], f"one of {status.st_size} bytes")
             # An empty file cannot be mapped.
             data = _FileMap(file.fileno(), status.st_size, prot=mmap.PROT_READ) if status.st_size else b""
-        if indexed is not None and "digest" in indexed:
+        if "digest" in indexed:
             self._refuse_other_content(path, status, len(data))
         if isinstance(data, _FileMap):
             data.local = local
@@ -140,9 +139,6 @@ class MappedFiles:
         # status of such a file is not kept, so each reading compares its content until the status can tell.
         if is_settled(status):
             self._status[path] = status_of(status)
-
-    def _other_size(self, path: str, nbytes: int, now: int) -> ReadError:
-        return self._other(path, nbytes, f"one of {now} bytes")
 
     def _other(self, path: str, nbytes: int, got: str) -> ReadError:
         """Return the error for a file that is not the indexed one."""

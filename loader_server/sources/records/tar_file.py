@@ -168,8 +168,7 @@ def _pax(content: bytes, at: int) -> dict[str, str]:
             # A record holds at least its size field; with a size of 0 or less the walk would not advance.
             if int(size) <= len(size):
                 raise ValueError(size)
-            line = content[place + len(size) + 1 : place + int(size) - 1]
-            key, _, value = line.partition(b"=")
+            key, _, value = content[place + len(size) + 1 : place + int(size) - 1].partition(b"=")
             found[key.decode()] = value.decode("utf-8", "surrogateescape")
             place += int(size)
         if not found.get("size", "0").isdecimal():
@@ -215,26 +214,23 @@ class TarSample:
 
 def samples_of(data: mmap.mmap | bytes, at: int = 0) -> Iterator[TarSample]:
     """Yield all samples from the header at `at` on; a damaged rest of the file is one unusable sample."""
-    # A sample is complete only when a member of another key follows, or the file ends.
-    sample: TarSample | None = None
+    # The sample whose members are being collected: it is whole once a member of another key follows, or the file ends.
+    held: list[TarSample] = []
     try:
         for member in members_of(data, at):
             if _OF_THE_SHARD.match(member.name):
                 continue
             key, suffix = _parted(member.name)
-            if sample is None or sample.key != key:
-                if sample is not None:
-                    yield sample
-                sample = TarSample(key, member.header)
-            sample.add(suffix, member)
+            if not held or held[0].key != key:
+                yield from held
+                held = [TarSample(key, member.header)]
+            held[0].add(suffix, member)
     except BrokenTar as error:
         # The damage may have cost this sample some members: a caller that needs one finds it missing.
-        if sample is not None:
-            yield sample
-        sample = TarSample("", error.at)
-        sample.refuse("broken_file", f"{error}: nothing from byte {error.at} on can be read")
-    if sample is not None:
-        yield sample
+        yield from held
+        held = [TarSample("", error.at)]
+        held[0].refuse("broken_file", f"{error}: nothing from byte {error.at} on can be read")
+    yield from held
 
 
 def _parted(name: str) -> tuple[str, str]:
@@ -255,12 +251,18 @@ def refuse_no_tar(data: mmap.mmap | bytes, where: str) -> None:
     except BrokenTar as error:
         if error.cut:
             return  # a tar file that was cut short: the samples before the cut can be used
-        kind = next((kind for start, kind in _COMPRESSED.items() if data[: len(start)] == start), "")
+        for start, kind in _COMPRESSED.items():
+            if data[: len(start)] == start:
+                raise DataError(
+                    expected="a tar file that is not compressed",
+                    got=f"one that is compressed by {kind}",
+                    where=where,
+                    remedy="Members of a compressed file cannot be read in any order: unpack it once (gunzip, "
+                    "zstd -d).",
+                ) from None
         raise DataError(
-            expected="a tar file that is not compressed" if kind else "a tar file",
-            got=f"one that is compressed by {kind}" if kind else f"another one: {error}",
+            expected="a tar file",
+            got=f"another one: {error}",
             where=where,
-            remedy="Members of a compressed file cannot be read in any order: unpack it once (gunzip, zstd -d)."
-            if kind
-            else "Name tar shards in `paths` of the stream.",
+            remedy="Name tar shards in `paths` of the stream.",
         ) from None

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import tempfile
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -23,24 +23,20 @@ import numpy as np
 
 from loader_server.sources.files.file_facts import changed
 from loader_server.sources.files.same_files import digest_of_number, signed_digest
-from loader_server.sources.map_style import MapStyleSource
+from loader_server.sources.map_style import ItemPiece, MapStyleSource
 from loader_server.sources.records.array_record_files import ArrayRecordFiles
 from loader_server.sources.records.examples.decoder import ExampleDecoder, packed_run
 from loader_server.sources.records.examples.feature_forms import FeatureForm, UnfitFeature, parsed_forms
-from loader_server.sources.records.examples.wire_format import MalformedExample, features_of
+from loader_server.sources.records.examples.wire_format import Features, MalformedExample, features_of
 from loader_server.sources.remote.urls import is_url, joined
 from shared.errors import DataError, SettingsError
 from shared.extras import library
 from shared.settings.values import setting, text, texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from numpy.typing import NDArray
 
     from loader_server.sources.files.opening import Files
-    from loader_server.sources.map_style import ItemPiece
-    from loader_server.sources.records.examples.wire_format import Features
     from loader_server.sources.source import Found, Indexed
 
 __all__ = ["PreparedItems", "TfdsSettings", "TfdsSource"]
@@ -86,8 +82,8 @@ class TfdsSource(MapStyleSource):
 
     def stamp(self) -> str:
         """Return a text that changes with any of the split's files, or with those that describe the data set."""
-        described = (joined(self.settings.folder, name) for name in _DESCRIPTIONS)
-        return self.files.stamp([*described, *self._data.paths])
+        described = [joined(self.settings.folder, name) for name in _DESCRIPTIONS]
+        return self.files.stamp(described + self._data.paths)
 
     def probe(self, piece: ItemPiece) -> Found:
         """Decode these samples with the library, and note digests and where plain features lie."""
@@ -212,7 +208,7 @@ class PreparedItems:
         # A split such as train[:90%] may begin and end within files: `skip` is the number of records before it.
         place = bisect_right(self._ends, item)
         part = self._parts[place]
-        return self._records.read(self.paths[place], part.skip + item - (self._ends[place] - part.take))
+        return self._records[self.paths[place]].read(part.skip + item - (self._ends[place] - part.take))
 
     def decoded(self, raw: bytes) -> dict[str, Any]:
         """Return the features of a record; nested ones are named by path, such as `speaker/age`."""
@@ -335,5 +331,9 @@ def _descriptions(files: Files, folder: str) -> Iterator[str]:
 
 
 def _tfds() -> Any:
-    use = "which reads the data sets that it prepared"
-    return library("tensorflow_datasets", extra="tfds", use=use, where='source = "tfds"')
+    return library(
+        "tensorflow_datasets",
+        extra="tfds",
+        use="which reads the data sets that it prepared",
+        where='source = "tfds"',
+    )

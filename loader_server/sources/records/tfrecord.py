@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loader_server.sources.files.file_facts import changed
-from loader_server.sources.records.examples.decoder import MOST_RECORDS_WITHOUT
+from loader_server.sources.records.examples.decoder import MOST_RECORDS_WITHOUT, RecordPlace
 from loader_server.sources.records.examples.feature_forms import feature_forms
-from loader_server.sources.records.file_records import FilesOfExamplesSource, found_rows
+from loader_server.sources.records.file_records import FilesOfExamplesSource, RecordPiece, found_rows
 from loader_server.sources.records.mapped_files import MappedFiles
 from loader_server.sources.records.tfrecord_file import (
     TRAILER_BYTES,
@@ -25,8 +25,8 @@ from loader_server.sources.records.tfrecord_file import (
     records_from,
     refuse_no_records,
 )
-from loader_server.sources.source import BadRow, Found, Inventory
-from shared.errors import SampleError
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory
+from shared.errors import ReadError, SampleError
 from shared.settings.values import flag, setting, texts
 
 if TYPE_CHECKING:
@@ -34,10 +34,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.records.examples.decoder import RecordPlace
-    from loader_server.sources.records.file_records import RecordPiece
-    from loader_server.sources.source import Indexed
-    from shared.errors import ReadError
 
 __all__ = ["TFRecordSettings", "TFRecordSource"]
 
@@ -121,7 +117,7 @@ class TFRecordSource(FilesOfExamplesSource):
             number, detail = len(records.offsets), f"{records.broken}: nothing from byte {records.stop} on can be read"
             bad[piece.row + number] = BadRow(where, piece.number + number, "broken_file", detail)
         columns = ("file", "record", "offset", "bytes", "checksum", *self._decoder.columns)
-        return found_rows(columns, good, bad)
+        return found_rows(columns, good, bad, strings={})
 
     def _refuse_wrong_checksum(self, raw: bytes, written: int) -> None:
         """Raise a SampleError if checksums are verified and the data do not match the stored one."""
@@ -200,8 +196,9 @@ class TFRecordSource(FilesOfExamplesSource):
 
     def _other_record(self, sample: int) -> ReadError:
         """Return the error for a record that is not the indexed one."""
-        nbytes = self._columns["bytes"][sample]
-        return changed(f"the record that was indexed ({nbytes} bytes)", "other bytes", self._where(sample))
+        return changed(
+            f"the record that was indexed ({self._columns['bytes'][sample]} bytes)", "other bytes", self._where(sample)
+        )
 
     def identity(self, sample: int) -> str:
         """Return path, size and checksum of the record, which stay when other records come or go."""

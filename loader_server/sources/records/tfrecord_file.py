@@ -115,8 +115,7 @@ def _uint32_at(octets: NDArray[np.uint8], places: NDArray[np.int64]) -> NDArray[
 
 def _octets_at(octets: NDArray[np.uint8], places: NDArray[np.int64], count: int) -> NDArray[np.uint8]:
     """Return `count` bytes from each of these places, one place a row."""
-    found: NDArray[np.uint8] = octets[places[:, None] + np.arange(count)]
-    return found
+    return octets.take(places[:, None] + np.arange(count))
 
 
 def _size_checksums(octets: NDArray[np.uint8], begins: NDArray[np.int64]) -> NDArray[np.uint32]:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from loader_server.sources.files.file_facts import changed
 from loader_server.sources.files.presence import look_at_some
 from loader_server.sources.files.same_files import digest_of_number, signed_digest
-from loader_server.sources.records.file_records import FileRecordsSource, found_rows
+from loader_server.sources.records.file_records import FileRecordsSource, RecordPiece, found_rows
 from loader_server.sources.records.mapped_files import MappedFiles
 from loader_server.sources.records.member_formats import MemberForm, form_of_member
 from loader_server.sources.records.tar_file import BLOCK, TarSample, refuse_no_tar, samples_of
 from loader_server.sources.remote.urls import is_url
-from loader_server.sources.source import BadRow, Found, Inventory
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory
 from shared.errors import DataError, SampleError
 from shared.settings.values import setting, texts
 
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from loader_server.sources.records.file_records import RecordPiece
-    from loader_server.sources.source import Indexed
     from shared.wire.layout import Field
 
 __all__ = ["WebDatasetSettings", "WebDatasetSource"]
@@ -80,11 +78,11 @@ class WebDatasetSource(FileRecordsSource):
         first = [self._first_samples(path) for path in self._paths]
         forms: dict[str, MemberForm] = {}
         for data, sample in islice(chain.from_iterable(first), _FIRST_SAMPLES):
-            for suffix in self.settings.members or sample.members:
-                if suffix not in forms and suffix in sample.members:
-                    # Bytes that do not tell the form make a bad row later; the next sample may tell it.
-                    with contextlib.suppress(SampleError):
-                        forms[suffix] = form_of_member(suffix, _bytes_of(data, sample, suffix))
+            wanted = set(self.settings.members or sample.members)
+            for suffix in wanted & sample.members.keys() - forms.keys():
+                # Bytes that do not tell the form make a bad row later; the next sample may tell it.
+                with contextlib.suppress(SampleError):
+                    forms[suffix] = form_of_member(suffix, _bytes_of(data, sample, suffix))
         self._refuse_lacking(forms)
         return tuple(forms[suffix] for suffix in sorted(forms))
 
@@ -176,7 +174,7 @@ class WebDatasetSource(FileRecordsSource):
                 )
             places += (member.offset, member.size)
             if form.kind != "bytes":
-                raw = data[member.offset : member.offset + member.size]
+                raw = _bytes_of(data, sample, form.suffix)
                 lengths += form.look(raw, sample.key, self.of_job.largest_indexed)
         return [_digest(data, places[::2]), *places, *lengths]
 
@@ -192,11 +190,10 @@ class WebDatasetSource(FileRecordsSource):
         super().open(indexed)
         self._opened.allow_only(indexed.origin)
         self._keys = indexed.strings["key"]
-        members = indexed.about["members"]
         # JSON has no tuples: `survey` wrote the shapes as lists.
         self._forms = tuple(
             MemberForm(suffix, dtype, None if shape is None else tuple(shape))
-            for suffix, (dtype, shape) in members.items()
+            for suffix, (dtype, shape) in indexed.about["members"].items()
         )
         self._rates = indexed.about["rates"]
         self._places = [(f"at_{number}", f"bytes_{number}") for number in range(len(self._forms))]

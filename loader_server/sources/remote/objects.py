@@ -7,16 +7,17 @@ what it needs to know (end points, credentials) from the environment alone: AWS_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import xxhash
 
 from loader_server.sources.files.file_facts import FileFacts, changed
-from loader_server.sources.remote.retries import Retries
 from loader_server.sources.remote.urls import refuse_unusable, without_credentials
 from shared.errors import DataError, SettingsError
 from shared.extras import how_to_get, library
+
+if TYPE_CHECKING:
+    from loader_server.sources.remote.retries import Retries
 
 __all__ = ["Objects"]
 
@@ -40,21 +41,13 @@ _MOST_KNOWN = 4096
 _CONNECT_S, _SILENCE_S = 10, 30
 
 
-@dataclass(frozen=True, slots=True)
-class _Object:
-    """An object of one version; `file` is fsspec's file."""
-
-    file: Any
-    facts: FileFacts
-
-
 class Objects:
     """Requests to stores, with retries; any thread may call."""
 
-    def __init__(self, retries: Retries | None = None) -> None:
-        self._retries = retries or Retries()
-        #: Open objects by URL; opening asks the store, reading ranges of an open one does not.
-        self._known: dict[str, _Object] = {}
+    def __init__(self, retries: Retries) -> None:
+        self._retries = retries
+        #: fsspec's file and its version by URL: opening asks the store, reading ranges of an open file does not.
+        self._known: dict[str, tuple[Any, FileFacts]] = {}
 
     def found(self, url: str) -> list[str]:
         """Return the sorted URLs of the objects that match a pattern or lie below a folder.
@@ -94,7 +87,7 @@ class Objects:
 
         def ask() -> bytes:
             # The hook that fsspec's own caches use: unlike seek and read it keeps no position, so threads may share it.
-            raw: bytes = self._open(url, facts).file._fetch_range(start, stop)  # noqa: SLF001
+            raw: bytes = self._open(url, facts)._fetch_range(start, stop)  # noqa: SLF001
             # A connection that is cut may end in fewer bytes without an error. This one is retried.
             if len(raw) != stop - start:
                 raise EOFError(f"{len(raw)} bytes of {stop - start}")
@@ -111,7 +104,7 @@ class Objects:
         def ask() -> bool:
             try:
                 # The last byte: a server without ranges sends the file from its beginning, which fsspec then refuses.
-                return bool(self._open(url, facts).file._fetch_range(facts.bytes - 1, facts.bytes))  # noqa: SLF001
+                return bool(self._open(url, facts)._fetch_range(facts.bytes - 1, facts.bytes))  # noqa: SLF001
             except ValueError:
                 return False
 
@@ -133,22 +126,22 @@ class Objects:
 
         self._retries.attempt(url, ask)
 
-    def _open(self, url: str, facts: FileFacts) -> _Object:
-        """Return the open object; raise a ReadError if it has another version than `facts`."""
-        known = self._known.get(url)
-        # One of another version may have been opened before the file was replaced, so it is opened again.
-        if known is None or known.facts != facts:
+    def _open(self, url: str, facts: FileFacts) -> Any:
+        """Return fsspec's open file; raise a ReadError if it has another version than `facts`."""
+        file, opened = self._known.get(url, (None, None))
+        # One of another version may have been opened before the object was replaced, so it is opened again.
+        if opened != facts:
             # Forget all: an object that is needed again is asked for again.
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            known = self._known[url] = _open_object(url)
-        _refuse(url, facts, known.facts)
-        return known
+            file, opened = self._known[url] = _open_object(url)
+            _refuse(url, facts, opened)
+        return file
 
     def _refuse_other(self, url: str, facts: FileFacts) -> None:
         """Raise a ReadError if the object is no longer this version, unless each request already names the version."""
         # After the bytes were read: a check before would miss an object that is replaced in between.
-        if not getattr(self._open(url, facts).file, "read_kw", {}).get("IfMatch"):
+        if not getattr(self._open(url, facts), "read_kw", {}).get("IfMatch"):
             _refuse(url, facts, _facts(url, _ask(_store(url), url)))
 
 
@@ -199,13 +192,14 @@ def _facts(url: str, info: dict[str, Any]) -> FileFacts:
     return FileFacts(bytes=int(size), version=xxhash.xxh3_64_intdigest(f"{tag} {size}".encode()) >> 1)
 
 
-def _open_object(url: str) -> _Object:
+def _open_object(url: str) -> tuple[Any, FileFacts]:
+    """Return fsspec's file and its version."""
     store = _store(url)
     if not url.startswith("http"):
         file = store.open(url, "rb", cache_type="none")
-        return _Object(file, _facts(url, file.details))
+        return file, _facts(url, file.details)
     facts = _facts(url, _ask(store, url))  # the HTTP file would ask for its size itself, and not keep it
-    return _Object(store.open(url, "rb", cache_type="none", size=facts.bytes), facts)
+    return store.open(url, "rb", cache_type="none", size=facts.bytes), facts
 
 
 def _ask(store: Any, url: str) -> dict[str, Any]:
@@ -229,9 +223,12 @@ def _store(url: str) -> Any:
     except (ImportError, ValueError) as error:
         # A store that fsspec does not know is wrong where it is named; one that is not installed is the machine's.
         kind = SettingsError if isinstance(error, ImportError) else DataError
-        remedy = how_to_get("remote", "which has S3 and HTTP, or install what fsspec needs for this store")
-        expected = f"what reads {protocol}:// to be installed"
-        raise kind(expected=expected, got=str(error), where=where, remedy=remedy) from None
+        raise kind(
+            expected=f"what reads {protocol}:// to be installed",
+            got=str(error),
+            where=where,
+            remedy=how_to_get("remote", "which has S3 and HTTP, or install what fsspec needs for this store"),
+        ) from None
     # s3fs would retry by itself: attempts would multiply with ours.
     if hasattr(store, "retries"):
         store.retries = 1
@@ -240,8 +237,8 @@ def _store(url: str) -> Any:
 
 def _options(protocol: str) -> dict[str, Any]:
     if protocol in ("s3", "s3a"):
-        config = {"retries": {"total_max_attempts": 1}, "connect_timeout": _CONNECT_S, "read_timeout": _SILENCE_S}
-        return {"config_kwargs": config}
+        retries = {"total_max_attempts": 1}  # botocore's own: attempts would multiply with ours
+        return {"config_kwargs": {"retries": retries, "connect_timeout": _CONNECT_S, "read_timeout": _SILENCE_S}}
     if protocol in ("http", "https"):
         import aiohttp  # an optional dependency, needed only for remote files
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import xxhash
 
-from loader_server.sources.files.file_facts import LocalFile, changed
+from loader_server.sources.files.file_facts import CacheSettings, FileFacts, LocalFile, changed
 from loader_server.sources.remote.disk_cache import MAPPED, DiskCache
 from loader_server.sources.remote.fetch_ahead import FetchAhead
 from loader_server.sources.remote.objects import Objects
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from loader_server.sources.files.file_facts import CacheSettings, FileFacts
 
 __all__ = ["BLOCK_BYTES", "RemoteFiles", "RemotePath"]
 
@@ -96,9 +95,9 @@ class _OpenPart:
 class RemoteFiles:
     """Files by URL, read through the cache; any thread may read."""
 
-    def __init__(self, cache: CacheSettings, objects: Objects | None = None) -> None:
+    def __init__(self, cache: CacheSettings) -> None:
         self._counts = cache.counts
-        self._objects = objects or Objects(Retries(counts=cache.counts))
+        self._objects = Objects(Retries(counts=cache.counts))
         self._cache = DiskCache(cache.folder, cache.bytes)
         self._parts: dict[_Block, _OpenPart] = {}
         #: Whether a server serves only whole files, by its name; `_asking` lets one thread at a time find out.
@@ -131,8 +130,7 @@ class RemoteFiles:
             return self._read(_block_at(url, facts, offset), offset, nbytes)
         blocks = list(_blocks_of(url, facts, offset, nbytes))
         self._ahead.expect(blocks[1:])
-        stop = offset + nbytes
-        parts = [(block, max(offset, block.start), min(stop, block.stop)) for block in blocks]
+        parts = [(block, max(offset, block.start), min(offset + nbytes, block.stop)) for block in blocks]
         return b"".join(self._read(block, first, last - first) for block, first, last in parts)
 
     def _read(self, block: _Block, offset: int, nbytes: int) -> bytes:

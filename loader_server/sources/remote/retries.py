@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import random
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from loader_server.sources.files.file_facts import RemoteCounts, changed
@@ -36,18 +37,13 @@ _OTHER_VERSION = 412
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError")
 
 
+@dataclass(frozen=True, slots=True)
 class Retries:
     """The retry policy for requests to stores; `pause` sleeps, `draw` gives a number from 0 to 1."""
 
-    def __init__(
-        self,
-        pause: Callable[[float], None] = time.sleep,
-        draw: Callable[[], float] = random.random,
-        counts: RemoteCounts | None = None,
-    ) -> None:
-        self._pause = pause
-        self._draw = draw
-        self._counts = counts or RemoteCounts()
+    pause: Callable[[float], object] = time.sleep
+    draw: Callable[[], float] = random.random
+    counts: RemoteCounts = field(default_factory=RemoteCounts)
 
     def attempt(
         self, url: str, ask: Callable[[], T], *, patient: bool = True, absent: type[DataError] = ReadError
@@ -68,8 +64,8 @@ class Retries:
                 error = _underneath(url, caught)
                 if pause_s is None or not _may_pass(error):
                     raise _worded(url, error, len(pauses_s) + 1, absent) from error
-                self._counts.add(retries=1)
-                self._pause(pause_s * (0.5 + self._draw()))
+                self.counts.add(retries=1)
+                self.pause(pause_s * (0.5 + self.draw()))
         raise AssertionError(url)
 
 

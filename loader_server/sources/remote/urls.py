@@ -54,8 +54,12 @@ def refuse_unusable(url: str) -> None:
         raise _unusable("a URL", str(error), url, "Mend it.") from None
     names = [name for name, _ in parameters if _SECRET.fullmatch(name)]
     if "@" in parts.netloc or names:
-        remedy = "Leave them to the environment of the loaders: see the page of sources, remote files."
-        raise _unusable("a URL without credentials", f"one with {', '.join(names) or 'a user'}", url, remedy)
+        raise _unusable(
+            "a URL without credentials",
+            f"one with {', '.join(names) or 'a user'}",
+            url,
+            "Leave them to the environment of the loaders: see the page of sources, remote files.",
+        )
     if parts.scheme in _OF_THIS_MACHINE:
         raise _unusable("a path, or the URL of a store", f"{parts.scheme}://", url, "Write the path alone.")
     if parts.scheme in _WITH_A_HOST and not host:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from loader_server.sources.batch_columns import ragged
+from loader_server.sources.batch_columns import Column, Columns, ragged
 from shared.wire.layout import Field
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.batch_columns import Column, Columns
 
 __all__ = [
     "KINDS",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.source import BadRow, Found, Inventory, texts_read
+from loader_server.sources.source import BadRow, Found, Inventory
 from loader_server.sources.text_files.json_values import (
     KINDS,
     UnusableValueError,
@@ -88,7 +88,7 @@ class JsonLinesSource(LineSource):
     def _first_lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield the lines of all files from the beginning, each with its number in its file, from 1."""
         for piece in self._pieces(self._found_paths(), _FIRST_ROWS):
-            lines = self._lines_of(piece)
+            lines = self._lines_between(piece.path, piece.start, piece.stop)
             yield from ((piece.line + number, lines.line(number)) for number in range(len(lines.starts)))
 
     def _objects(self) -> Iterator[dict[str, Any]]:
@@ -101,6 +101,11 @@ class JsonLinesSource(LineSource):
     def fields(self) -> tuple[Field, ...]:
         """The fields of numbers and lists; texts become numbers in a transform."""
         return fields_of(self._kinds)
+
+    @property
+    def text_keys(self) -> Sequence[str]:  # type: ignore[override]
+        """The keys of kind `text`."""
+        return [key for key, kind in self._kinds.items() if kind == "text"]
 
     @property
     def _measured_keys(self) -> tuple[str, ...]:
@@ -132,7 +137,7 @@ class JsonLinesSource(LineSource):
 
     def probe(self, piece: LinePiece) -> Found:
         """Parse and measure the objects of a piece; lines that cannot be used become bad rows."""
-        lines, where = self._lines_of(piece), self.files.where(piece.path)
+        lines, where = self._lines_between(piece.path, piece.start, piece.stop), self.files.where(piece.path)
         good: dict[int, list[int]] = {}
         bad: dict[int, BadRow] = {}
         for number in range(len(lines.starts)):
@@ -168,10 +173,6 @@ class JsonLinesSource(LineSource):
     def lengths(self) -> dict[str, NDArray[np.int64]]:
         """The number of characters of each text and of items of each list, by key."""
         return {key: self.indexed.numbers[f"length_{place}"] for place, key in enumerate(self._measured_keys)}
-
-    def texts(self, key: str) -> Iterator[Sequence[str]] | None:
-        """Return the texts under this key, block by block; None for keys of other kinds or for remote files."""
-        return texts_read(self, key) if self._kinds.get(key) == "text" and not self.files.are_remote else None
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return the object's values by key; indexing has found the line usable."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from loader_server.sources.batch_columns import Columns
     from shared.wire.layout import Field
 
-__all__ = ["LinePiece", "LineSource", "LinesSettings", "LinesSource"]
+__all__ = ["LinePiece", "LineSource", "LinesSettings", "LinesSource", "TextSource"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,49 @@ class LinePiece:
     row: int
 
 
-class LineSource(Source):
+class TextSource(Source):
+    """Base of all sources of lines: their files, which are compared with the index once, and split into lines."""
+
+    measured_rows = 1024
+    #: The keys whose values are texts as they stand in the files.
+    text_keys: Sequence[str] = ("text",)
+
+    #: The origin whose files `open` has checked, so that opening again with the same one checks nothing.
+    _origin: list[dict[str, Any]] | None = None
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """No fields: a text becomes numbers in a transform."""
+        return ()
+
+    def _count(self, path: str) -> int:
+        """Return the number of lines of a file; raise a DataError if it is no text."""
+        self.files.refuse_no_text(path)
+        with self.files.open(path) as file:
+            return count_lines(file)
+
+    def _lines_between(self, path: str, start: int, stop: int) -> WholeLines:
+        """Read these bytes of a file, which are whole lines, and split them; raise a ReadError if it ends before."""
+        return taken_apart(self.files.read(path, start, stop - start), begins_file=not start)
+
+    def open(self, indexed: Indexed) -> None:
+        """Take the index; raise a DataError if a local file has another size, or a remote one another version."""
+        # A process that measures lengths opens the source once for each piece; the files are checked only the first
+        # time.
+        if self._origin is not indexed.origin:
+            self.files.refuse_changed(indexed.origin, indexed.place)
+            self._origin = indexed.origin
+            self._paths = [facts["path"] for facts in indexed.origin]
+            self._where = cache(self.files.where)
+        self.indexed = indexed
+        self._columns = indexed.numbers
+
+    def texts(self, key: str) -> Iterator[Sequence[str]] | None:
+        """Return the texts under this key, read again block by block; None for another key or for remote files."""
+        return texts_read(self, key) if key in self.text_keys and not self.files.are_remote else None
+
+
+class LineSource(TextSource):
     """Base of sources whose samples are the lines of several files, numbered through in the files' order.
 
     Index columns: each sample's file (counted from 0) and line, where its bytes begin, how many there are, and their
@@ -61,12 +103,8 @@ class LineSource(Source):
     """
 
     piece_rows = 20_000
-    measured_rows = 1024
     #: Suffixes of the files that are taken from a folder.
     suffixes: ClassVar[tuple[str, ...]]
-
-    #: The origin whose files `open` has checked, so that opening again with the same one checks nothing.
-    _origin: list[dict[str, Any]] | None = None
 
     # --- while an index is made ---
 
@@ -81,11 +119,7 @@ class LineSource(Source):
         """Count the lines of all files; raise a DataError for a file that is no text."""
         paths = self._found_paths()
         origin = self.files.origin(paths)
-        total = 0
-        for path in paths:
-            self.files.refuse_no_text(path)
-            with self.files.open(path) as file:
-                total += count_lines(file)
+        total = sum(map(self._count, paths))
         return Inventory(total=total, pieces=lambda rows: self._pieces(paths, rows), origin=origin)
 
     def _pieces(self, paths: Sequence[str], rows: int) -> Iterator[LinePiece]:
@@ -97,11 +131,6 @@ class LineSource(Source):
                 for start, stop, lines in cut_lines(file, rows):
                     yield LinePiece(path, number, start, stop, line, row)
                     line, row = line + lines, row + lines
-
-    def _lines_of(self, piece: LinePiece) -> WholeLines:
-        """Read a piece, and split it into lines."""
-        data = self.files.read(piece.path, piece.start, piece.stop - piece.start)
-        return taken_apart(data, begins_file=not piece.start)
 
     @staticmethod
     def _columns_of(piece: LinePiece, lines: WholeLines, numbers: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
@@ -115,19 +144,6 @@ class LineSource(Source):
         }
 
     # --- once there is an index ---
-
-    def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if a local file has another size, or a remote one another version.
-
-        A process that measures lengths opens the source once for each piece; the files are checked only the first time.
-        """
-        if self._origin is not indexed.origin:
-            self.files.refuse_changed(indexed.origin, indexed.place)
-            self._origin = indexed.origin
-            self._paths = [facts["path"] for facts in indexed.origin]
-            self._where = cache(self.files.where)
-        self.indexed = indexed
-        self._columns = indexed.numbers
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -164,8 +180,8 @@ class LineSource(Source):
     def identity(self, sample: int) -> str:
         """Return the file, and size and digest of the line: other lines do not matter; equal lines share it."""
         columns = self._columns
-        digest = digest_of_number(int(columns["digest"][sample]))
-        return f"{self._paths[columns['file'][sample]]}, a line of {columns['bytes'][sample]} bytes, {digest}"
+        path, nbytes = self._paths[columns["file"][sample]], columns["bytes"][sample]
+        return f"{path}, a line of {nbytes} bytes, {digest_of_number(int(columns['digest'][sample]))}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,14 +201,9 @@ class LinesSource(LineSource):
     suffixes = (".txt",)
     settings: LinesSettings
 
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """No fields: a text becomes numbers in a transform."""
-        return ()
-
     def probe(self, piece: LinePiece) -> Found:
         """Measure the lines of a piece; empty lines and those that are not UTF-8 become bad rows."""
-        lines, where = self._lines_of(piece), self.files.where(piece.path)
+        lines, where = self._lines_between(piece.path, piece.start, piece.stop), self.files.where(piece.path)
         good = np.flatnonzero(lines.characters > 0)
         bad = {
             piece.row + number: unusable_line(where, piece.line + number, lines.line(number))
@@ -200,10 +211,6 @@ class LinesSource(LineSource):
         }
         columns = self._columns_of(piece, lines, good) | {"length_text": lines.characters[good]}
         return Found(rows=(piece.row + good).tolist(), numbers=columns, bad=bad)
-
-    def texts(self, key: str) -> Iterator[Sequence[str]] | None:
-        """Return the lines, read again block by block; None for another key or for remote files."""
-        return texts_read(self, key) if key == "text" and not self.files.are_remote else None
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return the line as a string under `text`."""

@@ -8,7 +8,7 @@ lines mean, except whether they are UTF-8.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from loader_server.sources.source import BadRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import BinaryIO
 
     from numpy.typing import NDArray
 

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from loader_server.sources.records.examples.feature_forms import UnfitFeature, forms_of_examples
+from loader_server.sources.records.examples.feature_forms import FeatureForm, UnfitFeature, forms_of_examples
 from loader_server.sources.records.examples.wire_format import (
     BYTES,
     FLOAT,
     INT64,
+    Feature,
     MalformedExample,
     features_of,
     int64_at,
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Iterable, Mapping, Sequence
 
-    from loader_server.sources.records.examples.feature_forms import FeatureForm
-    from loader_server.sources.records.examples.wire_format import Feature
-    from shared.wire.layout import Field
 
 __all__ = [
     "FIRST_RECORDS",
@@ -74,11 +72,6 @@ class ExampleDecoder:
         self._steps = [(form, f"run_{form.key}") for form in forms]
 
     @property
-    def fields(self) -> tuple[Field, ...]:
-        """The batch fields of the numeric features."""
-        return tuple(form.field for form in self.forms if form.field is not None)
-
-    @property
     def columns(self) -> tuple[str, ...]:
         """Names of the index columns: a run for each feature, and a length for each that has one."""
         lengths = (f"length_{form.key}" for form in self.forms if form.has_length)
@@ -96,8 +89,9 @@ class ExampleDecoder:
             values = ((form, form.value(raw, features.get(form.key))) for form in self.forms)
             return runs + [len(value) for form, value in values if form.has_length]
         except MalformedExample as error:
-            expected = "a tf.train.Example or SequenceExample"
-            raise _unusable("undecodable", expected, f"other bytes: {error}", where) from None
+            raise _unusable(
+                "undecodable", "a tf.train.Example or SequenceExample", f"other bytes: {error}", where
+            ) from None
         except UnfitFeature as error:
             raise _unusable(error.reason, error.expected, error.got, where) from None
 

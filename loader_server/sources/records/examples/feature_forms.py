@@ -21,6 +21,9 @@ from loader_server.sources.records.examples.wire_format import (
     FLOAT,
     INT64,
     NO_FEATURE,
+    Feature,
+    Features,
+    Run,
     count_int64,
     int64_of,
 )
@@ -33,7 +36,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.records.examples.wire_format import Feature, Features, Run
 
 __all__ = ["FeatureForm", "UnfitFeature", "feature_forms", "forms_of_examples", "parsed_forms"]
 
@@ -73,7 +75,7 @@ class FeatureForm:
     @property
     def field(self) -> Field | None:
         """The feature's field in a batch, or None for text and bytes, which only transforms use."""
-        return None if self.dtype in _NO_NUMBERS else Field(key=self.key, dtype=self.dtype, shape=self.shape)
+        return None if self._is_of_texts else Field(key=self.key, dtype=self.dtype, shape=self.shape)
 
     @property
     def has_length(self) -> bool:
@@ -116,7 +118,7 @@ class FeatureForm:
         """Return an empty value for a missing list of any length; raise UnfitFeature for any other form."""
         if not self.shape or self.shape[0] is not None:
             raise UnfitFeature("missing_feature", f'a value of "{self.key}"', "none")
-        return [] if self._is_of_texts else np.zeros((0, *(axis or 0 for axis in self.shape[1:])), self.dtype)
+        return [] if self._is_of_texts else np.zeros((0, *self._step_shape), self.dtype)
 
     def _flat(self, raw: mmap.mmap | bytes, kind: int, runs: Sequence[Run]) -> Any:
         """Return all values without their shape; raise UnfitFeature if their kind is not that of the form."""
@@ -144,8 +146,11 @@ class FeatureForm:
         try:
             return value.decode()
         except UnicodeDecodeError as error:
-            got = f"the byte 0x{value[error.start]:02x} after {error.start} others"
-            raise UnfitFeature("not_utf8", f'"{self.key}" in UTF-8', got) from None
+            raise UnfitFeature(
+                "not_utf8",
+                f'"{self.key}" in UTF-8',
+                f"the byte 0x{value[error.start]:02x} after {error.start} others",
+            ) from None
 
     def _narrowed(self, wide: NDArray[np.int64]) -> NDArray[Any]:
         """Cast integers to the form's dtype; raise UnfitFeature if the least or the greatest is out of range."""
@@ -155,8 +160,7 @@ class FeatureForm:
         least, most = (0, 1) if self.dtype == "bool" else (np.iinfo(self.dtype).min, np.iinfo(self.dtype).max)
         for value in (int(wide.min()), int(wide.max())):
             if not least <= value <= most:
-                expected = f'"{self.key}" from {least} to {most} ({self.dtype})'
-                raise UnfitFeature("out_of_range", expected, str(value))
+                raise UnfitFeature("out_of_range", f'"{self.key}" from {least} to {most} ({self.dtype})', str(value))
         return wide.astype(self.dtype)
 
     def _shaped(self, flat: Any) -> Any:
@@ -168,7 +172,12 @@ class FeatureForm:
         first, rest = divmod(len(flat), self.step)
         if rest or self.shape[0] not in (None, first):
             raise self._other_shape(f"{len(flat)} values")
-        return flat if len(self.shape) == 1 else flat.reshape(first, *(axis or 0 for axis in self.shape[1:]))
+        return flat if len(self.shape) == 1 else flat.reshape(first, *self._step_shape)
+
+    @property
+    def _step_shape(self) -> tuple[int, ...]:
+        """The sizes of all axes but the first, of which none is open."""
+        return tuple(axis or 0 for axis in self.shape[1:])
 
     def _other_shape(self, got: str) -> UnfitFeature:
         return UnfitFeature("other_shape", f'"{self.key}" as {self}', got)
@@ -196,7 +205,7 @@ def feature_forms(value: object) -> tuple[tuple[str, str], ...]:
 
 def _parsed(key: str, text: object) -> FeatureForm:
     """Parse one form; raise a SettingsError if it cannot be read, or gives texts or bytes more than one axis."""
-    parts = _FORM.fullmatch(text) if isinstance(text, str) else None
+    parts = _FORM.fullmatch(str(text))
     if parts is None or parts[1] not in (*DTYPES, *_NO_NUMBERS):
         raise _unread(text, f'features, "{key}"')
     axes = tuple(None if axis.strip() == "any" else int(axis) for axis in (parts[2] or "").split(",") if axis)

@@ -44,6 +44,7 @@ Features: TypeAlias = "dict[str, Feature | list[Feature]]"
 
 #: Wire types: a tag is the field number, and behind it three bits with the wire type.
 _VARINT, _EIGHT_BYTES, _SIZED, _GROUP, _GROUP_END, _FOUR_BYTES = range(6)
+_FIXED_BYTES = {_FOUR_BYTES: 4, _EIGHT_BYTES: 8}
 _FIRST, _SECOND = 1 << 3 | _SIZED, 2 << 3 | _SIZED
 _KINDS = {kind << 3 | _SIZED: kind for kind in (BYTES, FLOAT, INT64)}
 #: Tags of values that are written one by one instead of packed.
@@ -165,16 +166,19 @@ def _feature(raw: bytes, pieces: list[Run]) -> Feature:
 
 def _runs(raw: bytes, kind: int, start: int, stop: int) -> Iterator[Run]:
     """Yield the byte ranges of a list's values; raise MalformedExample if one ends within a value."""
-    unpacked = _UNPACKED[kind]
     for tag, begin, end in _fields(raw, start, stop):
         if tag == _FIRST:
-            if kind == FLOAT and (end - begin) % 4:
-                raise MalformedExample(f"a list of floats has {end - begin} bytes")
-            if kind == INT64 and end > begin and raw[end - 1] > 127:
-                raise MalformedExample("a list of integers ends in the middle of one")
+            _refuse_cut(raw, kind, begin, end)
+        if tag in (_FIRST, _UNPACKED[kind]):
             yield begin, end
-        elif tag == unpacked:
-            yield begin, end
+
+
+def _refuse_cut(raw: bytes, kind: int, begin: int, end: int) -> None:
+    """Raise MalformedExample if a packed list ends within a value."""
+    if kind == FLOAT and (end - begin) % 4:
+        raise MalformedExample(f"a list of floats has {end - begin} bytes")
+    if kind == INT64 and end > begin and raw[end - 1] > 127:
+        raise MalformedExample("a list of integers ends in the middle of one")
 
 
 def _fields(raw: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -197,10 +201,8 @@ def _fields(raw: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
                 size, at = _varint(raw, at - 1)
             start = at
             at += size
-        elif form == _FOUR_BYTES:
-            at += 4
-        elif form == _EIGHT_BYTES:
-            at += 8
+        elif form in _FIXED_BYTES:
+            at += _FIXED_BYTES[form]
         elif form == _VARINT:
             at = _varint(raw, at)[1]
         elif form == _GROUP:
