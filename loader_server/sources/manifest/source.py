@@ -105,6 +105,8 @@ class ManifestSource(RecordedSource):
         self._paths = indexed.strings["path"]
         self._others = {name: indexed.strings[f"column_{n}"] for n, name in enumerate(indexed.about["others"])}
         self._text = indexed.strings.get("text")
+        #: The columns of a row that are neither its file nor its place, by the keys of a sample.
+        self._row = self._others if self._text is None else {**self._others, "text": self._text}
         self._recordings = Recordings(indexed.numbers, self._path, self._line, self.files, self.of_job.largest_sample)
         self.files.note_remote(indexed.samples, self._path)
 
@@ -143,8 +145,7 @@ class ManifestSource(RecordedSource):
 
     def said_of(self, sample: int) -> dict[str, Any]:
         """Return the row's transcript and further columns as strings, by key."""
-        said: dict[str, Any] = {name: column[sample] for name, column in self._others.items()}
-        return said if self._text is None else said | {"text": self._text[sample]}
+        return {name: column[sample] for name, column in self._row.items()}
 
     def name(self, sample: int) -> str:
         """Return the path as the manifest has it, with the offset in seconds if the sample is a stretch."""
@@ -159,7 +160,7 @@ class ManifestSource(RecordedSource):
         """Return the file as it was indexed, and a digest of the rest of its row."""
         origin = self.indexed.origin[self._columns["manifest"][sample]]["path"]
         place = self.files.beside(origin, self._paths[sample])
-        row = fingerprint(*self.said_of(sample).values())[:8]
+        row = fingerprint(*(column[sample] for column in self._row.values()))[:8]
         return f"{place}, {self._recordings.identity(sample)}, row {row}"
 
     @property

@@ -67,8 +67,12 @@ class ArrayRecordSource(FilesOfExamplesSource):
 
     def survey(self) -> Inventory:
         """Count the records of each file, as its own table states them; raise a DataError for a file without one."""
-        total = sum(self._opened[path].count for path in self._paths)
-        return Inventory(total=total, pieces=self._pieces, origin=self._origin, about=self._about)
+        return Inventory(
+            total=sum(self._opened[path].count for path in self._paths),
+            pieces=self._pieces,
+            origin=self._origin,
+            about=self._about,
+        )
 
     def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
         """Yield the number of each block's first record, and how many records it has."""
@@ -85,8 +89,9 @@ class ArrayRecordSource(FilesOfExamplesSource):
                 good.append([row, piece.file, number, signed_digest(raw), *self._decoder.look(raw, where)])
             except (ReadError, SampleError) as error:
                 # A ReadError, unlike a SampleError, has no reason word of its own.
-                reason = getattr(error, "reason", "corrupted")
-                bad[row] = BadRow(where, number, reason, f"expected {error.expected}, got {error.got}")
+                bad[row] = BadRow(
+                    where, number, getattr(error, "reason", "corrupted"), f"expected {error.expected}, got {error.got}"
+                )
         return found_rows(("file", "record", "digest", *self._decoder.columns), good, bad, strings={})
 
     # --- once there is an index ---

@@ -155,19 +155,13 @@ class MappedFiles:
         if len(self._known) >= _MOST_MAPPED:
             self.close()
         if is_url(path):
-            self._make_room(len(data))
+            # The mapped remote files fill half of the disk cache at most, because none of them can be evicted: files
+            # that come while others are read need the other half. Those mapped first make room.
+            while self._remote and sum(self._remote.values()) + len(data) > self._files.cache.bytes // 2:
+                self._forget(next(iter(self._remote)))
             self._remote[path] = len(data)
         self._known[path] = data
         return data
-
-    def _make_room(self, nbytes: int) -> None:
-        """Forget the remote files mapped first, until the new one fits into half of the disk cache.
-
-        Each is unmapped when its last reader lets go of it.
-        """
-        # Half, because a mapped file cannot be evicted: files that come while others are read need the other half.
-        while self._remote and sum(self._remote.values()) + nbytes > self._files.cache.bytes // 2:
-            self._forget(next(iter(self._remote)))
 
     def expect(self, paths: Iterable[str]) -> None:
         """Start fetching those of these files that are remote and not mapped."""

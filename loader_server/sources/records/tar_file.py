@@ -110,8 +110,8 @@ def _member(data: mmap.mmap | bytes, at: int, block: bytes) -> TarMember:
     size = int(extended.get("size", size)) if kind in ("", "sparse_file") else 0
     # Without this check, a slice of a file that was cut would silently give fewer bytes.
     if at + BLOCK + size > len(data):
-        left = max(len(data) - at - BLOCK, 0)
-        raise BrokenTar(begin, f"a member has {size} bytes, but the file ends after {left} of them", cut=True)
+        damage = f"a member has {size} bytes, but the file ends after {max(len(data) - at - BLOCK, 0)} of them"
+        raise BrokenTar(begin, damage, cut=True)
     return TarMember(extended.get("path") or _name(block), kind, begin, at + BLOCK, size)
 
 

@@ -145,8 +145,9 @@ class TfdsSource(MapStyleSource):
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write the numeric features of these records into `out`, byte for byte what decoding would give."""
-        records = [(raw, 0, len(raw)) for raw in self.read(samples.tolist())]
-        self._plain.gather(self.indexed.numbers, samples, records, out)
+        self._plain.gather(
+            self.indexed.numbers, samples, [(raw, 0, len(raw)) for raw in self.read(samples.tolist())], out
+        )
 
     def identity(self, sample: int) -> str:
         """Return the data set's folder and the record's digest."""

@@ -116,8 +116,9 @@ class TFRecordSource(FilesOfExamplesSource):
         if records.broken:
             number, detail = len(records.offsets), f"{records.broken}: nothing from byte {records.stop} on can be read"
             bad[piece.row + number] = BadRow(where, piece.number + number, "broken_file", detail)
-        columns = ("file", "record", "offset", "bytes", "checksum", *self._decoder.columns)
-        return found_rows(columns, good, bad, strings={})
+        return found_rows(
+            ("file", "record", "offset", "bytes", "checksum", *self._decoder.columns), good, bad, strings={}
+        )
 
     def _refuse_wrong_checksum(self, raw: bytes, written: int) -> None:
         """Raise a SampleError if checksums are verified and the data do not match the stored one."""

@@ -165,8 +165,9 @@ class RemoteFiles:
         """Fetch the block into the cache, or the whole file if its store serves no ranges."""
         if self._comes_whole(block):
             block = _whole_file(block.url, block.facts)
-        nbytes = block.stop - block.start
-        self._cache.make(block.key, nbytes, lambda handle: self._fill(block, handle, patient=patient), wait=patient)
+        self._cache.make(
+            block.key, block.stop - block.start, lambda handle: self._fill(block, handle, patient=patient), wait=patient
+        )
 
     def _comes_whole(self, block: _Block) -> bool:
         """Return whether the file has to be fetched whole; one that fits into a block always comes as that block."""

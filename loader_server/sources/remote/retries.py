@@ -126,8 +126,7 @@ def _is_other(error: Exception) -> bool:
 
 
 def _is_refused(error: Exception) -> bool:
-    has_no_credentials = type(error).__name__ in _NO_CREDENTIALS
-    return has_no_credentials or isinstance(error, PermissionError) or _status(error) in _REFUSED
+    return isinstance(error, PermissionError) or type(error).__name__ in _NO_CREDENTIALS or _status(error) in _REFUSED
 
 
 def _status(error: Exception) -> int | None:

@@ -76,8 +76,9 @@ def object_of(line: bytes) -> dict[str, Any]:
     try:
         value = _DECODE(line.decode())
     except UnicodeDecodeError as error:
-        got = f"the byte 0x{line[error.start]:02x} after {error.start} others"
-        raise UnusableValueError("not_utf8", f"expected UTF-8, got {got}") from None
+        raise UnusableValueError(
+            "not_utf8", f"expected UTF-8, got the byte 0x{line[error.start]:02x} after {error.start} others"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise UnusableValueError("malformed", f"expected JSON: {error}") from None
     if not isinstance(value, dict):

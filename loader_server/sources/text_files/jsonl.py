@@ -164,8 +164,9 @@ class JsonLinesSource(LineSource):
         Columns of lengths are named by the key's number here, because a key may have any name, so they are renamed
         first.
         """
-        places = enumerate(self._measured_keys)
-        return super().decoded_bytes({f"length_{key}": numbers[f"length_{place}"] for place, key in places})
+        return super().decoded_bytes(
+            {f"length_{key}": numbers[f"length_{place}"] for place, key in enumerate(self._measured_keys)}
+        )
 
     # --- once there is an index ---
 

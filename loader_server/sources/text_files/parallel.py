@@ -15,10 +15,9 @@ import numpy as np
 
 from loader_server.sources.files.file_facts import changed
 from loader_server.sources.files.same_files import digest_of_number, signed_digest
-from loader_server.sources.source import BadRow, Found, Inventory
+from loader_server.sources.source import Found, Inventory
 from loader_server.sources.text_files.line_source import TextSource
 from loader_server.sources.text_files.whole_lines import (
-    WholeLines,
     cut_lines,
     spans_of,
     unusable_line,
@@ -116,9 +115,12 @@ class ParallelSource(TextSource):
         files = [self._lines_between(name, *span) for name, span in zip(self._names, piece.spans, strict=True)]
         usable = np.array([lines.characters > 0 for lines in files])
         good = np.flatnonzero(usable.all(axis=0))
+        spoiled = np.flatnonzero(~usable.all(axis=0))
+        # A row is blamed on the first file whose line spoils it.
+        blamed = zip(spoiled.tolist(), np.argmin(usable[:, spoiled], axis=0).tolist(), strict=True)
         bad = {
-            piece.row + number: self._bad_row(files, piece.row + 1, number, int(np.argmin(usable[:, number])))
-            for number in np.flatnonzero(~usable.all(axis=0)).tolist()
+            piece.row + number: unusable_line(self._places[file], piece.row + 1 + number, files[file].line(number))
+            for number, file in blamed
         }
         # No line contains a newline, so that different lines never join to the same bytes.
         together = (b"\n".join(lines.line(number) for lines in files) for number in good.tolist())
@@ -131,10 +133,6 @@ class ParallelSource(TextSource):
             columns[f"bytes_{place}"] = lines.sizes[good]
             columns[f"characters_{place}"] = lines.characters[good]
         return Found(rows=(piece.row + good).tolist(), numbers=columns, bad=bad)
-
-    def _bad_row(self, files: Sequence[WholeLines], first: int, number: int, file: int) -> BadRow:
-        """Return the bad row of line `number` of the piece, blaming its line in file number `file`."""
-        return unusable_line(self._places[file], first + number, files[file].line(number))
 
     # --- once there is an index ---
 
