@@ -1,6 +1,6 @@
 """Facts about files, local or remote, that all readers share: what identifies one, where it is kept, and its errors.
 
-The kind of a file is told by its first bytes, whatever its name says; only kinds that people take for text by mistake
+A file is of the kind that its first bytes show, whatever its name says; only kinds that people take for text by mistake
 are known, any other beginning may be text. Knows neither disks nor stores, so that the rooms of local and of remote
 files can both import it.
 """

@@ -131,15 +131,17 @@ class Files:
         if is_url(name):
             return self._remote_files_of(name, suffixes)
         files = files_meant(self._base, name, suffixes)
-        return [name] if files is None else self._some(name, files, suffixes)
+        return [name] if files is None else self._sorted_files(name, files, suffixes)
 
     def _remote_files_of(self, url: str, suffixes: tuple[str, ...]) -> list[str]:
+        """Do the same for a URL; only one that ends in / is a folder, because stores have no folders to ask about."""
         if not url.endswith("/"):
-            return self._some(url, self._remote.found(url), ()) if "*" in url or "[" in url else [url]
+            return self._sorted_files(url, self._remote.found(url), ()) if "*" in url or "[" in url else [url]
         below = (file for file in self._remote.found(url) if file.endswith(suffixes or ("",)))
-        return self._some(url, [file for file in below if not is_hidden(file[len(url) :])], suffixes)
+        return self._sorted_files(url, [file for file in below if not is_hidden(file[len(url) :])], suffixes)
 
-    def _some(self, name: str, files: list[str], suffixes: tuple[str, ...]) -> list[str]:
+    def _sorted_files(self, name: str, files: list[str], suffixes: tuple[str, ...]) -> list[str]:
+        """Return these files sorted; raise a DataError, which names the suffixes that count, if there are none."""
         if not files:
             raise DataError(
                 expected=f"files that end in {' or '.join(suffixes)}" if suffixes else "files",

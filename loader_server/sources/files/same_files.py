@@ -60,6 +60,7 @@ def noted_origin(files: Files, paths: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _digest_of_path(files: Files, path: str, nbytes: int) -> str:
+    """Return the digest of a local or remote file; that of a local one is remembered for the file's status."""
     if is_url(path):
         return digest_of(lambda start, stop: files.read(path, start, stop - start), nbytes)
     return noted_content(files.where(path), files.seen)
@@ -136,6 +137,7 @@ class FilesInUse:
                     self._refuse_other_content(path, now)
 
     def _status(self, path: str) -> os.stat_result:
+        """Return the status now; raise a ReadError if there is none: the file is no longer the indexed one."""
         try:
             return os.stat(self._places[path])  # takes a fifth of the time of Path.stat
         except OSError as error:
@@ -159,7 +161,7 @@ def digest_of(read: Callable[[int, int], bytes], nbytes: int) -> str:
     if nbytes <= _PIECES * _PIECE_BYTES:
         return xxhash.xxh3_64_hexdigest(read(0, nbytes))
     digest = xxhash.xxh3_64()
-    # Both ends are among the pieces, because headers and tables of contents lie there and change with any rewriting.
+    # Both ends are among the pieces, because formats keep their tables there.
     for start in np.linspace(0, nbytes - _PIECE_BYTES, _PIECES).astype(np.int64).tolist():
         digest.update(read(start, start + _PIECE_BYTES))
     return digest.hexdigest()
@@ -213,6 +215,7 @@ def refuse_absent_list(path: str, files: Files, word: str) -> None:
 
 
 def _facts_of_list(path: str, files: Files, word: str) -> FileFacts:
+    """Return a list's size and version; raise a DataError that calls it by `word` if it cannot be read."""
     try:
         return files.facts(path)
     except ReadError:  # its store cannot be asked, which says nothing about the list

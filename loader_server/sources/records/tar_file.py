@@ -161,7 +161,7 @@ def _pax(content: bytes, at: int) -> dict[str, str]:
 
     A record is "SIZE KEY=VALUE" and a newline, where SIZE counts the whole record.
     """
-    found, place = dict[str, str](), 0
+    records, place = dict[str, str](), 0
     try:
         while place < len(content):
             size, _, _ = content[place:].partition(b" ")
@@ -169,13 +169,13 @@ def _pax(content: bytes, at: int) -> dict[str, str]:
             if int(size) <= len(size):
                 raise ValueError(size)
             key, _, value = content[place + len(size) + 1 : place + int(size) - 1].partition(b"=")
-            found[key.decode()] = value.decode("utf-8", "surrogateescape")
+            records[key.decode()] = value.decode("utf-8", "surrogateescape")
             place += int(size)
-        if not found.get("size", "0").isdecimal():
-            raise ValueError(found["size"])
+        if not records.get("size", "0").isdecimal():
+            raise ValueError(records["size"])
     except ValueError:
         raise BrokenTar(at, "a pax header cannot be read") from None
-    return found
+    return records
 
 
 @dataclass(slots=True)

@@ -236,18 +236,19 @@ def _forms(sample: Mapping[str, Any]) -> tuple[FeatureForm, ...]:
 def _plain_runs(forms: Sequence[FeatureForm], raw: bytes, sample: Mapping[str, Any]) -> list[int]:
     """Return the packed run of each feature, or _UNLIKE if its bytes do not decode to the library's value."""
     try:
-        found = features_of(raw)
+        features = features_of(raw)
     except MalformedExample:
         return [_UNLIKE] * len(forms)
     return [
-        packed_run(found.get(form.key)) if _is_like(form, raw, found, sample[form.key]) else _UNLIKE for form in forms
+        packed_run(features.get(form.key)) if _is_like(form, raw, features, sample[form.key]) else _UNLIKE
+        for form in forms
     ]
 
 
-def _is_like(form: FeatureForm, raw: bytes, found: Features, value: Any) -> bool:
+def _is_like(form: FeatureForm, raw: bytes, features: Features, value: Any) -> bool:
     """Return whether the feature, decoded from the record's bytes, equals the library's value exactly."""
     try:
-        own = form.value(raw, found.get(form.key))
+        own = form.value(raw, features.get(form.key))
     except UnfitFeature:
         return False
     if isinstance(value, str) or isinstance(own, str):

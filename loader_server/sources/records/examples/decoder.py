@@ -140,9 +140,9 @@ class ExampleDecoder:
 
 def forms_of_records(records: Iterable[bytes], where: str) -> tuple[FeatureForm, ...]:
     """Return the forms of the features that these records have; raise a DataError if they have none."""
-    examples, seen = [], 0
+    examples, count = [], 0
     for raw in records:
-        seen += 1
+        count += 1
         # A malformed record says nothing about the features; it becomes a bad row when its piece is probed.
         with contextlib.suppress(MalformedExample):
             examples.append((raw, features_of(raw)))
@@ -150,7 +150,7 @@ def forms_of_records(records: Iterable[bytes], where: str) -> tuple[FeatureForm,
     if not forms:
         raise DataError(
             expected="records that are tf.train.Example or SequenceExample",
-            got=f"{len(examples)} of the first {seen} that are, without any feature" if seen else "no records at all",
+            got=f"{len(examples)} of the first {count} that are, without any feature" if count else "no records at all",
             where=where,
             remedy='Name other files, or the features: features = { audio = "float32 [any]" }.',
         )

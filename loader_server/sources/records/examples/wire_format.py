@@ -78,7 +78,7 @@ def _plain_features(raw: bytes) -> Features | None:
     Each list has to lie in one run, with every field in order and nothing else between. This takes a third of the time
     of reading every field, which is most of the time of indexing.
     """
-    found: Features = {}
+    features: Features = {}
     try:
         # The nesting: Example.features, in it an entry of the map for each feature, in that its key and its Feature,
         # and in the Feature a list of one kind, whose only value (packed, or a single bytes) ends with the entry.
@@ -94,11 +94,11 @@ def _plain_features(raw: bytes) -> Features | None:
             # The last byte of an integer lacks the top bit; a list that ends otherwise is cut.
             if (kind == FLOAT and (stop - at) % 4) or (kind == INT64 and raw[stop - 1] > 127):
                 return None
-            found[raw[key : key + size].decode()] = (kind, [(at, stop)])
+            features[raw[key : key + size].decode()] = (kind, [(at, stop)])
             at = stop
     except (IndexError, KeyError, ValueError):  # another layout, or malformed: `_all_features` decides
         return None
-    return found
+    return features
 
 
 def _begin(raw: bytes, at: int, tag: int, stop: int) -> int:
@@ -279,11 +279,11 @@ def int64_at(raw: mmap.mmap | bytes, at: int) -> int:
 
 def _few_int64(raw: mmap.mmap | bytes, at: int, stop: int) -> NDArray[np.int64]:
     """Decode a short run one integer at a time, because numpy takes 20 µs to begin with."""
-    found = []
+    numbers = []
     while at < stop:
         value, at = _varint(raw, at)
-        found.append(value % 2**64)
-    return np.array(found, np.uint64).view(np.int64)
+        numbers.append(value % 2**64)
+    return np.array(numbers, np.uint64).view(np.int64)
 
 
 def int64_of(raw: mmap.mmap | bytes, start: int, stop: int) -> NDArray[np.int64]:
