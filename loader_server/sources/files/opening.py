@@ -190,7 +190,7 @@ class Files:
         return [{"path": path, **asdict(facts)} for path, facts in zip(names, self._facts_of(names), strict=True)]
 
     def _facts_of(self, paths: list[str]) -> Iterable[FileFacts]:
-        """Return the facts of these files; several remote ones are asked about in parallel."""
+        """Return the facts of these files, asking about remote ones in parallel; raise a DataError if one is absent."""
         if not any(map(is_url, paths)):
             return map(self.facts, paths)
         facts = _asked(self.facts, paths)
@@ -203,7 +203,8 @@ class Files:
 
         The inode's time of change (ctime) counts as well, because `cp -p` and `rsync -t` set back only mtime; so a file
         that was moved or got another owner counts as changed, which costs another look at it. A file that keeps its
-        size and is written twice within one tick of the file system's clock, some milliseconds, goes unnoticed.
+        size and is written twice within one tick of the file system's clock, some milliseconds, goes unnoticed. Raise
+        a ReadError if a store cannot be asked; an absent file is part of the stamp.
         """
         state, names, base = xxhash.xxh3_128(), iter(paths), str(self._base)
         # Block by block: there may be millions of names, and the remote ones of a block are asked about in parallel.
@@ -330,7 +331,8 @@ class Files:
     def local(self, path: str, facts: FileFacts | None = None) -> LocalFile:
         """Return the whole file on this machine's disk, for a library that wants a path or a memory map.
 
-        The caller closes it after use; until then it is not evicted from the cache.
+        The caller closes it after use; until then it is not evicted from the cache. Raise a ReadError if a remote file
+        cannot be fetched, or the cache is too small for it.
         """
         if is_url(path):
             return self._remote.local(path, facts or self._version(path))
@@ -346,7 +348,7 @@ class Files:
         return joined(os.path.dirname(path), name)  # faster than pathlib, for very many names
 
     def _version(self, url: str) -> FileFacts:
-        """Return the version that the file had when it was first looked at."""
+        """Return the version that the file had when it was first looked at; raise a DataError if there was none."""
         version = self._versions.get(url)
         if version is None:
             version = self._versions[url] = self.facts(url)

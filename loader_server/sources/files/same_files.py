@@ -80,7 +80,9 @@ def digest_of_handle(handle: int, status: os.stat_result, seen: SeenFiles) -> st
 
 
 def has_content(place: str, status: os.stat_result, digest: str, seen: SeenFiles) -> bool:
-    """Return whether a local file has the content of this digest; it is read only if its status was not seen yet.
+    """Return whether a local file has the content of this digest; raise an OSError if it cannot be read.
+
+    It is read only if this machine has not seen its status with that content yet.
 
     The file is opened anew, because a status tells only about the file that has it: a descriptor that was opened before
     may be of a file that was replaced meanwhile.

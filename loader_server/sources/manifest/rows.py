@@ -116,7 +116,7 @@ def read_rows(
 ) -> Iterator[ManifestRow | BadRow]:
     """Yield the rows of a manifest in order; `others` are the further columns of all manifests together.
 
-    A row that cannot be used is yielded as a BadRow.
+    A row that cannot be used is yielded as a BadRow. Raise an OSError if the manifest cannot be read.
     """
     cells_of = _csv_cells if _is_csv(manifest) else _json_cells
     for line, cells in cells_of(manifest):
@@ -170,7 +170,8 @@ def named_paths(manifest: Path | RemotePath) -> Iterator[str]:
     """Yield what stands in the columns that may name an audio file.
 
     Bad rows are included, as far as they can be parsed: a stamp has to change with every file that is named. This is
-    quicker than `read_rows`.
+    quicker than `read_rows`. Raise a DataError if the suffix is that of no manifest, or an OSError if the manifest
+    cannot be read.
     """
     if _is_csv(manifest):
         yield from _csv_paths(manifest)

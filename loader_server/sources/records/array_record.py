@@ -56,7 +56,7 @@ class ArrayRecordSource(FilesOfExamplesSource):
     _opened: ArrayRecordFiles
 
     def _first_records(self) -> Iterator[bytes]:
-        """Yield the readable records of all files in order."""
+        """Yield the readable records of all files in order; raise a DataError if a file is not whole."""
         for path in self._paths:
             for number in range(self._opened[path].count):
                 # A corrupted record says nothing about the features; it becomes a bad row when its piece is probed.

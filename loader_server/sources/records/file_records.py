@@ -136,7 +136,10 @@ class FilesOfExamplesSource(FileRecordsSource):
 
     @functools.cached_property
     def _decoder(self) -> ExampleDecoder:
-        """The decoder of the features that the job file names, or else of those in the first records."""
+        """The decoder of the features that the job file names, or else of those in the first records.
+
+        Raise a SettingsError for a named feature that no record has, or a DataError if the records have no features.
+        """
         where = ", ".join(self.settings.paths)
         if self.settings.features is None:
             return ExampleDecoder(forms_of_records(islice(self._first_records(), FIRST_RECORDS), where))

@@ -99,7 +99,10 @@ class MappedFiles:
             self._map_anew(path, self[path])
 
     def noted(self, origin: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return these facts about files, with a digest of each local file for `allow_only` to compare with."""
+        """Return these facts about files, with a digest of each local file for `allow_only` to compare with.
+
+        Raise an OSError if a file cannot be read.
+        """
         return [
             facts
             if is_url(facts["path"])

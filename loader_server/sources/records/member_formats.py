@@ -155,7 +155,7 @@ def _audio_lengths(raw: bytes, where: str, largest: int) -> tuple[int, int]:
 
 
 def _npy(raw: bytes) -> np.ndarray[Any, Any]:
-    """Return a copy of the array in a `.npy` file.
+    """Return a copy of the array in a `.npy` file; raise a ValueError if the bytes are none, or fewer than it claims.
 
     `numpy.load` takes three times as long, mostly for the header, and allocates what a header claims before it looks
     for the values, so that a damaged header could take all memory.

@@ -91,7 +91,10 @@ def members_of(data: mmap.mmap | bytes, at: int = 0) -> Iterator[TarMember]:
 
 
 def _member(data: mmap.mmap | bytes, at: int, block: bytes) -> TarMember:
-    """Return the member at `at`, after applying the GNU and pax headers that precede its own."""
+    """Return the member at `at`, after applying the GNU and pax headers that precede its own.
+
+    Raise BrokenTar if a header is damaged, or the file ends before the member does.
+    """
     begin, extended = at, dict[str, str]()
     while True:
         flag, size = _flag_and_size(block, at)

@@ -321,7 +321,10 @@ def _info(files: Files, settings: TfdsSettings) -> Any:
 
 @contextlib.contextmanager
 def _descriptions(files: Files, folder: str) -> Iterator[str]:
-    """Yield a local folder with the files that describe the data set; remote ones are downloaded first."""
+    """Yield a local folder with the files that describe the data set; remote ones are downloaded first.
+
+    Raise a DataError if a remote one is absent.
+    """
     if not is_url(folder):
         yield files.where(folder)
         return

@@ -81,7 +81,10 @@ class TFRecordSource(FilesOfExamplesSource):
         return Inventory(total=total, pieces=self._pieces, origin=self._origin, about=self._about)
 
     def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
-        """Yield where each block of records begins and how many it has; a damaged rest of the file counts as one."""
+        """Yield where each block of records begins and how many it has; a damaged rest of the file counts as one.
+
+        Raise a DataError if it is no TFRecord file.
+        """
         data, start, broken = self._opened[path], 0, ""
         # After a damaged header no other can be found, because only a record's size tells where the next one is.
         while start < len(data) and not broken:

@@ -72,7 +72,10 @@ class WebDatasetSource(FileRecordsSource):
 
     @functools.cached_property
     def _forms(self) -> tuple[MemberForm, ...]:
-        """The form of each member that is read, derived from the first usable sample that has it."""
+        """The form of each member that is read, derived from the first usable sample that has it.
+
+        Raise a DataError if a file is no tar file, or no form can be derived for a member that the job file names.
+        """
         # A list, so that every shard's beginning is looked at: a shard of another kind is refused before any sample is
         # indexed.
         first = [self._first_samples(path) for path in self._paths]

@@ -97,7 +97,8 @@ class Objects:
         return self._retries.attempt(url, ask, patient=patient)
 
     def comes_in_ranges(self, url: str, facts: FileFacts) -> bool:
-        """Return whether the store serves ranges; plain HTTP servers may send the whole file whatever is asked for."""
+        """Return whether the store serves ranges; raise a ReadError if it cannot be asked."""
+        # A plain HTTP server may send the whole file, whatever range is asked for.
         if not url.startswith("http"):
             return True
 
@@ -193,7 +194,7 @@ def _facts(url: str, info: dict[str, Any]) -> FileFacts:
 
 
 def _open_object(url: str) -> tuple[Any, FileFacts]:
-    """Return fsspec's file and its version."""
+    """Return fsspec's file and its version; raise an error of the store's library if there is none."""
     store = _store(url)
     if not url.startswith("http"):
         file = store.open(url, "rb", cache_type="none")

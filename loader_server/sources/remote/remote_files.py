@@ -112,11 +112,11 @@ class RemoteFiles:
         self._ahead = FetchAhead(self._fetch_ahead, cache.bytes // BLOCK_BYTES // 4)
 
     def found(self, url: str) -> list[str]:
-        """Return the URLs of the files that a pattern or a folder stands for."""
+        """Return the URLs of the files that a pattern or a folder stands for; raise a DataError if no such bucket."""
         return self._objects.found(url)
 
     def facts(self, url: str) -> FileFacts:
-        """Return the current size and version."""
+        """Return the current size and version; raise a DataError if there is no such file."""
         return self._objects.facts(url)
 
     def read(self, url: str, facts: FileFacts, offset: int, nbytes: int) -> bytes:
@@ -162,7 +162,10 @@ class RemoteFiles:
             waited = 1
 
     def _bring(self, block: _Block, *, patient: bool = True) -> None:
-        """Fetch the block into the cache, or the whole file if its store serves no ranges."""
+        """Fetch the block into the cache, or the whole file if its store serves no ranges.
+
+        Raise a ReadError if it cannot be fetched or the cache has no room for it.
+        """
         if self._comes_whole(block):
             block = _whole_file(block.url, block.facts)
         self._cache.make(
@@ -194,11 +197,14 @@ class RemoteFiles:
     # --- all of it ---
 
     def open(self, url: str, facts: FileFacts) -> BinaryIO:
-        """Open a file for reading and seeking."""
+        """Open a file for reading and seeking; nothing is fetched before it is read."""
         return io.BufferedReader(_RemoteReader(self, url, facts), _READER_BYTES)
 
     def local(self, url: str, facts: FileFacts) -> LocalFile:
-        """Return the whole file as a cache entry, which is not evicted until the caller closes it."""
+        """Return the whole file as a cache entry, which is not evicted until the caller closes it.
+
+        Raise a ReadError if it cannot be fetched or the cache has no room for it.
+        """
         whole = _whole_file(url, facts)
         waited = 0
         # Brought again if another process evicts it between fetching and holding it.
@@ -284,7 +290,8 @@ class _RemoteReader(io.RawIOBase):
         return self._position
 
     def readinto(self, into: Buffer) -> int:
-        """Read the next bytes into a buffer; in each new block, begin to fetch the following ones."""
+        """Read the next bytes into a buffer, and return how many; raise a ReadError if they cannot be fetched."""
+        # In each new block, the following ones begin to be fetched: who reads a file in order will need them.
         view = memoryview(into).cast("B")
         nbytes = max(min(len(view), self._facts.bytes - self._position), 0)
         if nbytes and self._position % BLOCK_BYTES < nbytes:

@@ -123,7 +123,7 @@ class LineSource(TextSource):
         return Inventory(total=total, pieces=lambda rows: self._pieces(paths, rows), origin=origin)
 
     def _pieces(self, paths: Sequence[str], rows: int) -> Iterator[LinePiece]:
-        """Yield pieces of at most `rows` whole lines, file after file."""
+        """Yield pieces of at most `rows` whole lines, file after file; raise a DataError if a file cannot be opened."""
         row = 0
         for number, path in enumerate(paths):
             line = 1

@@ -93,7 +93,7 @@ class ParallelSource(TextSource):
         return Inventory(total=next(iter(counts.values())), pieces=self._pieces, origin=origin)
 
     def _pieces(self, rows: int) -> Iterator[ParallelPiece]:
-        """Yield pieces of the same whole lines of all files.
+        """Yield pieces of the same whole lines of all files; raise a ReadError if a file has lost lines meanwhile.
 
         The first file decides how many lines a piece has; the others are cut after as many lines, wherever their bytes
         end.

@@ -132,7 +132,10 @@ class FeatureForm:
         return self._narrowed(_integers(raw, runs))
 
     def _of_bytes(self, values: list[bytes]) -> Any:
-        """Return byte values as they are, as texts, or as the numbers of one array, by the form's dtype."""
+        """Return byte values as they are, as texts, or as the numbers of one array, by the form's dtype.
+
+        Raise UnfitFeature if a text is not UTF-8, or if there is not exactly one array of whole numbers.
+        """
         if self.dtype == "bytes":
             return values
         if self.dtype == "text":

@@ -149,7 +149,7 @@ def _values(raw: bytes, start: int, stop: int, wanted: int) -> Iterator[Run]:
 
 
 def _feature(raw: bytes, pieces: list[Run]) -> Feature:
-    """Return one feature from all pieces of its message; of lists of different kinds, the last one counts."""
+    """Return one feature from all pieces of its message; raise MalformedExample if one is malformed."""
     # Protobuf merges pieces of a message: lists of the same kind are joined, but the kinds are a `oneof`, in which a
     # later one replaces an earlier.
     kind, runs = NO_FEATURE[0], list[Run]()
