@@ -71,8 +71,7 @@ class ManifestSource(RecordedSource):
 
     def probe(self, piece: RowPiece) -> Found:
         """Read the headers of the files that these rows name; unusable files become bad rows."""
-        manifests = map(self.files.path, self.settings.paths)
-        places = [(str(manifest), str(manifest.parent)) for manifest in manifests]
+        places = [(str(manifest), str(manifest.parent)) for manifest in map(self.files.path, self.settings.paths)]
         good, audio, bad = dict[int, ManifestRow](), list[AudioStretch](), dict[int, BadRow]()
         headers = Headers(self.files, self.settings.channel, self.of_job.largest_indexed)
         for number, row in enumerate(piece.rows, piece.start):

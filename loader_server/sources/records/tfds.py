@@ -151,8 +151,8 @@ class TfdsSource(MapStyleSource):
 
     def identity(self, sample: int) -> str:
         """Return the data set's folder and the record's digest."""
-        digest = digest_of_number(int(self.indexed.numbers["digest"][self.checked(sample)]))
-        return f"{self.settings.folder}, a record of digest {digest}"
+        number = int(self.indexed.numbers["digest"][self.checked(sample)])
+        return f"{self.settings.folder}, a record of digest {digest_of_number(number)}"
 
     @property
     def modules(self) -> tuple[str, ...]:

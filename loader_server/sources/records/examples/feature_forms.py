@@ -247,14 +247,19 @@ def _form_of(key: str, sightings: Sequence[tuple[bytes, Feature | list[Feature]]
     A feature list becomes rows of a fixed width if all steps in all records have equally many values, unless that is
     one; otherwise it becomes a flat list.
     """
-    are_steps = [isinstance(seen, list) for _, seen in sightings]
     features = [(raw, feature) for raw, seen in sightings for feature in (seen if isinstance(seen, list) else [seen])]
     # Kind 0 has no list at all: a feature that is empty wherever it is seen may be anything, so bytes.
     kind = next((kind for _, (kind, _) in features if kind), BYTES)
     counts = {_count(raw, *feature) for raw, feature in features}
-    if not any(are_steps):
-        return FeatureForm(key, _USUAL[kind], () if counts == {1} else (None,))
-    return FeatureForm(key, _USUAL[kind], (None, *counts) if len(counts) == 1 and counts != {1} else (None,))
+    has_steps = any(isinstance(seen, list) for _, seen in sightings)
+    return FeatureForm(key, _USUAL[kind], _shape_of(counts, has_steps=has_steps))
+
+
+def _shape_of(counts: set[int], *, has_steps: bool) -> tuple[int | None, ...]:
+    """Return the shape of a feature, or of a feature list, with these counts of values in a record, or in a step."""
+    if has_steps:
+        return (None, *counts) if len(counts) == 1 and counts != {1} else (None,)
+    return () if counts == {1} else (None,)
 
 
 def _count(raw: bytes, kind: int, runs: Sequence[Run]) -> int:
