@@ -118,6 +118,7 @@ def _kind_of(value: object) -> str | None:
     Null, objects and empty lists have none, nor have lists of anything but numbers or booleans of one kind. A list of
     integers and fractions counts as one of fractions.
     """
+    # By the exact type: for isinstance, True would be an integer.
     if not isinstance(value, list):
         return _ASSUMED.get(type(value))
     kinds = set(map(_ASSUMED.get, map(type, value)))
@@ -168,6 +169,7 @@ def _value(key: str, row: Mapping[str, Any], kind: str) -> _Value:
     if kind == "text":
         return _text(key, value)
     dtype, is_list = kind.removesuffix(_LIST), kind.endswith(_LIST)
+    # Exact types again: True is refused as a number.
     types = set(map(type, value)) if is_list and isinstance(value, list) else {type(value)}
     if is_list != isinstance(value, list) or not types <= _TYPES[dtype]:
         raise _wrong(key, kind, value)
