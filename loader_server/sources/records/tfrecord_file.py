@@ -66,8 +66,8 @@ def records_from(data: mmap.mmap | bytes, start: int, most: int) -> RecordRange:
     bounds = np.array([*begins, stop], np.int64)
     octets = np.frombuffer(data, np.uint8)
     # `_follow` trusts the sizes, and a wrong one leads anywhere: all from the first wrong checksum on is dropped.
-    wrong = np.flatnonzero(~_size_fits(octets, bounds[:-1]))
-    bounds = bounds[: wrong[0] + 1] if len(wrong) else bounds
+    whole = int(np.argmin(np.append(_size_fits(octets, bounds[:-1]), [False])))
+    bounds = bounds[: whole + 1]
     ended = len(bounds) > most or bounds[-1] == len(data)
     return RecordRange(
         offsets=bounds[:-1] + HEADER_BYTES,

@@ -130,8 +130,12 @@ class WebDatasetSource(FileRecordsSource):
         total = sum(rows for path in self._paths for _, rows in self._blocks(path, self.piece_rows))
         # Unlike records, members have no checksums: only the digest of a whole shard tells that others have written
         # other data behind the same headers.
-        origin = self._opened.noted(self._origin)
-        return Inventory(total=total, pieces=self._pieces, origin=origin, about={"members": forms})
+        return Inventory(
+            total=total,
+            pieces=self._pieces,
+            origin=self._opened.noted(self._origin),
+            about={"members": forms},
+        )
 
     def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
         """Yield where each block of samples begins and how many it has."""

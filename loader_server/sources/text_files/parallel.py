@@ -117,10 +117,9 @@ class ParallelSource(TextSource):
         good = np.flatnonzero(usable.all(axis=0))
         spoiled = np.flatnonzero(~usable.all(axis=0))
         # A row is blamed on the first file whose line spoils it.
-        blamed = zip(spoiled.tolist(), np.argmin(usable[:, spoiled], axis=0).tolist(), strict=True)
         bad = {
             piece.row + number: unusable_line(self._places[file], piece.row + 1 + number, files[file].line(number))
-            for number, file in blamed
+            for number, file in zip(spoiled.tolist(), np.argmin(usable[:, spoiled], axis=0).tolist(), strict=True)
         }
         # No line contains a newline, so that different lines never join to the same bytes.
         together = (b"\n".join(lines.line(number) for lines in files) for number in good.tolist())

@@ -247,9 +247,7 @@ def _are_arrays(form: FeatureForm, kinds: NDArray[np.int64]) -> NDArray[np.bool_
     Packed floats are little-endian, like a float32 array on a little-endian machine; a bytes value holds an array
     already. On a big-endian machine no run qualifies.
     """
-    are_arrays: NDArray[np.bool_] = kinds == BYTES
-    if form.dtype == "float32":
-        are_arrays |= kinds == FLOAT
+    are_arrays: NDArray[np.bool_] = (kinds == BYTES) | (kinds == FLOAT) & (form.dtype == "float32")
     return are_arrays if sys.byteorder == "little" else np.zeros_like(are_arrays)
 
 

@@ -137,8 +137,13 @@ def _entries(raw: bytes, tag: int) -> Iterator[tuple[str, list[Run]]]:
     for piece in _values(raw, 0, len(raw), tag):
         for entry in _values(raw, *piece, _FIRST):
             # As in protobuf, an entry without a key has the empty one, and of several keys the last counts.
-            keys = [b"", *(raw[start:stop] for start, stop in _values(raw, *entry, _FIRST))]
-            yield keys[-1].decode(), list(_values(raw, *entry, _SECOND))
+            key, value = b"", list[Run]()
+            for field, start, stop in _fields(raw, *entry):
+                if field == _FIRST:
+                    key = raw[start:stop]
+                elif field == _SECOND:
+                    value.append((start, stop))
+            yield key.decode(), value
 
 
 def _values(raw: bytes, start: int, stop: int, wanted: int) -> Iterator[Run]:
@@ -168,17 +173,13 @@ def _runs(raw: bytes, kind: int, start: int, stop: int) -> Iterator[Run]:
     """Yield the byte ranges of a list's values; raise MalformedExample if one ends within a value."""
     for tag, begin, end in _fields(raw, start, stop):
         if tag == _FIRST:
-            _refuse_cut(raw, kind, begin, end)
-        if tag in (_FIRST, _UNPACKED[kind]):
+            if kind == FLOAT and (end - begin) % 4:
+                raise MalformedExample(f"a list of floats has {end - begin} bytes")
+            if kind == INT64 and end > begin and raw[end - 1] > 127:
+                raise MalformedExample("a list of integers ends in the middle of one")
             yield begin, end
-
-
-def _refuse_cut(raw: bytes, kind: int, begin: int, end: int) -> None:
-    """Raise MalformedExample if a packed list ends within a value."""
-    if kind == FLOAT and (end - begin) % 4:
-        raise MalformedExample(f"a list of floats has {end - begin} bytes")
-    if kind == INT64 and end > begin and raw[end - 1] > 127:
-        raise MalformedExample("a list of integers ends in the middle of one")
+        elif tag == _UNPACKED[kind]:
+            yield begin, end
 
 
 def _fields(raw: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
