@@ -181,8 +181,7 @@ class WebDatasetSource(FileRecordsSource):
                 )
             places += (member.offset, member.size)
             if form.kind != "bytes":
-                raw = _bytes_of(data, sample, form.suffix)
-                lengths += form.look(raw, sample.key, self.of_job.largest_indexed)
+                lengths += form.look(_bytes_of(data, sample, form.suffix), sample.key, self.of_job.largest_indexed)
         return [_digest(data, places[::2]), *places, *lengths]
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:

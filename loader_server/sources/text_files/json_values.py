@@ -7,7 +7,6 @@ and decoding agree because both use this module.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -178,11 +177,14 @@ def _value(key: str, row: Mapping[str, Any], kind: str) -> _Value:
 
 def _numbers(key: str, dtype: str, value: Any) -> np.generic | NDArray[Any]:
     """Return numbers in their dtype; raise UnusableValueError if one does not fit or is not finite there."""
-    # numpy raises for an integer that does not fit, but makes an infinity of such a float.
-    with contextlib.suppress(OverflowError):
+    # numpy raises for an integer that does not fit, but makes an infinity of such a float. Not by `suppress`: with it,
+    # looking at JSON lines of three numbers each took an eighth longer.
+    try:
         numbers = np.array(value, dtype)
         if numbers.dtype.kind != "f" or np.isfinite(numbers).all():
             return numbers if numbers.ndim else numbers[()]
+    except OverflowError:
+        pass
     raise UnusableValueError("out_of_range", f'expected "{key}" to fit into {dtype}, got {_shown(value)}')
 
 
