@@ -28,7 +28,7 @@ from loader_server.building.trial_rule import exhausted
 from loader_server.feature_cache.cache import from_bytes
 from loader_server.sources.blame import find_exhaustion
 from loader_server.sources.decoding import decoded
-from loader_server.sources.files.patience import read_patiently
+from loader_server.sources.files.retried_reads import read_patiently
 from loader_server.transforms.columns import ColumnsOfBatch
 from loader_server.transforms.overrun import blame_for_length
 from shared.errors import DataError, SampleError

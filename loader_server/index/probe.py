@@ -19,7 +19,7 @@ import numpy as np
 
 from loader_server.index.pool import run_in_order, usable_processes
 from loader_server.sources.blame import undecoded
-from loader_server.sources.files.patience import read_patiently
+from loader_server.sources.files.retried_reads import read_patiently
 from loader_server.sources.largest import OVER_LARGEST, said_of_larger
 from loader_server.sources.shortage import look_twice
 from loader_server.sources.source import BadRow, Found, Indexed

@@ -6,7 +6,7 @@ shows how to write one.
 
 from __future__ import annotations
 
-from loader_server.sources.files.facts import FileFacts, changed
+from loader_server.sources.files.file_facts import FileFacts, changed
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.errors import DataError, ReadError, SampleError, SettingsError
 from shared.settings.values import (

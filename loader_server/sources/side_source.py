@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from loader_server.sources.files.facts import FilePlaces
+    from loader_server.sources.files.file_facts import FilePlaces
     from loader_server.sources.source import BadRow, Found, Inventory, Source
 
 __all__ = ["SideSource", "SourceName", "side_source"]

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from loader_server.sources.files.opening import Files
-from loader_server.sources.files.patience import read_patiently
 from loader_server.sources.files.presence import IndexedFiles
+from loader_server.sources.files.retried_reads import read_patiently
 from loader_server.sources.largest import LARGEST_SAMPLE
 from loader_server.sources.remote.urls import is_url
 from shared.shortened import shortened

@@ -20,7 +20,7 @@ from shared.settings.values import nearest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from loader_server.sources.files.facts import CacheSettings
+    from loader_server.sources.files.file_facts import CacheSettings
 
 __all__ = ["SOURCES", "SourceSpec", "dotted_name", "settings_of_sources", "source_class"]
 
@@ -32,7 +32,7 @@ SOURCES: dict[str, str] = {
     "lhotse": "loader_server.sources.speech.lhotse:LhotseSource",
     "webdataset": "loader_server.sources.records.webdataset:WebDatasetSource",
     "tfrecord": "loader_server.sources.records.tfrecord:TFRecordSource",
-    "lines": "loader_server.sources.text_files.lines:LinesSource",
+    "lines": "loader_server.sources.text_files.line_source:LinesSource",
     "parallel": "loader_server.sources.text_files.parallel:ParallelSource",
     "jsonl": "loader_server.sources.text_files.jsonl:JsonLinesSource",
     "parquet": "loader_server.sources.arrays.parquet:ParquetSource",

@@ -19,7 +19,7 @@ import numpy as np
 
 from loader_server.installed import version_of
 from loader_server.sources.blame import is_the_samples, told
-from loader_server.sources.files.facts import FilePlaces
+from loader_server.sources.files.file_facts import FilePlaces
 from loader_server.transforms.columns import OfColumns, column_of
 from loader_server.transforms.find import find_transforms
 from loader_server.transforms.generators import generator_for

@@ -21,7 +21,7 @@ from loader_server.installed import version_of
 from loader_server.named_objects import import_named
 from loader_server.own_code import own_code
 from loader_server.sources.blame import told
-from loader_server.sources.files.facts import FilePlaces
+from loader_server.sources.files.file_facts import FilePlaces
 from loader_server.transforms.declare import BUILT_INS, Outputs, declaration_of
 from loader_server.transforms.generators import RefusingGenerator
 from loader_server.transforms.named_files import content_of_settings, names_in, with_paths

@@ -20,7 +20,7 @@ from shared.settings.values import FileName
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loader_server.sources.files.facts import FilePlaces
+    from loader_server.sources.files.file_facts import FilePlaces
 
 __all__ = ["content_of_settings", "names_in", "with_paths"]
 

@@ -24,7 +24,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 import numpy as np  # noqa: E402
 import soundfile  # noqa: E402
 
-from loader_server.sources.files.facts import FilePlaces  # noqa: E402
+from loader_server.sources.files.file_facts import FilePlaces  # noqa: E402
 from loader_server.transforms.chain import Chain  # noqa: E402
 from shared.wire.layout import Field  # noqa: E402
 

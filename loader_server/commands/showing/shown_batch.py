@@ -16,7 +16,7 @@ import numpy as np
 from loader_server.building.builder import Builder
 from loader_server.building.culprits import culprit_key
 from loader_server.building.deadline import Deadline
-from loader_server.sources.files.patience import read_patiently
+from loader_server.sources.files.retried_reads import read_patiently
 from loader_server.transforms.generators import RecordingGenerator
 from shared.errors import SampleError, SettingsError
 from shared.wire.messages import Want

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 from loader_server.sources.audio.decoding import AVERAGED, decoded_audio, decoded_stretch
 from loader_server.sources.audio.plain_wav import FRAME_BYTES, HEADER_BYTES, plain_header, plain_samples, plain_wav
 from loader_server.sources.audio.stretches import WHOLE_FILE
-from loader_server.sources.files.facts import OTHER_FILE_REMEDY, FileFacts
+from loader_server.sources.files.file_facts import OTHER_FILE_REMEDY, FileFacts
 from loader_server.sources.files.local import bytes_at
-from loader_server.sources.files.looking import look_at_some
-from loader_server.sources.files.presence import IndexedFiles
+from loader_server.sources.files.presence import IndexedFiles, look_at_some
 from loader_server.sources.files.same_files import digest_of, digest_of_handle, digest_of_number, has_content
 from loader_server.sources.remote.urls import is_url
 from shared.errors import ReadError, SampleError

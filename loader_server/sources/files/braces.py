@@ -6,6 +6,7 @@ fastest. Anything else stays as it is, and so do nested braces.
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import product
 
@@ -27,25 +28,25 @@ def names_meant(name: str) -> list[str]:
     pieces = _BRACES.split(name)
     choices = [[piece] if place % 2 == 0 else _choices(piece, name) for place, piece in enumerate(pieces)]
     # Counted before the names are made: a few braces may stand for billions.
-    total = 1
-    for one in choices:
-        total *= len(one)
+    total = math.prod(map(len, choices))
     if total > _MOST_NAMES:
         raise _too_many(name, total)
     return ["".join(combined) for combined in product(*choices)]
 
 
 def _choices(within: str, name: str) -> list[str]:
-    found = _RANGE.fullmatch(within)
-    if found is None:
+    """Return what the text within a pair of braces stands for; raise a SettingsError for too long a range."""
+    limits = _RANGE.fullmatch(within)
+    if limits is None:
         return within.split(",") if "," in within else [f"{{{within}}}"]
-    first, last, step = int(found[1]), int(found[2]), max(int(found[3] or 1), 1)
+    first, last, step = int(limits[1]), int(limits[2]), max(int(limits[3] or 1), 1)
     # Before the range becomes a list, which could take all memory.
     if abs(last - first) // step >= _MOST_NAMES:
         raise _too_many(name, abs(last - first) // step + 1)
     numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
-    padded = any(re.match(r"-?0\d", text) for text in found.groups()[:2])
-    width = max(len(found[1]), len(found[2])) if padded else 0
+    # As in bash, one limit with leading zeros is enough, and all names are as wide as the wider limit.
+    is_padded = any(re.match(r"-?0\d", text) for text in limits.groups()[:2])
+    width = max(len(limits[1]), len(limits[2])) if is_padded else 0
     return [f"{number:0{width}}" for number in numbers]
 
 

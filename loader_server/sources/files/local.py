@@ -22,11 +22,12 @@ def files_meant(base: Path, name: str, suffixes: tuple[str, ...]) -> list[str] |
     """Return the files of a folder or a pattern, in any order; None if `name` is neither, so names a file."""
     path, ends = base / name, suffixes or ("",)
     if os.path.isdir(path):  # Path.is_dir raises if a name is too long
-        return [os.path.join(name, found) for found in _below(path) if found.endswith(ends)]
+        return [os.path.join(name, below) for below in _below(path) if below.endswith(ends)]
+    # A file may itself be called like a pattern.
     if not glob.has_magic(name) or os.path.exists(path):
         return None
     matching = glob.glob(name, root_dir=base, recursive=True)  # relative, as they are named
-    return [found for found in matching if (base / found).is_file()]
+    return [match for match in matching if (base / match).is_file()]
 
 
 def _below(folder: Path) -> Iterable[str]:
@@ -42,6 +43,7 @@ def _below(folder: Path) -> Iterable[str]:
 def named_twice(base: Path, names: Iterable[str]) -> tuple[str, str] | None:
     """Return two names of the same file, by links or not, or None; a file that is absent is known by its path."""
     known: dict[tuple[int, int] | str, str] = {}
+    # By inode: two names of one file need not look alike (links, `./`, `..`), and each sample would count twice.
     for name in names:
         try:
             status = os.stat(base / name)  # raises OSError too if a name is too long
@@ -49,17 +51,15 @@ def named_twice(base: Path, names: Iterable[str]) -> tuple[str, str] | None:
             key: tuple[int, int] | str = str(base / name)
         else:
             key = status.st_dev, status.st_ino
-        if key in known and (isinstance(key, str) or _is_one_file(base / known[key], base / name)):
+        if key in known and (isinstance(key, str) or _are_same_file(base / known[key], base / name)):
             return known[key], name
         known[key] = name
     return None
 
 
-def _is_one_file(path: Path, other: Path) -> bool:
-    """Return whether two names of one inode number are of one file.
-
-    Some network file systems give different files the same inode number; those have no second link.
-    """
+def _are_same_file(path: Path, other: Path) -> bool:
+    """Return whether two names of one inode number are of one file."""
+    # Some network file systems give different files the same inode number; those have no second link.
     return path.resolve() == other.resolve() or path.stat().st_nlink > 1
 
 
@@ -69,9 +69,12 @@ def is_hidden(path: str) -> bool:
 
 
 def local_stamp(base: str, path: str) -> str:
-    """Return size and times of change as text, or the class of the error in reading them."""
+    """Return size and times of change as text, or the class of the error in reading them.
+
+    An error is no failure here: a stamp has to change as well when a missing file appears.
+    """
     try:
-        status = os.stat(path if path.startswith("/") else os.path.join(base, path))
+        status = os.stat(os.path.join(base, path))
     except (OSError, ValueError) as error:
         return type(error).__name__
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"

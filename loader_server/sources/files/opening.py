@@ -12,14 +12,21 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cached_property
-from itertools import islice
-from typing import TYPE_CHECKING, Any, BinaryIO
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import xxhash
 
 from loader_server.sources.files.braces import names_meant
-from loader_server.sources.files.facts import CacheSettings, FileFacts, LocalFile, changed
-from loader_server.sources.files.kinds import HEAD_BYTES, refuse_no_text
+from loader_server.sources.files.file_facts import (
+    HEAD_BYTES,
+    CacheSettings,
+    FileFacts,
+    LocalFile,
+    absent,
+    changed,
+    refuse_no_text,
+)
 from loader_server.sources.files.local import (
     LocalHandle,
     bytes_at,
@@ -30,16 +37,17 @@ from loader_server.sources.files.local import (
     open_local,
 )
 from loader_server.sources.files.seen import SeenFiles, seen_files
-from loader_server.sources.remote.remote_files import RemoteFiles
-from loader_server.sources.remote.remote_path import RemotePath
+from loader_server.sources.remote.remote_files import RemoteFiles, RemotePath
 from loader_server.sources.remote.urls import is_url, joined, without_credentials
 from shared.errors import DataError, ReadError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 __all__ = ["FileFacts", "Files", "changed"]
+
+T = TypeVar("T")
 
 #: Local files that one source keeps open at a time.
 _MOST_OPEN = 64
@@ -60,7 +68,9 @@ class Files:
         self.cache = cache or CacheSettings(folder=base / _CACHE_FOLDER, bytes=_CACHE_BYTES)
         #: The job's state folder, which holds this machine's memory of files (`seen`).
         self.state: Path | None = None
+        #: Open local files by path; each closes with its last reader, though it was dropped here.
         self._handles: dict[str, LocalHandle] = {}
+        #: Local copies that stay on the disk until `close`.
         self._kept: list[LocalFile] = []
         #: Whether any of the files looked at so far is remote.
         self.are_remote = False
@@ -93,49 +103,53 @@ class Files:
             raise DataError(
                 expected="at least one file", got="none", where=str(self._base), remedy='Write paths = ["…"].'
             )
-        meant = [found for name in names for one in self._named(name) for found in self._meant(one, suffixes)]
+        expanded = chain.from_iterable(map(self._expanded, names))
+        files = [file for name in expanded for file in self._files_of(name, suffixes)]
         if once:
-            self.refuse_twice(meant)
-        return meant
+            self.refuse_twice(files)
+        return files
 
     def refuse_twice(self, names: Iterable[str]) -> None:
         """Raise a DataError if two names are of one file or folder, also by a link: its samples would count twice."""
-        found = named_twice(self._base, names)
-        if found is not None:
+        pair = named_twice(self._base, names)
+        if pair is not None:
+            first, second = pair
             raise DataError(
                 expected="each file once",
-                got=f"{found[1]}, which is {'there twice' if found[0] == found[1] else f'the same as {found[0]}'}",
-                where=self.where(found[1]),
-                remedy="Name it once in `paths`: what weighs more in a mixture is said by `weights`.",
+                got=f"{second}, which is {'there twice' if first == second else f'the same as {first}'}",
+                where=self.where(second),
+                remedy="Name it once in `paths`; to make it weigh more in a mixture, set `weights`.",
             )
 
-    def _named(self, name: str) -> list[str]:
+    def _expanded(self, name: str) -> list[str]:
         """Return the names that the braces stand for; the name itself if a file has this very name."""
         is_there = not is_url(name) and os.path.exists(self._base / name)  # Path.exists raises if the name is too long
         return [name] if is_there else names_meant(name)
 
-    def _meant(self, name: str, suffixes: tuple[str, ...]) -> list[str]:
+    def _files_of(self, name: str, suffixes: tuple[str, ...]) -> list[str]:
+        """Return the sorted files of a folder or a pattern, or the name itself; raise a DataError if there are none."""
         if is_url(name):
-            return self._meant_remotely(name, suffixes)
-        found = files_meant(self._base, name, suffixes)
-        return [name] if found is None else self._some(name, found, suffixes)
+            return self._remote_files_of(name, suffixes)
+        files = files_meant(self._base, name, suffixes)
+        return [name] if files is None else self._sorted_files(name, files, suffixes)
 
-    def _meant_remotely(self, url: str, suffixes: tuple[str, ...]) -> list[str]:
+    def _remote_files_of(self, url: str, suffixes: tuple[str, ...]) -> list[str]:
+        """Do the same for a URL; only one that ends in / is a folder, because stores have no folders to ask about."""
         if not url.endswith("/"):
-            return self._some(url, self._remote.found(url), ()) if "*" in url or "[" in url else [url]
-        below = (found for found in self._remote.found(url) if found.endswith(suffixes or ("",)))
-        return self._some(url, (found for found in below if not is_hidden(found[len(url) :])), suffixes)
+            return self._sorted_files(url, self._remote.found(url), ()) if "*" in url or "[" in url else [url]
+        below = (file for file in self._remote.found(url) if file.endswith(suffixes or ("",)))
+        return self._sorted_files(url, [file for file in below if not is_hidden(file[len(url) :])], suffixes)
 
-    def _some(self, name: str, found: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
-        names = sorted(found)
-        if not names:
+    def _sorted_files(self, name: str, files: list[str], suffixes: tuple[str, ...]) -> list[str]:
+        """Return these files sorted; raise a DataError, which names the suffixes that count, if there are none."""
+        if not files:
             raise DataError(
                 expected=f"files that end in {' or '.join(suffixes)}" if suffixes else "files",
                 got="none",
                 where=self.where(name),
                 remedy="Mend `paths` of the stream, which are relative to the job file, or put the files there.",
             )
-        return names
+        return sorted(files)
 
     # --- what they are ---
 
@@ -151,9 +165,9 @@ class Files:
         try:
             status = (self._base / path).stat()
         except (OSError, ValueError) as error:
-            raise self._absent(path, getattr(error, "strerror", None) or str(error)) from None
+            raise absent(self.where(path), getattr(error, "strerror", None) or str(error)) from None
         if not stat.S_ISREG(status.st_mode):
-            raise self._absent(path, "a folder" if stat.S_ISDIR(status.st_mode) else "something else")
+            raise absent(self.where(path), "a folder" if stat.S_ISDIR(status.st_mode) else "something else")
         return FileFacts(bytes=status.st_size, version=status.st_mtime_ns)
 
     def note_remote(self, samples: int, path_of: Callable[[int], str]) -> None:
@@ -170,55 +184,45 @@ class Files:
             return False
         return True
 
-    def _absent(self, path: str, got: str) -> DataError:
-        return DataError(
-            expected="a file that can be read",
-            got=got,
-            where=self.where(path),
-            remedy="Mend `paths` of the stream, which are relative to the job file, or put the file there.",
-        )
-
     def origin(self, paths: Iterable[str]) -> list[dict[str, Any]]:
         """Return what an inventory records about its files (`Inventory(origin=…)`), for `refuse_changed`."""
         names = list(paths)
         return [{"path": path, **asdict(facts)} for path, facts in zip(names, self._facts_of(names), strict=True)]
 
     def _facts_of(self, paths: list[str]) -> Iterable[FileFacts]:
-        """Return the facts of these files; several remote ones are asked about in parallel."""
+        """Return the facts of these files, asking about remote ones in parallel; raise a DataError if one is absent."""
         if not any(map(is_url, paths)):
             return map(self.facts, paths)
-        with ThreadPoolExecutor(_MOST_ASKED) as pool:
-            found = list(pool.map(self.facts, paths))
-        self._versions.update((path, facts) for path, facts in zip(paths, found, strict=True) if is_url(path))
-        return found
+        facts = _asked(self.facts, paths)
+        # From here on this source reads these versions, whatever the store has meanwhile.
+        self._versions.update(pair for pair in zip(paths, facts, strict=True) if is_url(pair[0]))
+        return facts
 
     def stamp(self, paths: Iterable[str]) -> str:
         """Return a hash of these files' names, sizes and times of change, for `Source.stamp`.
 
         The inode's time of change (ctime) counts as well, because `cp -p` and `rsync -t` set back only mtime; so a file
         that was moved or got another owner counts as changed, which costs another look at it. A file that keeps its
-        size and is written twice within one tick of the file system's clock, some milliseconds, goes unnoticed.
+        size and is written twice within one tick of the file system's clock, some milliseconds, goes unnoticed. Raise
+        a ReadError if a store cannot be asked; an absent file is part of the stamp.
         """
         state, names, base = xxhash.xxh3_128(), iter(paths), str(self._base)
         # Block by block: there may be millions of names, and the remote ones of a block are asked about in parallel.
         while block := list(islice(names, _STAMPED_AT_A_TIME)):
             urls = [path for path in block if is_url(path)]
-            remote = dict(zip(urls, self._remote_stamps(urls), strict=True)) if urls else {}
+            remote = dict(zip(urls, _asked(self._remote_stamp, urls), strict=True))
             lines = [f"{path}\0{remote[path] if path in remote else local_stamp(base, path)}\n" for path in block]
             state.update("".join(lines).encode("utf-8", "surrogatepass"))
         return state.hexdigest()
 
-    def _remote_stamps(self, urls: list[str]) -> list[str]:
-        def stamp(url: str) -> str:
-            try:
-                return str(self.facts(url))
-            except ReadError:
-                raise
-            except DataError as error:
-                return error.got
-
-        with ThreadPoolExecutor(_MOST_ASKED) as pool:
-            return list(pool.map(stamp, urls))
+    def _remote_stamp(self, url: str) -> str:
+        """Return the facts as text, or why there is no such file; raise a ReadError if the store cannot be asked."""
+        try:
+            return str(self.facts(url))
+        except ReadError:
+            raise
+        except DataError as error:
+            return error.got
 
     def refuse_changed(self, origin: Iterable[dict[str, Any]], index: Path) -> None:
         """Raise a DataError if a file of the index's origin is gone or differs; a source calls it in `open`.
@@ -226,21 +230,18 @@ class Files:
         Only sizes of local files are compared, because a copy has other times; sources keep digests of what they read,
         or of the files (`same_files`).
         """
-        known = list(origin)
-        self._data_set = xxhash.xxh3_64_hexdigest("\n".join(one["path"] for one in known).encode())
-        for said, now in zip(known, self._facts_of([one["path"] for one in known]), strict=True):
-            same = now.bytes == said["bytes"] and (not is_url(said["path"]) or now.version == said["version"])
-            if not same:
-                raise self._other(said, now, index)
-
-    def _other(self, said: dict[str, Any], now: FileFacts, index: Path) -> DataError:
-        return DataError(
-            expected=f"the file that the index was made from ({said['bytes']} bytes)",
-            got=f"another one ({now.bytes} bytes)",
-            where=f"{self.where(said['path'])}, index {index}",
-            remedy="The file has changed: bring it by rsync -a or cp -a from where the index was made, or run "
-            "loader-server index.",
-        )
+        indexed = list(origin)
+        paths = [facts["path"] for facts in indexed]
+        self._data_set = xxhash.xxh3_64_hexdigest("\n".join(paths).encode())
+        for facts, now in zip(indexed, self._facts_of(paths), strict=True):
+            if now.bytes != facts["bytes"] or (is_url(facts["path"]) and now.version != facts["version"]):
+                raise DataError(
+                    expected=f"the file that the index was made from ({facts['bytes']} bytes)",
+                    got=f"another one ({now.bytes} bytes)",
+                    where=f"{self.where(facts['path'])}, index {index}",
+                    remedy="The file has changed: bring it by rsync -a or cp -a from where the index was made, or run "
+                    "loader-server index.",
+                )
 
     # --- their bytes ---
 
@@ -254,7 +255,9 @@ class Files:
         if handle is None:
             if is_url(path):
                 return self._remote.read(path, self._version(path), offset, nbytes)
-            handle = self._open_local(path)
+            if len(self._handles) >= _MOST_OPEN:
+                self._handles.clear()
+            handle = self._handles[path] = LocalHandle(self._base / path)
         raw = bytes_at(handle.number, offset, nbytes)
         if len(raw) != nbytes:
             raise changed(f"{nbytes} bytes from byte {offset} on", f"{len(raw)} bytes", self.where(path))
@@ -303,7 +306,7 @@ class Files:
         try:
             return open_local(self._base / path)
         except OSError as error:
-            raise self._absent(path, error.strerror or type(error).__name__) from None
+            raise absent(self.where(path), error.strerror or type(error).__name__) from None
 
     def refuse_no_text(self, path: str) -> None:
         """Raise a DataError if the first bytes show that a file is compressed or otherwise not text in UTF-8."""
@@ -311,7 +314,7 @@ class Files:
             try:
                 head = file.read(HEAD_BYTES)
             except OSError as error:  # special files, such as some of the kernel's, open but cannot be read
-                raise self._absent(path, error.strerror or type(error).__name__) from None
+                raise absent(self.where(path), error.strerror or type(error).__name__) from None
         refuse_no_text(head, self.where(path))
 
     def path(self, path: str) -> Path | RemotePath:
@@ -328,7 +331,8 @@ class Files:
     def local(self, path: str, facts: FileFacts | None = None) -> LocalFile:
         """Return the whole file on this machine's disk, for a library that wants a path or a memory map.
 
-        The caller closes it after use; until then it is not evicted from the cache.
+        The caller closes it after use; until then it is not evicted from the cache. Raise a ReadError if a remote file
+        cannot be fetched, or the cache is too small for it.
         """
         if is_url(path):
             return self._remote.local(path, facts or self._version(path))
@@ -343,18 +347,12 @@ class Files:
         """Return the path of a file that another file names relative to itself."""
         return joined(os.path.dirname(path), name)  # faster than pathlib, for very many names
 
-    def _open_local(self, path: str) -> LocalHandle:
-        if len(self._handles) >= _MOST_OPEN:
-            self._handles.clear()
-        handle = self._handles[path] = LocalHandle(self._base / path)
-        return handle
-
     def _version(self, url: str) -> FileFacts:
-        """Return the version that the file had when it was first looked at."""
-        known = self._versions.get(url)
-        if known is None:
-            known = self._versions[url] = self.facts(url)
-        return known
+        """Return the version that the file had when it was first looked at; raise a DataError if there was none."""
+        version = self._versions.get(url)
+        if version is None:
+            version = self._versions[url] = self.facts(url)
+        return version
 
     # --- what comes soon ---
 
@@ -386,3 +384,9 @@ class Files:
         # Not by attribute access, which would make the cache's client only to close it.
         if "_remote" in self.__dict__:
             self._remote.close()
+
+
+def _asked(ask: Callable[[str], T], urls: Sequence[str]) -> list[T]:
+    """Return what `ask` returns for each URL, in order, asking several at a time; raise the first error."""
+    with ThreadPoolExecutor(_MOST_ASKED) as pool:
+        return list(pool.map(ask, urls))

@@ -4,6 +4,9 @@ Rules: the index has each file's size and a hash of its content: all of it if th
 it and both ends, where formats keep their tables. A file of another size is another file. If the size is equal but this
 machine has not seen the file's status (device, inode, mtime and ctime) with that hash, the content is looked at; so a
 copy is the same file, and other bytes are refused even if their mtime was put back.
+
+Lists of samples, such as manifests, are hashed whole, because the index keeps what they say; their errors call them by
+the word that the source has for them.
 """
 
 from __future__ import annotations
@@ -15,17 +18,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from loader_server.sources.files.facts import changed
+from loader_server.sources.files.file_facts import FileFacts, absent, changed
 from loader_server.sources.files.local import LocalHandle, bytes_at
-from loader_server.sources.files.seen import is_settled, status_of
+from loader_server.sources.files.seen import SeenFiles, is_settled, status_of
 from loader_server.sources.remote.urls import is_url
-from shared.errors import DataError
+from shared.errors import DataError, ReadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from loader_server.sources.files.opening import Files
-    from loader_server.sources.files.seen import SeenFiles
     from loader_server.sources.source import Indexed
 
 __all__ = [
@@ -34,22 +36,31 @@ __all__ = [
     "digest_of_handle",
     "digest_of_number",
     "has_content",
+    "list_facts",
     "noted_content",
     "noted_origin",
     "number_of_digest",
+    "refuse_absent_list",
     "refuse_other_files",
+    "refuse_other_list",
+    "signed_digest",
 ]
 
 #: The digest of a large file covers this many pieces of this many bytes, so it costs the same for any size.
 _PIECES, _PIECE_BYTES = 64, 4096
+#: Bytes of a list that are read at a time.
+_BLOCK_BYTES = 2**20
+
+# --- files of samples ---
 
 
 def noted_origin(files: Files, paths: Sequence[str]) -> list[dict[str, Any]]:
     """Return what the index records about these files, for `Inventory(origin=…)`."""
-    return [{**facts, "digest": _noted(files, facts["path"], facts["bytes"])} for facts in files.origin(paths)]
+    return [{**facts, "digest": _digest_of_path(files, facts["path"], facts["bytes"])} for facts in files.origin(paths)]
 
 
-def _noted(files: Files, path: str, nbytes: int) -> str:
+def _digest_of_path(files: Files, path: str, nbytes: int) -> str:
+    """Return the digest of a local or remote file; that of a local one is remembered for the file's status."""
     if is_url(path):
         return digest_of(lambda start, stop: files.read(path, start, stop - start), nbytes)
     return noted_content(files.where(path), files.seen)
@@ -69,7 +80,9 @@ def digest_of_handle(handle: int, status: os.stat_result, seen: SeenFiles) -> st
 
 
 def has_content(place: str, status: os.stat_result, digest: str, seen: SeenFiles) -> bool:
-    """Return whether a local file has the content of this digest; it is read only if its status was not seen yet.
+    """Return whether a local file has the content of this digest; raise an OSError if it cannot be read.
+
+    It is read only if this machine has not seen its status with that content yet.
 
     The file is opened anew, because a status tells only about the file that has it: a descriptor that was opened before
     may be of a file that was replaced meanwhile.
@@ -81,6 +94,8 @@ def refuse_other_files(files: Files, indexed: Indexed) -> None:
     """Raise a DataError if a file is not the one that the index was made from; a source calls it in `open`."""
     files.refuse_changed(indexed.origin, indexed.place)
     for facts in indexed.origin:
+        # Equal sizes are no proof: other bytes of that size, even with the old mtime put back, would be served as the
+        # indexed samples.
         if not _is_same(files, facts):
             raise DataError(
                 expected="the file that the index was made from",
@@ -106,8 +121,8 @@ class FilesInUse:
 
     def __init__(self, files: Files, indexed: Indexed) -> None:
         self._seen = files.seen
-        self._said = {one["path"]: one for one in indexed.origin if not is_url(one["path"])}
-        self._places = {path: files.where(path) for path in self._said}
+        self._indexed = {facts["path"]: facts for facts in indexed.origin if not is_url(facts["path"])}
+        self._places = {path: files.where(path) for path in self._indexed}
         #: The status at which each file was last seen to have the indexed content.
         self._known: dict[str, tuple[int, ...]] = {}
 
@@ -119,19 +134,20 @@ class FilesInUse:
         """
         for path in paths or self._places:
             if path in self._places:
-                now = self._now(path)
+                now = self._status(path)
                 if status_of(now) != self._known.get(path):
-                    self._look_at(path, now)
+                    self._refuse_other_content(path, now)
 
-    def _now(self, path: str) -> os.stat_result:
+    def _status(self, path: str) -> os.stat_result:
+        """Return the status now; raise a ReadError if there is none: the file is no longer the indexed one."""
         try:
             return os.stat(self._places[path])  # takes a fifth of the time of Path.stat
         except OSError as error:
             raise changed("the file that was indexed", error.strerror or str(error), self._places[path]) from None
 
-    def _look_at(self, path: str, now: os.stat_result) -> None:
-        said, place = self._said[path], self._places[path]
-        if now.st_size != said["bytes"] or not has_content(place, now, said["digest"], self._seen):
+    def _refuse_other_content(self, path: str, now: os.stat_result) -> None:
+        indexed, place = self._indexed[path], self._places[path]
+        if now.st_size != indexed["bytes"] or not has_content(place, now, indexed["digest"], self._seen):
             raise changed("the file that was indexed", f"another one of {now.st_size} bytes", place)
         # A status that is younger than the file system's clock tick is not kept: a second write within the tick would
         # leave it unchanged.
@@ -147,9 +163,16 @@ def digest_of(read: Callable[[int, int], bytes], nbytes: int) -> str:
     if nbytes <= _PIECES * _PIECE_BYTES:
         return xxhash.xxh3_64_hexdigest(read(0, nbytes))
     digest = xxhash.xxh3_64()
+    # Both ends are among the pieces, because formats keep their tables there.
     for start in np.linspace(0, nbytes - _PIECE_BYTES, _PIECES).astype(np.int64).tolist():
         digest.update(read(start, start + _PIECE_BYTES))
     return digest.hexdigest()
+
+
+def signed_digest(content: bytes) -> int:
+    """Return a digest of these bytes as a signed 64-bit integer, which a column of an index can hold."""
+    digest = xxhash.xxh3_64_intdigest(content)
+    return digest - 2**64 if digest >= 2**63 else digest
 
 
 def number_of_digest(digest: str) -> int:
@@ -160,3 +183,69 @@ def number_of_digest(digest: str) -> int:
 def digest_of_number(number: int) -> str:
     """Return the digest that a column holds as a number."""
     return f"{number % 2**64:016x}"
+
+
+# --- lists of samples ---
+
+
+def list_facts(path: str, files: Files, word: str) -> dict[str, Any]:
+    """Return the entry for a list in the index's origin; raise a DataError if it is not readable text.
+
+    `word` is what messages call the list.
+    """
+    now = _facts_of_list(path, files, word)
+    if not path.endswith(".gz"):
+        files.refuse_no_text(path)
+    return {"path": path, "bytes": now.bytes, "mtime_ns": now.version, "digest": _digest_of_list(path, files)}
+
+
+def refuse_other_list(facts: dict[str, Any], files: Files, word: str, index: Path) -> None:
+    """Raise a DataError if a list no longer has the indexed content."""
+    path, now = facts["path"], _facts_of_list(facts["path"], files, word)
+    if now.bytes != facts["bytes"] or not _is_same_list(facts, now, files):
+        raise DataError(
+            expected=f"the {word} that the index was made from ({facts['bytes']} bytes)",
+            got=f"another one ({now.bytes} bytes)",
+            where=f"{files.where(path)}, index {index}",
+            remedy=f"The index was made from another {word}: run loader-server index.",
+        )
+
+
+def refuse_absent_list(path: str, files: Files, word: str) -> None:
+    """Raise a DataError if the list cannot be read."""
+    _facts_of_list(path, files, word)
+
+
+def _facts_of_list(path: str, files: Files, word: str) -> FileFacts:
+    """Return a list's size and version; raise a DataError that calls it by `word` if it cannot be read."""
+    try:
+        return files.facts(path)
+    except ReadError:  # its store cannot be asked, which says nothing about the list
+        raise
+    except DataError as error:
+        raise absent(files.where(path), error.got, word) from None
+
+
+def _is_same_list(facts: dict[str, Any], now: FileFacts, files: Files) -> bool:
+    """Return whether a list of the indexed size has the indexed content."""
+    # A list whose version or status is known is not read again: it may name a hundred thousand files.
+    path = facts["path"]
+    if is_url(path):
+        is_known = now.version == facts["mtime_ns"]
+    else:
+        is_known = files.seen.has(os.stat(files.where(path)), facts["digest"])
+    return is_known or bool(_digest_of_list(path, files) == facts["digest"])
+
+
+def _digest_of_list(path: str, files: Files) -> str:
+    """Return a hash of the whole list, and remember it for the list's status."""
+    state = xxhash.xxh3_128()
+    with files.open(path) as file:
+        # The status is taken before the bytes are read: if somebody writes meanwhile, the file's next status differs
+        # from the remembered one, and the list is read again.
+        status = None if is_url(path) else os.fstat(file.fileno())
+        while block := file.read(_BLOCK_BYTES):
+            state.update(block)
+    if status is not None:
+        files.seen.keep(status, state.hexdigest())
+    return state.hexdigest()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.sources.arrays.gathering import joined_parts, parted
-from loader_server.sources.files.facts import changed
+from loader_server.sources.files.file_facts import changed
 from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.hdf5.file import Hdf5File
 from loader_server.sources.hdf5.virtual_rows import PartPlaces

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from loader_server.sources.remote.remote_path import RemotePath
+    from loader_server.sources.remote.remote_files import RemotePath
 
 __all__ = [
     "AUDIO_COLUMNS",
@@ -67,6 +67,8 @@ class Columns:
 
 
 _WHOLE = Stretch()
+#: That of a row whose offset or duration are no finite numbers.
+_NO_STRETCH = Stretch(math.nan)
 
 _Cells: TypeAlias = "Mapping[str, str] | BadRow"
 
@@ -76,14 +78,7 @@ def columns_of(manifest: Path | RemotePath) -> Columns:
 
     Raise a DataError if no column names audio files, or if there are too many columns.
     """
-    names: dict[str, None] = {}
-    if _is_csv(manifest):
-        names = dict.fromkeys(_header(manifest))
-    else:
-        # One name too many is enough to refuse: all the names of an absurd manifest could fill memory.
-        for _, cells in _json_cells(manifest):
-            if not isinstance(cells, BadRow) and len(names) <= _MOST_COLUMNS:
-                names.update(dict.fromkeys(cells))
+    names = dict.fromkeys(_header(manifest)) if _is_csv(manifest) else _keys(manifest)
     if len(names) > _MOST_COLUMNS:
         raise DataError(
             expected=f"at most {_MOST_COLUMNS} columns",
@@ -91,8 +86,7 @@ def columns_of(manifest: Path | RemotePath) -> Columns:
             where=str(manifest),
             remedy="Each line is a recording: leave out what no transform needs, or turn rows into lines.",
         )
-    audio = next((name for name in AUDIO_COLUMNS if name in names), "")
-    text = next((name for name in TEXT_COLUMNS if name in names), "")
+    audio, text = _first_of(AUDIO_COLUMNS, names), _first_of(TEXT_COLUMNS, names)
     if not audio:
         raise DataError(
             expected="a column " + " or ".join(f'"{name}"' for name in AUDIO_COLUMNS),
@@ -103,76 +97,96 @@ def columns_of(manifest: Path | RemotePath) -> Columns:
     return Columns(audio, text, tuple(name for name in names if name not in (audio, text)))
 
 
+def _first_of(known: tuple[str, ...], names: Mapping[str, None]) -> str:
+    return next((name for name in known if name in names), "")
+
+
+def _keys(manifest: Path | RemotePath) -> dict[str, None]:
+    """Return the keys of all objects of a manifest of JSON lines, in order of first use."""
+    keys: dict[str, None] = {}
+    # One key too many is enough to refuse: all the keys of an absurd manifest could fill memory.
+    for _, cells in _json_cells(manifest):
+        if not isinstance(cells, BadRow) and len(keys) <= _MOST_COLUMNS:
+            keys.update(dict.fromkeys(cells))
+    return keys
+
+
 def read_rows(
     manifest: Path | RemotePath, number: int, columns: Columns, others: tuple[str, ...]
 ) -> Iterator[ManifestRow | BadRow]:
     """Yield the rows of a manifest in order; `others` are the further columns of all manifests together.
 
-    A row that cannot be used is yielded as a BadRow.
+    A row that cannot be used is yielded as a BadRow. Raise an OSError if the manifest cannot be read.
     """
     cells_of = _csv_cells if _is_csv(manifest) else _json_cells
     for line, cells in cells_of(manifest):
         if isinstance(cells, BadRow):
             yield cells
             continue
-        missing = [name for name in (columns.audio, columns.text) if name and name not in cells]
-        if missing or not cells[columns.audio]:
-            name = missing[0] if missing else columns.audio
-            yield BadRow(str(manifest), line, "missing_column", f'expected a value for the column "{name}", got none')
+        stretch = _stretch(cells)
+        reason, detail = _fault(cells, columns, stretch)
+        if reason:
+            yield BadRow(str(manifest), line, reason, detail)
             continue
         text = cells[columns.text] if columns.text else ""
-        stretch = _stretch(cells, manifest, line)
-        if isinstance(stretch, BadRow):
-            yield stretch
-            continue
         further = tuple(cells.get(name, "") for name in others)
-        row = ManifestRow(number, line, cells[columns.audio], text, further, stretch)
-        yield _refused(row, manifest) or row
+        yield ManifestRow(number, line, cells[columns.audio], text, further, stretch)
 
 
-def _stretch(cells: Mapping[str, str], manifest: Path | RemotePath, line: int) -> Stretch | BadRow:
-    """Return the row's stretch: the whole file without an offset, or a BadRow if its seconds are no numbers."""
+def _stretch(cells: Mapping[str, str]) -> Stretch:
+    """Return the row's stretch: the whole file without an offset; one of NaN if its seconds are no finite numbers."""
     offset, duration = cells.get(OFFSET_COLUMN), cells.get(_DURATION_COLUMN)
     if not offset:
         return _WHOLE
     try:
-        stretch = Stretch(float(offset), float(duration)) if duration else Stretch(float(offset))
+        seconds = [float(text) for text in (offset, duration) if text]
     except ValueError:
-        stretch = Stretch(math.nan)
-    if not math.isfinite(stretch.start_s) or (duration and not math.isfinite(stretch.duration_s)):
-        detail = f"expected seconds as offset and duration, got {offset} and {duration}"
-        return BadRow(str(manifest), line, "malformed", detail)
-    return stretch
+        return _NO_STRETCH
+    start_s, duration_s = (*seconds, math.inf)[:2]
+    return Stretch(start_s, duration_s) if all(map(math.isfinite, seconds)) else _NO_STRETCH
 
 
-def _refused(row: ManifestRow, manifest: Path | RemotePath) -> BadRow | None:
-    """Return a BadRow if the row has text that is not UTF-8 or a zero byte in its path, else None."""
+def _fault(cells: Mapping[str, str], columns: Columns, stretch: Stretch) -> tuple[str, str]:
+    """Return why a row cannot be used, as a reason in one word and the detail; both are empty if it can."""
+    missing = [name for name in (columns.audio, columns.text) if name and name not in cells]
+    if missing or not cells[columns.audio]:
+        name = missing[0] if missing else columns.audio
+        return "missing_column", f'expected a value for the column "{name}", got none'
+    if stretch is _NO_STRETCH:
+        offset, duration = cells.get(OFFSET_COLUMN), cells.get(_DURATION_COLUMN)
+        return "malformed", f"expected seconds as offset and duration, got {offset} and {duration}"
+    # Bytes that are not UTF-8 were read as surrogates, which cannot be encoded.
     try:
-        "\n".join((row.path, row.text, *row.others)).encode()
+        "\n".join(cells.values()).encode()
     except UnicodeEncodeError:
-        return BadRow(str(manifest), row.line, "not_utf8", "expected UTF-8, got other bytes")
-    if "\0" in row.path:
-        return BadRow(str(manifest), row.line, "malformed", "expected a path, got one with a zero byte")
-    return None
+        return "not_utf8", "expected UTF-8, got other bytes"
+    # The system refuses such a path with a ValueError, which would end the whole index.
+    if "\0" in cells[columns.audio]:
+        return "malformed", "expected a path, got one with a zero byte"
+    return "", ""
 
 
 def named_paths(manifest: Path | RemotePath) -> Iterator[str]:
     """Yield what stands in the columns that may name an audio file.
 
     Bad rows are included, as far as they can be parsed: a stamp has to change with every file that is named. This is
-    quicker than `read_rows`.
+    quicker than `read_rows`. Raise a DataError if the suffix is that of no manifest, or an OSError if the manifest
+    cannot be read.
     """
-    if not _is_csv(manifest):
-        for _, cells in _json_cells(manifest):
-            yield from () if isinstance(cells, BadRow) else (cells[name] for name in AUDIO_COLUMNS if name in cells)
+    if _is_csv(manifest):
+        yield from _csv_paths(manifest)
         return
+    for _, cells in _json_cells(manifest):
+        if not isinstance(cells, BadRow):
+            yield from (cells[name] for name in AUDIO_COLUMNS if name in cells)
+
+
+def _csv_paths(manifest: Path | RemotePath) -> Iterator[str]:
     with manifest.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         rows = _lists(csv.reader(file))
         places = [place for place, name in enumerate(next(rows, [])) if name.strip() in AUDIO_COLUMNS]
         for row in rows:
-            for place in places:
-                if place < len(row):
-                    yield row[place]
+            yield from (row[place] for place in places if place < len(row))
 
 
 def _lists(reader: Iterator[list[str]]) -> Iterator[list[str]]:
@@ -187,7 +201,7 @@ def _lists(reader: Iterator[list[str]]) -> Iterator[list[str]]:
 
 
 def _is_csv(manifest: Path | RemotePath) -> bool:
-    """Tell CSV from JSON lines by the suffix; raise a DataError for any other."""
+    """Return whether a manifest is CSV and not JSON lines, by its suffix; raise a DataError for any other."""
     suffix = manifest.suffix.lower()
     if suffix not in (".csv", ".jsonl", ".json"):
         raise DataError(
@@ -247,12 +261,12 @@ def _json_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
 def _object(source: str, manifest: Path | RemotePath, line: int) -> _Cells:
     """Parse a line; null values count as missing."""
     try:
-        found = json.loads(source)
+        value = json.loads(source)
     except (ValueError, RecursionError) as error:
         return BadRow(str(manifest), line, "malformed", str(error))
-    if not isinstance(found, dict):
-        return BadRow(str(manifest), line, "malformed", f"expected an object, got {type(found).__name__}")
-    return {key: _text(value) for key, value in found.items() if value is not None}
+    if not isinstance(value, dict):
+        return BadRow(str(manifest), line, "malformed", f"expected an object, got {type(value).__name__}")
+    return {key: _text(cell) for key, cell in value.items() if cell is not None}
 
 
 def _text(value: Any) -> str:

@@ -16,7 +16,7 @@ from loader_server.sources.audio.decoding import AVERAGED, audio_versions
 from loader_server.sources.audio.recorded_source import RecordedSource
 from loader_server.sources.audio.recordings import Recordings, audio_field, common_rate
 from loader_server.sources.audio.stretches import AudioStretch, Headers, channel_setting, stretch_columns
-from loader_server.sources.files.lists import refuse_other_list
+from loader_server.sources.files.same_files import refuse_other_list
 from loader_server.sources.manifest.rows import OFFSET_COLUMN, ManifestRow
 from loader_server.sources.manifest.survey import RowPiece, named_files, survey_manifests
 from loader_server.sources.remote.urls import joined
@@ -67,24 +67,20 @@ class ManifestSource(RecordedSource):
 
     def survey(self) -> Inventory:
         """Count the rows of all manifests and find duplicates; raise a DataError for an unusable manifest."""
-        found = survey_manifests(self.settings.paths, self.files)
-        return Inventory(
-            total=found.total, pieces=found.pieces, origin=found.origin, about={"others": list(found.others)}
-        )
+        return survey_manifests(self.settings.paths, self.files)
 
     def probe(self, piece: RowPiece) -> Found:
         """Read the headers of the files that these rows name; unusable files become bad rows."""
-        manifests = [self.files.path(path) for path in self.settings.paths]
-        places = [(str(manifest), str(manifest.parent)) for manifest in manifests]
+        places = [(str(manifest), str(manifest.parent)) for manifest in map(self.files.path, self.settings.paths)]
         good, audio, bad = dict[int, ManifestRow](), list[AudioStretch](), dict[int, BadRow]()
         headers = Headers(self.files, self.settings.channel, self.of_job.largest_indexed)
         for number, row in enumerate(piece.rows, piece.start):
-            found = row if isinstance(row, BadRow) else _audio(row, headers, *places[row.manifest])
-            if isinstance(found, BadRow):
-                bad[number] = found
+            stretch = row if isinstance(row, BadRow) else _audio(row, headers, *places[row.manifest])
+            if isinstance(stretch, BadRow):
+                bad[number] = stretch
             elif isinstance(row, ManifestRow):
                 good[number] = row
-                audio.append(found)
+                audio.append(stretch)
         rows = list(good.values())
         numbers = _numbers(rows, piece) | stretch_columns(
             audio, plain=piece.whole and self.settings.channel == AVERAGED
@@ -108,6 +104,8 @@ class ManifestSource(RecordedSource):
         self._paths = indexed.strings["path"]
         self._others = {name: indexed.strings[f"column_{n}"] for n, name in enumerate(indexed.about["others"])}
         self._text = indexed.strings.get("text")
+        #: The columns of a row that are neither its file nor its place, by the keys of a sample.
+        self._row = self._others if self._text is None else {**self._others, "text": self._text}
         self._recordings = Recordings(indexed.numbers, self._path, self._line, self.files, self.of_job.largest_sample)
         self.files.note_remote(indexed.samples, self._path)
 
@@ -146,8 +144,7 @@ class ManifestSource(RecordedSource):
 
     def said_of(self, sample: int) -> dict[str, Any]:
         """Return the row's transcript and further columns as strings, by key."""
-        said: dict[str, Any] = {name: column[sample] for name, column in self._others.items()}
-        return said if self._text is None else said | {"text": self._text[sample]}
+        return {name: column[sample] for name, column in self._row.items()}
 
     def name(self, sample: int) -> str:
         """Return the path as the manifest has it, with the offset in seconds if the sample is a stretch."""
@@ -160,11 +157,10 @@ class ManifestSource(RecordedSource):
 
     def identity(self, sample: int) -> str:
         """Return the file as it was indexed, and a digest of the rest of its row."""
-        columns = self._columns
-        origin = self.indexed.origin[columns["manifest"][sample]]["path"]
+        origin = self.indexed.origin[self._columns["manifest"][sample]]["path"]
         place = self.files.beside(origin, self._paths[sample])
-        row = [column[sample] for column in (*self._others.values(), *([self._text] if self._text is not None else []))]
-        return f"{place}, {self._recordings.identity(sample)}, row {fingerprint(*row)[:8]}"
+        row = fingerprint(*(column[sample] for column in self._row.values()))[:8]
+        return f"{place}, {self._recordings.identity(sample)}, row {row}"
 
     @property
     def versions(self) -> dict[str, str]:

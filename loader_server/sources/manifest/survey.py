@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
 
-from loader_server.sources.files.lists import absent_list, list_facts
+from loader_server.sources.files.file_facts import absent
+from loader_server.sources.files.same_files import list_facts
 from loader_server.sources.manifest.rows import OFFSET_COLUMN, Columns, ManifestRow, columns_of, named_paths, read_rows
 from loader_server.sources.remote.urls import joined
-from loader_server.sources.source import BadRow
+from loader_server.sources.source import BadRow, Inventory
 from shared.errors import DataError
 
 if TYPE_CHECKING:
@@ -25,9 +28,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.sources.files.opening import Files
-    from loader_server.sources.remote.remote_path import RemotePath
+    from loader_server.sources.remote.remote_files import RemotePath
 
-__all__ = ["ManifestSurvey", "RowPiece", "named_files", "survey_manifests"]
+__all__ = ["RowPiece", "named_files", "survey_manifests"]
 
 #: Number of rows that are compared with the repeated hashes at a time.
 _BLOCK_ROWS = 2**20
@@ -47,40 +50,8 @@ class RowPiece:
     whole: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManifestSurvey:
-    """What is known about all rows; the rows themselves are read again from the manifests when needed."""
-
-    manifests: tuple[Path | RemotePath, ...]
-    columns: tuple[Columns, ...]
-    others: tuple[str, ...]
-    total: int
-    duplicates: Duplicates
-    origin: list[dict[str, Any]]
-
-    @property
-    def has_text(self) -> bool:
-        """Whether the manifests have transcripts."""
-        return bool(self.columns[0].text)
-
-    def pieces(self, rows: int) -> Iterator[RowPiece]:
-        """Yield the rows in order, in pieces of at most `rows`, with duplicates replaced by bad rows."""
-        held: list[ManifestRow | BadRow] = []
-        marked = _marked(_all_rows(self.manifests, self.columns, self.others), self.manifests, self.duplicates)
-        for place, row in enumerate(marked, 1):
-            held.append(row)
-            if len(held) == rows:
-                yield self._piece(place - rows, held)
-                held = []
-        if held:
-            yield self._piece(self.total - len(held), held)
-
-    def _piece(self, start: int, rows: list[ManifestRow | BadRow]) -> RowPiece:
-        return RowPiece(start, tuple(rows), len(self.others), self.has_text, OFFSET_COLUMN not in self.others)
-
-
-def survey_manifests(paths: Sequence[str], files: Files) -> ManifestSurvey:
-    """Read the manifests once, count their rows and find duplicates.
+def survey_manifests(paths: Sequence[str], files: Files) -> Inventory:
+    """Read the manifests once, count their rows and find duplicates, which the inventory's pieces have as bad rows.
 
     Raise a DataError if there is no manifest, one cannot be read, or only some of them have transcripts.
     """
@@ -92,25 +63,28 @@ def survey_manifests(paths: Sequence[str], files: Files) -> ManifestSurvey:
     origin = [list_facts(path, files, "manifest") for path in paths]
     columns = tuple(columns_of(manifest) for manifest in manifests)
     _refuse_some_without_text(manifests, columns)
-    others = tuple(dict.fromkeys(name for found in columns for name in found.others))
-    # Eight bytes a row is all that the survey keeps: a manifest may be larger than memory.
-    hashes = array("Q", (_hash(row, manifests) for row in _all_rows(manifests, columns, others)))
-    return ManifestSurvey(
-        manifests=manifests,
-        columns=columns,
-        others=others,
-        total=len(hashes),
-        duplicates=_duplicates(np.frombuffer(hashes, np.uint64) if hashes else np.zeros(0, np.uint64)),
-        origin=origin,
-    )
+    others = tuple(dict.fromkeys(name for own in columns for name in own.others))
+    # Eight bytes a row is all that is kept of the rows, which are read again for the pieces: a manifest may be larger
+    # than memory.
+    read = partial(_all_rows, manifests, columns, others)
+    hashes = array("Q", (_hash(row, manifests) for row in read()))
+    duplicates = _duplicates(np.frombuffer(hashes, np.uint64) if hashes else np.zeros(0, np.uint64))
+
+    def pieces(rows: int) -> Iterator[RowPiece]:
+        start, marked = 0, _marked(read(), manifests, *duplicates)
+        while piece := tuple(islice(marked, rows)):
+            yield RowPiece(start, piece, len(others), bool(columns[0].text), OFFSET_COLUMN not in others)
+            start += len(piece)
+
+    return Inventory(total=len(hashes), pieces=pieces, origin=origin, about={"others": list(others)})
 
 
 def _all_rows(
     manifests: tuple[Path | RemotePath, ...], columns: tuple[Columns, ...], others: tuple[str, ...]
 ) -> Iterator[ManifestRow | BadRow]:
     """Yield the rows of all manifests in order."""
-    for number, (manifest, found) in enumerate(zip(manifests, columns, strict=True)):
-        yield from read_rows(manifest, number, found, others)
+    for number, (manifest, own) in enumerate(zip(manifests, columns, strict=True)):
+        yield from read_rows(manifest, number, own, others)
 
 
 def _hash(row: ManifestRow | BadRow, manifests: tuple[Path | RemotePath, ...]) -> int:
@@ -122,25 +96,17 @@ def _hash(row: ManifestRow | BadRow, manifests: tuple[Path | RemotePath, ...]) -
     return xxhash.xxh3_64_intdigest("\x1f".join(parts).encode("utf-8", "surrogateescape"))
 
 
-@dataclass(frozen=True, slots=True)
-class Duplicates:
-    """Rows that equal another one: their places in order, and for each the number of its group of equals."""
-
-    places: NDArray[np.int64]
-    kinds: NDArray[np.int64]
-
-
-def _duplicates(hashes: NDArray[np.uint64]) -> Duplicates:
-    """Find the rows whose 64-bit hashes are equal.
+def _duplicates(hashes: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the places of rows whose 64-bit hash another row has, and for each the number of its group of equals.
 
     Only arrays of numbers are held, and rows are compared in blocks, because all rows may be duplicates.
     """
     ordered = np.sort(hashes)
     again = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
     del ordered  # frees eight bytes a row before the comparison takes memory
-    found = [_equal_to_any(hashes[at : at + _BLOCK_ROWS], again) + at for at in range(0, len(hashes), _BLOCK_ROWS)]
-    places = np.concatenate(found) if found else np.zeros(0, np.int64)
-    return Duplicates(places, np.searchsorted(again, hashes[places]))
+    blocks = [_equal_to_any(hashes[at : at + _BLOCK_ROWS], again) + at for at in range(0, len(hashes), _BLOCK_ROWS)]
+    places = np.concatenate([np.zeros(0, np.int64), *blocks])
+    return places, np.searchsorted(again, hashes[places])
 
 
 def _equal_to_any(hashes: NDArray[np.uint64], again: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -150,28 +116,31 @@ def _equal_to_any(hashes: NDArray[np.uint64], again: NDArray[np.uint64]) -> NDAr
 
 
 def _marked(
-    rows: Iterable[ManifestRow | BadRow], manifests: tuple[Path | RemotePath, ...], duplicates: Duplicates
+    rows: Iterable[ManifestRow | BadRow],
+    manifests: tuple[Path | RemotePath, ...],
+    places: NDArray[np.int64],
+    groups: NDArray[np.int64],
 ) -> Iterator[ManifestRow | BadRow]:
     """Yield the rows; all but the first of several equal ones become bad rows that name the first one's place."""
-    firsts = np.full((int(duplicates.kinds.max(initial=-1)) + 1, 2), -1)
-    pairs = zip(duplicates.places, duplicates.kinds, strict=True)
-    place, kind = next(pairs, (-1, -1))
+    # Manifest and line of the first good row of each group, or -1: an equal row that is bad by itself comes first only
+    # by chance, and is none to refer to.
+    firsts = np.full((int(groups.max(initial=-1)) + 1, 2), -1)
+    pairs = zip(places, groups, strict=True)
+    place, group = next(pairs, (-1, -1))
     for number, row in enumerate(rows):
         if number != place:
             yield row
             continue
-        manifest, line = firsts[kind]
-        if isinstance(row, ManifestRow) and line < 0:  # the first of its group stays good
-            firsts[kind] = row.manifest, row.line
-        first = f"{manifests[manifest]}, line {line}"
-        yield _duplicate(row, manifests, first) if isinstance(row, ManifestRow) and line >= 0 else row
-        place, kind = next(pairs, (-1, -1))
-
-
-def _duplicate(row: ManifestRow, manifests: tuple[Path | RemotePath, ...], first: str) -> BadRow:
-    """Return the bad row of a duplicate."""
-    detail = f"expected each row once, got {row.path} as in {first}"
-    return BadRow(str(manifests[row.manifest]), row.line, "duplicate", detail)
+        manifest, line = firsts[group]
+        if isinstance(row, BadRow):
+            yield row
+        elif line < 0:  # the first of its group stays good
+            firsts[group] = row.manifest, row.line
+            yield row
+        else:
+            detail = f"expected each row once, got {row.path} as in {manifests[manifest]}, line {line}"
+            yield BadRow(str(manifests[row.manifest]), row.line, "duplicate", detail)
+        place, group = next(pairs, (-1, -1))
 
 
 def named_files(paths: Sequence[str], files: Files) -> Iterator[str]:
@@ -184,12 +153,12 @@ def named_files(paths: Sequence[str], files: Files) -> Iterator[str]:
             for name in named_paths(manifest):
                 yield joined(folder, name)
         except OSError as error:
-            raise absent_list(manifest, "manifest", error) from None
+            raise absent(str(manifest), error.strerror or type(error).__name__, "manifest") from None
 
 
 def _refuse_some_without_text(manifests: tuple[Path | RemotePath, ...], columns: tuple[Columns, ...]) -> None:
     """Raise a DataError if some manifests have a column of transcripts and others have none."""
-    without = [str(manifest) for manifest, found in zip(manifests, columns, strict=True) if not found.text]
+    without = [str(manifest) for manifest, own in zip(manifests, columns, strict=True) if not own.text]
     if 0 < len(without) < len(manifests):
         raise DataError(
             expected="a transcript in all manifests or in none",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from loader_server.sources.files.patience import read_patiently
+from loader_server.sources.files.retried_reads import read_patiently
 from shared.errors import SampleError
 from shared.logs import Log
 

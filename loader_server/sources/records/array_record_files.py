@@ -16,11 +16,14 @@ from shared.errors import DataError, ReadError
 from shared.extras import library
 
 if TYPE_CHECKING:
-    from loader_server.sources.files.facts import LocalFile
+    from collections.abc import Iterable
+
+    from loader_server.sources.files.file_facts import LocalFile
     from loader_server.sources.files.opening import Files
 
 __all__ = ["ArrayRecordFiles"]
 
+_LIBRARY, _WHERE = "array_record.python.array_record_module", 'source = "array_record"'
 #: Options of the library for random access: no read-ahead buffer and no decoding threads.
 _RANDOM_ACCESS = "readahead_buffer_size:0,max_parallelism:0"
 #: Local files that are open at a time.
@@ -41,8 +44,10 @@ class _OpenArrayRecords:
 
     def _open(self) -> Any:
         """Return a reader of the library; raise a DataError if the file is not a whole ArrayRecord file."""
-        with self._local.path.open("rb"):  # raises an OSError with the cause, which the library does not report
-            reader = _module().ArrayRecordReader(str(self._local.path), _RANDOM_ACCESS)
+        # Opened here first, because an OSError has the cause, which the library does not report.
+        with self._local.path.open("rb"):
+            module = library(_LIBRARY, extra="array_record", use="which reads ArrayRecord files", where=_WHERE)
+            reader = module.ArrayRecordReader(str(self._local.path), _RANDOM_ACCESS)
         if reader.ok():
             return reader
         raise DataError(
@@ -54,21 +59,23 @@ class _OpenArrayRecords:
 
     def read(self, number: int) -> bytes:
         """Return one record; raise a ReadError if the library reports it as damaged."""
-        with self._lock:  # between seek and read, another thread's seek would move the position
+        # Between seek and read, another thread's seek would move the position.
+        with self._lock:
             try:
                 self._reader.seek(number)
                 return self._reader.read()  # type: ignore[no-any-return]
             except RuntimeError as error:
-                said = str(error)
-                self._reader = self._open()  # a reader that has failed keeps failing
-        raise ReadError(
-            expected="a record that fits its checksum",
-            got=said,
-            where=f"{self._where}, record {number}",
-            remedy="Write or copy the file again, then run loader-server index.",
-        )
+                # A reader that has failed keeps failing, so one damaged record would lose the whole file.
+                self._reader = self._open()
+                raise ReadError(
+                    expected="a record that fits its checksum",
+                    got=str(error),
+                    where=f"{self._where}, record {number}",
+                    remedy="Write or copy the file again, then run loader-server index.",
+                ) from None
 
     def close(self) -> None:
+        """Let the disk cache evict the file; its reader stays usable until its last user drops it."""
         self._local.close()
 
 
@@ -79,34 +86,30 @@ class ArrayRecordFiles:
         self._files = files
         self._known: dict[str, _OpenArrayRecords] = {}
 
-    def count(self, path: str) -> int:
-        """Return how many records a file has; raise a DataError if it is not a whole ArrayRecord file."""
-        return self._get(path).count
+    def __getitem__(self, path: str) -> _OpenArrayRecords:
+        """Return the file's reader, after opening it if needed, and after closing all others if too many are open.
 
-    def read(self, path: str, number: int) -> bytes:
-        """Return one record; raise a ReadError if the library reports it as damaged."""
-        return self._get(path).read(number)
-
-    def _get(self, path: str) -> _OpenArrayRecords:
-        return self._known.get(path) or self._open(path)
-
-    def _open(self, path: str) -> _OpenArrayRecords:
-        """Open a file, after closing all others if too many are open."""
+        Raise a DataError if it is not a whole ArrayRecord file.
+        """
+        known = self._known.get(path)
+        if known is not None:
+            return known
         if len(self._known) >= (_MOST_REMOTE if self._files.are_remote else _MOST_OPEN):
             self.close()  # a thread that is reading keeps the reader that it holds
-        made = _OpenArrayRecords(self._files.local(path), self._files.where(path))
-        known = self._known.setdefault(path, made)
-        if known is not made:
-            made.close()  # another thread opened the same file meanwhile, and its reader is in use
+        opened = _OpenArrayRecords(self._files.local(path), self._files.where(path))
+        # Opening, which fetches a remote file, is under no lock: another thread may have opened the same file
+        # meanwhile, and its reader is in use.
+        known = self._known.setdefault(path, opened)
+        if known is not opened:
+            opened.close()
         return known
+
+    def expect(self, paths: Iterable[str]) -> None:
+        """Start fetching those of these files that are remote."""
+        self._files.expect_local(paths)
 
     def close(self) -> None:
         """Drop all open files; each is closed when its last reader is done with it."""
         known, self._known = self._known, {}
-        for one in known.values():
-            one.close()
-
-
-def _module() -> Any:
-    name, where = "array_record.python.array_record_module", 'source = "array_record"'
-    return library(name, extra="array_record", use="which reads ArrayRecord files", where=where)
+        for opened in known.values():
+            opened.close()

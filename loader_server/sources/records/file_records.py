@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import functools
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,20 +19,39 @@ from loader_server.sources.records.examples.decoder import (
     FIRST_RECORDS,
     MOST_RECORDS_WITHOUT,
     ExampleDecoder,
+    RecordPlace,
     forms_of_records,
     refuse_unknown_features,
 )
-from loader_server.sources.records.examples.feature_forms import forms_said
-from loader_server.sources.source import Indexed, Source
+from loader_server.sources.records.examples.feature_forms import parsed_forms
+from loader_server.sources.source import BadRow, Found, Indexed, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from loader_server.sources.records.array_record_files import ArrayRecordFiles
+    from loader_server.sources.records.mapped_files import MappedFiles
     from shared.wire.layout import Field
 
-__all__ = ["FileRecordsSource", "FilesOfExamplesSource"]
+__all__ = ["FileRecordsSource", "FilesOfExamplesSource", "RecordPiece", "found_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPiece:
+    """A run of `rows` consecutive records of file number `file`; a damaged rest of the file counts as one record."""
+
+    path: str
+    file: int
+    #: Where the run begins: a byte of the file, or a record's number in a file that has a table of records.
+    start: int
+    rows: int
+    #: The first record's number in its file, from 0.
+    number: int
+    #: The first record's number among the records of all files, from 0.
+    row: int
 
 
 class FileRecordsSource(Source):
@@ -41,6 +61,13 @@ class FileRecordsSource(Source):
     suffixes: ClassVar[tuple[str, ...]]
     #: The index column with the sample's number in its file.
     number_column: ClassVar[str] = "record"
+    #: What opens the files: a format maps them into memory itself, or has a library that reads them.
+    Opens: ClassVar[type[MappedFiles | ArrayRecordFiles]]
+    _opened: MappedFiles | ArrayRecordFiles
+
+    def __init__(self, settings: Any, base: Path) -> None:
+        super().__init__(settings, base)
+        self._opened = self.Opens(self.files)
 
     @functools.cached_property
     def _origin(self) -> list[dict[str, Any]]:
@@ -53,6 +80,19 @@ class FileRecordsSource(Source):
     def stamp(self) -> str:
         """Return a text that changes with any of the files."""
         return self.files.stamp(self._paths)
+
+    @abc.abstractmethod
+    def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
+        """Yield where each block of at most `rows` records of a file begins, and how many it has."""
+
+    def _pieces(self, rows: int) -> Iterator[RecordPiece]:
+        """Yield pieces of at most `rows` records, none of which spans two files."""
+        row = 0
+        for file, path in enumerate(self._paths):
+            number = 0
+            for start, count in self._blocks(path, rows):
+                yield RecordPiece(path, file, start, count, number, row)
+                number, row = number + count, row + count
 
     def open(self, indexed: Indexed) -> None:
         """Take the index; raise a DataError if a local file has another size, or a remote one another version."""
@@ -69,10 +109,7 @@ class FileRecordsSource(Source):
     def expect(self, samples: NDArray[np.int64]) -> None:
         """Start fetching the files of these samples, if they are remote."""
         if self.files.are_remote:
-            self._expect_files(self._paths[file] for file in np.unique(self._columns["file"][samples]).tolist())
-
-    @abc.abstractmethod
-    def _expect_files(self, paths: Iterable[str]) -> None: ...
+            self._opened.expect(self._paths[file] for file in np.unique(self._columns["file"][samples]).tolist())
 
     def _path(self, sample: int) -> str:
         return str(self._paths[self._columns["file"][self.checked(sample)]])
@@ -80,6 +117,14 @@ class FileRecordsSource(Source):
     def place(self, sample: int) -> tuple[str, int]:
         """Return the file, and the sample's number in it, counted from 0."""
         return self.files.where(self._path(sample)), int(self._columns[self.number_column][sample])
+
+    def _where(self, sample: int) -> str:
+        return "{}, record {}".format(*self.place(sample))
+
+    def close(self) -> None:
+        """Give back the open files; each closes when its last reader lets go of it."""
+        self._opened.close()
+        super().close()
 
 
 class FilesOfExamplesSource(FileRecordsSource):
@@ -91,11 +136,14 @@ class FilesOfExamplesSource(FileRecordsSource):
 
     @functools.cached_property
     def _decoder(self) -> ExampleDecoder:
-        """The decoder of the features that the job file names, or else of those in the first records."""
+        """The decoder of the features that the job file names, or else of those in the first records.
+
+        Raise a SettingsError for a named feature that no record has, or a DataError if the records have no features.
+        """
         where = ", ".join(self.settings.paths)
         if self.settings.features is None:
             return ExampleDecoder(forms_of_records(islice(self._first_records(), FIRST_RECORDS), where))
-        forms = forms_said(self.settings.features)
+        forms = parsed_forms(self.settings.features)
         refuse_unknown_features(forms, islice(self._first_records(), MOST_RECORDS_WITHOUT), where)
         return ExampleDecoder(forms)
 
@@ -105,19 +153,40 @@ class FilesOfExamplesSource(FileRecordsSource):
         return {"features": {form.key: str(form) for form in self._decoder.forms}}
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, and decode by the forms that it was made with."""
+        """Take the index, and decode by the forms that it was made with; raise a DataError as the base class does."""
         super().open(indexed)
-        self._decoder = ExampleDecoder(forms_said(indexed.about["features"].items()))
+        # Not by those of the first records as they are now: a job decodes as its index says, whatever was added since.
+        self._decoder = ExampleDecoder(parsed_forms(indexed.about["features"].items()))
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """The numeric features."""
-        return self._decoder.fields
+        """The fields of the numeric features; text and bytes have none."""
+        return tuple(form.field for form in self._decoder.forms if form.field is not None)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return the value of each feature by key."""
         return self._decoder.decode(raw, self._columns, sample)
 
+    def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
+        """Write the numeric features of these records into `out`, byte for byte what decoding would give."""
+        self._decoder.gather(self._columns, samples, self._records(samples), out)
+
+    def _records(self, samples: NDArray[np.int64]) -> list[RecordPlace]:
+        """Return the place of each record; raise a ReadError if one is not the indexed one."""
+        return [(raw, 0, len(raw)) for raw in self.read(samples.tolist())]
+
     def name(self, sample: int) -> str:
         """Return the file as the job file names it, and the record's number in it."""
         return f"{self._path(sample)}:{self._columns[self.number_column][sample]}"
+
+
+def found_rows(
+    columns: Sequence[str],
+    good: Sequence[Sequence[int]],
+    bad: Mapping[int, BadRow],
+    strings: Mapping[str, Sequence[str]],
+) -> Found:
+    """Return what a piece holds, from a sequence for each good row: its number, then its value in each column."""
+    # Given its shape, because a piece without a good row has to have the same columns.
+    table = np.array(good, np.int64).reshape(len(good), 1 + len(columns)).T
+    return Found(rows=table[0].tolist(), numbers=dict(zip(columns, table[1:], strict=True)), strings=strings, bad=bad)

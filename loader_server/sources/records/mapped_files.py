@@ -17,7 +17,7 @@ import mmap
 import os
 from typing import TYPE_CHECKING, Any
 
-from loader_server.sources.files.opening import changed
+from loader_server.sources.files.file_facts import LocalFile, changed
 from loader_server.sources.files.same_files import has_content, noted_content
 from loader_server.sources.files.seen import is_settled, status_of
 from loader_server.sources.remote.urls import is_url
@@ -25,7 +25,6 @@ from loader_server.sources.remote.urls import is_url
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from loader_server.sources.files.facts import LocalFile
     from loader_server.sources.files.opening import Files
     from shared.errors import ReadError
 
@@ -48,9 +47,10 @@ class MappedFiles:
         self._files = files
         self._known: dict[str, _FileMap | bytes] = {}
         #: Facts of the local files in the index by path; empty while indexing.
-        self._said: dict[str, dict[str, Any]] = {}
-        #: Place and status of each mapped file whose content was compared with a digest.
+        self._indexed: dict[str, dict[str, Any]] = {}
+        #: Place of each mapped file whose content was compared with a digest.
         self._places: dict[str, str] = {}
+        #: The status at which it was compared, unless that was too young to tell of a second write.
         self._status: dict[str, tuple[int, ...]] = {}
         #: Sizes of the mapped remote files, in the order in which they were mapped.
         self._remote: dict[str, int] = {}
@@ -66,7 +66,7 @@ class MappedFiles:
         # No lock: two threads may map a file at the same time. Each gets a map of its own, and the later one is kept.
         known = self._known.get(path)
         if known is None:
-            return self._keep(path, self._map(path))
+            return self._keep(path, self._mapped(path))
         # `size()` asks for the size of the file as it is now: reading beyond its end would kill the process.
         if isinstance(known, bytes) or known.size() == len(known):
             return known
@@ -74,10 +74,12 @@ class MappedFiles:
 
     def _map_anew(self, path: str, known: mmap.mmap | bytes) -> mmap.mmap | bytes:
         """Map a file again that may have changed; raise a ReadError if it has another size or content."""
-        self._forget(path)  # even if mapping fails now, the next caller compares the file as a whole
-        data = self._map(path)
+        # Forgotten first: if mapping fails now (the file was cut short) and somebody then writes other data of the old
+        # size, the old map would pass as the file, and its content would never be compared.
+        self._forget(path)
+        data = self._mapped(path)
         if len(data) != len(known):
-            raise self._other_size(path, len(known), len(data))
+            raise self._other(path, len(known), f"one of {len(data)} bytes")
         return self._keep(path, data)
 
     def refuse_changed(self, path: str) -> None:
@@ -86,45 +88,43 @@ class MappedFiles:
         Call this after each reading, before the bytes are handed on. A file whose status changed is mapped and compared
         anew, so one that was only touched or replaced by a copy passes.
         """
-        if not self._has_status(path):
+        place = self._places.get(path)
+        if place is None:  # its format has no digests in the index, and checks each record by itself
+            return
+        try:
+            status = os.stat(place)  # `Path.stat` takes five times as long
+        except OSError:  # deleted: the map still has the old bytes
+            return
+        if status_of(status) != self._status.get(path):
             self._map_anew(path, self[path])
 
-    def _has_status(self, path: str) -> bool:
-        """Tell whether a mapped file still has the status that it had when its content was compared.
-
-        True as well for a file whose status was not kept, and for one that was deleted: its map still has the old
-        bytes.
-        """
-        place = self._places.get(path)
-        if place is None:
-            return True
-        try:
-            return status_of(os.stat(place)) == self._status.get(path)  # `Path.stat` takes five times as long
-        except OSError:
-            return True
-
     def noted(self, origin: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return these facts about files, with a digest of each local file for `allow_only` to compare with."""
-        return [one if is_url(one["path"]) else {**one, "digest": self._noted(one["path"])} for one in origin]
+        """Return these facts about files, with a digest of each local file for `allow_only` to compare with.
 
-    def _noted(self, path: str) -> str:
-        return noted_content(self._files.where(path), self._files.seen)
+        Raise an OSError if a file cannot be read.
+        """
+        return [
+            facts
+            if is_url(facts["path"])
+            else {**facts, "digest": noted_content(self._files.where(facts["path"]), self._files.seen)}
+            for facts in origin
+        ]
 
     def allow_only(self, origin: Iterable[dict[str, Any]]) -> None:
         """From now on, refuse to map local files that differ from these facts of the index."""
-        self._said = {one["path"]: one for one in origin if not is_url(one["path"])}
+        self._indexed = {facts["path"]: facts for facts in origin if not is_url(facts["path"])}
 
-    def _map(self, path: str) -> _FileMap | bytes:
-        """Map a file; raise a ReadError if it is not the one in the index."""
-        local, said = self._files.local(path), self._said.get(path)
+    def _mapped(self, path: str) -> _FileMap | bytes:
+        """Return a file's map; raise a ReadError if the file is not the one in the index."""
+        local, indexed = self._files.local(path), self._indexed.get(path, {})
         with local.path.open("rb") as file:
             # The status of the open file, which is the one that is mapped, even if its name is replaced meanwhile.
             status = os.fstat(file.fileno())
-            if said is not None and status.st_size != said["bytes"]:
-                raise self._other_size(path, said["bytes"], status.st_size)
+            if status.st_size != indexed.get("bytes", status.st_size):
+                raise self._other(path, indexed["bytes"], f"one of {status.st_size} bytes")
             # An empty file cannot be mapped.
             data = _FileMap(file.fileno(), status.st_size, prot=mmap.PROT_READ) if status.st_size else b""
-        if said is not None and "digest" in said:
+        if "digest" in indexed:
             self._refuse_other_content(path, status, len(data))
         if isinstance(data, _FileMap):
             data.local = local
@@ -136,15 +136,12 @@ class MappedFiles:
         Formats that check each record by itself have no digests in the index, and do not come here.
         """
         place = self._places[path] = self._files.where(path)
-        if not has_content(place, status, self._said[path]["digest"], self._files.seen):
+        if not has_content(place, status, self._indexed[path]["digest"], self._files.seen):
             raise self._other(path, nbytes, f"another one of {nbytes} bytes")
         # The clock of a file system is coarse: soon after a change, another write may leave the same status. The
         # status of such a file is not kept, so each reading compares its content until the status can tell.
         if is_settled(status):
             self._status[path] = status_of(status)
-
-    def _other_size(self, path: str, nbytes: int, now: int) -> ReadError:
-        return self._other(path, nbytes, f"one of {now} bytes")
 
     def _other(self, path: str, nbytes: int, got: str) -> ReadError:
         """Return the error for a file that is not the indexed one."""
@@ -161,19 +158,13 @@ class MappedFiles:
         if len(self._known) >= _MOST_MAPPED:
             self.close()
         if is_url(path):
-            self._make_room(len(data))
+            # The mapped remote files fill half of the disk cache at most, because none of them can be evicted: files
+            # that come while others are read need the other half. Those mapped first make room.
+            while self._remote and sum(self._remote.values()) + len(data) > self._files.cache.bytes // 2:
+                self._forget(next(iter(self._remote)))
             self._remote[path] = len(data)
         self._known[path] = data
         return data
-
-    def _make_room(self, nbytes: int) -> None:
-        """Forget the remote files mapped first, until the new one fits into half of the disk cache.
-
-        Each is unmapped when its last reader lets go of it.
-        """
-        while self._remote and sum(self._remote.values()) + nbytes > self._files.cache.bytes // 2:
-            oldest = next(iter(self._remote))
-            self._forget(oldest)
 
     def expect(self, paths: Iterable[str]) -> None:
         """Start fetching those of these files that are remote and not mapped."""

@@ -20,7 +20,7 @@ from shared.errors import SampleError
 from shared.wire.layout import DTYPES, Field
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["MemberForm", "form_of_member"]
 
@@ -34,6 +34,19 @@ _KINDS = {
 #: Exceptions of json's, int's and numpy's parsers for malformed bytes.
 _UNREADABLE = (ValueError, TypeError, SyntaxError, EOFError, OverflowError, RecursionError)
 _NAMES = {"text": "text", "audio": "audio"}
+
+
+def _number(raw: bytes) -> Any:
+    return np.int64(int(raw))
+
+
+#: What makes a value of a member's bytes, by its kind; arrays and audio need more than the bytes.
+_PARSERS: dict[str, Callable[[bytes], Any]] = {
+    "text": bytes.decode,
+    "bytes": bytes,
+    "number": _number,
+    "json": json.loads,
+}
 _NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
@@ -97,7 +110,8 @@ class MemberForm:
             audio, rate = decoded_audio(raw, where, AVERAGED, largest)
             return {self.key: audio, f"{self.key}_rate": rate}
         try:
-            return {self.key: getattr(self, f"_{self.kind}")(raw)}
+            parse = self._array if self.kind == "array" else _PARSERS[self.kind]
+            return {self.key: parse(raw)}
         except UnicodeDecodeError as error:
             got = f"the byte 0x{raw[error.start]:02x} after {error.start} others"
             raise _unusable("not_utf8", f'"{self.suffix}" in UTF-8', got, where) from None
@@ -109,28 +123,12 @@ class MemberForm:
         axes = [] if self.shape is None else [None, *self.shape]
         return f'"{self.suffix}" as {self.kind}' + (f" of {self.dtype} {axes}" if self.dtype else "")
 
-    @staticmethod
-    def _text(raw: bytes) -> str:
-        return raw.decode()
-
-    @staticmethod
-    def _bytes(raw: bytes) -> bytes:
-        return raw
-
-    @staticmethod
-    def _number(raw: bytes) -> Any:
-        return np.int64(int(raw))
-
-    @staticmethod
-    def _json(raw: bytes) -> Any:
-        return json.loads(raw)
-
     def _array(self, raw: bytes) -> Any:
         """Return the array; raise a ValueError if it has another dtype or step than the first array had."""
-        made = _npy(raw)
-        if self.dtype and (str(made.dtype), made.shape[1:] if made.ndim else None) != (self.dtype, self.shape):
-            raise ValueError(f"an array of {made.dtype} {list(made.shape)}")
-        return made if made.ndim else made[()]  # a scalar, not an array without axes
+        array = _npy(raw)
+        if self.dtype and (str(array.dtype), array.shape[1:] if array.ndim else None) != (self.dtype, self.shape):
+            raise ValueError(f"an array of {array.dtype} {list(array.shape)}")
+        return array if array.ndim else array[()]  # a scalar, not an array without axes
 
 
 def form_of_member(suffix: str, raw: bytes) -> MemberForm:
@@ -157,7 +155,7 @@ def _audio_lengths(raw: bytes, where: str, largest: int) -> tuple[int, int]:
 
 
 def _npy(raw: bytes) -> np.ndarray[Any, Any]:
-    """Return a copy of the array in a `.npy` file.
+    """Return a copy of the array in a `.npy` file; raise a ValueError if the bytes are none, or fewer than it claims.
 
     `numpy.load` takes three times as long, mostly for the header, and allocates what a header claims before it looks
     for the values, so that a damaged header could take all memory.
@@ -166,8 +164,8 @@ def _npy(raw: bytes) -> np.ndarray[Any, Any]:
     width = 2 if raw[6:7] == b"\1" else 4
     size = 8 + width + int.from_bytes(raw[8 : 8 + width], "little")
     dtype, shape, order = _npy_header(raw[:size])
-    made = np.frombuffer(raw, dtype, int(np.prod(shape)), size).reshape(shape, order=order)
-    return np.array(made, order="C")  # a view would be read-only, and keep all the member's bytes
+    view = np.frombuffer(raw, dtype, int(np.prod(shape)), size).reshape(shape, order=order)
+    return np.array(view, order="C")  # a view would be read-only, and keep all the member's bytes
 
 
 @functools.lru_cache(maxsize=4096)

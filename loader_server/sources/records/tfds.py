@@ -13,41 +13,36 @@ import contextlib
 import functools
 import tempfile
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
 
-from loader_server.sources.files.facts import changed
-from loader_server.sources.map_style import MapStyleSource
+from loader_server.sources.files.file_facts import changed
+from loader_server.sources.files.same_files import digest_of_number, signed_digest
+from loader_server.sources.map_style import ItemPiece, MapStyleSource
 from loader_server.sources.records.array_record_files import ArrayRecordFiles
 from loader_server.sources.records.examples.decoder import ExampleDecoder, packed_run
-from loader_server.sources.records.examples.feature_forms import FeatureForm, UnfitFeature, forms_said
-from loader_server.sources.records.examples.gathering import gather_examples
-from loader_server.sources.records.examples.wire_format import MalformedExample, features_of
+from loader_server.sources.records.examples.feature_forms import FeatureForm, UnfitFeature, parsed_forms
+from loader_server.sources.records.examples.wire_format import Features, MalformedExample, features_of
 from loader_server.sources.remote.urls import is_url, joined
 from shared.errors import DataError, SettingsError
 from shared.extras import library
 from shared.settings.values import setting, text, texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from numpy.typing import NDArray
 
     from loader_server.sources.files.opening import Files
-    from loader_server.sources.map_style import ItemPiece
-    from loader_server.sources.records.examples.wire_format import Features
     from loader_server.sources.source import Found, Indexed
 
 __all__ = ["PreparedItems", "TfdsSettings", "TfdsSource"]
 
-#: In place of a run: decoding the feature's bytes does not give what the library gives. Not a run, which is
-#: never negative, and not SCATTERED.
+#: In place of a run: decoding the feature's bytes does not give what the library gives. A run is never negative, and -1
+#: marks values that are scattered over the record.
 _UNLIKE = -2
 
 #: The files that the library needs in a data set's folder.
@@ -87,16 +82,17 @@ class TfdsSource(MapStyleSource):
 
     def stamp(self) -> str:
         """Return a text that changes with any of the split's files, or with those that describe the data set."""
-        described = (joined(self.settings.folder, name) for name in _DESCRIPTIONS)
-        return self.files.stamp([*described, *self._data.paths])
+        described = [joined(self.settings.folder, name) for name in _DESCRIPTIONS]
+        return self.files.stamp(described + self._data.paths)
 
     def probe(self, piece: ItemPiece) -> Found:
         """Decode these samples with the library, and note digests and where plain features lie."""
         found = super().probe(piece)
         forms, runs, digests = _forms(self._first_sample()), list[list[int]](), list[int]()
+        # Only a comparison of each record's bytes with what the library makes of them shows that no feature is encoded.
         for item in found.rows:
             raw = self._data.read(item)
-            digests.append(_digest(raw))
+            digests.append(signed_digest(raw))
             runs.append(_plain_runs(forms, raw, self._sample(item)))
         columns = np.array(runs, np.int64).reshape(len(runs), len(forms)).T
         plain = {f"run_{form.key}": column for form, column in zip(forms, columns, strict=True)}
@@ -104,17 +100,19 @@ class TfdsSource(MapStyleSource):
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
         """Return the fields, and the forms of all features if none of them needs the library for decoding."""
-        made = super().conclude(numbers)
-        shapes = {field["key"]: tuple(field["shape"]) for field in made["fields"]}
+        about = super().conclude(numbers)
+        shapes = {field["key"]: tuple(field["shape"]) for field in about["fields"]}
         # The first sample tells which axes there are, the fields which of them vary from sample to sample.
         forms = [replace(form, shape=shapes.get(form.key, ())) for form in _forms(self._first_sample())]
-        plain = bool(forms) and all((numbers[f"run_{form.key}"] != _UNLIKE).all() for form in forms)
-        return {**made, "forms": {form.key: str(form) for form in forms} if plain else {}}
+        # All or nothing: a record with one feature for the library has to be decoded by it anyway.
+        are_plain = bool(forms) and all((numbers[f"run_{form.key}"] != _UNLIKE).all() for form in forms)
+        return {**about, "forms": {form.key: str(form) for form in forms} if are_plain else {}}
 
     def open(self, indexed: Indexed) -> None:
         """Take the index; raise a DataError if the data set has changed since."""
         super().open(indexed)
-        self._plain = ExampleDecoder(forms_said(indexed.about.get("forms", {}).items()))
+        # An index from before features were taken from bytes has no forms: then the library decodes.
+        self._plain = ExampleDecoder(parsed_forms(indexed.about.get("forms", {}).items()))
 
     def expect(self, samples: NDArray[np.int64]) -> None:
         """Start fetching the files of these samples, if they are remote."""
@@ -127,7 +125,7 @@ class TfdsSource(MapStyleSource):
         digests = self.indexed.numbers["digest"][known].tolist()
         for item, digest in zip(self._items[known].tolist(), digests, strict=True):
             raw = self._data.read(item)
-            if _digest(raw) != digest:
+            if signed_digest(raw) != digest:
                 raise changed("the record that was indexed", "other bytes", self._named(item))
             yield raw
 
@@ -136,9 +134,9 @@ class TfdsSource(MapStyleSource):
         item = int(self._items[self.checked(sample)])
         if not self._plain.forms:
             return {key: self._value(key, value, item) for key, value in self._data.decoded(raw).items()}
-        found = self._plain.decode(raw, self.indexed.numbers, sample)
+        values = self._plain.decode(raw, self.indexed.numbers, sample)
         # A single number becomes an array without axes, as the library gives it.
-        return {key: value if isinstance(value, str) else np.array(value) for key, value in found.items()}
+        return {key: value if isinstance(value, str) else np.array(value) for key, value in values.items()}
 
     @property
     def gathers(self) -> bool:
@@ -147,13 +145,14 @@ class TfdsSource(MapStyleSource):
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write the numeric features of these records into `out`, byte for byte what decoding would give."""
-        records = [(raw, 0, len(raw)) for raw in self.read(samples.tolist())]
-        gather_examples(self._plain.forms, self.indexed.numbers, samples, records, out)
+        self._plain.gather(
+            self.indexed.numbers, samples, [(raw, 0, len(raw)) for raw in self.read(samples.tolist())], out
+        )
 
     def identity(self, sample: int) -> str:
         """Return the data set's folder and the record's digest."""
-        digest = int(self.indexed.numbers["digest"][self.checked(sample)]) % 2**64
-        return f"{self.settings.folder}, a record of digest {digest:016x}"
+        number = int(self.indexed.numbers["digest"][self.checked(sample)])
+        return f"{self.settings.folder}, a record of digest {digest_of_number(number)}"
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -178,16 +177,18 @@ class PreparedItems:
     def __init__(self, settings: TfdsSettings, files: Files) -> None:
         info = _info(files, settings)
         self._records = ArrayRecordFiles(files)
-        self._parts = [one for one in info.splits[settings.split].file_instructions if one.take]
-        self._ends = list(accumulate(one.take for one in self._parts))
+        #: The library's instructions: how many records to skip and to take of each file that the split lies in.
+        self._parts = [part for part in info.splits[settings.split].file_instructions if part.take]
+        #: The number of records of the split up to the end of each part.
+        self._ends = list(accumulate(part.take for part in self._parts))
         self._features = _chosen(info.features, settings)
         #: The files that the split lies in.
-        self.paths = [str(one.filename) for one in self._parts]
+        self.paths = [str(part.filename) for part in self._parts]
         # The library knows the files only beside the descriptions, which lie in a temporary folder here.
         if is_url(settings.folder):
             self.paths = [joined(settings.folder, Path(path).name) for path in self.paths]
         sizes = [files.facts(path).bytes for path in self.paths]
-        self._said = f"{info.full_name}, {settings.split}: {self._ends} records in files of {sizes} bytes"
+        self._fingerprint = f"{info.full_name}, {settings.split}: {self._ends} records in files of {sizes} bytes"
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -197,7 +198,7 @@ class PreparedItems:
 
     def fingerprint(self) -> str:
         """Return the data set's name, version and split, with the counts of its records and bytes."""
-        return self._said
+        return self._fingerprint
 
     def files_of(self, items: Iterable[int]) -> dict[str, None]:
         """Return the files that hold these records, each once, in order of first use."""
@@ -208,7 +209,7 @@ class PreparedItems:
         # A split such as train[:90%] may begin and end within files: `skip` is the number of records before it.
         place = bisect_right(self._ends, item)
         part = self._parts[place]
-        return self._records.read(self.paths[place], part.skip + item - (self._ends[place] - part.take))
+        return self._records[self.paths[place]].read(part.skip + item - (self._ends[place] - part.take))
 
     def decoded(self, raw: bytes) -> dict[str, Any]:
         """Return the features of a record; nested ones are named by path, such as `speaker/age`."""
@@ -235,18 +236,19 @@ def _forms(sample: Mapping[str, Any]) -> tuple[FeatureForm, ...]:
 def _plain_runs(forms: Sequence[FeatureForm], raw: bytes, sample: Mapping[str, Any]) -> list[int]:
     """Return the packed run of each feature, or _UNLIKE if its bytes do not decode to the library's value."""
     try:
-        found = features_of(raw)
+        features = features_of(raw)
     except MalformedExample:
         return [_UNLIKE] * len(forms)
     return [
-        packed_run(found.get(form.key)) if _is_like(form, raw, found, sample[form.key]) else _UNLIKE for form in forms
+        packed_run(features.get(form.key)) if _is_like(form, raw, features, sample[form.key]) else _UNLIKE
+        for form in forms
     ]
 
 
-def _is_like(form: FeatureForm, raw: bytes, found: Features, value: Any) -> bool:
-    """Tell whether the feature, decoded from the record's bytes, equals the library's value exactly."""
+def _is_like(form: FeatureForm, raw: bytes, features: Features, value: Any) -> bool:
+    """Return whether the feature, decoded from the record's bytes, equals the library's value exactly."""
     try:
-        own = form.value(raw, found.get(form.key))
+        own = form.value(raw, features.get(form.key))
     except UnfitFeature:
         return False
     if isinstance(value, str) or isinstance(own, str):
@@ -285,8 +287,7 @@ def _chosen(features: Any, settings: TfdsSettings) -> Any:
             where=f'source = "tfds", {settings.folder}',
             remedy="Name features of the data set in `keys`, or leave it out.",
         )
-    chosen = settings.keys or tuple(features)
-    return _tfds().features.FeaturesDict({key: features[key] for key in chosen})
+    return _tfds().features.FeaturesDict({key: features[key] for key in settings.keys or features})
 
 
 def _info(files: Files, settings: TfdsSettings) -> Any:
@@ -320,7 +321,10 @@ def _info(files: Files, settings: TfdsSettings) -> Any:
 
 @contextlib.contextmanager
 def _descriptions(files: Files, folder: str) -> Iterator[str]:
-    """Yield a local folder with the files that describe the data set; remote ones are downloaded first."""
+    """Yield a local folder with the files that describe the data set; remote ones are downloaded first.
+
+    Raise a DataError if a remote one is absent.
+    """
     if not is_url(folder):
         yield files.where(folder)
         return
@@ -332,9 +336,9 @@ def _descriptions(files: Files, folder: str) -> Iterator[str]:
 
 
 def _tfds() -> Any:
-    use = "which reads the data sets that it prepared"
-    return library("tensorflow_datasets", extra="tfds", use=use, where='source = "tfds"')
-
-
-def _digest(raw: bytes) -> int:
-    return int.from_bytes(xxhash.xxh3_64_digest(raw), "big", signed=True)
+    return library(
+        "tensorflow_datasets",
+        extra="tfds",
+        use="which reads the data sets that it prepared",
+        where='source = "tfds"',
+    )

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loader_server.sources.files.opening import changed
-from loader_server.sources.records.examples.decoder import MOST_RECORDS_WITHOUT
+from loader_server.sources.files.file_facts import changed
+from loader_server.sources.records.examples.decoder import MOST_RECORDS_WITHOUT, RecordPlace
 from loader_server.sources.records.examples.feature_forms import feature_forms
-from loader_server.sources.records.examples.gathering import gather_examples
-from loader_server.sources.records.file_records import FilesOfExamplesSource
+from loader_server.sources.records.file_records import FilesOfExamplesSource, RecordPiece, found_rows
 from loader_server.sources.records.mapped_files import MappedFiles
 from loader_server.sources.records.tfrecord_file import (
     TRAILER_BYTES,
@@ -26,22 +25,17 @@ from loader_server.sources.records.tfrecord_file import (
     records_from,
     refuse_no_records,
 )
-from loader_server.sources.source import BadRow, Found, Inventory
-from shared.errors import SampleError
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory
+from shared.errors import ReadError, SampleError
 from shared.settings.values import flag, setting, texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.records.examples.gathering import RecordPlace
-    from loader_server.sources.records.tfrecord_file import RecordRange
-    from loader_server.sources.source import Indexed
-    from shared.errors import ReadError
 
-__all__ = ["RecordPiece", "TFRecordSettings", "TFRecordSource"]
+__all__ = ["TFRecordSettings", "TFRecordSource"]
 
 #: Headers that are followed at a time while counting.
 _BLOCK_RECORDS = 2**16
@@ -60,21 +54,6 @@ class TFRecordSettings:
     checksums: bool = setting(flag, "whether the checksum of each record is checked when it is read", default=False)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordPiece:
-    """A run of records of file number `file`, from byte `start` on; a damaged rest of the file counts as one.
-
-    `record` is the first record's number in its file, from 0, and `row` its number among the records of all files.
-    """
-
-    path: str
-    file: int
-    start: int
-    rows: int
-    record: int
-    row: int
-
-
 class TFRecordSource(FilesOfExamplesSource):
     """Source of the Examples in TFRecord files.
 
@@ -84,12 +63,10 @@ class TFRecordSource(FilesOfExamplesSource):
 
     Settings = TFRecordSettings
     suffixes = (".tfrecord", ".tfrecords")
+    Opens = MappedFiles
     piece_rows = 2048
     settings: TFRecordSettings
-
-    def __init__(self, settings: TFRecordSettings, base: Path) -> None:
-        super().__init__(settings, base)
-        self._mapped = MappedFiles(self.files)
+    _opened: MappedFiles
 
     @functools.cached_property
     def _checksum(self) -> Callable[[bytes], int] | None:
@@ -104,77 +81,58 @@ class TFRecordSource(FilesOfExamplesSource):
         return Inventory(total=total, pieces=self._pieces, origin=self._origin, about=self._about)
 
     def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
-        """Yield where each block of records begins and how many it has; a damaged rest of the file counts as one."""
-        data, start, broken = self._mapped[path], 0, ""
-        while start < len(data) and not broken:
-            found = records_from(data, start, rows)
-            refuse_no_records(data, found, self.files.where(path))
-            broken = found.broken
-            yield start, len(found.offsets) + bool(broken)
-            start = found.stop
+        """Yield where each block of records begins and how many it has; a damaged rest of the file counts as one.
 
-    def _pieces(self, rows: int) -> Iterator[RecordPiece]:
-        """Yield pieces of at most `rows` records, none of which spans two files."""
-        row = 0
-        for file, path in enumerate(self._paths):
-            record = 0
-            for start, count in self._blocks(path, rows):
-                yield RecordPiece(path, file, start, count, record, row)
-                record, row = record + count, row + count
+        Raise a DataError if it is no TFRecord file.
+        """
+        data, start, broken = self._opened[path], 0, ""
+        # After a damaged header no other can be found, because only a record's size tells where the next one is.
+        while start < len(data) and not broken:
+            records = records_from(data, start, rows)
+            refuse_no_records(data, records, self.files.where(path))
+            broken = records.broken
+            yield start, len(records.offsets) + bool(broken)
+            start = records.stop
 
     def _first_records(self) -> Iterator[bytes]:
         """Yield the first records of each file; raise a DataError if one is no TFRecord file."""
         for path in self._paths:
-            data = self._mapped[path]
-            found = records_from(data, 0, MOST_RECORDS_WITHOUT)
-            refuse_no_records(data, found, self.files.where(path))
-            yield from (data[start:stop] for start, stop in found.ranges())
+            data = self._opened[path]
+            records = records_from(data, 0, MOST_RECORDS_WITHOUT)
+            refuse_no_records(data, records, self.files.where(path))
+            yield from (data[start : start + size] for start, size in zip(records.offsets, records.sizes, strict=True))
 
     def probe(self, piece: RecordPiece) -> Found:
         """Parse the records of a piece; unusable ones and a damaged rest of the file become bad rows."""
-        data, where = self._mapped[piece.path], self.files.where(piece.path)
-        found = records_from(data, piece.start, piece.rows)
-        good, looked, bad = list[int](), list[list[int]](), dict[int, BadRow]()
-        for number, (start, stop) in enumerate(found.ranges()):
+        data, where = self._opened[piece.path], self.files.where(piece.path)
+        records = records_from(data, piece.start, piece.rows)
+        places = zip(records.offsets.tolist(), records.sizes.tolist(), records.checksums.tolist(), strict=True)
+        good, bad = list[list[int]](), dict[int, BadRow]()
+        for number, (start, size, checksum) in enumerate(places):
+            row, record = piece.row + number, piece.number + number
             try:
-                raw = data[start:stop]
-                self._refuse_wrong_checksum(raw, int(found.checksums[number]))
-                looked.append(self._decoder.look(raw, where))
-                good.append(number)
+                raw = data[start : start + size]
+                self._refuse_wrong_checksum(raw, checksum)
+                good.append([row, piece.file, record, start, size, checksum, *self._decoder.look(raw, where)])
             except SampleError as error:
-                detail = f"expected {error.expected}, got {error.got}"
-                bad[piece.row + number] = BadRow(where, piece.record + number, error.reason, detail)
-        if found.broken:
-            number, detail = len(found.offsets), f"{found.broken}: nothing from byte {found.stop} on can be read"
-            bad[piece.row + number] = BadRow(where, piece.record + number, "broken_file", detail)
-        return Found(
-            rows=[piece.row + number for number in good], numbers=self._numbers(piece, found, good, looked), bad=bad
+                bad[row] = BadRow(where, record, error.reason, f"expected {error.expected}, got {error.got}")
+        if records.broken:
+            number, detail = len(records.offsets), f"{records.broken}: nothing from byte {records.stop} on can be read"
+            bad[piece.row + number] = BadRow(where, piece.number + number, "broken_file", detail)
+        return found_rows(
+            ("file", "record", "offset", "bytes", "checksum", *self._decoder.columns), good, bad, strings={}
         )
-
-    def _numbers(
-        self, piece: RecordPiece, found: RecordRange, good: Sequence[int], looked: Sequence[Sequence[int]]
-    ) -> dict[str, NDArray[np.int64]]:
-        """Return the index columns of the good records of a piece."""
-        kept, own = np.array(good, np.int64), self._decoder.columns
-        numbers = {
-            "file": np.full(len(good), piece.file),
-            "record": piece.record + kept,
-            "offset": found.offsets[kept],
-            "bytes": found.sizes[kept],
-            "checksum": found.checksums[kept],
-        }
-        return numbers | dict(zip(own, np.array(looked, np.int64).reshape(len(good), len(own)).T, strict=True))
 
     def _refuse_wrong_checksum(self, raw: bytes, written: int) -> None:
         """Raise a SampleError if checksums are verified and the data do not match the stored one."""
         if self._checksum is None:
             return
-        got = self._checksum(raw)
-        if got != written:
+        computed = self._checksum(raw)
+        if computed != written:
             raise SampleError(
                 reason="wrong_checksum",
                 expected=f"the checksum 0x{written:08x}, which is written behind the record",
-                got=f"data of 0x{got:08x}",
+                got=f"data of 0x{computed:08x}",
                 where="",
                 remedy="",
             )
@@ -184,28 +142,24 @@ class TFRecordSource(FilesOfExamplesSource):
     def open(self, indexed: Indexed) -> None:
         """Take the index; raise a DataError if a local file has another size, or a remote one another version."""
         super().open(indexed)
-        self._mapped.allow_only(indexed.origin)
+        self._opened.allow_only(indexed.origin)
         # Gathering would wait for a download. So the builder first reads what `unread` returns, with patience.
         self.reads_ahead = self.files.are_remote
-
-    def _expect_files(self, paths: Iterable[str]) -> None:
-        self._mapped.expect(paths)
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return one of these samples for each remote file that is not mapped; reading it fetches the file."""
         files, firsts = np.unique(self._columns["file"][samples], return_index=True)
-        missing = [self._paths[file] not in self._mapped for file in files.tolist()]
-        found: NDArray[np.int64] = samples[firsts[np.array(missing, bool)]]
-        return found
+        are_missing = [self._paths[file] not in self._opened for file in files.tolist()]
+        unread: NDArray[np.int64] = samples[firsts[np.array(are_missing, bool)]]
+        return unread
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """Yield the data of each record; raise a ReadError for a record that has changed since indexing."""
         return map(self._read, samples)
 
     def _read(self, sample: int) -> bytes:
-        """Return the data of one record; raise a ReadError if it has changed since indexing."""
         columns, sample = self._columns, self.checked(sample)
-        data = self._mapped[self._paths[columns["file"][sample]]]
+        data = self._opened[self._paths[columns["file"][sample]]]
         start, size, written = (int(columns[name][sample]) for name in ("offset", "bytes", "checksum"))
         # The stored checksum behind the data tells whether the indexed record is still there; comparing it costs
         # nothing, while verifying the data costs time for each byte, and is done only if the job asks for it.
@@ -224,10 +178,6 @@ class TFRecordSource(FilesOfExamplesSource):
         """Whether whole batches are written straight from the mapped files: unless checksums are verified."""
         return not self.settings.checksums
 
-    def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the numeric features of these records into `out`, byte for byte what decoding would give."""
-        gather_examples(self._decoder.forms, self._columns, samples, self._records(samples), out)
-
     def _records(self, samples: NDArray[np.int64]) -> list[RecordPlace]:
         """Return the place of each record; raise a ReadError if one has changed since indexing.
 
@@ -236,32 +186,26 @@ class TFRecordSource(FilesOfExamplesSource):
         files, starts, sizes, written = (
             self._columns[name][samples] for name in ("file", "offset", "bytes", "checksum")
         )
-        mapped = {file: self._mapped[self._paths[file]] for file in set(files.tolist())}
+        # Each file is asked for once a batch, which checks its size: not once a record, of which most share a file.
+        mapped = {file: self._opened[self._paths[file]] for file in set(files.tolist())}
         trailers = written.astype(f"<u{TRAILER_BYTES}").tobytes()
         places = zip(files.tolist(), starts.tolist(), (starts + sizes).tolist(), strict=True)
-        found = [(mapped[file], start, stop) for file, start, stop in places]
-        ends = [data[stop : stop + TRAILER_BYTES] for data, _, stop in found]
+        records = [(mapped[file], start, stop) for file, start, stop in places]
+        ends = [data[stop : stop + TRAILER_BYTES] for data, _, stop in records]
+        # All at once, the usual case; only a mismatch is searched for, to name the record.
         if b"".join(ends) != trailers:
             expected = np.frombuffer(trailers, f"V{TRAILER_BYTES}").tolist()
-            # The comparison at once is the usual case; only a mismatch is searched for, to name the record.
             raise self._other_record(int(samples[[*map(bytes.__eq__, ends, expected)].index(False)]))
-        return found
+        return records
 
     def _other_record(self, sample: int) -> ReadError:
         """Return the error for a record that is not the indexed one."""
-        nbytes = self._columns["bytes"][sample]
-        return changed(f"the record that was indexed ({nbytes} bytes)", "other bytes", self._where(sample))
-
-    def _where(self, sample: int) -> str:
-        return "{}, record {}".format(*self.place(sample))
+        return changed(
+            f"the record that was indexed ({self._columns['bytes'][sample]} bytes)", "other bytes", self._where(sample)
+        )
 
     def identity(self, sample: int) -> str:
         """Return path, size and checksum of the record, which stay when other records come or go."""
         columns = self._columns
         path, size = self._paths[columns["file"][sample]], columns["bytes"][sample]
         return f"{path}, a record of {size} bytes, checksum {columns['checksum'][sample]:08x}"
-
-    def close(self) -> None:
-        """Unmap the files."""
-        self._mapped.close()
-        super().close()

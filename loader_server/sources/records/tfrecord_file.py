@@ -20,7 +20,7 @@ from shared.extras import library
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -56,10 +56,6 @@ class RecordRange:
     stop: int
     broken: str = ""
 
-    def ranges(self) -> Iterator[tuple[int, int]]:
-        """Return the begin and end of each record's data."""
-        return zip(self.offsets.tolist(), (self.offsets + self.sizes).tolist(), strict=True)
-
 
 def records_from(data: mmap.mmap | bytes, start: int, most: int) -> RecordRange:
     """Return at most `most` records, the first of which begins at `start`.
@@ -70,8 +66,8 @@ def records_from(data: mmap.mmap | bytes, start: int, most: int) -> RecordRange:
     bounds = np.array([*begins, stop], np.int64)
     octets = np.frombuffer(data, np.uint8)
     # `_follow` trusts the sizes, and a wrong one leads anywhere: all from the first wrong checksum on is dropped.
-    wrong = np.flatnonzero(~_size_fits(octets, bounds[:-1]))
-    bounds = bounds[: wrong[0] + 1] if len(wrong) else bounds
+    whole = int(np.argmin(np.append(_size_fits(octets, bounds[:-1]), [False])))
+    bounds = bounds[: whole + 1]
     ended = len(bounds) > most or bounds[-1] == len(data)
     return RecordRange(
         offsets=bounds[:-1] + HEADER_BYTES,
@@ -86,6 +82,7 @@ def _follow(data: mmap.mmap | bytes, at: int, most: int) -> tuple[list[int], int
     """Return where whole records begin, trusting their sizes, and where the last of them ends."""
     size_at, end, begins = struct.Struct("<Q").unpack_from, len(data), list[int]()
     last = end - _AROUND
+    # In Python, one by one: each size tells where the next record is, so there is nothing to do at once.
     while at <= last and len(begins) < most:
         after = at + _AROUND + size_at(data, at)[0]
         if after > end:
@@ -96,7 +93,7 @@ def _follow(data: mmap.mmap | bytes, at: int, most: int) -> tuple[list[int], int
 
 
 def _what_is_broken(octets: NDArray[np.uint8], at: int) -> str:
-    """Say what is wrong with the record at `at`: cut in the header, a wrong checksum, or cut in the data."""
+    """Return what is wrong with the record at `at`: cut in the header, a wrong checksum, or cut in the data."""
     left = len(octets) - at
     if left < HEADER_BYTES:
         return f"the file ends after {left} bytes of its header"
@@ -107,9 +104,8 @@ def _what_is_broken(octets: NDArray[np.uint8], at: int) -> str:
 
 
 def _size_fits(octets: NDArray[np.uint8], begins: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Tell for each record whether the checksum of its size equals the stored one."""
-    fits: NDArray[np.bool_] = _size_checksums(octets, begins) == _uint32_at(octets, begins + 8)
-    return fits
+    """Return for each record whether the checksum of its size equals the stored one."""
+    return np.equal(_size_checksums(octets, begins), _uint32_at(octets, begins + 8))
 
 
 def _uint32_at(octets: NDArray[np.uint8], places: NDArray[np.int64]) -> NDArray[np.uint32]:
@@ -119,8 +115,7 @@ def _uint32_at(octets: NDArray[np.uint8], places: NDArray[np.int64]) -> NDArray[
 
 def _octets_at(octets: NDArray[np.uint8], places: NDArray[np.int64], count: int) -> NDArray[np.uint8]:
     """Return `count` bytes from each of these places, one place a row."""
-    found: NDArray[np.uint8] = octets[places[:, None] + np.arange(count)]
-    return found
+    return octets.take(places[:, None] + np.arange(count))
 
 
 def _size_checksums(octets: NDArray[np.uint8], begins: NDArray[np.int64]) -> NDArray[np.uint32]:
@@ -155,13 +150,18 @@ def _masked(checksum: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
     The format masks them because it is problematic to compute the CRC of data that contain CRCs.
     """
-    turned = np.bitwise_or(checksum >> 15, checksum << 17)
-    return np.add(turned, np.uint32(0xA282EAD8), dtype=np.uint32)  # type: ignore[no-any-return]
+    rotated = np.bitwise_or(checksum >> 15, checksum << 17)
+    return np.add(rotated, np.uint32(0xA282EAD8), dtype=np.uint32)  # type: ignore[no-any-return]
 
 
-def refuse_no_records(data: mmap.mmap | bytes, found: RecordRange, where: str) -> None:
-    """Raise a DataError if the file does not even begin with a record, and say if it is compressed."""
-    if len(found.offsets) or found.broken != _WRONG_SIZE:
+def refuse_no_records(data: mmap.mmap | bytes, first: RecordRange, where: str) -> None:
+    """Raise a DataError if the file does not even begin with a record, and say if it is compressed.
+
+    `first` are the records that were found from a place on; nothing is refused if there are any.
+    """
+    # Only a wrong checksum of the first size tells that this is another file: one that ends within its first record may
+    # be a TFRecord file that was cut.
+    if len(first.offsets) or first.broken != _WRONG_SIZE:
         return
     # GZIP's magic bytes; or ZLIB's two header bytes, which are a multiple of 31 as one number.
     compressed = data[:2] == b"\x1f\x8b" or (data[0] == 0x78 and (data[0] << 8 | data[1]) % 31 == 0)
@@ -175,7 +175,7 @@ def refuse_no_records(data: mmap.mmap | bytes, found: RecordRange, where: str) -
         )
     raise DataError(
         expected="a TFRecord file",
-        got=f"another one: of its first record {found.broken}",
+        got=f"another one: of its first record {first.broken}",
         where=where,
         remedy="Name TFRecord files in `paths` of the stream.",
     )

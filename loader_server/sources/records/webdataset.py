@@ -8,37 +8,34 @@ one is a bad row.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import xxhash
-
-from loader_server.sources.files.looking import look_at_some
-from loader_server.sources.files.opening import changed
-from loader_server.sources.records.file_records import FileRecordsSource
+from loader_server.sources.files.file_facts import changed
+from loader_server.sources.files.presence import look_at_some
+from loader_server.sources.files.same_files import digest_of_number, signed_digest
+from loader_server.sources.records.file_records import FileRecordsSource, RecordPiece, found_rows
 from loader_server.sources.records.mapped_files import MappedFiles
 from loader_server.sources.records.member_formats import MemberForm, form_of_member
-from loader_server.sources.records.tar_members import BLOCK
-from loader_server.sources.records.tar_samples import TarSample, refuse_no_tar, samples_of
+from loader_server.sources.records.tar_file import BLOCK, TarSample, refuse_no_tar, samples_of
 from loader_server.sources.remote.urls import is_url
-from loader_server.sources.source import BadRow, Found, Inventory
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory
 from shared.errors import DataError, SampleError
 from shared.settings.values import setting, texts
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
-    from loader_server.sources.source import Indexed
     from shared.wire.layout import Field
 
-__all__ = ["ShardPiece", "WebDatasetSettings", "WebDatasetSource"]
+__all__ = ["WebDatasetSettings", "WebDatasetSource"]
 
 #: Number of samples whose members are read if the job file names none.
 _FIRST_SAMPLES = 64
@@ -56,21 +53,6 @@ class WebDatasetSettings:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ShardPiece:
-    """A run of samples of shard number `file`, from the header at byte `at` on.
-
-    `number` is the first sample's number in its shard, from 0, and `row` its number among the samples of all shards.
-    """
-
-    path: str
-    file: int
-    at: int
-    rows: int
-    number: int
-    row: int
-
-
 class WebDatasetSource(FileRecordsSource):
     """Source of the samples in tar shards.
 
@@ -81,30 +63,35 @@ class WebDatasetSource(FileRecordsSource):
     Settings = WebDatasetSettings
     suffixes = (".tar",)
     number_column = "number"
+    Opens = MappedFiles
     piece_rows = 1024
     settings: WebDatasetSettings
+    _opened: MappedFiles
     #: The common rate of each audio key; known once there is an index.
     _rates: Mapping[str, int] = {}
 
-    def __init__(self, settings: WebDatasetSettings, base: Path) -> None:
-        super().__init__(settings, base)
-        self._mapped = MappedFiles(self.files)
-
     @functools.cached_property
     def _forms(self) -> tuple[MemberForm, ...]:
-        """The form of each member that is read, derived from the first usable sample that has it."""
+        """The form of each member that is read, derived from the first usable sample that has it.
+
+        Raise a DataError if a file is no tar file, or no form can be derived for a member that the job file names.
+        """
+        # A list, so that every shard's beginning is looked at: a shard of another kind is refused before any sample is
+        # indexed.
         first = [self._first_samples(path) for path in self._paths]
         forms: dict[str, MemberForm] = {}
         for data, sample in islice(chain.from_iterable(first), _FIRST_SAMPLES):
-            for suffix in self.settings.members or sample.members:
-                if suffix not in forms and suffix in sample.members:
-                    forms |= _known_form(suffix, _bytes_of(data, sample, suffix))
+            wanted = set(self.settings.members or sample.members)
+            for suffix in wanted & sample.members.keys() - forms.keys():
+                # Bytes that do not tell the form make a bad row later; the next sample may tell it.
+                with contextlib.suppress(SampleError):
+                    forms[suffix] = form_of_member(suffix, _bytes_of(data, sample, suffix))
         self._refuse_lacking(forms)
         return tuple(forms[suffix] for suffix in sorted(forms))
 
     def _first_samples(self, path: str) -> Iterator[tuple[mmap.mmap | bytes, TarSample]]:
         """Return an iterator over a shard's usable samples; raise a DataError if it is no tar file."""
-        data = self._mapped[path]
+        data = self._opened[path]
         refuse_no_tar(data, self.files.where(path))
         return ((data, sample) for sample in samples_of(data) if not sample.reason)
 
@@ -123,8 +110,8 @@ class WebDatasetSource(FileRecordsSource):
     def _first_fault(self) -> str:
         """Return what is wrong with the first unusable sample near a shard's beginning, in parentheses, or ""."""
         for path in self._paths:
-            for sample in islice(samples_of(self._mapped[path]), _FIRST_SAMPLES):
-                detail = sample.detail or _fault_of_members(self._mapped[path], sample)
+            for sample in islice(samples_of(self._opened[path]), _FIRST_SAMPLES):
+                detail = sample.detail or _fault_of_members(self._opened[path], sample)
                 if detail:
                     return f" ({self.files.where(path)}: {detail})"
         return ""
@@ -132,8 +119,8 @@ class WebDatasetSource(FileRecordsSource):
     @property
     def fields(self) -> tuple[Field, ...]:
         """Audio, numbers and arrays; texts, JSON and bytes have no field."""
-        found = (form.field(self._rates.get(form.key, 0)) for form in self._forms)
-        return tuple(field for field in found if field is not None)
+        fields = (form.field(self._rates.get(form.key, 0)) for form in self._forms)
+        return tuple(field for field in fields if field is not None)
 
     # --- while an index is made ---
 
@@ -141,40 +128,34 @@ class WebDatasetSource(FileRecordsSource):
         """Follow the headers of all shards and count samples; note a digest of each local shard."""
         forms = {form.suffix: [form.dtype, None if form.shape is None else list(form.shape)] for form in self._forms}
         total = sum(rows for path in self._paths for _, rows in self._blocks(path, self.piece_rows))
-        origin = self._mapped.noted(self._origin)
-        return Inventory(total=total, pieces=self._pieces, origin=origin, about={"members": forms})
+        # Unlike records, members have no checksums: only the digest of a whole shard tells that others have written
+        # other data behind the same headers.
+        return Inventory(
+            total=total,
+            pieces=self._pieces,
+            origin=self._opened.noted(self._origin),
+            about={"members": forms},
+        )
 
     def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
         """Yield where each block of samples begins and how many it has."""
-        samples = samples_of(self._mapped[path])
+        samples = samples_of(self._opened[path])
         while block := list(islice(samples, rows)):
             yield block[0].at, len(block)
 
-    def _pieces(self, rows: int) -> Iterator[ShardPiece]:
-        """Yield pieces of at most `rows` samples, none of which spans two shards."""
-        row = 0
-        for file, path in enumerate(self._paths):
-            number = 0
-            for at, count in self._blocks(path, rows):
-                yield ShardPiece(path, file, at, count, number, row)
-                number, row = number + count, row + count
-
-    def probe(self, piece: ShardPiece) -> Found:
+    def probe(self, piece: RecordPiece) -> Found:
         """Check the members of each sample by decoding them; samples that cannot be used become bad rows."""
-        data, where = self._mapped[piece.path], self.files.where(piece.path)
+        data, where = self._opened[piece.path], self.files.where(piece.path)
         good, keys, bad = list[list[int]](), list[str](), dict[int, BadRow]()
-        for number, sample in enumerate(islice(samples_of(data, piece.at), piece.rows)):
+        for place, sample in enumerate(islice(samples_of(data, piece.start), piece.rows)):
+            row, number = piece.row + place, piece.number + place
             try:
-                looked = self._look(data, sample)
+                good.append([row, piece.file, number, *self._look(data, sample)])
+                keys.append(sample.key)
             except SampleError as error:
-                told = f"expected {error.expected}, got {error.got}" if error.expected else error.got
-                bad[piece.row + number] = BadRow(where, piece.number + number, error.reason, told)
-                continue
-            good.append([piece.row + number, piece.file, piece.number + number, *looked])
-            keys.append(sample.key)
-        columns = np.array(good, np.int64).reshape(len(good), 1 + len(self._columns_made)).T
-        numbers = dict(zip(self._columns_made, columns[1:], strict=True))
-        return Found(rows=columns[0].tolist(), numbers=numbers, strings={"key": keys}, bad=bad)
+                detail = f"expected {error.expected}, got {error.got}" if error.expected else error.got
+                bad[row] = BadRow(where, number, error.reason, detail)
+        return found_rows(self._columns_made, good, bad, {"key": keys})
 
     @functools.cached_property
     def _columns_made(self) -> list[str]:
@@ -191,31 +172,34 @@ class WebDatasetSource(FileRecordsSource):
         for form in self._forms:
             member = sample.members.get(form.suffix)
             if member is None:
-                got = f"only {', '.join(sorted(sample.members))} of {sample.key!a}"
-                raise _lacking(f"a member .{form.suffix}", got)
+                raise SampleError(
+                    reason="missing_member",
+                    expected=f"a member .{form.suffix}",
+                    got=f"only {', '.join(sorted(sample.members))} of {sample.key!a}",
+                    where="",
+                    remedy="",
+                )
             places += (member.offset, member.size)
             if form.kind != "bytes":
-                lengths += form.look(
-                    data[member.offset : member.offset + member.size], sample.key, self.of_job.largest_indexed
-                )
+                lengths += form.look(_bytes_of(data, sample, form.suffix), sample.key, self.of_job.largest_indexed)
         return [_digest(data, places[::2]), *places, *lengths]
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
         """Return the rate that all recordings under a key have, or 0 if they differ, for each audio key."""
         rates = {form.key: numbers[f"length_{form.key}_rate"] for form in self._forms if form.kind == "audio"}
-        return {"rates": {key: int(found[0]) if (found == found[0]).all() else 0 for key, found in rates.items()}}
+        return {"rates": {key: int(column[0]) if (column == column[0]).all() else 0 for key, column in rates.items()}}
 
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
         """Take the index; raise a DataError if a local shard has another size, or a remote one another version."""
         super().open(indexed)
-        self._mapped.allow_only(indexed.origin)
+        self._opened.allow_only(indexed.origin)
         self._keys = indexed.strings["key"]
-        members = indexed.about["members"]
+        # JSON has no tuples: `survey` wrote the shapes as lists.
         self._forms = tuple(
             MemberForm(suffix, dtype, None if shape is None else tuple(shape))
-            for suffix, (dtype, shape) in members.items()
+            for suffix, (dtype, shape) in indexed.about["members"].items()
         )
         self._rates = indexed.about["rates"]
         self._places = [(f"at_{number}", f"bytes_{number}") for number in range(len(self._forms))]
@@ -223,26 +207,22 @@ class WebDatasetSource(FileRecordsSource):
     def look_for_changes(self, time_s: float) -> None:
         """Map local shards, which compares each with the index, until all are done or time is up."""
         local = [path for path in self._paths if not is_url(path)]
-        look_at_some(len(local), lambda number: self._mapped[local[number]], time_s)
-
-    def _expect_files(self, paths: Iterable[str]) -> None:
-        self._mapped.expect(paths)
+        look_at_some(len(local), lambda number: self._opened[local[number]], time_s)
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """Yield the bytes of each sample's members, joined; raise a ReadError if the shard has changed."""
         return map(self._read, samples)
 
     def _read(self, sample: int) -> bytes:
-        """Return the bytes of a sample's members, joined; raise a ReadError if the shard has changed."""
         columns, sample = self._columns, self.checked(sample)
         path = self._paths[columns["file"][sample]]
-        data = self._mapped[path]
+        data = self._opened[path]
         places = [(int(columns[at][sample]), int(columns[size][sample])) for at, size in self._places]
         # The content as a whole is compared only for local shards, so the headers are compared for every sample.
         if _digest(data, [at for at, _ in places]) != columns["digest"][sample]:
             raise changed("the headers that were indexed", "others", f"{self.name(sample)} in {self.place(sample)[0]}")
         raw = b"".join(data[at : at + size] for at, size in places)
-        self._mapped.refuse_changed(path)  # after the copy: a write during it would go unnoticed before
+        self._opened.refuse_changed(path)  # after the copy: a write during it would go unnoticed before
         return raw
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
@@ -260,20 +240,7 @@ class WebDatasetSource(FileRecordsSource):
 
     def identity(self, sample: int) -> str:
         """Return the shard, the key, and a digest of the headers, which hold sizes and times of change."""
-        return f"{self.name(sample)}, headers {int(self._columns['digest'][sample]) % 2**64:016x}"
-
-    def close(self) -> None:
-        """Unmap the shards."""
-        self._mapped.close()
-        super().close()
-
-
-def _known_form(suffix: str, raw: bytes) -> dict[str, MemberForm]:
-    """Return the form by its suffix, or an empty dict if these bytes do not tell it."""
-    try:
-        return {suffix: form_of_member(suffix, raw)}
-    except SampleError:
-        return {}
+        return f"{self.name(sample)}, headers {digest_of_number(int(self._columns['digest'][sample]))}"
 
 
 def _fault_of_members(data: mmap.mmap | bytes, sample: TarSample) -> str:
@@ -293,9 +260,5 @@ def _bytes_of(data: mmap.mmap | bytes, sample: TarSample, suffix: str) -> bytes:
 
 def _digest(data: mmap.mmap | bytes, offsets: Sequence[int]) -> int:
     """Return a digest of the headers of the members that begin at these offsets."""
-    headers = b"".join(data[offset - BLOCK : offset] for offset in offsets)
-    return int.from_bytes(xxhash.xxh3_64_digest(headers), "big", signed=True)
-
-
-def _lacking(expected: str, got: str) -> SampleError:
-    return SampleError(reason="missing_member", expected=expected, got=got, where="", remedy="")
+    # A member's header, with its size and time of change, is the block right before its bytes.
+    return signed_digest(b"".join(data[offset - BLOCK : offset] for offset in offsets))

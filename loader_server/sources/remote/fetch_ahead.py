@@ -31,7 +31,9 @@ class FetchAhead(Generic[T]):
         self._threads = min(threads, _MOST_THREADS)
         self._lock = threading.Lock()
         self._started = 0
+        #: Keys that are queued or being fetched.
         self._underway: set[T] = set()
+        #: Keys in the order in which they will be needed; None ends a thread.
         self._queue: SimpleQueue[T | None] = SimpleQueue()
 
     def waiting(self) -> list[T]:
@@ -45,21 +47,21 @@ class FetchAhead(Generic[T]):
             return
         with self._lock:
             # A key is under way from here until it is fetched or has failed, so no two threads fetch it.
-            new = [one for one in dict.fromkeys(wanted) if one not in self._underway]
+            new = [key for key in dict.fromkeys(wanted) if key not in self._underway]
             self._underway.update(new)
             while self._started < min(self._threads, len(self._underway)):
                 self._started += 1
                 threading.Thread(target=self._run, name="stoker-fetch", daemon=True).start()
-        for one in new:
-            self._queue.put(one)
+        for key in new:
+            self._queue.put(key)
 
     def _run(self) -> None:
-        while (one := self._queue.get()) is not None:
+        while (key := self._queue.get()) is not None:
             # The reader that needs the data fetches it again, with retries, and gets the error.
             with contextlib.suppress(StokerError, OSError):
-                self._fetch(one)
+                self._fetch(key)
             with self._lock:
-                self._underway.discard(one)
+                self._underway.discard(key)
 
     def close(self) -> None:
         """Drop what is queued and let each thread end after its current fetch, without waiting for it.

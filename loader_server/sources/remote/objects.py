@@ -1,22 +1,23 @@
 """Objects in stores, by URL: lists of them, their size and version, and ranges of their bytes, through fsspec.
 
-Rules: a range is of the version that was asked for, or an error: S3 is told the version with each request, other stores
-are asked again after each. Attempts are counted in one place, so those of fsspec and botocore are off. A store gets
+Rules: a range is of the version that was asked for, or an error: each request to S3 names the version, other stores are
+asked again after each. Attempts are counted in one place, so those of fsspec and botocore are off. A store gets
 what it needs to know (end points, credentials) from the environment alone: AWS_…, FSSPEC_…
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import xxhash
 
-from loader_server.sources.files.facts import FileFacts, changed
-from loader_server.sources.remote.failures import Failures
+from loader_server.sources.files.file_facts import FileFacts, changed
 from loader_server.sources.remote.urls import refuse_unusable, without_credentials
 from shared.errors import DataError, SettingsError
 from shared.extras import how_to_get, library
+
+if TYPE_CHECKING:
+    from loader_server.sources.remote.retries import Retries
 
 __all__ = ["Objects"]
 
@@ -40,20 +41,13 @@ _MOST_KNOWN = 4096
 _CONNECT_S, _SILENCE_S = 10, 30
 
 
-@dataclass(frozen=True, slots=True)
-class _Object:
-    """An object of one version; `file` is fsspec's file."""
-
-    file: Any
-    facts: FileFacts
-
-
 class Objects:
     """Requests to stores, with retries; any thread may call."""
 
-    def __init__(self, failures: Failures | None = None) -> None:
-        self._failures = failures or Failures()
-        self._known: dict[str, _Object] = {}
+    def __init__(self, retries: Retries) -> None:
+        self._retries = retries
+        #: fsspec's file and its version by URL: opening asks the store, reading ranges of an open file does not.
+        self._known: dict[str, tuple[Any, FileFacts]] = {}
 
     def found(self, url: str) -> list[str]:
         """Return the sorted URLs of the objects that match a pattern or lie below a folder.
@@ -61,7 +55,7 @@ class Objects:
         Raise a DataError if there are none because the bucket does not exist.
         """
         store = _store(url)
-        names = self._failures.attempt(url, lambda: _find(store, url))
+        names = self._retries.attempt(url, lambda: _find(store, url))
         if not names:
             self._refuse_missing_bucket(store, url)
         return sorted(store.unstrip_protocol(name) for name in names if not name.endswith("/"))
@@ -72,7 +66,7 @@ class Objects:
         bucket = path.partition("/")[0]
         if scheme.lower() not in _WITH_BUCKETS or any(letter in bucket for letter in "*?["):
             return
-        if not self._failures.attempt(url, lambda: _has_bucket(store, bucket)):
+        if not self._retries.attempt(url, lambda: _has_bucket(store, bucket)):
             raise DataError(
                 expected=f"the bucket {bucket} to be there",
                 got="no such bucket",
@@ -83,7 +77,7 @@ class Objects:
     def facts(self, url: str) -> FileFacts:
         """Return the current size and version; raise a DataError if there is no such file."""
         store = _store(url)
-        return _facts(url, self._failures.attempt(url, lambda: _ask(store, url), absent=DataError))
+        return _facts(url, self._retries.attempt(url, lambda: _ask(store, url), absent=DataError))
 
     def fetch(self, url: str, facts: FileFacts, start: int, stop: int, *, patient: bool = True) -> bytes:
         """Return a range of this version's bytes; make only one attempt if not `patient`.
@@ -93,27 +87,29 @@ class Objects:
 
         def ask() -> bytes:
             # The hook that fsspec's own caches use: unlike seek and read it keeps no position, so threads may share it.
-            raw: bytes = self._open(url, facts).file._fetch_range(start, stop)  # noqa: SLF001
+            raw: bytes = self._open(url, facts)._fetch_range(start, stop)  # noqa: SLF001
+            # A connection that is cut may end in fewer bytes without an error. This one is retried.
             if len(raw) != stop - start:
                 raise EOFError(f"{len(raw)} bytes of {stop - start}")
             self._refuse_other(url, facts)
             return raw
 
-        return self._failures.attempt(url, ask, patient=patient)
+        return self._retries.attempt(url, ask, patient=patient)
 
     def comes_in_ranges(self, url: str, facts: FileFacts) -> bool:
-        """Return whether the store serves ranges; plain HTTP servers may send the whole file whatever is asked for."""
+        """Return whether the store serves ranges; raise a ReadError if it cannot be asked."""
+        # A plain HTTP server may send the whole file, whatever range is asked for.
         if not url.startswith("http"):
             return True
 
         def ask() -> bool:
             try:
                 # The last byte: a server without ranges sends the file from its beginning, which fsspec then refuses.
-                return bool(self._open(url, facts).file._fetch_range(facts.bytes - 1, facts.bytes))  # noqa: SLF001
+                return bool(self._open(url, facts)._fetch_range(facts.bytes - 1, facts.bytes))  # noqa: SLF001
             except ValueError:
                 return False
 
-        return self._failures.attempt(url, ask)
+        return self._retries.attempt(url, ask)
 
     def bring(self, url: str, facts: FileFacts, into: BinaryIO) -> None:
         """Write all of this version into a file, for stores that serve no ranges.
@@ -129,30 +125,33 @@ class Objects:
                 raise EOFError(f"{into.tell()} bytes of {facts.bytes}")
             self._refuse_other(url, facts)
 
-        self._failures.attempt(url, ask)
+        self._retries.attempt(url, ask)
 
-    def _open(self, url: str, facts: FileFacts) -> _Object:
-        """Return the open object; raise a ReadError if it has another version than `facts`."""
-        one = self._known.get(url)
-        if one is None or one.facts != facts:
+    def _open(self, url: str, facts: FileFacts) -> Any:
+        """Return fsspec's open file; raise a ReadError if it has another version than `facts`."""
+        file, opened = self._known.get(url, (None, None))
+        # One of another version may have been opened before the object was replaced, so it is opened again.
+        if opened != facts:
             # Forget all: an object that is needed again is asked for again.
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            one = self._known[url] = _open_object(url)
-        _refuse(url, facts, one.facts)
-        return one
+            file, opened = self._known[url] = _open_object(url)
+            _refuse(url, facts, opened)
+        return file
 
     def _refuse_other(self, url: str, facts: FileFacts) -> None:
         """Raise a ReadError if the object is no longer this version, unless each request already names the version."""
-        if not getattr(self._open(url, facts).file, "read_kw", {}).get("IfMatch"):
+        # After the bytes were read: a check before would miss an object that is replaced in between.
+        if not getattr(self._open(url, facts), "read_kw", {}).get("IfMatch"):
             _refuse(url, facts, _facts(url, _ask(_store(url), url)))
 
 
 def _find(store: Any, url: str) -> list[str]:
-    """Return the names below a folder, or that match a pattern; none if a store with buckets says "not found"."""
+    """Return the names below a folder, or that match a pattern; none if a store with buckets reports "not found"."""
     try:
         return list(store.find(url) if url.endswith("/") else store.glob(url))
     except FileNotFoundError:
+        # There, an empty folder is no object and so not found; the caller looks whether the bucket is there.
         if url.partition("://")[0].lower() not in _WITH_BUCKETS:
             raise
         return []
@@ -160,7 +159,8 @@ def _find(store: Any, url: str) -> list[str]:
 
 def _has_bucket(store: Any, bucket: str) -> bool:
     """Return whether there is a bucket of this name; one that we may not list counts as there."""
-    ask_s3 = getattr(store, "call_s3", None)  # s3fs's `exists` returns False if the store does not answer
+    # s3fs's `exists` returns False if the store does not answer, and a store that is down would be a missing bucket.
+    ask_s3 = getattr(store, "call_s3", None)
     try:
         ask_s3("head_bucket", Bucket=bucket) if ask_s3 is not None else store.info(bucket)
     except FileNotFoundError:
@@ -175,36 +175,39 @@ def _refuse(url: str, facts: FileFacts, now: FileFacts) -> None:
         raise changed(f"the file that was indexed ({facts.bytes} bytes)", f"one of {now.bytes} bytes", url)
 
 
-def _facts(url: str, said: dict[str, Any]) -> FileFacts:
-    size = said.get("size")
-    if said.get("type") == "directory" or size is None:
+def _facts(url: str, info: dict[str, Any]) -> FileFacts:
+    """Return size and version from what a store reports; raise a DataError for a folder, or if there is no size."""
+    size = info.get("size")
+    is_folder = info.get("type") == "directory"
+    if is_folder or size is None:
         raise DataError(
             expected="a file, and a store that tells its size",
-            got="a folder" if said.get("type") == "directory" else "no size",
+            got="a folder" if is_folder else "no size",
             where=without_credentials(url),
             remedy="Name the files, or end a folder's name in /."
             if size is not None
             else "Serve it by another server.",
         )
-    tag = next((str(said[key]) for key in _VERSION_KEYS if said.get(key)), "")
+    tag = next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "")
     # Without the last bit, so that it fits into a column of signed 64-bit numbers.
     return FileFacts(bytes=int(size), version=xxhash.xxh3_64_intdigest(f"{tag} {size}".encode()) >> 1)
 
 
-def _open_object(url: str) -> _Object:
+def _open_object(url: str) -> tuple[Any, FileFacts]:
+    """Return fsspec's file and its version; raise an error of the store's library if there is none."""
     store = _store(url)
     if not url.startswith("http"):
         file = store.open(url, "rb", cache_type="none")
-        return _Object(file, _facts(url, file.details))
+        return file, _facts(url, file.details)
     facts = _facts(url, _ask(store, url))  # the HTTP file would ask for its size itself, and not keep it
-    return _Object(store.open(url, "rb", cache_type="none", size=facts.bytes), facts)
+    return store.open(url, "rb", cache_type="none", size=facts.bytes), facts
 
 
 def _ask(store: Any, url: str) -> dict[str, Any]:
-    """Return what the store says about an object now, not what fsspec has cached."""
+    """Return what the store reports about an object now, not what fsspec has cached."""
     store.invalidate_cache()
-    said: dict[str, Any] = store.info(url)
-    return said
+    info: dict[str, Any] = store.info(url)
+    return info
 
 
 def _store(url: str) -> Any:
@@ -221,9 +224,12 @@ def _store(url: str) -> Any:
     except (ImportError, ValueError) as error:
         # A store that fsspec does not know is wrong where it is named; one that is not installed is the machine's.
         kind = SettingsError if isinstance(error, ImportError) else DataError
-        remedy = how_to_get("remote", "which has S3 and HTTP, or install what fsspec needs for this store")
-        expected = f"what reads {protocol}:// to be installed"
-        raise kind(expected=expected, got=str(error), where=where, remedy=remedy) from None
+        raise kind(
+            expected=f"what reads {protocol}:// to be installed",
+            got=str(error),
+            where=where,
+            remedy=how_to_get("remote", "which has S3 and HTTP, or install what fsspec needs for this store"),
+        ) from None
     # s3fs would retry by itself: attempts would multiply with ours.
     if hasattr(store, "retries"):
         store.retries = 1
@@ -232,8 +238,8 @@ def _store(url: str) -> Any:
 
 def _options(protocol: str) -> dict[str, Any]:
     if protocol in ("s3", "s3a"):
-        config = {"retries": {"total_max_attempts": 1}, "connect_timeout": _CONNECT_S, "read_timeout": _SILENCE_S}
-        return {"config_kwargs": config}
+        retries = {"total_max_attempts": 1}  # botocore's own: attempts would multiply with ours
+        return {"config_kwargs": {"retries": retries, "connect_timeout": _CONNECT_S, "read_timeout": _SILENCE_S}}
     if protocol in ("http", "https"):
         import aiohttp  # an optional dependency, needed only for remote files
 

@@ -1,4 +1,4 @@
-"""The remote files of one source, read through the cache.
+"""The remote files of one source, read through the cache, and one of them as a path, for readers of text.
 
 A file is fetched in blocks, or whole if its store serves no ranges or a library wants a path; each block is an entry of
 the cache, whose key is made of URL, version, size and place. Rules: what is in the cache is read without asking the
@@ -10,28 +10,30 @@ from __future__ import annotations
 
 import io
 import os
+import posixpath
 import threading
 import time
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
+from urllib.parse import urlsplit
 
 import xxhash
 
-from loader_server.sources.files.facts import LocalFile, changed
+from loader_server.sources.files.file_facts import CacheSettings, FileFacts, LocalFile, changed
 from loader_server.sources.remote.disk_cache import MAPPED, DiskCache
-from loader_server.sources.remote.failures import Failures
 from loader_server.sources.remote.fetch_ahead import FetchAhead
 from loader_server.sources.remote.objects import Objects
+from loader_server.sources.remote.retries import Retries
+from loader_server.sources.remote.urls import without_credentials
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from typing_extensions import Buffer
 
-    from loader_server.sources.files.facts import CacheSettings, FileFacts
 
-__all__ = ["BLOCK_BYTES", "RemoteFiles"]
+__all__ = ["BLOCK_BYTES", "RemoteFiles", "RemotePath"]
 
 #: The bytes of a block: enough to outweigh the cost of a request, few enough for several to be in memory at once.
 BLOCK_BYTES = 8 * 2**20
@@ -64,8 +66,8 @@ class _Block:
 
     @property
     def key(self) -> str:
-        said = f"{self.url}\n{self.facts.version}\n{self.facts.bytes}\n{self.start}\n{self.stop}"
-        return xxhash.xxh3_128_hexdigest(said.encode()) + (MAPPED if self.whole else "")
+        name = f"{self.url}\n{self.facts.version}\n{self.facts.bytes}\n{self.start}\n{self.stop}"
+        return xxhash.xxh3_128_hexdigest(name.encode()) + (MAPPED if self.whole else "")
 
 
 class _OpenPart:
@@ -93,9 +95,9 @@ class _OpenPart:
 class RemoteFiles:
     """Files by URL, read through the cache; any thread may read."""
 
-    def __init__(self, cache: CacheSettings, objects: Objects | None = None) -> None:
+    def __init__(self, cache: CacheSettings) -> None:
         self._counts = cache.counts
-        self._objects = objects or Objects(Failures(counts=cache.counts))
+        self._objects = Objects(Retries(counts=cache.counts))
         self._cache = DiskCache(cache.folder, cache.bytes)
         self._parts: dict[_Block, _OpenPart] = {}
         #: Whether a server serves only whole files, by its name; `_asking` lets one thread at a time find out.
@@ -110,11 +112,11 @@ class RemoteFiles:
         self._ahead = FetchAhead(self._fetch_ahead, cache.bytes // BLOCK_BYTES // 4)
 
     def found(self, url: str) -> list[str]:
-        """Return the URLs of the files that a pattern or a folder stands for."""
+        """Return the URLs of the files that a pattern or a folder stands for; raise a DataError if no such bucket."""
         return self._objects.found(url)
 
     def facts(self, url: str) -> FileFacts:
-        """Return the current size and version."""
+        """Return the current size and version; raise a DataError if there is no such file."""
         return self._objects.facts(url)
 
     def read(self, url: str, facts: FileFacts, offset: int, nbytes: int) -> bytes:
@@ -128,8 +130,7 @@ class RemoteFiles:
             return self._read(_block_at(url, facts, offset), offset, nbytes)
         blocks = list(_blocks_of(url, facts, offset, nbytes))
         self._ahead.expect(blocks[1:])
-        stop = offset + nbytes
-        parts = [(block, max(offset, block.start), min(stop, block.stop)) for block in blocks]
+        parts = [(block, max(offset, block.start), min(offset + nbytes, block.stop)) for block in blocks]
         return b"".join(self._read(block, first, last - first) for block, first, last in parts)
 
     def _read(self, block: _Block, offset: int, nbytes: int) -> bytes:
@@ -147,25 +148,29 @@ class RemoteFiles:
     def _open(self, block: _Block) -> _OpenPart:
         if len(self._parts) >= _MOST_OPEN:
             self._parts.clear()
-        whole = _whole_of(block)
+        whole = _whole_file(block.url, block.facts)
         waited = 0
         while True:
             # The whole file may be there already, for a library that wanted its path.
-            for one in (block, whole):
-                handle = self._cache.find(one.key)
+            for entry in (block, whole):
+                handle = self._cache.find(entry.key)
                 if handle is not None:
                     self._counts.add(found=not waited, waited=waited)
-                    part = self._parts[block] = _OpenPart(handle, one.start)
+                    part = self._parts[block] = _OpenPart(handle, entry.start)
                     return part
             self._bring(block)
             waited = 1
 
     def _bring(self, block: _Block, *, patient: bool = True) -> None:
-        """Fetch the block into the cache, or the whole file if its store serves no ranges."""
+        """Fetch the block into the cache, or the whole file if its store serves no ranges.
+
+        Raise a ReadError if it cannot be fetched or the cache has no room for it.
+        """
         if self._comes_whole(block):
-            block = _whole_of(block)
-        nbytes = block.stop - block.start
-        self._cache.make(block.key, nbytes, lambda handle: self._fill(block, handle, patient=patient), wait=patient)
+            block = _whole_file(block.url, block.facts)
+        self._cache.make(
+            block.key, block.stop - block.start, lambda handle: self._fill(block, handle, patient=patient), wait=patient
+        )
 
     def _comes_whole(self, block: _Block) -> bool:
         """Return whether the file has to be fetched whole; one that fits into a block always comes as that block."""
@@ -192,13 +197,17 @@ class RemoteFiles:
     # --- all of it ---
 
     def open(self, url: str, facts: FileFacts) -> BinaryIO:
-        """Open a file for reading and seeking."""
+        """Open a file for reading and seeking; nothing is fetched before it is read."""
         return io.BufferedReader(_RemoteReader(self, url, facts), _READER_BYTES)
 
     def local(self, url: str, facts: FileFacts) -> LocalFile:
-        """Return the whole file as a cache entry, which is not evicted until the caller closes it."""
-        whole = _Block(url, facts, 0, facts.bytes, whole=True)
+        """Return the whole file as a cache entry, which is not evicted until the caller closes it.
+
+        Raise a ReadError if it cannot be fetched or the cache has no room for it.
+        """
+        whole = _whole_file(url, facts)
         waited = 0
+        # Brought again if another process evicts it between fetching and holding it.
         while True:
             held = self._cache.hold(whole.key)
             if held is not None:
@@ -215,11 +224,13 @@ class RemoteFiles:
 
         One process of a machine does so for all that use the cache with this data set.
         """
+        # What is fetched ahead may fill a quarter of the cache; the rest is for what is read now.
         waiting = self._ahead.waiting()
-        little = sum(block.stop - block.start for block in waiting) <= self._cache.most_bytes // 4
-        return little and len(waiting) < _MOST_WAITING and self._leads(data_set)
+        is_little = sum(block.stop - block.start for block in waiting) <= self._cache.most_bytes // 4
+        return is_little and len(waiting) < _MOST_WAITING and self._leads(data_set)
 
     def _leads(self, data_set: str) -> bool:
+        # Asked again from time to time, because the process that leads may have ended: its lock ends with it.
         now_s = time.monotonic()
         if self._lead is None and now_s >= self._ask_again_s:
             self._ask_again_s = now_s + _LEAD_AGAIN_S
@@ -228,16 +239,18 @@ class RemoteFiles:
 
     def expect(self, extents: Iterable[tuple[str, FileFacts, int, int]]) -> None:
         """Begin to fetch the blocks of these extents (URL, version, offset, size), which will be read soon."""
-        blocks = dict.fromkeys(block for extent in extents for block in _blocks_of(*extent))
-        self._ahead.expect(block for block in blocks if block not in self._seen)
+        self._expect(block for extent in extents for block in _blocks_of(*extent))
+
+    def _expect(self, blocks: Iterable[_Block]) -> None:
+        # Many extents lie in one block; what was seen in the cache is not looked for again.
+        self._ahead.expect(block for block in dict.fromkeys(blocks) if block not in self._seen)
 
     def expect_whole(self, files: Iterable[tuple[str, FileFacts]]) -> None:
         """Begin to fetch files that will soon be needed on the disk."""
-        wholes = (_Block(url, facts, 0, facts.bytes, whole=True) for url, facts in files)
-        self._ahead.expect(block for block in wholes if block not in self._seen)
+        self._expect(_whole_file(url, facts) for url, facts in files)
 
     def _fetch_ahead(self, block: _Block) -> None:
-        if not any(self._cache.has(one.key) for one in (block, _whole_of(block))):
+        if not any(self._cache.has(entry.key) for entry in (block, _whole_file(block.url, block.facts))):
             self._bring(block, patient=False)
         if len(self._seen) >= _MOST_SEEN:
             self._seen.clear()
@@ -276,12 +289,9 @@ class _RemoteReader(io.RawIOBase):
         self._position = max(start + offset, 0)
         return self._position
 
-    def tell(self) -> int:
-        """Return the position."""
-        return self._position
-
     def readinto(self, into: Buffer) -> int:
-        """Read the next bytes into a buffer; in each new block, begin to fetch the following ones."""
+        """Read the next bytes into a buffer, and return how many; raise a ReadError if they cannot be fetched."""
+        # In each new block, the following ones begin to be fetched: who reads a file in order will need them.
         view = memoryview(into).cast("B")
         nbytes = max(min(len(view), self._facts.bytes - self._position), 0)
         if nbytes and self._position % BLOCK_BYTES < nbytes:
@@ -290,6 +300,31 @@ class _RemoteReader(io.RawIOBase):
         view[:nbytes] = self._files.read(self._url, self._facts, self._position, nbytes) if nbytes else b""
         self._position += nbytes
         return nbytes
+
+
+class RemotePath:
+    """The part of `pathlib.Path` that a remote file can offer, for readers of text that take either.
+
+    `open_url` opens URLs.
+    """
+
+    def __init__(self, url: str, open_url: Callable[[str], BinaryIO]) -> None:
+        self._url = url
+        self._open_url = open_url
+        self.name = posixpath.basename(urlsplit(url).path)
+        self.suffix = posixpath.splitext(self.name)[1]
+
+    def __str__(self) -> str:
+        return without_credentials(self._url)
+
+    @property
+    def parent(self) -> RemotePath:
+        """Return the folder that contains it."""
+        return RemotePath(posixpath.dirname(self._url), self._open_url)
+
+    def open(self, encoding: str, errors: str = "strict", newline: str | None = None) -> io.TextIOWrapper:
+        """Open the file for reading as text."""
+        return io.TextIOWrapper(self._open_url(self._url), encoding, errors, newline)
 
 
 def _block_at(url: str, facts: FileFacts, offset: int) -> _Block:
@@ -302,8 +337,8 @@ def _blocks_of(url: str, facts: FileFacts, offset: int, nbytes: int) -> Iterator
     return (_block_at(url, facts, start) for start in range(first, offset + nbytes, BLOCK_BYTES))
 
 
-def _whole_of(block: _Block) -> _Block:
-    return _Block(block.url, block.facts, 0, block.facts.bytes, whole=True)
+def _whole_file(url: str, facts: FileFacts) -> _Block:
+    return _Block(url, facts, 0, facts.bytes, whole=True)
 
 
 def _write(handle: int, place: int, raw: bytes) -> None:

@@ -1,7 +1,7 @@
 """URLs: what counts as one, and what it must not contain.
 
 Rules: pure; a URL with credentials is refused before it can reach an index, a log or a message. A URL that no store
-could ever serve is told from one whose store does not answer: only the first is a mistake in the list that names it.
+could ever serve differs from one whose store does not answer: only the first is a mistake in the list that names it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ _SECRET = re.compile(
 #: Schemes of fsspec for files of this machine, or for no file at all.
 _OF_THIS_MACHINE = frozenset(("file", "local", "data"))
 _WITH_A_HOST = frozenset(("http", "https"))
+#: What `without_credentials` masks: whole queries, because stores sign URLs there, and users with their passwords.
 _QUERY = re.compile(r"\?[^\s'\"<>]*")
 _USER = re.compile(r"://[^\s/@]*@")
 #: The form of access key ids, in case a store's message repeats one.
@@ -47,14 +48,18 @@ def refuse_unusable(url: str) -> None:
     """
     try:
         parts = urlsplit(url)
-        host, _port = parts.hostname, parts.port
-        asked = parse_qsl(parts.query, keep_blank_values=True)
+        host, _port = parts.hostname, parts.port  # a port that is no number raises here, not before
+        parameters = parse_qsl(parts.query, keep_blank_values=True)
     except ValueError as error:
         raise _unusable("a URL", str(error), url, "Mend it.") from None
-    names = [name for name, _ in asked if _SECRET.fullmatch(name)]
+    names = [name for name, _ in parameters if _SECRET.fullmatch(name)]
     if "@" in parts.netloc or names:
-        remedy = "Leave them to the environment of the loaders: see the page of sources, remote files."
-        raise _unusable("a URL without credentials", f"one with {', '.join(names) or 'a user'}", url, remedy)
+        raise _unusable(
+            "a URL without credentials",
+            f"one with {', '.join(names) or 'a user'}",
+            url,
+            "Leave them to the environment of the loaders: see the page of sources, remote files.",
+        )
     if parts.scheme in _OF_THIS_MACHINE:
         raise _unusable("a path, or the URL of a store", f"{parts.scheme}://", url, "Write the path alone.")
     if parts.scheme in _WITH_A_HOST and not host:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loader_server.sources.files.looking import look_at_some
 from loader_server.sources.files.opening import FileFacts, changed
-from loader_server.sources.files.presence import IndexedFiles
+from loader_server.sources.files.presence import IndexedFiles, look_at_some
 from loader_server.sources.files.same_files import digest_of_number, has_content, noted_content, number_of_digest
 from loader_server.sources.files.seen import is_settled, status_of
 from loader_server.sources.remote.urls import is_url

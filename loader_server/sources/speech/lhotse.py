@@ -20,7 +20,7 @@ from loader_server.sources.audio.decoding import audio_versions
 from loader_server.sources.audio.recorded_source import RecordedSource
 from loader_server.sources.audio.recordings import Recordings, audio_field, common_rate
 from loader_server.sources.audio.stretches import AudioStretch, Headers, channel_setting, stretch_columns
-from loader_server.sources.files.lists import list_facts, refuse_absent_list, refuse_other_list
+from loader_server.sources.files.same_files import list_facts, refuse_absent_list, refuse_other_list
 from loader_server.sources.remote.urls import is_url, joined
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, texts_of_column
 from loader_server.sources.speech.lhotse_cuts import WHOLE_CUT, CutSample, UnusableCut, cut_sample, samples_in

@@ -8,11 +8,12 @@ and decoding agree because both use this module.
 from __future__ import annotations
 
 import json
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from loader_server.sources.batch_columns import ragged
+from loader_server.sources.batch_columns import Column, Columns, ragged
 from shared.wire.layout import Field
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.batch_columns import Column, Columns
 
 __all__ = [
     "KINDS",
@@ -73,15 +73,16 @@ _DECODE = json.JSONDecoder(parse_constant=_refuse_constant).decode
 def object_of(line: bytes) -> dict[str, Any]:
     """Return the object on a line; raise UnusableValueError if the line holds no JSON object in UTF-8."""
     try:
-        found = _DECODE(line.decode())
+        value = _DECODE(line.decode())
     except UnicodeDecodeError as error:
-        got = f"the byte 0x{line[error.start]:02x} after {error.start} others"
-        raise UnusableValueError("not_utf8", f"expected UTF-8, got {got}") from None
+        raise UnusableValueError(
+            "not_utf8", f"expected UTF-8, got the byte 0x{line[error.start]:02x} after {error.start} others"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise UnusableValueError("malformed", f"expected JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise UnusableValueError("malformed", f"expected an object, got {type(found).__name__}")
-    return found
+    if not isinstance(value, dict):
+        raise UnusableValueError("malformed", f"expected an object, got {type(value).__name__}")
+    return value
 
 
 def objects_of(lines: Sequence[bytes]) -> list[dict[str, Any]]:
@@ -89,10 +90,11 @@ def objects_of(lines: Sequence[bytes]) -> list[dict[str, Any]]:
 
     Raise a ValueError if the number of objects is not that of the lines.
     """
-    found: list[dict[str, Any]] = _DECODE((b"[" + b",".join(lines) + b"]").decode())
-    if len(found) != len(lines):
-        raise ValueError(f"{len(found)} objects in {len(lines)} lines")
-    return found
+    # One call of the parser for a batch takes 5.6 µs a sample, one for each line 12.7.
+    objects: list[dict[str, Any]] = _DECODE((b"[" + b",".join(lines) + b"]").decode())
+    if len(objects) != len(lines):
+        raise ValueError(f"{len(objects)} objects in {len(lines)} lines")
+    return objects
 
 
 def kinds_in(objects: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -100,18 +102,13 @@ def kinds_in(objects: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
     The first kind seen counts, but a key of integers becomes one of floats as soon as a number with a fraction appears.
     """
-    found: dict[str, str] = {}
-    for one in objects:
-        for key, value in one.items():
-            kind = _kind_of(value)
-            if kind is not None and (key not in found or kind == _with_fractions(found[key])):
-                found[key] = kind
-    return dict(sorted(found.items()))
-
-
-def _with_fractions(kind: str) -> str:
-    """Return the kind that a key of integers gets when a number with a fraction appears."""
-    return kind.replace("int64", "float32")
+    kinds: dict[str, str] = {}
+    for key, value in chain.from_iterable(row.items() for row in objects):
+        kind = _kind_of(value)
+        # Written 3, a number may still be one of a key with fractions.
+        if kind is not None and (key not in kinds or kind == kinds[key].replace("int64", "float32")):
+            kinds[key] = kind
+    return dict(sorted(kinds.items()))
 
 
 def _kind_of(value: object) -> str | None:
@@ -120,9 +117,10 @@ def _kind_of(value: object) -> str | None:
     Null, objects and empty lists have none, nor have lists of anything but numbers or booleans of one kind. A list of
     integers and fractions counts as one of fractions.
     """
+    # By the exact type: for isinstance, True would be an integer.
     if not isinstance(value, list):
         return _ASSUMED.get(type(value))
-    kinds = {_ASSUMED.get(type(item)) for item in value}
+    kinds = set(map(_ASSUMED.get, map(type, value)))
     if kinds == {"int64", "float32"}:
         return f"float32{_LIST}"
     only = kinds.pop() if len(kinds) == 1 else None
@@ -130,7 +128,7 @@ def _kind_of(value: object) -> str | None:
 
 
 def has_length(kind: str) -> bool:
-    """Tell whether values of this kind differ in length."""
+    """Return whether values of this kind differ in length."""
     return kind == "text" or kind.endswith(_LIST)
 
 
@@ -143,14 +141,14 @@ def fields_of(kinds: Mapping[str, str]) -> tuple[Field, ...]:
     )
 
 
-def values_of_kinds(found: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, _Value]:
+def values_of_kinds(row: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, _Value]:
     """Return the values of a sample by key; raise UnusableValueError if one is missing or of another kind."""
-    return {key: _value(key, found, kind) for key, kind in kinds.items()}
+    return {key: _value(key, row, kind) for key, kind in kinds.items()}
 
 
 def columns_of_kinds(objects: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> Columns:
     """Return one column for each key, from objects that indexing has found usable."""
-    return {key: _column([one[key] for one in objects], kind) for key, kind in kinds.items()}
+    return {key: _column([row[key] for row in objects], kind) for key, kind in kinds.items()}
 
 
 def _column(values: list[Any], kind: str) -> Column:
@@ -161,15 +159,16 @@ def _column(values: list[Any], kind: str) -> Column:
     return ragged(values, dtype) if kind.endswith(_LIST) else np.fromiter(values, dtype, len(values))
 
 
-def _value(key: str, found: Mapping[str, Any], kind: str) -> _Value:
+def _value(key: str, row: Mapping[str, Any], kind: str) -> _Value:
     """Return one value as text, number or array; raise UnusableValueError if it is missing or of another kind."""
-    value = found.get(key)
+    value = row.get(key)
     if value is None:
-        reason, got = ("null", "null") if key in found else ("missing_key", "no such key")
+        reason, got = ("null", "null") if key in row else ("missing_key", "no such key")
         raise UnusableValueError(reason, f'expected "{key}", got {got}')
     if kind == "text":
         return _text(key, value)
     dtype, is_list = kind.removesuffix(_LIST), kind.endswith(_LIST)
+    # Exact types again: True is refused as a number.
     types = set(map(type, value)) if is_list and isinstance(value, list) else {type(value)}
     if is_list != isinstance(value, list) or not types <= _TYPES[dtype]:
         raise _wrong(key, kind, value)
@@ -178,13 +177,15 @@ def _value(key: str, found: Mapping[str, Any], kind: str) -> _Value:
 
 def _numbers(key: str, dtype: str, value: Any) -> np.generic | NDArray[Any]:
     """Return numbers in their dtype; raise UnusableValueError if one does not fit or is not finite there."""
+    # numpy raises for an integer that does not fit, but makes an infinity of such a float. Not by `suppress`: with it,
+    # looking at JSON lines of three numbers each took an eighth longer.
     try:
-        made = np.array(value, dtype)
+        numbers = np.array(value, dtype)
+        if numbers.dtype.kind != "f" or np.isfinite(numbers).all():
+            return numbers if numbers.ndim else numbers[()]
     except OverflowError:
-        made = None
-    if made is None or (made.dtype.kind == "f" and not np.isfinite(made).all()):
-        raise UnusableValueError("out_of_range", f'expected "{key}" to fit into {dtype}, got {_shown(value)}')
-    return made if made.ndim else made[()]
+        pass
+    raise UnusableValueError("out_of_range", f'expected "{key}" to fit into {dtype}, got {_shown(value)}')
 
 
 def _text(key: str, value: object) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.source import BadRow, Found, Inventory, texts_read
+from loader_server.sources.source import BadRow, Found, Inventory
 from loader_server.sources.text_files.json_values import (
     KINDS,
     UnusableValueError,
@@ -72,7 +72,7 @@ class JsonLinesSource(LineSource):
     settings: JsonLinesSettings
 
     #: The kinds while there is no index, worked out when they are first needed.
-    _found: Mapping[str, str] | None = None
+    _kinds_found: Mapping[str, str] | None = None
 
     @property
     def _kinds(self) -> Mapping[str, str]:
@@ -80,22 +80,32 @@ class JsonLinesSource(LineSource):
         if hasattr(self, "indexed"):
             kinds: Mapping[str, str] = self.indexed.about["keys"]
             return kinds
-        if self._found is None:
-            self._found = dict(self.settings.keys) or kinds_in(itertools.islice(self._objects(), _FIRST_ROWS))
-        return self._found
+        # The first rows are read once: a process that probes asks for the kinds with each line.
+        if self._kinds_found is None:
+            self._kinds_found = dict(self.settings.keys) or kinds_in(itertools.islice(self._objects(), _FIRST_ROWS))
+        return self._kinds_found
+
+    def _first_lines(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the lines of all files from the beginning, each with its number in its file, from 1."""
+        for piece in self._pieces(self._found_paths(), _FIRST_ROWS):
+            lines = self._lines_between(piece.path, piece.start, piece.stop)
+            yield from ((piece.line + number, lines.line(number)) for number in range(len(lines.starts)))
 
     def _objects(self) -> Iterator[dict[str, Any]]:
         """Yield the objects of all lines that hold one."""
-        for piece in self._pieces(self._found_paths(), _FIRST_ROWS):
-            lines = self._lines_of(piece)
-            for number in range(len(lines.starts)):
-                with contextlib.suppress(UnusableValueError):
-                    yield object_of(lines.line(number))
+        for _, line in self._first_lines():
+            with contextlib.suppress(UnusableValueError):
+                yield object_of(line)
 
     @property
     def fields(self) -> tuple[Field, ...]:
         """The fields of numbers and lists; texts become numbers in a transform."""
         return fields_of(self._kinds)
+
+    @property
+    def text_keys(self) -> Sequence[str]:  # type: ignore[override]
+        """The keys of kind `text`."""
+        return [key for key, kind in self._kinds.items() if kind == "text"]
 
     @property
     def _measured_keys(self) -> tuple[str, ...]:
@@ -112,34 +122,28 @@ class JsonLinesSource(LineSource):
                 expected="objects with texts, numbers or lists of numbers, one a line",
                 got=f"none in the first {_FIRST_ROWS} rows{self._first_fault()}",
                 where=", ".join(map(self.files.where, self._found_paths())),
-                remedy="Convert the files, or say which keys there are: keys = { … }.",
+                remedy="Convert the files, or name the keys that there are: keys = { … }.",
             )
-        return Inventory(
-            total=inventory.total,
-            pieces=inventory.pieces,
-            origin=inventory.origin,
-            about={"keys": dict(self._kinds)},
-        )
+        return replace(inventory, about={"keys": dict(self._kinds)})
 
     def _first_fault(self) -> str:
         """Return what is wrong with the first line that is no object, in parentheses, or ""."""
-        for piece in self._pieces(self._found_paths(), _FIRST_ROWS):
-            lines = self._lines_of(piece)
-            for number in range(len(lines.starts)):
-                try:
-                    object_of(lines.line(number))
-                except UnusableValueError as error:
-                    return f" (line {piece.line + number}: {error.detail})"
+        for number, line in self._first_lines():
+            try:
+                object_of(line)
+            except UnusableValueError as error:
+                return f" (line {number}: {error.detail})"
         return ""
 
     def probe(self, piece: LinePiece) -> Found:
         """Parse and measure the objects of a piece; lines that cannot be used become bad rows."""
-        lines, where = self._lines_of(piece), self.files.where(piece.path)
+        lines, where = self._lines_between(piece.path, piece.start, piece.stop), self.files.where(piece.path)
         good: dict[int, list[int]] = {}
         bad: dict[int, BadRow] = {}
         for number in range(len(lines.starts)):
             try:
-                good[number] = self._lengths_in(lines.line(number))
+                values = self._values(lines.line(number))
+                good[number] = [len(values[key]) for key in self._measured_keys]
             except UnusableValueError as error:
                 bad[piece.row + number] = BadRow(where, piece.line + number, error.reason, error.detail)
         numbers = np.array(list(good), np.int64)
@@ -147,10 +151,6 @@ class JsonLinesSource(LineSource):
         columns = self._columns_of(piece, lines, numbers)
         columns |= {f"length_{place}": column for place, column in enumerate(of_keys)}
         return Found(rows=(piece.row + numbers).tolist(), numbers=columns, bad=bad)
-
-    def _lengths_in(self, line: bytes) -> list[int]:
-        values = self._values(line)
-        return [len(values[key]) for key in self._measured_keys]
 
     def _values(self, line: bytes) -> dict[str, Any]:
         """Return the values of a sample from its line; raise UnusableValueError if the line cannot be used."""
@@ -164,8 +164,9 @@ class JsonLinesSource(LineSource):
         Columns of lengths are named by the key's number here, because a key may have any name, so they are renamed
         first.
         """
-        places = enumerate(self._measured_keys)
-        return super().decoded_bytes({f"length_{key}": numbers[f"length_{place}"] for place, key in places})
+        return super().decoded_bytes(
+            {f"length_{key}": numbers[f"length_{place}"] for place, key in enumerate(self._measured_keys)}
+        )
 
     # --- once there is an index ---
 
@@ -173,10 +174,6 @@ class JsonLinesSource(LineSource):
     def lengths(self) -> dict[str, NDArray[np.int64]]:
         """The number of characters of each text and of items of each list, by key."""
         return {key: self.indexed.numbers[f"length_{place}"] for place, key in enumerate(self._measured_keys)}
-
-    def texts(self, key: str) -> Iterator[Sequence[str]] | None:
-        """Return the texts under this key, block by block; None for keys of other kinds or for remote files."""
-        return texts_read(self, key) if self._kinds.get(key) == "text" and not self.files.are_remote else None
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return the object's values by key; indexing has found the line usable."""

@@ -1,7 +1,9 @@
-"""Base class of sources whose samples are lines of text files: where a line is, and whether it has changed.
+"""Sources whose samples are lines of text files: the base class of all, and the lines source.
 
 Rules: the index has each line's place and a digest of its bytes; a line is read from its place, and a line that has
-changed since indexing is refused. Subclasses know what a line means.
+changed since indexing is refused. Subclasses know what a line means: for the lines source a text in UTF-8, under the
+key `text`, whose length is its characters, that is Unicode code points, without the end of the line. A line that is
+empty or not UTF-8 is a bad row there.
 """
 
 from __future__ import annotations
@@ -12,23 +14,28 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from loader_server.sources.files.opening import changed
-from loader_server.sources.source import Indexed, Inventory, Source
+from loader_server.sources.files.file_facts import changed
+from loader_server.sources.files.same_files import digest_of_number, signed_digest
+from loader_server.sources.source import Found, Indexed, Inventory, Source, texts_read
 from loader_server.sources.text_files.whole_lines import (
     WholeLines,
     count_lines,
     cut_lines,
-    digest_of,
     digests_of,
     taken_apart,
+    unusable_line,
 )
+from shared.settings.values import setting, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["LinePiece", "LineSource"]
+    from loader_server.sources.batch_columns import Columns
+    from shared.wire.layout import Field
+
+__all__ = ["LinePiece", "LineSource", "LinesSettings", "LinesSource", "TextSource"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,49 @@ class LinePiece:
     row: int
 
 
-class LineSource(Source):
+class TextSource(Source):
+    """Base of all sources of lines: their files, which are compared with the index once, and split into lines."""
+
+    measured_rows = 1024
+    #: The keys whose values are texts as they stand in the files.
+    text_keys: Sequence[str] = ("text",)
+
+    #: The origin whose files `open` has checked, so that opening again with the same one checks nothing.
+    _origin: list[dict[str, Any]] | None = None
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """No fields: a text becomes numbers in a transform."""
+        return ()
+
+    def _count(self, path: str) -> int:
+        """Return the number of lines of a file; raise a DataError if it is no text."""
+        self.files.refuse_no_text(path)
+        with self.files.open(path) as file:
+            return count_lines(file)
+
+    def _lines_between(self, path: str, start: int, stop: int) -> WholeLines:
+        """Read these bytes of a file, which are whole lines, and split them; raise a ReadError if it ends before."""
+        return taken_apart(self.files.read(path, start, stop - start), begins_file=not start)
+
+    def open(self, indexed: Indexed) -> None:
+        """Take the index; raise a DataError if a local file has another size, or a remote one another version."""
+        # A process that measures lengths opens the source once for each piece; the files are checked only the first
+        # time.
+        if self._origin is not indexed.origin:
+            self.files.refuse_changed(indexed.origin, indexed.place)
+            self._origin = indexed.origin
+            self._paths = [facts["path"] for facts in indexed.origin]
+            self._where = cache(self.files.where)
+        self.indexed = indexed
+        self._columns = indexed.numbers
+
+    def texts(self, key: str) -> Iterator[Sequence[str]] | None:
+        """Return the texts under this key, read again block by block; None for another key or for remote files."""
+        return texts_read(self, key) if key in self.text_keys and not self.files.are_remote else None
+
+
+class LineSource(TextSource):
     """Base of sources whose samples are the lines of several files, numbered through in the files' order.
 
     Index columns: each sample's file (counted from 0) and line, where its bytes begin, how many there are, and their
@@ -54,12 +103,8 @@ class LineSource(Source):
     """
 
     piece_rows = 20_000
-    measured_rows = 1024
     #: Suffixes of the files that are taken from a folder.
     suffixes: ClassVar[tuple[str, ...]]
-
-    #: The origin whose files `open` has checked, so that opening again with the same one checks nothing.
-    _origin: list[dict[str, Any]] | None = None
 
     # --- while an index is made ---
 
@@ -74,15 +119,11 @@ class LineSource(Source):
         """Count the lines of all files; raise a DataError for a file that is no text."""
         paths = self._found_paths()
         origin = self.files.origin(paths)
-        total = 0
-        for path in paths:
-            self.files.refuse_no_text(path)
-            with self.files.open(path) as file:
-                total += count_lines(file)
+        total = sum(map(self._count, paths))
         return Inventory(total=total, pieces=lambda rows: self._pieces(paths, rows), origin=origin)
 
     def _pieces(self, paths: Sequence[str], rows: int) -> Iterator[LinePiece]:
-        """Yield pieces of at most `rows` whole lines, file after file."""
+        """Yield pieces of at most `rows` whole lines, file after file; raise a DataError if a file cannot be opened."""
         row = 0
         for number, path in enumerate(paths):
             line = 1
@@ -91,36 +132,18 @@ class LineSource(Source):
                     yield LinePiece(path, number, start, stop, line, row)
                     line, row = line + lines, row + lines
 
-    def _lines_of(self, piece: LinePiece) -> WholeLines:
-        """Read a piece, and split it into lines."""
-        data = self.files.read(piece.path, piece.start, piece.stop - piece.start)
-        return taken_apart(data, begins_file=not piece.start)
-
     @staticmethod
-    def _columns_of(piece: LinePiece, lines: WholeLines, which: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-        """Return the index columns of those lines of a piece that `which` numbers."""
+    def _columns_of(piece: LinePiece, lines: WholeLines, numbers: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+        """Return the index columns of the lines of a piece with these numbers."""
         return {
-            "file": np.full(len(which), piece.file),
-            "line": piece.line + which,
-            "offset": piece.start + lines.starts[which],
-            "bytes": lines.sizes[which],
-            "digest": digests_of(lines, which),
+            "file": np.full(len(numbers), piece.file),
+            "line": piece.line + numbers,
+            "offset": piece.start + lines.starts[numbers],
+            "bytes": lines.sizes[numbers],
+            "digest": digests_of(lines, numbers),
         }
 
     # --- once there is an index ---
-
-    def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if a local file has another size, or a remote one another version.
-
-        A process that measures lengths opens the source once for each piece; the files are checked only the first time.
-        """
-        if self._origin is not indexed.origin:
-            self.files.refuse_changed(indexed.origin, indexed.place)
-            self._origin = indexed.origin
-            self._paths = [facts["path"] for facts in indexed.origin]
-            self._where = cache(self.files.where)
-        self.indexed = indexed
-        self._columns = indexed.numbers
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -141,7 +164,7 @@ class LineSource(Source):
         )
         lines = self.files.read_all(zip(map(self._paths.__getitem__, files), offsets, sizes, strict=True))
         for sample, raw, digest in zip(samples, lines, digests, strict=True):
-            if digest_of(raw) != digest:
+            if signed_digest(raw) != digest:
                 where, line = self.place(sample)
                 raise changed(f"the line that was indexed ({len(raw)} bytes)", "other bytes", f"{where}, line {line}")
             yield raw
@@ -157,5 +180,42 @@ class LineSource(Source):
     def identity(self, sample: int) -> str:
         """Return the file, and size and digest of the line: other lines do not matter; equal lines share it."""
         columns = self._columns
-        digest = int(columns["digest"][sample]) % 2**64
-        return f"{self._paths[columns['file'][sample]]}, a line of {columns['bytes'][sample]} bytes, {digest:016x}"
+        path, nbytes = self._paths[columns["file"][sample]], columns["bytes"][sample]
+        return f"{path}, a line of {nbytes} bytes, {digest_of_number(int(columns['digest'][sample]))}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinesSettings:
+    """Further settings of a stream with source = "lines"."""
+
+    paths: tuple[str, ...] = setting(
+        texts,
+        "text files in UTF-8, each line a sample, relative to the job file; also folders and patterns such as *.txt",
+    )
+
+
+class LinesSource(LineSource):
+    """Source of lines of text. Index columns: those of a line, and its number of characters."""
+
+    Settings = LinesSettings
+    suffixes = (".txt",)
+    settings: LinesSettings
+
+    def probe(self, piece: LinePiece) -> Found:
+        """Measure the lines of a piece; empty lines and those that are not UTF-8 become bad rows."""
+        lines, where = self._lines_between(piece.path, piece.start, piece.stop), self.files.where(piece.path)
+        good = np.flatnonzero(lines.characters > 0)
+        bad = {
+            piece.row + number: unusable_line(where, piece.line + number, lines.line(number))
+            for number in np.flatnonzero(lines.characters <= 0).tolist()
+        }
+        columns = self._columns_of(piece, lines, good) | {"length_text": lines.characters[good]}
+        return Found(rows=(piece.row + good).tolist(), numbers=columns, bad=bad)
+
+    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
+        """Return the line as a string under `text`."""
+        return {"text": raw.decode()}
+
+    def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:
+        """Return the lines as one column of strings under `text`."""
+        return {"text": list(map(bytes.decode, raw))}

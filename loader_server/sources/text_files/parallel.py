@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.files.opening import changed
-from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source, texts_read
+from loader_server.sources.files.file_facts import changed
+from loader_server.sources.files.same_files import digest_of_number, signed_digest
+from loader_server.sources.source import Found, Inventory
+from loader_server.sources.text_files.line_source import TextSource
 from loader_server.sources.text_files.whole_lines import (
-    WholeLines,
-    count_lines,
     cut_lines,
-    digest_of,
     spans_of,
-    taken_apart,
     unusable_line,
 )
 from shared.errors import DataError
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.sources.batch_columns import Columns
-    from shared.wire.layout import Field
 
 __all__ = ["ParallelPiece", "ParallelSettings", "ParallelSource"]
 
@@ -58,7 +55,7 @@ class ParallelPiece:
     row: int
 
 
-class ParallelSource(Source):
+class ParallelSource(TextSource):
     """Source whose samples are the same line of several files.
 
     Index columns: the line number, a digest of the line over all files, and for each file, by its number, where the
@@ -67,22 +64,13 @@ class ParallelSource(Source):
 
     Settings = ParallelSettings
     piece_rows = 10_000
-    measured_rows = 1024
     settings: ParallelSettings
-
-    #: The origin whose files `open` has checked, so that opening again with the same one checks nothing.
-    _origin: list[dict[str, Any]] | None = None
 
     def __init__(self, settings: ParallelSettings, base: Path) -> None:
         super().__init__(settings, base)
-        self._keys = tuple(key for key, _ in settings.paths)
+        self.text_keys = tuple(key for key, _ in settings.paths)
         self._names = tuple(name for _, name in settings.paths)
         self._places = tuple(map(self.files.where, self._names))
-
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """No fields: a text becomes numbers in a transform."""
-        return ()
 
     # --- while an index is made ---
 
@@ -93,11 +81,7 @@ class ParallelSource(Source):
     def survey(self) -> Inventory:
         """Count the lines; raise a DataError if the files do not have equally many, or one is no text."""
         origin = self.files.origin(self._names)
-        counts: dict[str, int] = {}
-        for name, place in zip(self._names, self._places, strict=True):
-            self.files.refuse_no_text(name)
-            with self.files.open(name) as file:
-                counts[place] = count_lines(file)
+        counts = dict(zip(self._places, map(self._count, self._names), strict=True))
         if len(set(counts.values())) > 1:
             shortest = min(counts, key=counts.__getitem__)
             raise DataError(
@@ -106,11 +90,10 @@ class ParallelSource(Source):
                 where=shortest,
                 remedy=f"It ends first, after line {counts[shortest]}: make the lines of all files match.",
             )
-        total = next(iter(counts.values()))
-        return Inventory(total=total, pieces=self._pieces, origin=origin)
+        return Inventory(total=next(iter(counts.values())), pieces=self._pieces, origin=origin)
 
     def _pieces(self, rows: int) -> Iterator[ParallelPiece]:
-        """Yield pieces of the same whole lines of all files.
+        """Yield pieces of the same whole lines of all files; raise a ReadError if a file has lost lines meanwhile.
 
         The first file decides how many lines a piece has; the others are cut after as many lines, wherever their bytes
         end.
@@ -132,57 +115,44 @@ class ParallelSource(Source):
         files = [self._lines_between(name, *span) for name, span in zip(self._names, piece.spans, strict=True)]
         usable = np.array([lines.characters > 0 for lines in files])
         good = np.flatnonzero(usable.all(axis=0))
+        spoiled = np.flatnonzero(~usable.all(axis=0))
+        # A row is blamed on the first file whose line spoils it.
         bad = {
-            piece.row + number: self._bad_row(files, piece.row + 1, number, int(np.argmin(usable[:, number])))
-            for number in np.flatnonzero(~usable.all(axis=0)).tolist()
+            piece.row + number: unusable_line(self._places[file], piece.row + 1 + number, files[file].line(number))
+            for number, file in zip(spoiled.tolist(), np.argmin(usable[:, spoiled], axis=0).tolist(), strict=True)
         }
         # No line contains a newline, so that different lines never join to the same bytes.
         together = (b"\n".join(lines.line(number) for lines in files) for number in good.tolist())
-        columns = {"line": piece.row + 1 + good, "digest": np.fromiter(map(digest_of, together), np.int64, len(good))}
+        columns = {
+            "line": piece.row + 1 + good,
+            "digest": np.fromiter(map(signed_digest, together), np.int64, len(good)),
+        }
         for place, (lines, (start, _)) in enumerate(zip(files, piece.spans, strict=True)):
             columns[f"offset_{place}"] = start + lines.starts[good]
             columns[f"bytes_{place}"] = lines.sizes[good]
             columns[f"characters_{place}"] = lines.characters[good]
         return Found(rows=(piece.row + good).tolist(), numbers=columns, bad=bad)
 
-    def _lines_between(self, name: str, start: int, stop: int) -> WholeLines:
-        return taken_apart(self.files.read(name, start, stop - start), begins_file=not start)
-
-    def _bad_row(self, files: Sequence[WholeLines], first: int, number: int, file: int) -> BadRow:
-        """Return the bad row of line `number` of the piece, blaming its line in file number `file`."""
-        return unusable_line(self._places[file], first + number, files[file].line(number))
-
     # --- once there is an index ---
-
-    def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if a local file has another size, or a remote one another version.
-
-        A process that measures lengths opens the source once for each piece; the files are checked only the first time.
-        """
-        if self._origin is not indexed.origin:
-            self.files.refuse_changed(indexed.origin, indexed.place)
-            self._origin = indexed.origin
-        self.indexed = indexed
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
         """The number of characters of each line, by key."""
-        return {key: self.indexed.numbers[f"characters_{place}"] for place, key in enumerate(self._keys)}
-
-    def texts(self, key: str) -> Iterator[Sequence[str]] | None:
-        """Return the lines of this key's file, block by block; None for another key or for remote files."""
-        return texts_read(self, key) if key in self._keys and not self.files.are_remote else None
+        return {key: self._columns[f"characters_{place}"] for place, key in enumerate(self.text_keys)}
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """Yield each sample's lines, joined by newlines; raise a ReadError if they are not the indexed ones."""
         known = self.all_checked(samples)
-        columns = self.indexed.numbers
+        columns = self._columns
         lines = [self.files.read_all(self._extents(file, known)) for file in range(len(self._names))]
         for sample, digest, *own in zip(samples, columns["digest"][known].tolist(), *lines, strict=True):
             raw = b"\n".join(own)
-            if digest_of(raw) != digest:
-                where = f"{', '.join(self._places)}, line {columns['line'][sample]}"
-                raise changed("the lines that were indexed", "other bytes", where)
+            if signed_digest(raw) != digest:
+                raise changed(
+                    "the lines that were indexed",
+                    "other bytes",
+                    f"{', '.join(self._places)}, line {columns['line'][sample]}",
+                )
             yield raw
 
     def expect(self, samples: NDArray[np.int64]) -> None:
@@ -192,12 +162,12 @@ class ParallelSource(Source):
 
     def _extents(self, file: int, samples: NDArray[np.int64]) -> Iterator[tuple[str, int, int]]:
         """Return path, offset and size of each sample's line in one file."""
-        offsets, sizes = (self.indexed.numbers[f"{what}_{file}"][samples].tolist() for what in ("offset", "bytes"))
+        offsets, sizes = (self._columns[f"{column}_{file}"][samples].tolist() for column in ("offset", "bytes"))
         return zip(repeat(self._names[file]), offsets, sizes)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return the lines as strings, by key."""
-        return dict(zip(self._keys, raw.decode().split("\n"), strict=True))
+        return dict(zip(self.text_keys, raw.decode().split("\n"), strict=True))
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:
         """Return one column of strings for each key; raise a ValueError if lines and samples do not match.
@@ -205,19 +175,18 @@ class ParallelSource(Source):
         All samples are decoded as one text and then split.
         """
         lines = b"\n".join(raw).decode().split("\n")
-        if len(lines) != len(raw) * len(self._keys):
+        if len(lines) != len(raw) * len(self.text_keys):
             raise ValueError(f"{len(lines)} lines of {len(raw)} samples")
-        return {key: lines[place :: len(self._keys)] for place, key in enumerate(self._keys)}
+        return {key: lines[place :: len(self.text_keys)] for place, key in enumerate(self.text_keys)}
 
     def name(self, sample: int) -> str:
         """Return the files as the job file names them, and the line."""
-        return f"{', '.join(self._names)}:{self.indexed.numbers['line'][self.checked(sample)]}"
+        return f"{', '.join(self._names)}:{self._columns['line'][self.checked(sample)]}"
 
     def place(self, sample: int) -> tuple[str, int]:
         """Return the first file, and the line."""
-        return self._places[0], int(self.indexed.numbers["line"][sample])
+        return self._places[0], int(self._columns["line"][sample])
 
     def identity(self, sample: int) -> str:
         """Return the files and the digest of the lines, which stay when other rows come or go; equal rows share it."""
-        digest = int(self.indexed.numbers["digest"][sample]) % 2**64
-        return f"{', '.join(self._names)}, lines of digest {digest:016x}"
+        return f"{', '.join(self._names)}, lines of digest {digest_of_number(int(self._columns['digest'][sample]))}"

@@ -8,17 +8,16 @@ lines mean, except whether they are UTF-8.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
-import xxhash
 
-from loader_server.sources.files.opening import changed
+from loader_server.sources.files.file_facts import changed
+from loader_server.sources.files.same_files import signed_digest
 from loader_server.sources.source import BadRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import BinaryIO
 
     from numpy.typing import NDArray
 
@@ -26,13 +25,13 @@ __all__ = [
     "WholeLines",
     "count_lines",
     "cut_lines",
-    "digest_of",
     "digests_of",
     "spans_of",
     "taken_apart",
     "unusable_line",
 ]
 
+#: Bytes of a file that are read at a time to count or cut its lines.
 _BLOCK_BYTES = 2**20
 #: A piece that has this many bytes ends with the last whole line read so far.
 _PIECE_BYTES = 2**23
@@ -80,10 +79,12 @@ def spans_of(file: BinaryIO, counts: Iterable[int], where: str) -> Iterator[tupl
     Raise a ReadError if the file has fewer lines than that.
     """
     blocks = _line_ends(file)
+    # `taken` of these line ends are in pieces that were yielded.
     ends, taken, start = np.zeros(0, np.int64), 0, 0
     for count in counts:
         while len(ends) - taken < count:
             more = next(blocks, None)
+            # The lines were counted before; somebody has cut the file since.
             if more is None:
                 raise changed(f"{count} lines from byte {start} on", "fewer", where)
             ends, taken = np.concatenate([ends[taken:], more[0]]), 0
@@ -128,7 +129,7 @@ class WholeLines:
 
 
 def taken_apart(data: bytes, *, begins_file: bool) -> WholeLines:
-    """Split bytes into lines; `begins_file` tells whether a byte order mark may stand at their beginning."""
+    """Split bytes into lines; `begins_file` is True if a byte order mark may stand at their beginning."""
     starts, sizes = _starts_and_sizes(data, begins_file=begins_file)
     return WholeLines(data, starts, sizes, _characters(data, starts, sizes))
 
@@ -176,17 +177,11 @@ def _characters_or_less(line: bytes) -> int:
         return -1
 
 
-def digests_of(lines: WholeLines, which: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the digest of each of those lines that `which` numbers."""
-    data, starts = lines.data, lines.starts[which]
-    places = zip(starts.tolist(), (starts + lines.sizes[which]).tolist(), strict=True)
-    return np.array([digest_of(data[start:stop]) for start, stop in places], np.int64)
-
-
-def digest_of(line: bytes) -> int:
-    """Return a digest of these bytes as a signed 64-bit integer, which a column of the index can hold."""
-    digest = xxhash.xxh3_64_intdigest(line)
-    return digest - 2**64 if digest >= 2**63 else digest
+def digests_of(lines: WholeLines, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the digest of each of the lines with these numbers."""
+    data, starts = lines.data, lines.starts[numbers]
+    places = zip(starts.tolist(), (starts + lines.sizes[numbers]).tolist(), strict=True)
+    return np.array([signed_digest(data[start:stop]) for start, stop in places], np.int64)
 
 
 def unusable_line(where: str, line: int, content: bytes) -> BadRow:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loader_server.sources.files.patience import read_patiently
+from loader_server.sources.files.retried_reads import read_patiently
 from loader_server.transforms import SampleError, SettingsError
 from loader_server.transforms.audio.resampling import resampled
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from loader_server.sources.files.facts import CacheSettings
+from loader_server.sources.files.file_facts import CacheSettings
 from loader_server.sources.files.opening import Files
 from tests.benchmarks.sources.row import interleaved, measured
 from tests.support.stores import StoreProxy, plain_server

@@ -17,7 +17,7 @@ from loader_server.building.fallbacks import FALLBACK_REASONS
 from loader_server.building.quarantine import Quarantine
 from loader_server.building.trial_rule import ExhaustedError
 from loader_server.sources.batch_columns import Ragged
-from loader_server.sources.files import patience
+from loader_server.sources.files import retried_reads
 from loader_server.transforms import transform
 from loader_server.transforms.columns import OfColumns
 from loader_server.transforms.declare import Declaration
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "_READ_PAUSES_S", (0.0,))
+    monkeypatch.setattr(retried_reads, "_READ_PAUSES_S", (0.0,))
 
 
 @pytest.fixture

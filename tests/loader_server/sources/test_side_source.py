@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from loader_server.sources.files.facts import CacheSettings, FilePlaces
+from loader_server.sources.files.file_facts import CacheSettings, FilePlaces
 from loader_server.sources.side_source import side_source
 from shared.errors import DataError, SettingsError
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from loader_server.sources.files.facts import FilePlaces
+from loader_server.sources.files.file_facts import FilePlaces
 from loader_server.transforms.chain import Chain
 from shared.wire.layout import Field
 

@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.records.examples.wire_format import BYTES, FLOAT, INT64, count_int64, int64_of
+from loader_server.sources.records.examples.wire_format import (
+    BYTES,
+    FLOAT,
+    INT64,
+    NO_FEATURE,
+    Feature,
+    Features,
+    Run,
+    count_int64,
+    int64_of,
+)
 from shared.errors import SettingsError
 from shared.wire.layout import DTYPES, Field
 
@@ -26,14 +36,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.records.examples.wire_format import Feature, Features, Run
 
-__all__ = ["FeatureForm", "UnfitFeature", "feature_forms", "forms_of_examples", "forms_said"]
+__all__ = ["FeatureForm", "UnfitFeature", "feature_forms", "forms_of_examples", "parsed_forms"]
 
 _NO_NUMBERS = ("text", "bytes")
 #: A dtype, and axes in brackets, of which only the first may be `any`.
 _FORM = re.compile(r"(\w+)(?: ?\[((?:any|[1-9]\d*)(?:, ?[1-9]\d*)*)\])?")
 _KIND_NAMES = {BYTES: "bytes", FLOAT: "floats", INT64: "integers", 0: "nothing"}
+#: The kind in which a record stores numbers of a dtype. A feature of the other kind is refused, never converted.
+_STORED_AS = {dtype: FLOAT if dtype.startswith("float") else INT64 for dtype in DTYPES}
 #: The dtype that a feature of this kind gets if the job file does not name one.
 _USUAL = {BYTES: "bytes", FLOAT: "float32", INT64: "int64"}
 
@@ -64,7 +75,7 @@ class FeatureForm:
     @property
     def field(self) -> Field | None:
         """The feature's field in a batch, or None for text and bytes, which only transforms use."""
-        return None if self.dtype in _NO_NUMBERS else Field(key=self.key, dtype=self.dtype, shape=self.shape)
+        return None if self._is_of_texts else Field(key=self.key, dtype=self.dtype, shape=self.shape)
 
     @property
     def has_length(self) -> bool:
@@ -76,20 +87,24 @@ class FeatureForm:
         """Number of values in each entry of the first axis."""
         return math.prod(axis or 1 for axis in self.shape[1:])
 
-    def value(self, raw: bytes, found: Feature | list[Feature] | None) -> Any:
+    def value(self, raw: bytes, feature: Feature | list[Feature] | None) -> Any:
         """Return the feature's value in a raw sample; raise UnfitFeature if it does not fit the form.
 
-        `found` is the parsed feature, a list of features for a feature list, or None if the record lacks it.
+        `feature` is the parsed feature, a list of features for a feature list, or None if the record lacks it.
         """
-        if found is None or (not isinstance(found, list) and not found[1]):
-            return self._missing()
-        if not isinstance(found, list):
-            return self.value_in_runs(raw, *found)
-        steps = [self._flat(raw, *step) for step in found]
-        if any(len(step) != self.step for step in steps):
-            sizes = sorted({len(step) for step in steps})
-            raise self._other_shape(f"steps of {', '.join(map(str, sizes[:4]))} values")
-        return self._shaped([one for step in steps for one in step] if self._is_of_texts else _joined(steps, self))
+        if isinstance(feature, list):
+            return self._value_of_steps([self._flat(raw, *step) for step in feature])
+        return self.value_in_runs(raw, *feature) if feature is not None and feature[1] else self._missing()
+
+    def _value_of_steps(self, steps: list[Any]) -> Any:
+        """Return the value of a feature list; raise UnfitFeature if a step has not as many values as the form."""
+        sizes = {len(step) for step in steps}
+        if sizes - {self.step}:
+            raise self._other_shape(f"steps of {', '.join(map(str, sorted(sizes)[:4]))} values")
+        if self._is_of_texts:
+            return self._shaped([value for step in steps for value in step])
+        # The empty array is there for a list without steps, of which numpy would not know the dtype.
+        return self._shaped(np.concatenate([np.zeros(0, self.dtype), *steps]))
 
     def value_in_runs(self, raw: mmap.mmap | bytes, kind: int, runs: Sequence[Run]) -> Any:
         """Return the feature's value from the byte ranges that hold it; raise UnfitFeature if it does not fit."""
@@ -103,28 +118,30 @@ class FeatureForm:
         """Return an empty value for a missing list of any length; raise UnfitFeature for any other form."""
         if not self.shape or self.shape[0] is not None:
             raise UnfitFeature("missing_feature", f'a value of "{self.key}"', "none")
-        return [] if self._is_of_texts else np.zeros((0, *(axis or 0 for axis in self.shape[1:])), self.dtype)
+        return [] if self._is_of_texts else np.zeros((0, *self._step_shape), self.dtype)
 
     def _flat(self, raw: mmap.mmap | bytes, kind: int, runs: Sequence[Run]) -> Any:
         """Return all values without their shape; raise UnfitFeature if their kind is not that of the form."""
         if kind == BYTES:
             return self._of_bytes([raw[start:stop] for start, stop in runs])
-        if kind == FLOAT and self.dtype.startswith("float"):
+        if kind != _STORED_AS.get(self.dtype):
+            raise UnfitFeature("other_kind", f'"{self.key}" as {self}', _KIND_NAMES[kind])
+        if kind == FLOAT:
             parts = [np.frombuffer(raw, "<f4", (stop - start) // 4, start) for start, stop in runs]
             return (parts[0] if len(parts) == 1 else np.concatenate(parts)).astype(self.dtype)
-        if kind == INT64 and self.dtype not in _NO_NUMBERS and not self.dtype.startswith("float"):
-            return self._narrowed(_integers(raw, runs))
-        raise UnfitFeature("other_kind", f'"{self.key}" as {self}', _KIND_NAMES[kind])
+        return self._narrowed(_integers(raw, runs))
 
     def _of_bytes(self, values: list[bytes]) -> Any:
-        """Return byte values as they are, as texts, or as the numbers of one array, by the form's dtype."""
+        """Return byte values as they are, as texts, or as the numbers of one array, by the form's dtype.
+
+        Raise UnfitFeature if a text is not UTF-8, or if there is not exactly one array of whole numbers.
+        """
         if self.dtype == "bytes":
             return values
         if self.dtype == "text":
             return [self._text(value) for value in values]
         if len(values) != 1 or len(values[0]) % np.dtype(self.dtype).itemsize:
-            got = f"{len(values)} values" if len(values) != 1 else f"{len(values[0])} bytes"
-            raise self._other_shape(got)
+            raise self._other_shape(f"{len(values)} values" if len(values) != 1 else f"{len(values[0])} bytes")
         return np.frombuffer(values[0], np.dtype(self.dtype).newbyteorder("<")).astype(self.dtype)
 
     def _text(self, value: bytes) -> str:
@@ -132,8 +149,11 @@ class FeatureForm:
         try:
             return value.decode()
         except UnicodeDecodeError as error:
-            got = f"the byte 0x{value[error.start]:02x} after {error.start} others"
-            raise UnfitFeature("not_utf8", f'"{self.key}" in UTF-8', got) from None
+            raise UnfitFeature(
+                "not_utf8",
+                f'"{self.key}" in UTF-8',
+                f"the byte 0x{value[error.start]:02x} after {error.start} others",
+            ) from None
 
     def _narrowed(self, wide: NDArray[np.int64]) -> NDArray[Any]:
         """Cast integers to the form's dtype; raise UnfitFeature if the least or the greatest is out of range."""
@@ -143,8 +163,7 @@ class FeatureForm:
         least, most = (0, 1) if self.dtype == "bool" else (np.iinfo(self.dtype).min, np.iinfo(self.dtype).max)
         for value in (int(wide.min()), int(wide.max())):
             if not least <= value <= most:
-                expected = f'"{self.key}" from {least} to {most} ({self.dtype})'
-                raise UnfitFeature("out_of_range", expected, str(value))
+                raise UnfitFeature("out_of_range", f'"{self.key}" from {least} to {most} ({self.dtype})', str(value))
         return wide.astype(self.dtype)
 
     def _shaped(self, flat: Any) -> Any:
@@ -153,10 +172,15 @@ class FeatureForm:
             if len(flat) != 1:
                 raise self._other_shape(f"{len(flat)} values")
             return flat[0]
-        first = len(flat) // self.step
-        if first * self.step != len(flat) or self.shape[0] not in (None, first):
+        first, rest = divmod(len(flat), self.step)
+        if rest or self.shape[0] not in (None, first):
             raise self._other_shape(f"{len(flat)} values")
-        return flat if len(self.shape) == 1 else flat.reshape(first, *(axis or 0 for axis in self.shape[1:]))
+        return flat if len(self.shape) == 1 else flat.reshape(first, *self._step_shape)
+
+    @property
+    def _step_shape(self) -> tuple[int, ...]:
+        """The sizes of all axes but the first, of which none is open."""
+        return tuple(axis or 0 for axis in self.shape[1:])
 
     def _other_shape(self, got: str) -> UnfitFeature:
         return UnfitFeature("other_shape", f'"{self.key}" as {self}', got)
@@ -165,50 +189,47 @@ class FeatureForm:
 def _integers(raw: mmap.mmap | bytes, runs: Sequence[Run]) -> NDArray[np.int64]:
     """Decode the integers in these runs as one array."""
     parts = [int64_of(raw, start, stop) for start, stop in runs]
+    # An empty step of a feature list has no runs; the empty array gives it a dtype.
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
-
-
-def _joined(steps: list[NDArray[Any]], form: FeatureForm) -> NDArray[Any]:
-    return np.concatenate([np.zeros(0, form.dtype), *steps])
 
 
 # --- where forms come from ---
 
 
-def feature_forms(said: object) -> tuple[tuple[str, str], ...]:
+def feature_forms(value: object) -> tuple[tuple[str, str], ...]:
     """Check the setting `features`, a table of keys and forms, and return it as sorted pairs.
 
     Raise a SettingsError if it is not such a table, or if a form cannot be read.
     """
-    if not isinstance(said, dict) or not said:
-        raise _unread(repr(said), "features")
-    return tuple((key, str(_form(key, form))) for key, form in sorted(said.items()))
+    if not isinstance(value, dict) or not value:
+        raise _unread(value, "features")
+    return tuple((key, str(_parsed(key, form))) for key, form in sorted(value.items()))
 
 
-def _form(key: str, said: object) -> FeatureForm:
+def _parsed(key: str, text: object) -> FeatureForm:
     """Parse one form; raise a SettingsError if it cannot be read, or gives texts or bytes more than one axis."""
-    found = _FORM.fullmatch(said) if isinstance(said, str) else None
-    if found is None or found[1] not in (*DTYPES, *_NO_NUMBERS):
-        raise _unread(repr(said), f'features, "{key}"')
-    axes = tuple(None if axis.strip() == "any" else int(axis) for axis in (found[2] or "").split(",") if axis)
-    if found[1] in _NO_NUMBERS and len(axes) > 1:
-        raise _unread(repr(said), f'features, "{key}"')
-    return FeatureForm(key, found[1], axes)
+    parts = _FORM.fullmatch(str(text))
+    if parts is None or parts[1] not in (*DTYPES, *_NO_NUMBERS):
+        raise _unread(text, f'features, "{key}"')
+    axes = tuple(None if axis.strip() == "any" else int(axis) for axis in (parts[2] or "").split(",") if axis)
+    if parts[1] in _NO_NUMBERS and len(axes) > 1:
+        raise _unread(text, f'features, "{key}"')
+    return FeatureForm(key, parts[1], axes)
 
 
-def _unread(got: str, where: str) -> SettingsError:
+def _unread(value: object, where: str) -> SettingsError:
     return SettingsError(
         expected='a dtype, and axes where there are some, such as "int64", "float32 [any, 80]" or "text"',
-        got=got,
+        got=repr(value),
         where=where,
         remedy='Write for instance features = { audio = "float32 [any]", label = "int32", words = "text" }; dtypes are '
         f"{', '.join(sorted(DTYPES))}, text and bytes.",
     )
 
 
-def forms_said(said: Iterable[tuple[str, str]]) -> tuple[FeatureForm, ...]:
+def parsed_forms(pairs: Iterable[tuple[str, str]]) -> tuple[FeatureForm, ...]:
     """Return the forms written in pairs that `feature_forms` has checked."""
-    return tuple(_form(key, form) for key, form in said)
+    return tuple(_parsed(key, text) for key, text in pairs)
 
 
 def forms_of_examples(examples: Sequence[tuple[bytes, Features]]) -> tuple[FeatureForm, ...]:
@@ -216,22 +237,29 @@ def forms_of_examples(examples: Sequence[tuple[bytes, Features]]) -> tuple[Featu
 
     A feature with exactly one value in every record becomes a single number (or bytes), any other a list.
     """
-    keys = sorted({key for _, found in examples for key in found})
-    return tuple(_form_of(key, [(raw, found.get(key)) for raw, found in examples]) for key in keys)
+    keys = sorted({key for _, features in examples for key in features})
+    return tuple(_form_of(key, [(raw, features.get(key, NO_FEATURE)) for raw, features in examples]) for key in keys)
 
 
-def _form_of(key: str, seen: Sequence[tuple[bytes, Feature | list[Feature] | None]]) -> FeatureForm:
+def _form_of(key: str, sightings: Sequence[tuple[bytes, Feature | list[Feature]]]) -> FeatureForm:
     """Derive a form from all sightings of one key.
 
     A feature list becomes rows of a fixed width if all steps in all records have equally many values, unless that is
     one; otherwise it becomes a flat list.
     """
-    features = [(raw, feature) for raw, found in seen for feature in (found if isinstance(found, list) else [found])]
-    kind = next((feature[0] for _, feature in features if feature is not None and feature[0]), BYTES)
-    counts = {_count(raw, *feature) if feature is not None else 0 for raw, feature in features}
-    if not any(isinstance(found, list) for _, found in seen):
-        return FeatureForm(key, _USUAL[kind], () if counts == {1} else (None,))
-    return FeatureForm(key, _USUAL[kind], (None,) if len(counts) != 1 or counts == {1} else (None, counts.pop()))
+    features = [(raw, feature) for raw, seen in sightings for feature in (seen if isinstance(seen, list) else [seen])]
+    # Kind 0 has no list at all: a feature that is empty wherever it is seen may be anything, so bytes.
+    kind = next((kind for _, (kind, _) in features if kind), BYTES)
+    counts = {_count(raw, *feature) for raw, feature in features}
+    has_steps = any(isinstance(seen, list) for _, seen in sightings)
+    return FeatureForm(key, _USUAL[kind], _shape_of(counts, has_steps=has_steps))
+
+
+def _shape_of(counts: set[int], *, has_steps: bool) -> tuple[int | None, ...]:
+    """Return the shape of a feature, or of a feature list, with these counts of values in a record, or in a step."""
+    if has_steps:
+        return (None, *counts) if len(counts) == 1 and counts != {1} else (None,)
+    return () if counts == {1} else (None,)
 
 
 def _count(raw: bytes, kind: int, runs: Sequence[Run]) -> int:

@@ -24,6 +24,7 @@ __all__ = [
     "BYTES",
     "FLOAT",
     "INT64",
+    "NO_FEATURE",
     "Feature",
     "Features",
     "MalformedExample",
@@ -43,6 +44,7 @@ Features: TypeAlias = "dict[str, Feature | list[Feature]]"
 
 #: Wire types: a tag is the field number, and behind it three bits with the wire type.
 _VARINT, _EIGHT_BYTES, _SIZED, _GROUP, _GROUP_END, _FOUR_BYTES = range(6)
+_FIXED_BYTES = {_FOUR_BYTES: 4, _EIGHT_BYTES: 8}
 _FIRST, _SECOND = 1 << 3 | _SIZED, 2 << 3 | _SIZED
 _KINDS = {kind << 3 | _SIZED: kind for kind in (BYTES, FLOAT, INT64)}
 #: Tags of values that are written one by one instead of packed.
@@ -54,7 +56,7 @@ _DEEPEST_GROUP = 100
 #: Packed runs of at most this many bytes are decoded one by one, which is quicker than with numpy.
 _FEW_BYTES = 40
 #: A Feature message without a list.
-_NO_FEATURE: Feature = (0, [])
+NO_FEATURE: Feature = (0, [])
 
 
 class MalformedExample(ValueError):
@@ -76,7 +78,7 @@ def _plain_features(raw: bytes) -> Features | None:
     Each list has to lie in one run, with every field in order and nothing else between. This takes a third of the time
     of reading every field, which is most of the time of indexing.
     """
-    found: Features = {}
+    features: Features = {}
     try:
         # The nesting: Example.features, in it an entry of the map for each feature, in that its key and its Feature,
         # and in the Feature a list of one kind, whose only value (packed, or a single bytes) ends with the entry.
@@ -92,11 +94,11 @@ def _plain_features(raw: bytes) -> Features | None:
             # The last byte of an integer lacks the top bit; a list that ends otherwise is cut.
             if (kind == FLOAT and (stop - at) % 4) or (kind == INT64 and raw[stop - 1] > 127):
                 return None
-            found[raw[key : key + size].decode()] = (kind, [(at, stop)])
+            features[raw[key : key + size].decode()] = (kind, [(at, stop)])
             at = stop
     except (IndexError, KeyError, ValueError):  # another layout, or malformed: `_all_features` decides
         return None
-    return found
+    return features
 
 
 def _begin(raw: bytes, at: int, tag: int, stop: int) -> int:
@@ -112,53 +114,50 @@ def _begin(raw: bytes, at: int, tag: int, stop: int) -> int:
 
 def _all_features(raw: bytes) -> Features:
     """Return the features of any valid message, field by field; raise MalformedExample for an invalid one."""
-    found: Features = {}
-    context: Features = {}
     try:
-        for tag, start, stop in _fields(raw, 0, len(raw)):
-            if tag == _FIRST:
-                for key, value in _entries(raw, start, stop):
-                    context[key] = _feature(raw, value)
-            elif tag == _SECOND:
-                for key, value in _entries(raw, start, stop):
-                    found[key] = [_feature(raw, [step]) for part in value for step in _parts(raw, part)]
+        context = {key: _feature(raw, pieces) for key, pieces in _entries(raw, _FIRST)}
+        lists: Features = {
+            key: [_feature(raw, [step]) for piece in pieces for step in _values(raw, *piece, _FIRST)]
+            for key, pieces in _entries(raw, _SECOND)
+        }
     except IndexError:
         raise MalformedExample("it ends in the middle of a field") from None
     except UnicodeDecodeError:
         raise MalformedExample("a key is not UTF-8") from None
-    if both := sorted(found.keys() & context.keys()):
+    if both := sorted(lists.keys() & context.keys()):
         raise MalformedExample(f'"{both[0]}" is a feature of the context and a feature list')
-    return {**context, **found}
+    return {**context, **lists}
 
 
-def _entries(raw: bytes, start: int, stop: int) -> Iterator[tuple[str, list[Run]]]:
-    """Yield the key of each map entry, with the pieces of its value."""
-    for begin, end in _parts_of(raw, start, stop):
-        key, value = b"", list[Run]()
-        for tag, at, to in _fields(raw, begin, end):
-            if tag == _FIRST:
-                key = raw[at:to]
-            elif tag == _SECOND:
-                value.append((at, to))
-        yield key.decode(), value
+def _entries(raw: bytes, tag: int) -> Iterator[tuple[str, list[Run]]]:
+    """Yield the key of each entry of the maps with this tag, with the pieces of its value.
+
+    A map may itself come in pieces, and a key more than once: the last entry with it counts.
+    """
+    for piece in _values(raw, 0, len(raw), tag):
+        for entry in _values(raw, *piece, _FIRST):
+            # As in protobuf, an entry without a key has the empty one, and of several keys the last counts.
+            key, value = b"", list[Run]()
+            for field, start, stop in _fields(raw, *entry):
+                if field == _FIRST:
+                    key = raw[start:stop]
+                elif field == _SECOND:
+                    value.append((start, stop))
+            yield key.decode(), value
 
 
-def _parts(raw: bytes, run: Run) -> list[Run]:
-    return list(_parts_of(raw, *run))
-
-
-def _parts_of(raw: bytes, start: int, stop: int) -> Iterator[Run]:
-    """Yield the byte ranges of this message's first field, each a message itself."""
+def _values(raw: bytes, start: int, stop: int, wanted: int) -> Iterator[Run]:
+    """Yield the byte ranges of the fields with this tag in a message."""
     for tag, begin, end in _fields(raw, start, stop):
-        if tag == _FIRST:
+        if tag == wanted:
             yield begin, end
 
 
 def _feature(raw: bytes, pieces: list[Run]) -> Feature:
-    """Return one feature from all pieces of its message; of lists of different kinds, the last one counts."""
+    """Return one feature from all pieces of its message; raise MalformedExample if one is malformed."""
     # Protobuf merges pieces of a message: lists of the same kind are joined, but the kinds are a `oneof`, in which a
     # later one replaces an earlier.
-    kind, runs = _NO_FEATURE[0], list[Run]()
+    kind, runs = NO_FEATURE[0], list[Run]()
     for start, stop in pieces:
         for tag, begin, end in _fields(raw, start, stop):
             new = _KINDS.get(tag)
@@ -172,7 +171,6 @@ def _feature(raw: bytes, pieces: list[Run]) -> Feature:
 
 def _runs(raw: bytes, kind: int, start: int, stop: int) -> Iterator[Run]:
     """Yield the byte ranges of a list's values; raise MalformedExample if one ends within a value."""
-    unpacked = _UNPACKED[kind]
     for tag, begin, end in _fields(raw, start, stop):
         if tag == _FIRST:
             if kind == FLOAT and (end - begin) % 4:
@@ -180,7 +178,7 @@ def _runs(raw: bytes, kind: int, start: int, stop: int) -> Iterator[Run]:
             if kind == INT64 and end > begin and raw[end - 1] > 127:
                 raise MalformedExample("a list of integers ends in the middle of one")
             yield begin, end
-        elif tag == unpacked:
+        elif tag == _UNPACKED[kind]:
             yield begin, end
 
 
@@ -204,10 +202,8 @@ def _fields(raw: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
                 size, at = _varint(raw, at - 1)
             start = at
             at += size
-        elif form == _FOUR_BYTES:
-            at += 4
-        elif form == _EIGHT_BYTES:
-            at += 8
+        elif form in _FIXED_BYTES:
+            at += _FIXED_BYTES[form]
         elif form == _VARINT:
             at = _varint(raw, at)[1]
         elif form == _GROUP:
@@ -284,11 +280,11 @@ def int64_at(raw: mmap.mmap | bytes, at: int) -> int:
 
 def _few_int64(raw: mmap.mmap | bytes, at: int, stop: int) -> NDArray[np.int64]:
     """Decode a short run one integer at a time, because numpy takes 20 µs to begin with."""
-    found = []
+    numbers = []
     while at < stop:
         value, at = _varint(raw, at)
-        found.append(value % 2**64)
-    return np.array(found, np.uint64).view(np.int64)
+        numbers.append(value % 2**64)
+    return np.array(numbers, np.uint64).view(np.int64)
 
 
 def int64_of(raw: mmap.mmap | bytes, start: int, stop: int) -> NDArray[np.int64]:

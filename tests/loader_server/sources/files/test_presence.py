@@ -1,12 +1,21 @@
-"""Whether files are there, by a bounded look."""
+"""Whether files are there, by a bounded look, and looking at some of many samples.
+
+Evenly spread ones come first, each once, for as long as there is time.
+"""
 
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 
-from loader_server.sources.files.presence import IndexedFiles, MissingFiles, find_missing
+from loader_server.sources.files import presence
+from loader_server.sources.files.presence import IndexedFiles, MissingFiles, find_missing, look_at_some
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def files_of(folder, sizes):
@@ -69,3 +78,27 @@ def test_a_look_ends_when_its_time_is_up():
 @pytest.mark.parametrize(("missing", "bearable"), [(1, True), (10, True), (11, False), (100, False)])
 def test_a_few_missing_files_are_bearable(missing, bearable):
     assert MissingFiles(path="", reason="", missing=missing, looked_at=100).is_bearable == bearable
+
+
+@pytest.mark.parametrize("samples", [0, 1, 999, 2000, 2999, 3001])
+def test_each_has_its_turn_once(samples: int) -> None:
+    seen: list[int] = []
+    look_at_some(samples, seen.append, 1000.0)
+    assert sorted(seen) == list(range(samples))
+
+
+def test_the_first_thousand_are_spread_over_all() -> None:
+    seen: list[int] = []
+    look_at_some(10_000, seen.append, 1000.0)
+    assert seen[:1001] == [*range(0, 10_000, 10), 1]
+
+
+def clock(*times_s: float) -> Callable[[], float]:
+    return iter(times_s).__next__
+
+
+def test_it_ends_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(presence, "time", SimpleNamespace(monotonic=clock(5.0, 5.0, 5.5, 6.0, 6.1)))
+    look_at_some(10_000, seen.append, 1.0)
+    assert seen == [0, 10, 20]

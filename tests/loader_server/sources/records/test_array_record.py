@@ -68,7 +68,7 @@ def test_files_are_opened_again_if_there_are_many(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(array_record_files, "_MOST_OPEN", 2)
     source, _ = indexed(tmp_path, *([spoken(n)] for n in range(4)))
     assert list(source.read([3, 0, 2, 1, 3])) == [spoken(3), spoken(0), spoken(2), spoken(1), spoken(3)]
-    assert len(source._files._known) <= 2
+    assert len(source._opened._known) <= 2
 
 
 def test_records_that_cannot_be_used_are_bad_rows_with_file_and_number(tmp_path: Path) -> None:

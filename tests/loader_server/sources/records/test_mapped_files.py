@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loader_server.sources.files import same_files, seen
-from loader_server.sources.files.facts import LocalFile
+from loader_server.sources.files.file_facts import LocalFile
 from loader_server.sources.files.opening import Files
 from loader_server.sources.records import mapped_files
 from loader_server.sources.records.mapped_files import MappedFiles
@@ -19,7 +19,7 @@ from shared.errors import ReadError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from loader_server.sources.files.facts import FileFacts
+    from loader_server.sources.files.file_facts import FileFacts
 
 _PAGE = 4096
 

@@ -182,7 +182,7 @@ def test_it_does_not_matter_how_many_headers_are_followed_at_a_time(
     monkeypatch.setattr(tfrecord, "_BLOCK_RECORDS", 2)
     inventory = source.survey()
     pieces = list(inventory.pieces(3))
-    assert [(piece.rows, piece.record, piece.row) for piece in pieces] == [(3, 0, 0), (3, 3, 3), (1, 6, 6), (2, 0, 7)]
+    assert [(piece.rows, piece.number, piece.row) for piece in pieces] == [(3, 0, 0), (3, 3, 3), (1, 6, 6), (2, 0, 7)]
     found = [source.probe(piece) for piece in pieces]
     assert [row for one in found for row in (*one.rows, *one.bad)] == list(range(inventory.total)) == list(range(9))
 

@@ -24,7 +24,7 @@ def test_records_are_found_so_many_at_a_time(contents: list[bytes], most: int) -
         part = records_from(data, start, most)
         assert part.broken == ""
         assert len(part.offsets) == min(most, len(contents) - len(found))
-        found += [data[begin:end] for begin, end in part.ranges()]
+        found += [data[begin : begin + size] for begin, size in zip(part.offsets, part.sizes, strict=True)]
         start = part.stop
     assert found == contents
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from loader_server.sources.files.facts import CacheSettings
+from loader_server.sources.files.file_facts import CacheSettings
 from shared.errors import DataError, ReadError
 from tests.conformance.fixtures import FIXTURES
 from tests.support.loaders import wait_until

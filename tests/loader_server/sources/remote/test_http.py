@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loader_server.sources.files.facts import CacheSettings
+from loader_server.sources.files.file_facts import CacheSettings
 from loader_server.sources.files.opening import Files
 from loader_server.sources.records.mapped_files import MappedFiles
-from loader_server.sources.remote import failures, objects, remote_files
+from loader_server.sources.remote import objects, remote_files, retries
 from shared.errors import DataError, ReadError
 from tests.support.disk import small_disk
 from tests.support.loaders import wait_until
@@ -30,7 +30,7 @@ DATA = random.Random(7).randbytes(100_000)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks, and no pauses."""
     monkeypatch.setattr(remote_files, "BLOCK_BYTES", 8192)
-    monkeypatch.setattr(failures, "PAUSES_S", (0, 0, 0, 0))
+    monkeypatch.setattr(retries, "PAUSES_S", (0, 0, 0, 0))
 
 
 @pytest.fixture

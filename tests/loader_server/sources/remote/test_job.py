@@ -10,7 +10,7 @@ from loader_server.building.builder import Builder
 from loader_server.building.quarantine import Quarantine
 from loader_server.commands.index import index_streams
 from loader_server.job_file import JobFile
-from loader_server.sources.remote import failures
+from loader_server.sources.remote import retries
 from loader_server.stream import Stream
 from shared.errors import DataError, ReadError
 from tests.conformance.test_documented import example
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreProxy]:
-    monkeypatch.setattr(failures, "PAUSES_S", (0, 0, 0, 0))
+    monkeypatch.setattr(retries, "PAUSES_S", (0, 0, 0, 0))
     (tmp_path / "served/folder").mkdir(parents=True)
     for name in ("folder/a", "folder/b", "c"):
         text = "\n".join(f"{name[-1]} {n}" for n in range(500))

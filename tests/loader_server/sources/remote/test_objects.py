@@ -7,16 +7,16 @@ import io
 import fsspec
 import pytest
 
-from loader_server.sources.files.facts import FileFacts
-from loader_server.sources.remote.failures import Failures
+from loader_server.sources.files.file_facts import FileFacts
 from loader_server.sources.remote.objects import Objects
+from loader_server.sources.remote.retries import Retries
 from shared.errors import ReadError
 
 
 @pytest.fixture
 def objects() -> Objects:
     """Of a store in memory, which is asked again without pauses."""
-    return Objects(Failures(lambda _: None))
+    return Objects(Retries(lambda _: None))
 
 
 def write(name: str, content: bytes) -> str:

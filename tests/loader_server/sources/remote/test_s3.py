@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import pytest
 
-from loader_server.sources.files.facts import CacheSettings
+from loader_server.sources.files.file_facts import CacheSettings
 from loader_server.sources.files.opening import Files
-from loader_server.sources.remote import failures
+from loader_server.sources.remote import retries
 from shared.errors import DataError, ReadError
 from tests.support.stores import StoreProxy, s3_server
 
@@ -38,7 +38,7 @@ def proxy() -> Iterator[StoreProxy]:
 
 @pytest.fixture
 def store(proxy: StoreProxy, monkeypatch: pytest.MonkeyPatch) -> StoreProxy:
-    monkeypatch.setattr(failures, "PAUSES_S", (0, 0, 0, 0))
+    monkeypatch.setattr(retries, "PAUSES_S", (0, 0, 0, 0))
     proxy.fault = lambda method, path: None
     return proxy
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader_server.sources.files.facts import CacheSettings
+from loader_server.sources.files.file_facts import CacheSettings
 from loader_server.sources.text_files import whole_lines
 from shared.errors import DataError, ReadError, SettingsError
 from tests.support.sources import decoded, index_source, open_source, raw_of, spec_of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from loader_server.sources.files.facts import FilePlaces
+from loader_server.sources.files.file_facts import FilePlaces
 from loader_server.transforms.audio import recordings
 from loader_server.transforms.audio.noise import mixed, part_of
 from loader_server.transforms.chain import Chain

@@ -6,7 +6,7 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader_server.sources.files.facts import FilePlaces
+from loader_server.sources.files.file_facts import FilePlaces
 from loader_server.transforms.audio.reverberation import reverberated
 from loader_server.transforms.chain import Chain
 from shared.errors import SettingsError

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from loader_server.sources.files.facts import FilePlaces
+from loader_server.sources.files.file_facts import FilePlaces
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.features.moments import Moments
 from loader_server.transforms.features.normalise import Normalise, NormaliseSettings, statistics_text

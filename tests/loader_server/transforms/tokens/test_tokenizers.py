@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from loader_server.sources.files.facts import FilePlaces
+from loader_server.sources.files.file_facts import FilePlaces
 from loader_server.transforms.chain import Chain
 from shared.errors import SettingsError
 from tests.support.token_models import TEXTS, assert_same_together, train_tokenizer
@@ -88,7 +88,7 @@ def test_the_library_runs_in_one_thread_and_after_a_fork(folder: Path) -> None:
     code = (
         "import os, sys, threading\n"
         "from pathlib import Path\n"
-        "from loader_server.sources.files.facts import FilePlaces\n"
+        "from loader_server.sources.files.file_facts import FilePlaces\n"
         "from loader_server.transforms.chain import Chain\n"
         "table = {'tokenizers': {'models': {'text': 'a.json'}}}\n"
         "chain = Chain.make(('tokenizers',), table, 'job', (), FilePlaces(Path(sys.argv[1])))\n"

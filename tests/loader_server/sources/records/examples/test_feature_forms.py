@@ -11,7 +11,7 @@ from loader_server.sources.records.examples.feature_forms import (
     UnfitFeature,
     feature_forms,
     forms_of_examples,
-    forms_said,
+    parsed_forms,
 )
 from loader_server.sources.records.examples.wire_format import features_of
 from shared.errors import SettingsError
@@ -19,7 +19,7 @@ from tests.support.example_protos import SequenceExample, example
 
 
 def value(form: str, raw: bytes) -> Any:
-    (made,) = forms_said(feature_forms({"x": form}))
+    (made,) = parsed_forms(feature_forms({"x": form}))
     return made.value(raw, features_of(raw).get("x"))
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loader_server.sources.files import patience
-from loader_server.sources.files.patience import read_patiently
+from loader_server.sources.files import retried_reads
+from loader_server.sources.files.retried_reads import read_patiently
 from shared.errors import ReadError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "_READ_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(retried_reads, "_READ_PAUSES_S", (0.0, 0.0))
 
 
 def test_a_disk_that_hiccups_is_tried_again() -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader_server.sources.files.kinds import HEAD_BYTES, refuse_no_text
+from loader_server.sources.files.file_facts import HEAD_BYTES, refuse_no_text
 from loader_server.sources.text_files import whole_lines
-from loader_server.sources.text_files.lines import LinesSource
+from loader_server.sources.text_files.line_source import LinesSource
 from shared.errors import DataError, ReadError
 from tests.support.sources import decoded, index_source, open_source, raw_of, spec_of
 

@@ -29,10 +29,11 @@ def read_patiently(
     in a row. A ReadError of `read` (a file that is not the indexed one) passes through at once.
     """
     raw: list[bytes] = []
+    # The place in `samples` that failed last, and the pauses that are left for it.
     failed_at, pauses_s = -1, iter(_READ_PAUSES_S)
     while len(raw) < len(samples):
         try:
-            _read_on(read, samples, begin, raw)
+            _read_on(read, samples[len(raw) :], begin, raw)
         except OSError as error:
             # Another sample than the last time failed, so there was progress: the pauses begin anew.
             if len(raw) != failed_at:
@@ -55,11 +56,15 @@ def _read_on(
     begin: Callable[[int], object],
     raw: list[bytes],
 ) -> None:
-    """Append the samples that are still to be read, by one call of `read`, which gives each sample's bytes in turn."""
-    left = samples[len(raw) :]
-    begin(left[0])
-    answers = iter(read(left))
-    raw.append(next(answers))
-    for sample in left[1:]:
+    """Append the bytes of these samples, by one call of `read`, which gives each sample's bytes in turn.
+
+    If it fails, what was read before is in `raw`, and is not read again.
+    """
+    # Each sample is begun before its bytes are asked for, because a read that hangs is blamed on the one begun last.
+    # The first is begun before `read` is called: a source that reads all at once does so there.
+    begin(samples[0])
+    pieces = iter(read(samples))
+    raw.append(next(pieces))
+    for sample in samples[1:]:
         begin(sample)
-        raw.append(next(answers))
+        raw.append(next(pieces))

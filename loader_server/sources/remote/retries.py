@@ -9,17 +9,17 @@ from __future__ import annotations
 import errno
 import random
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from loader_server.sources.files.facts import changed
-from loader_server.sources.remote.counts import RemoteCounts
+from loader_server.sources.files.file_facts import RemoteCounts, changed
 from loader_server.sources.remote.urls import without_credentials
 from shared.errors import DataError, ReadError, StokerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PAUSES_S", "Failures"]
+__all__ = ["PAUSES_S", "Retries"]
 
 T = TypeVar("T")
 
@@ -29,23 +29,21 @@ PAUSES_S = (0.1, 0.4, 1.6, 6.4)
 
 #: HTTP statuses that ask to try again later.
 _LATER = (408, 425, 429)
+#: Statuses of refusals, of absent files, and of another version than the request names (If-Match).
 _REFUSED = (401, 403, 407)
 _GONE = (404, 410)
 _OTHER_VERSION = 412
+#: Errors of botocore about missing credentials, by name: it is installed only if a job reads S3.
+_NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError")
 
 
-class Failures:
+@dataclass(frozen=True, slots=True)
+class Retries:
     """The retry policy for requests to stores; `pause` sleeps, `draw` gives a number from 0 to 1."""
 
-    def __init__(
-        self,
-        pause: Callable[[float], None] = time.sleep,
-        draw: Callable[[], float] = random.random,
-        counts: RemoteCounts | None = None,
-    ) -> None:
-        self._pause = pause
-        self._draw = draw
-        self._counts = counts or RemoteCounts()
+    pause: Callable[[float], object] = time.sleep
+    draw: Callable[[], float] = random.random
+    counts: RemoteCounts = field(default_factory=RemoteCounts)
 
     def attempt(
         self, url: str, ask: Callable[[], T], *, patient: bool = True, absent: type[DataError] = ReadError
@@ -55,6 +53,7 @@ class Failures:
         Raise a ReadError if it fails for good, or `absent` if the file does not exist. Our own errors pass through at
         once.
         """
+        # Without patience there is one attempt: what is fetched ahead is asked for again by the reader who needs it.
         pauses_s = PAUSES_S if patient else ()
         for pause_s in (*pauses_s, None):
             try:
@@ -64,13 +63,13 @@ class Failures:
             except Exception as caught:  # each store's library raises errors of its own
                 error = _underneath(url, caught)
                 if pause_s is None or not _may_pass(error):
-                    raise worded(url, error, len(pauses_s) + 1, absent) from error
-                self._counts.add(retries=1)
-                self._pause(pause_s * (0.5 + self._draw()))
+                    raise _worded(url, error, len(pauses_s) + 1, absent) from error
+                self.counts.add(retries=1)
+                self.pause(pause_s * (0.5 + self.draw()))
         raise AssertionError(url)
 
 
-def worded(url: str, error: Exception, attempts: int, absent: type[DataError]) -> DataError:
+def _worded(url: str, error: Exception, attempts: int, absent: type[DataError]) -> DataError:
     """Return the error that people read: `absent` for a missing file, otherwise a ReadError."""
     where = without_credentials(url)
     if _is_absent(error):
@@ -85,13 +84,13 @@ def worded(url: str, error: Exception, attempts: int, absent: type[DataError]) -
     if _is_refused(error):
         return ReadError(
             expected="a file that may be read",
-            got=f"a refusal ({_said(error)})",
+            got=f"a refusal ({_shown(error)})",
             where=where,
             remedy="Give the loaders credentials for it, by their environment, and look at the store's policies.",
         )
     return ReadError(
         expected="to read the file",
-        got=_said(error) + (f", at each of {attempts} attempts" if _may_pass(error) and attempts > 1 else ""),
+        got=_shown(error) + (f", at each of {attempts} attempts" if _may_pass(error) and attempts > 1 else ""),
         where=where,
         remedy="Check the store, and the network on all loader machines; a running job goes on from its checkpoint.",
     )
@@ -100,8 +99,9 @@ def worded(url: str, error: Exception, attempts: int, absent: type[DataError]) -
 def _underneath(url: str, error: Exception) -> Exception:
     """Return the cause of an error over HTTP: fsspec calls everything absent there, whatever the server answered."""
     cause = error.__cause__
-    hides = url.startswith("http") and isinstance(error, FileNotFoundError) and isinstance(cause, Exception)
-    return cause if hides and isinstance(cause, Exception) else error
+    if url.startswith("http") and isinstance(error, FileNotFoundError) and isinstance(cause, Exception):
+        return cause
+    return error
 
 
 def _may_pass(error: Exception) -> bool:
@@ -110,25 +110,34 @@ def _may_pass(error: Exception) -> bool:
         return False
     if isinstance(error, OSError) and error.errno == errno.EINVAL:  # s3fs raises this for a bad request
         return False
-    status = getattr(error, "status", None)
-    return not isinstance(status, int) or status >= 500 or status in _LATER
+    # Without a status it is a cut connection or a time-out.
+    status = _status(error)
+    return status is None or status >= 500 or status in _LATER
 
 
 def _is_absent(error: Exception) -> bool:
-    return isinstance(error, FileNotFoundError) or getattr(error, "status", None) in _GONE
+    return isinstance(error, FileNotFoundError) or _status(error) in _GONE
 
 
 def _is_other(error: Exception) -> bool:
-    return type(error).__name__ == "FileExpired" or getattr(error, "status", None) == _OTHER_VERSION
+    """Return whether the object is another version than was asked for."""
+    # s3fs raises FileExpired; by name, because it is installed only if a job reads S3.
+    return type(error).__name__ == "FileExpired" or _status(error) == _OTHER_VERSION
 
 
 def _is_refused(error: Exception) -> bool:
-    named = type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError")
-    return isinstance(error, PermissionError) or named or getattr(error, "status", None) in _REFUSED
+    return isinstance(error, PermissionError) or type(error).__name__ in _NO_CREDENTIALS or _status(error) in _REFUSED
 
 
-def _said(error: Exception) -> str:
+def _status(error: Exception) -> int | None:
+    """Return the HTTP status that an error of a store's library has, or None."""
+    status = getattr(error, "status", None)
+    return status if isinstance(status, int) else None
+
+
+def _shown(error: Exception) -> str:
     """Return an error's status and message in one line, cut to 300 characters, without credentials."""
-    status, message = getattr(error, "status", None), getattr(error, "message", None)
-    text = f"{status} {message}" if isinstance(status, int) else str(error) or type(error).__name__
+    status, message = _status(error), getattr(error, "message", None)
+    text = f"{status} {message}" if status is not None else str(error) or type(error).__name__
+    # A store's message may repeat the request, with a signature or an access key in it.
     return without_credentials(" ".join(text.split()))[:300]

@@ -1,4 +1,4 @@
-"""Failures of stores: which are tried again, after how long, and what people read."""
+"""Retries of stores: which are tried again, after how long, and what people read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loader_server.sources.remote.failures import PAUSES_S, Failures
+from loader_server.sources.remote.retries import PAUSES_S, Retries
 from shared.errors import DataError, ReadError
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ def after(*errors: Exception) -> tuple[Callable[[], str], list[Exception]]:
 )  # fmt: skip
 def test_what_may_pass_is_tried_again_with_growing_pauses_and_said_in_the_end(error: Exception) -> None:
     paused: list[float] = []
-    failures = Failures(paused.append, lambda: 0.5)
-    assert failures.attempt("s3://b/k", after(*[error] * 4)[0]) == "done"
+    retries = Retries(paused.append, lambda: 0.5)
+    assert retries.attempt("s3://b/k", after(*[error] * 4)[0]) == "done"
     assert paused == list(PAUSES_S)
     with pytest.raises(
         ReadError, match=r"^s3://b/k: expected to read the file, got .*, at each of 5 attempts\. Check the"
     ):
-        failures.attempt("s3://b/k", after(*[error] * 5)[0])
+        retries.attempt("s3://b/k", after(*[error] * 5)[0])
 
 
 def test_there_are_five_attempts_within_nine_seconds_or_so() -> None:
@@ -66,7 +66,7 @@ def test_there_are_five_attempts_within_nine_seconds_or_so() -> None:
 def test_pauses_differ_by_chance() -> None:
     for drawn, factor in ((0.0, 0.5), (1.0, 1.5)):
         paused: list[float] = []
-        Failures(paused.append, lambda drawn=drawn: drawn).attempt("x", after(TimeoutError())[0])
+        Retries(paused.append, lambda drawn=drawn: drawn).attempt("x", after(TimeoutError())[0])
         assert paused == [PAUSES_S[0] * factor]
 
 
@@ -92,25 +92,25 @@ def test_pauses_differ_by_chance() -> None:
 def test_what_will_not_pass_is_said_at_once(error: Exception, said: str) -> None:
     ask, left = after(error, error)
     with pytest.raises(ReadError, match=f"^s3://b/k: .*{said}"):
-        Failures(lambda _: pytest.fail("it will not pass")).attempt("s3://b/k", ask)
+        Retries(lambda _: pytest.fail("it will not pass")).attempt("s3://b/k", ask)
     assert len(left) == 1
 
 
 def test_without_patience_there_is_one_attempt() -> None:
     with pytest.raises(ReadError, match=r"got short\. Check"):
-        Failures(lambda _: pytest.fail("one attempt")).attempt("x", after(EOFError("short"))[0], patient=False)
+        Retries(lambda _: pytest.fail("one attempt")).attempt("x", after(EOFError("short"))[0], patient=False)
 
 
 def test_our_own_errors_pass_through() -> None:
     own = DataError(expected="a", got="b", where="c", remedy="d")
     with pytest.raises(DataError, match="c: expected a"):
-        Failures(lambda _: pytest.fail("ours")).attempt("x", after(own)[0])
+        Retries(lambda _: pytest.fail("ours")).attempt("x", after(own)[0])
 
 
 def test_no_credential_is_repeated() -> None:
     error = PermissionError("AKIAABCDEFGHIJKLMNOP may not read\nhttps://h/p?X-Amz-Signature=abc")
     with pytest.raises(ReadError) as caught:
-        Failures().attempt("https://u:pw@h/p?token=abc", after(error)[0])
+        Retries().attempt("https://u:pw@h/p?token=abc", after(error)[0])
     assert str(caught.value).startswith(
         "https://…@h/p?…: expected a file that may be read, got a refusal (… may not read "
     )
@@ -125,6 +125,6 @@ def test_what_fsspec_hides_over_http_is_looked_at() -> None:
             raise FileNotFoundError("k") from error
 
     with pytest.raises(ReadError, match="a refusal"):
-        Failures().attempt("http://h/k", ask)
+        Retries().attempt("http://h/k", ask)
     with pytest.raises(ReadError, match="none of this name"):
-        Failures().attempt("s3://b/k", ask)
+        Retries().attempt("s3://b/k", ask)

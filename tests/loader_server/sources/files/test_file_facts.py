@@ -9,7 +9,7 @@ import lzma
 import pytest
 import zstandard
 
-from loader_server.sources.files.kinds import HEAD_BYTES, refuse_no_text
+from loader_server.sources.files.file_facts import HEAD_BYTES, refuse_no_text
 from shared.errors import DataError
 
 TEXT = "one line\nzwei Bäume\n"
