@@ -51,9 +51,9 @@ class Ending:
         self._drains = drains
         self._queues.lease_no_more()
         for stream in self._streams:
-            yield from self._tell(stream)
+            yield from self._announce(stream)
 
-    def _tell(self, stream: str) -> Iterator[Send]:
+    def _announce(self, stream: str) -> Iterator[Send]:
         message = self.news(stream)
         return (Send(trainer.peer, message) for trainer in self._streams[stream].trainers.values())
 
@@ -66,11 +66,11 @@ class Ending:
         """Return the answer to a heartbeat: the announcement of the end, or `Noted` while the job goes on."""
         return m.Noted() if self._drains is None else m.JobEnds(drains=self._drains, last=self._last.get(stream))
 
-    def stand(self, said: m.StandsStill, now_s: float) -> Iterator[Send]:
+    def stand(self, place: m.StandsStill, now_s: float) -> Iterator[Send]:
         """Record the round of a paused rank; announce the last round to all if this report completes it."""
         if self._drains is not None:
-            self._places.setdefault(said.stream, {})[said.incarnation] = RoundPlace(said.epoch, said.number)
-            yield from self._agree(said.stream, now_s)
+            self._places.setdefault(place.stream, {})[place.incarnation] = RoundPlace(place.epoch, place.number)
+            yield from self._agree(place.stream, now_s)
 
     def agree(self, now_s: float) -> Iterator[Send]:
         """Fix the last round of each stream that need not wait any longer.
@@ -86,10 +86,13 @@ class Ending:
             return
         # A rank that is restarting may be ahead of all attached ones, so the last round is fixed only when every rank
         # of the world has reported, or when the wait for absent ranks is over.
-        ranks = sum(len(one.ranks) for one in attached.values())
-        if ranks >= max(one.attach.world for one in attached.values()) or now_s >= self._until_s:
-            self._last[stream] = max((places[one] for one in attached), key=lambda at: (at.epoch, at.number))
-            yield from self._tell(stream)
+        ranks = sum(len(trainer.ranks) for trainer in attached.values())
+        if ranks >= max(trainer.attach.world for trainer in attached.values()) or now_s >= self._until_s:
+            # The furthest, because a rank that has gone on cannot take a step back.
+            self._last[stream] = max(
+                (places[incarnation] for incarnation in attached), key=lambda place: (place.epoch, place.number)
+            )
+            yield from self._announce(stream)
 
     def report(self) -> dict[str, Any] | None:
         """Return how many trainers and leases remain; None while the job goes on."""

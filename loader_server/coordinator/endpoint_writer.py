@@ -30,14 +30,14 @@ class EndpointWriter:
 
     def __init__(self, file: Path, bound: str, advertise: str, log: Log) -> None:
         self._file = file
-        self._told = advertised(bound, advertise)
+        self._announced = advertised(bound, advertise)
         self._log = log
         #: The address in the file, and the last write's error (empty if it succeeded); an error is logged once.
         self._written = self._problem = ""
 
     def write(self) -> None:
         """Write the reachable endpoint to the file unless it is there already; keep the old file if none is found."""
-        endpoint = find_reachable_endpoint(self._told, self._told)
+        endpoint = find_reachable_endpoint(self._announced, self._announced)
         if endpoint is None or (endpoint == self._written and self._file.exists()):
             return
         try:

@@ -1,25 +1,28 @@
-"""The events, facts and instructions of the coordinator's state: its interface to service and journal.
+"""The interface of the coordinator's state to service and journal: settings, events, facts and instructions.
 
 Rules: pure; events and facts say what happened, instructions are orders; nothing here decides.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from loader_server.leases.facts import BookAdvanced, LeaseFact
+from loader_server.leases.lease_book import BookAdvanced, LeaseFact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from loader_server.leases.table import LeaseRules
+    from loader_server.leases.lease_table import LeaseRules
+    from shared.bad_limit import BadLimit
     from shared.errors import SettingsError
     from shared.wire import messages as m
     from shared.wire.parts import WireField, WireShape
 
 __all__ = [
     "Advanced",
+    "CoordinatorSettings",
+    "Counts",
     "CulpritFound",
     "EndOrdered",
     "Event",
@@ -48,15 +51,52 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorSettings:
+    """What the state needs to know of its job."""
+
+    job: str
+    #: The builder fingerprint that every worker has to have.
+    builder: str
+    #: The parts of that fingerprint, by name.
+    builder_parts: tuple[tuple[str, str], ...] = ()
+    #: The group of all streams; 0: the world's size when a stream first starts.
+    group: int
+    heartbeat_timeout_s: float
+    #: How many rows with a sample may be masked before a feed ends with an error.
+    max_bad: BadLimit
+    #: Streams that accept a graph from a trainer, with the digest of the kept graph, or an empty string.
+    graphs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counters of what has happened since the coordinator started."""
+
+    attaches: int = 0
+    refusals: int = 0
+    superseded: int = 0
+    workers_gone: int = 0
+    #: Requests older than the last one of their sender, or from a trainer whose rank is another's by now.
+    stale: int = 0
+
+    def report(self) -> dict[str, int]:
+        """Return the counters that a status shows."""
+        return {"attaches": self.attaches, "refusals": self.refusals, "stale": self.stale}
+
+
 class StreamView(Protocol):
     """The coordinator's view of a stream; its answers never block."""
 
+    #: The digest of its plan, which a trainer's cursor has to have.
     digest: str
+    #: Whether it is read for evaluation, by any number of independent readers.
     evaluation: bool
     #: Whether rows carry state, so each rank has to get the same rows from batch to batch.
     carries: bool
     fields: tuple[WireField, ...]
     shapes: tuple[WireShape, ...]
+    #: How many shards its batches are made in, whole; 0 if they are planned of samples.
     producers: int
     base_fields: tuple[WireField, ...]
     #: How batches are leased in queue mode; None in lockstep.
@@ -189,7 +229,7 @@ class ResultsKept:
     values: tuple[tuple[str, float | None], ...]
     #: The reports in it, by incarnation and serial; in queue mode only the latest, while each trainer has a
     #: `ResultsPart`.
-    told: tuple[tuple[int, int], ...]
+    reports: tuple[tuple[int, int], ...]
     #: Why the run ended; empty while it goes on.
     ended: str = ""
     #: Whether these are values that ranks agreed on, rather than results.

@@ -13,8 +13,8 @@ the newest fact of each key, and tries again. Meanwhile no lease is promised and
 promise to trainers in lockstep rests on the journal, so nothing is withheld from them: cursors are in their
 checkpoints, a group travels with the cursor, and a sample that kills decoders would be found again. If the coordinator
 is also restarted in that time, a stream that had just started takes its group from the next attach, and a trainer that
-was superseded in between may come back until its successor does. Only someone who asks to forget a conviction is told
-that this is not permanent yet.
+was superseded in between may come back until its successor does. Only the answer to a request to forget a conviction
+states that this is not permanent yet.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from loader_server.coordinator.events import (
     Forgot,
     GroupFixed,
     RankTaken,
-    ResultsFact,
     ResultsKept,
     ResultsLeft,
     ResultsPart,
@@ -42,7 +41,7 @@ from loader_server.coordinator.events import (
 )
 from loader_server.coordinator.journal_files import JournalFiles
 from loader_server.coordinator.journal_lock import JournalLock, LockedError
-from loader_server.leases.facts import (
+from loader_server.leases.lease_book import (
     BookAdvanced,
     EpochClosed,
     EpochOpened,
@@ -76,6 +75,9 @@ _KINDS: dict[str, type[Fact]] = {
 #: Each of these removes the fact that it undoes.
 _UNDOING = (Forgot, EpochClosed, NumberDone, ResultsLeft, ResultsPartLeft, TableForgotten, StatesForgotten)
 
+#: Fields that rows have under the name that an earlier release gave them, so that any release can read them.
+_NAMES_IN_ROWS = {"reports": "told"}
+
 #: SQLite's message about a damaged table quotes from it, and the quotation may not be UTF-8.
 _DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
 
@@ -105,7 +107,8 @@ class Journal:
         try:
             self._database = self._open()
             self._files.note()
-        except BaseException:  # the lock would stay with a journal that nobody has
+        except BaseException:
+            # The lock would stay with a journal that nobody has, and the next try in this process would be refused.
             self._files.close()
             self._lock.close()
             raise
@@ -158,13 +161,15 @@ class Journal:
         except _DAMAGE as error:
             raise self._damaged(error) from None
         for key, body, digest in rows:
-            fact = _fact(body) if digest == _digest(key, body) else None
+            fact = _fact_of(body) if digest == _digest(key, body) else None
             if fact is not None:
                 yield fact
             elif _names_a_number(body):
+                # Of an earlier release. Applied to another sample it would mask that one for good.
                 self._log.warning("conviction by number is dropped: samples may have other numbers now", key=key)
                 with contextlib.suppress(sqlite3.Error):  # if not, it is dropped at each start
                     self._database.execute("DELETE FROM facts WHERE key = ?", (key,))
+            # Without it a number that is out would count as done, or be leased a second time.
             elif key.startswith(tuple(kind.__name__ for kind in _OF_LEASES)):
                 raise self._damaged_lease(key)
             else:
@@ -186,8 +191,9 @@ class Journal:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             self._files.note_given_up()
-            self.refuse_lost()  # SQLite fails to read a file that was cut, without saying why
+            self.refuse_lost()  # SQLite fails to read a file that was cut, without a reason in its error
             raise (error if isinstance(error, JournalLostError) else self._no_room(error)) from error
+        # Looked at once more: files that vanish between the look above and the commit take the facts with them.
         self._files.note(wrote=self._database.total_changes > changes)
         self.refuse_lost()
 
@@ -195,7 +201,14 @@ class Journal:
         """Raise JournalLostError if the files were unlinked, moved, replaced or cut: their content would be lost."""
         problem = self._files.problem()
         if problem:
-            raise self._lost(problem)
+            raise JournalLostError(
+                expected="the journal's files to be as the coordinator left them",
+                got=problem,
+                where=str(self._path.parent),
+                remedy="If they were moved, move them back. Otherwise end the trainers of streams in queue mode and "
+                "the loaders, and start them again: training resumes at the last checkpoint. Training in lockstep goes "
+                "on.",
+            )
 
     def _write(self, fact: Fact) -> None:
         key, body = _key(fact), _body(fact)
@@ -221,15 +234,6 @@ class Journal:
             got=closed or str(error),
             where=str(self._path),
             remedy=CLOSED_REMEDY if closed else "Make room on its disk, and let this user write there.",
-        )
-
-    def _lost(self, problem: str) -> JournalLostError:
-        return JournalLostError(
-            expected="the journal's files to be as the coordinator left them",
-            got=problem,
-            where=str(self._path.parent),
-            remedy="If they were moved, move them back. Otherwise end the trainers of streams in queue mode and the "
-            "loaders, and start them again: training resumes at the last checkpoint. Training in lockstep goes on.",
         )
 
     def _damaged(self, error: Exception) -> DataError:
@@ -263,6 +267,7 @@ class JournalWriter:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._log = Log("journal")
+        #: By key, so that what waits for a full disk is bounded by what the journal would hold.
         self._waiting: dict[str, Fact] = {}
         #: Number of failed writes.
         self.errors = 0
@@ -280,15 +285,17 @@ class JournalWriter:
         self._waiting.update({_key(fact): fact for fact in facts})
         error = self._try()
         self._log_change(error, had_waited)
-        self.errors += error is not None and bool(self._waiting)
         if error is None:
             self._waiting.clear()
+        self.errors += bool(self._waiting)
         return error is None
 
     def _try(self) -> WriteError | None:
         try:
             if self._waiting:
                 self._journal.write(self._waiting.values())
+            # With nothing to write SQLite would not notice that its files are gone, nor would a promise that rests on
+            # facts written earlier.
             else:
                 self._journal.refuse_lost()
         except WriteError as error:
@@ -309,20 +316,25 @@ class JournalWriter:
 def _is_for_want_of_room(error: Exception) -> bool:
     """Return whether the disk is at fault, not the database.
 
-    Told by SQLite's message, because Python 3.10 passes on nothing else.
+    Judged by SQLite's message, because Python 3.10 passes on nothing else.
     """
     return any(words in str(error) for words in ("is full", "disk I/O error", "unable to open", "readonly"))
 
 
 def _key(fact: Fact) -> str:
+    """Return the key of a fact: the newest fact of a key replaces the others, and one that undoes it removes it."""
+    if isinstance(fact, BookAdvanced):
+        return BookAdvanced.__name__
+    if isinstance(fact, RankTaken):
+        return f"{RankTaken.__name__}/{fact.stream}/{fact.rank}"
     if isinstance(fact, CulpritFound | Forgot):
         return f"{CulpritFound.__name__}/{fact.stream}/{fact.identity}"
-    if isinstance(fact, ResultsFact):
-        return _key_of_results(fact)
-    if isinstance(fact, LeaseFact):
-        return _key_of_leases(fact)
-    name = type(fact).__name__ if isinstance(fact, BookAdvanced) else f"{type(fact).__name__}/{fact.stream}"
-    return f"{name}/{fact.rank}" if isinstance(fact, RankTaken) else name
+    if isinstance(fact, ResultsKept | ResultsLeft):
+        aside, of = "/aside" if fact.aside else "", f"/of {fact.evaluation}" if fact.evaluation else ""
+        return f"{ResultsKept.__name__}/{fact.stream}{aside}{of}"
+    if isinstance(fact, ResultsPart | ResultsPartLeft):
+        return f"{ResultsPart.__name__}/{fact.stream}/{fact.incarnation}"
+    return _key_of_leases(fact) if isinstance(fact, LeaseFact) else f"{type(fact).__name__}/{fact.stream}"
 
 
 def _key_of_leases(fact: LeaseFact) -> str:
@@ -336,22 +348,17 @@ def _key_of_leases(fact: LeaseFact) -> str:
     return f"{TableRewound.__name__}/{table}"
 
 
-def _key_of_results(fact: ResultsFact) -> str:
-    if isinstance(fact, ResultsKept | ResultsLeft):
-        aside, of = "/aside" if fact.aside else "", f"/of {fact.evaluation}" if fact.evaluation else ""
-        return f"{ResultsKept.__name__}/{fact.stream}{aside}{of}"
-    return f"{ResultsPart.__name__}/{fact.stream}/{fact.incarnation}"
-
-
 def _body(fact: Fact) -> str:
-    return json.dumps([type(fact).__name__, dataclasses.asdict(fact)])
+    fields = {_NAMES_IN_ROWS.get(name, name): value for name, value in dataclasses.asdict(fact).items()}
+    return json.dumps([type(fact).__name__, fields])
 
 
-def _fact(body: str) -> Fact | None:
+def _fact_of(body: str) -> Fact | None:
     """Return the fact; None if another release wrote it, with a kind or fields that are unknown here."""
     try:
         kind, fields = json.loads(body)
-        values: dict[str, Any] = {name: _plain(of) for name, of in fields.items()}
+        names = {in_row: name for name, in_row in _NAMES_IN_ROWS.items()}
+        values: dict[str, Any] = {names.get(name, name): _plain(value) for name, value in fields.items()}
         return _KINDS[kind](**values)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 import zmq
 
 from loader_server.building.fingerprint import builder_fingerprint, builder_parts, differing_parts
-from loader_server.coordinator import refusals
-from loader_server.coordinator.comings import Comings
+from loader_server.coordinator import objections
 from loader_server.coordinator.endpoint_writer import EndpointWriter
 from loader_server.coordinator.events import (
+    CoordinatorSettings,
+    Counts,
     EndOrdered,
     Excused,
     GraphFailed,
@@ -36,9 +37,9 @@ from loader_server.coordinator.events import (
     Ticked,
     Warn,
 )
-from loader_server.coordinator.graphs.graph_keeper import GraphKeeper, kept_graphs
+from loader_server.coordinator.graph_keeper import GraphKeeper, kept_graphs
 from loader_server.coordinator.journal import Journal, JournalWriter
-from loader_server.coordinator.settings import CoordinatorSettings, Counts
+from loader_server.coordinator.report import Comings
 from loader_server.coordinator.state import CoordinatorState
 from loader_server.coordinator.streams.views import CountingThread, View
 from loader_server.fleet.bundle import BundleKeeper
@@ -398,7 +399,7 @@ class Coordinator:
     def _say_what_differs(self, peer: bytes, builder: BuilderParts) -> list[Instruction]:
         differing = differing_parts(self._builder_parts, builder.parts)
         parts = "; ".join(differing) or "none that has a name"
-        answer = Send(peer, refusals.other_parts(builder, differing))
+        answer = Send(peer, objections.other_parts(builder, differing))
         if self._differing.get(builder.worker) == parts:
             return [answer]
         if len(self._differing) >= _MOST_DIFFERING:
@@ -423,7 +424,7 @@ class Coordinator:
         for order in orders:
             message = order.message
             if isinstance(message, Forgiven) and not is_kept:
-                message = refusals.not_kept(message.count)
+                message = objections.not_kept(message.count)
             if _is_promise(message) and not is_kept:
                 continue  # it will be asked for again
             if message is not last:  # what goes to many is encoded once
@@ -436,7 +437,7 @@ class Coordinator:
         if not self._giving or self._bundle is None or not self._bundle.is_ready:
             return
         for peer, wanted in self._giving.take_due(self._pieces.held, self._pieces.total):
-            answer = self._bundle.answer(wanted) or refusals.no_piece(wanted.offset)
+            answer = self._bundle.answer(wanted) or objections.no_piece(wanted.offset)
             if not self._pieces.send(peer, [self._encode(answer)]):
                 self._log.debug("a host that fetched is gone")
 

@@ -17,7 +17,7 @@ import xxhash
 from loader_server.building.builder import Builder
 from loader_server.building.culprits import KILLS
 from loader_server.building.prepared import Prepared, UnreadError, unwatched
-from loader_server.sharing.facts import MaskedSample, as_facts, from_facts
+from loader_server.sharing.sharing_builder import MaskedSample, as_facts, from_facts
 from shared.hashing import digest64
 
 if TYPE_CHECKING:

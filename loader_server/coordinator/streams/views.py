@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from loader_server.leases.table import LeaseRules
+from loader_server.leases.lease_table import LeaseRules
 from shared.logs import Log
 from shared.wire.parts import WireField, WireShape
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from loader_server.stream import Stream
     from shared.errors import SettingsError
-    from shared.settings.job import StreamSettings
 
 __all__ = ["CountingThread", "View"]
 
@@ -31,13 +30,6 @@ _MOMENT_S = 0.02
 
 #: Limit of counts that are kept for a stream.
 _MOST_COUNTS = 256
-
-
-def lease_rules(settings: StreamSettings) -> LeaseRules | None:
-    """Return how batches of a stream are leased; None in lockstep."""
-    if settings.mode == "lockstep":
-        return None
-    return LeaseRules(floor_s=settings.lease_timeout, tries=settings.tries)
 
 
 class CountingThread:
@@ -84,7 +76,10 @@ class View:
         self.shapes = tuple(map(WireShape.of, stream.shapes))
         self.producers = stream.producers
         self.base_fields = tuple(map(WireField.of, stream.base_fields))
-        self.leases = lease_rules(stream.settings)
+        settings = stream.settings
+        self.leases = (
+            LeaseRules(floor_s=settings.lease_timeout, tries=settings.tries) if settings.mode == "queue" else None
+        )
 
     def batches(self, epoch: int, group: int) -> int | None:
         """Return how many batches an epoch has; None while they are counted, or if they cannot be (logged, retried)."""

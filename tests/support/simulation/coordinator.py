@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server.coordinator.events import Excused, Fact, Instruction, Keep, Received, Send, Ticked
 from loader_server.coordinator.journal import _UNDOING, _key
-from loader_server.coordinator.settings import CoordinatorSettings
+from loader_server.coordinator.events import CoordinatorSettings
 from loader_server.coordinator.state import CoordinatorState
 from shared.bad_limit import BadLimit
 from tests.support.simulation.network import Server

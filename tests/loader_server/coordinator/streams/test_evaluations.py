@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from loader_server.coordinator.events import Keep, Received
-from loader_server.coordinator.streams import evaluations as module
-from loader_server.leases.table import LeaseRules
+from loader_server.leases import evaluation_table as module
+from loader_server.leases.lease_table import LeaseRules
 from shared.wire import messages as m
 from shared.wire.parts import Lease, MetricStates
 from tests.support.coordinator import View, attach, coordinator, said

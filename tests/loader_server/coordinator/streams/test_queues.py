@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from loader_server.coordinator.events import EndOrdered, Excused, Keep, Received, Send, Ticked, Warn
-from loader_server.leases.facts import BookAdvanced, EpochOpened, NumberOut
-from loader_server.leases.table import LeaseRules
+from loader_server.leases.lease_book import BookAdvanced, EpochOpened, NumberOut
+from loader_server.leases.lease_table import LeaseRules
 from shared.wire import messages as m
 from shared.wire.parts import BookMark, Cursor, DoneSet, EpochDone, Failure, Lease
 from tests.support.coordinator import View, attach, coordinator, kept, progress, refused, said

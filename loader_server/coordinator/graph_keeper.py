@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["GraphKeeper", "kept_graphs"]
 
 #: Limit of the process's output that fits into a message beside the rest.
-_MOST_SAID = 3000
+_MOST_OUTPUT = 3000
 
 
 class GraphKeeper:
@@ -56,12 +56,15 @@ class GraphKeeper:
     def _run(self, stream: str, content: bytes) -> None:
         self._log.info("first epoch of a graph is run", stream=stream)
         try:
-            if content:  # an index that is still there belongs to another graph
+            if content:
+                # An index that is still there is another graph's. It goes first: after a crash in between, a graph that
+                # has no index is run again.
                 (self._job.index_folder(stream) / "meta.json").unlink(missing_ok=True)
                 write_synced(self._job.graph_path(stream), content)
             self._index(stream)
             opened = self._view(Stream(self._job, stream))
         except (StokerError, OSError) as error:
+            # What cannot be run must not be found at the next start, nor stand in the way of another graph.
             self._job.graph_path(stream).unlink(missing_ok=True)
             self._tell(GraphFailed(stream, str(error)))
         else:
@@ -75,7 +78,7 @@ class GraphKeeper:
         if ended.returncode:
             raise DataError(
                 expected="the batches of the first epoch to be counted",
-                got=ended.stderr.strip()[-_MOST_SAID:] or f"exit {ended.returncode}",
+                got=ended.stderr.strip()[-_MOST_OUTPUT:] or f"exit {ended.returncode}",
                 where=f"loader-server index {self._job.path} --stream {stream}",
                 remedy="Mend what it names.",
             )
