@@ -65,7 +65,13 @@ class Graphs:
         """Return whether a stream takes a graph but cannot be attached to yet."""
         return stream in self._kept and stream not in self._running
 
-    def take_offer(self, peer: bytes, offer: m.GraphOffer, now_s: float) -> list[Instruction]:
+    def take(self, peer: bytes, message: m.GraphOffer | m.GraphPiece, now_s: float) -> list[Instruction]:
+        """Handle an offer or a piece of a graph."""
+        if isinstance(message, m.GraphPiece):
+            return self._take_piece(peer, message, now_s)
+        return self._take_offer(peer, message, now_s)
+
+    def _take_offer(self, peer: bytes, offer: m.GraphOffer, now_s: float) -> list[Instruction]:
         """Answer an offer with the piece that is wanted, with the news that the graph is kept, or with a refusal."""
         stream = offer.stream
         if offer.job not in ("", self._job):
@@ -95,7 +101,7 @@ class Graphs:
             self._waiting[stream].add(peer)
         return Send(peer, m.GraphKept(stream=stream, digest=kept, runs=runs))
 
-    def take_piece(self, peer: bytes, piece: m.GraphPiece, now_s: float) -> list[Instruction]:
+    def _take_piece(self, peer: bytes, piece: m.GraphPiece, now_s: float) -> list[Instruction]:
         """Append the next piece of an upload and ask for the one after; answer any other piece with what is wanted.
 
         A piece of no known upload, and an upload whose digest is wrong, get no answer: the sender starts again with an

@@ -94,25 +94,25 @@ class CoordinatorState:
         self._journal: dict[str, Any] = {"lost": "", "waiting": 0}
         #: The instructions of the event that is being handled.
         self._out: list[Instruction] = []
-        self._queues = Queues(
+        self.queues = Queues(
             self._streams, group=settings.group, timeout_s=self._timeout_s,
             keep=lambda fact: self._out.append(Keep(fact)), draw=partial(next, count(first_version)),
         )  # fmt: skip
-        self.ending = Ending(self._streams, self._queues, timeout_s=self._timeout_s)
+        self.ending = Ending(self._streams, self.queues, timeout_s=self._timeout_s)
         self.verifiers = Verifiers(settings.job, self._streams, self._grant, group=settings.group)
         self._worlds = Worlds(settings.job, self._streams, group=settings.group, timeout_s=self._timeout_s)
         self.counts = Counts()
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Process an event; return what is to be done now, in order."""
-        self._queues.take_up(now_s)
+        self.queues.take_up(now_s)
         self._rules.begin(self._streams, now_s)
         match event:
             case Ticked():
                 self._tick(now_s)
             # While this process stalled, or could not write, it heard and answered no trainer: no lease may expire.
             case Excused():
-                self._queues.excuse(now_s)
+                self.queues.excuse(now_s)
             case JournalLooked():
                 self._journal = {"lost": event.lost, "waiting": event.waiting}
             case EndOrdered():
@@ -127,13 +127,9 @@ class CoordinatorState:
                 self._register(event.peer, event.message, event.host, now_s)
             case Received() if type(event.message) in self._doors:
                 self._doors[type(event.message)](self, event.peer, event.message, now_s)
-        self._out.extend(self._queues.take_news())
+        self._out.extend(self.queues.take_news())
         out, self._out = self._out, []
         return out
-
-    def incomplete(self) -> list[str]:
-        """Return the epochs whose leases are not completely known; to be called once all facts are recovered."""
-        return list(self._queues.incomplete())
 
     def recover(self, fact: Fact) -> None:
         """Apply a fact from the journal; facts of streams that the job no longer has are dropped."""
@@ -143,13 +139,13 @@ class CoordinatorState:
             case Forgot():
                 self._convictions.forget(fact.stream, fact.identity)
             case BookAdvanced():
-                self._queues.recover(fact)
+                self.queues.recover(fact)
             case _ if fact.stream not in self._streams:
                 return
             case WorldNamed():
                 self._worlds.recover(fact)
             case _ if isinstance(fact, LeaseFact):
-                self._queues.recover(fact)
+                self.queues.recover(fact)
             case _:
                 self._streams[fact.stream].recover(fact)
                 # The last results of a run end its world as well.
@@ -218,7 +214,7 @@ class CoordinatorState:
             self._admit(peer, attach, cursor, batches, now_s)
 
     def _attach_to_queue(self, peer: bytes, attach: m.Attach, stream: StreamTrainers, now_s: float) -> None:
-        answer = self._queues.admit(attach)
+        answer = self.queues.admit(attach)
         if isinstance(answer, m.NotAttached | m.Wait):
             self._answer(peer, answer)
         else:
@@ -297,7 +293,7 @@ class CoordinatorState:
 
     def _grant(self, trainer: AttachedTrainer | AttachedVerifier) -> m.Attached:
         stream = self._streams[trainer.attach.stream]
-        book = self._queues.mark() if stream.view.leases is not None else None
+        book = self.queues.mark() if stream.view.leases is not None else None
         return stream.grant(self._settings, trainer, self._workers.members, book)
 
     def _take_progress(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
@@ -312,7 +308,7 @@ class CoordinatorState:
         trainer.hear(peer, progress, now_s)
         stream.move(trainer, (progress.epoch, progress.number))
         if stream.view.leases is not None:
-            if self._queues.hear(progress.stream, progress.incarnation, now_s):
+            if self.queues.hear(progress.stream, progress.incarnation, now_s):
                 self._out.append(Send(peer, m.Recalled()))
         elif not stream.view.evaluation and stream.last() != stream.trained:
             self._keep(Advanced(progress.stream, *stream.last()))
@@ -339,13 +335,13 @@ class CoordinatorState:
 
     def _let_leave(self, stream: str, incarnation: int, now_s: float) -> None:
         self._streams[stream].remove(incarnation)
-        self._queues.leave(stream, incarnation)
+        self.queues.leave(stream, incarnation)
         self._out += self._worlds.leave(stream, incarnation, now_s)
         self._out += self.ending.agree(now_s)
 
     def _take_outcomes(self, peer: bytes, outcomes: m.Outcomes, now_s: float) -> None:
         if self._hear(peer, outcomes, now_s) is not None:
-            answer = self._queues.report(outcomes, now_s)
+            answer = self.queues.report(outcomes, now_s)
             if answer is not None:
                 self._out.append(Send(peer, answer))
 
@@ -362,25 +358,18 @@ class CoordinatorState:
         if self._hear(peer, place, now_s) is not None:
             self._out += self.ending.stand(place, now_s)
 
-    def _hear(
-        self, peer: bytes, message: m.Outcomes | m.Results | m.StandsStill, now_s: float
-    ) -> AttachedTrainer | None:
+    def _hear(self, peer: bytes, news: m.Outcomes | m.Results | m.StandsStill, now_s: float) -> AttachedTrainer | None:
         """Return the attached sender and note that it lives; otherwise answer that it is unknown and return None."""
-        stream = self._streams.get(message.stream)
-        trainer = stream.trainers.get(message.incarnation) if stream is not None else None
-        if stream is None or trainer is None or (isinstance(message, m.Outcomes) and stream.view.leases is None):
+        stream = self._streams.get(news.stream)
+        trainer = stream.trainers.get(news.incarnation) if stream is not None else None
+        if stream is None or trainer is None or (isinstance(news, m.Outcomes) and stream.view.leases is None):
             self._out.append(Send(peer, objections.unknown_trainer()))
             return None
         trainer.peer, trainer.heard_s = peer, now_s
         return trainer
 
-    # --- data sets that trainers send ---
-
-    def _take_offer(self, peer: bytes, offer: m.GraphOffer, now_s: float) -> None:
-        self._out += self._graphs.take_offer(peer, offer, now_s)
-
-    def _take_piece(self, peer: bytes, piece: m.GraphPiece, now_s: float) -> None:
-        self._out += self._graphs.take_piece(peer, piece, now_s)
+    def _take_graph(self, peer: bytes, message: m.GraphOffer | m.GraphPiece, now_s: float) -> None:
+        self._out += self._graphs.take(peer, message, now_s)
 
     # --- workers ---
 
@@ -393,8 +382,8 @@ class CoordinatorState:
                 self._warn("worker builds other bytes", worker=register.worker, endpoint=register.endpoint)
             return
         is_news = self._workers.register(peer, register, now_s, host)
-        self._out.append(Send(peer, m.Registered(heartbeat_timeout_ms=int(1000 * self._timeout_s))))
-        self._out.append(Send(peer, self._convictions.message))
+        registered = m.Registered(heartbeat_timeout_ms=int(1000 * self._timeout_s))
+        self._out += [Send(peer, registered), Send(peer, self._convictions.message)]
         if is_news:
             self._send_members()
 
@@ -472,7 +461,7 @@ class CoordinatorState:
             stream.remove_silent(since_s)
         self.verifiers.remove_silent(since_s)
         self._out += self.ending.agree(now_s)
-        self._queues.tick(now_s)
+        self.queues.tick(now_s)
         self._out += self._worlds.tick(now_s)
 
     def _answer_status(self, peer: bytes, _query: m.StatusQuery, now_s: float) -> None:
@@ -493,15 +482,15 @@ class CoordinatorState:
 
     def _stream_report(self, name: str, stream: StreamTrainers, now_s: float) -> dict[str, Any]:
         return stream_report(stream, self._settings.group or stream.group, now_s) | {
-            "queue": self._queues.report_of(name) if stream.view.leases is not None else None,
-            "evaluating": self._queues.evaluations_of(name),
+            "queue": self.queues.report_of(name) if stream.view.leases is not None else None,
+            "evaluating": self.queues.evaluations_of(name),
             "verifiers": self.verifiers.report_of(name, now_s),
             "elastic": self._worlds.report_of(name, now_s),
         }
 
     _doors: ClassVar[dict[type[m.Message], Callable[..., None]]] = {
         m.Attach: _attach, m.Join: _join, m.Progress: _take_progress, m.Detach: _detach, m.Outcomes: _take_outcomes,
-        m.Results: _take_results, m.StandsStill: _take_place, m.GraphOffer: _take_offer, m.GraphPiece: _take_piece,
+        m.Results: _take_results, m.StandsStill: _take_place, m.GraphOffer: _take_graph, m.GraphPiece: _take_graph,
         m.Beat: _take_beat, m.Leave: _leave, m.Failing: _take_failing, m.Culprit: _take_culprit, m.Forgive: _forgive,
         m.StatusQuery: _answer_status,
     }  # fmt: skip

@@ -104,11 +104,10 @@ class Queues:
         elif self._streams[fact.stream].view.leases is not None:
             self._table(fact.stream, fact.work).recover(fact)
 
-    def incomplete(self) -> Iterator[str]:
-        """Yield the epochs whose leases are not completely known, once all facts are recovered."""
-        for (stream, work), table in self.tables.items():
-            for epoch in table.incomplete():
-                yield f"{stream} ({work}), epoch {epoch}"
+    def incomplete(self) -> list[str]:
+        """Return the epochs whose leases are not completely known, once all facts are recovered."""
+        tables = self.tables.items()
+        return [f"{stream} ({work}), epoch {at}" for (stream, work), table in tables for at in table.incomplete()]
 
     def take_up(self, now_s: float) -> None:
         """Give trainers that held leases before a restart time to come back; to be called before anything else."""

@@ -170,7 +170,7 @@ class StreamResults:
             return True
         # In queue mode each trainer's last serial is only in its own part, not in the aggregate.
         before = self._open.get(_key_of(results, None), {}).get(results.incarnation)
-        # Agreements of two runs at the same step are told apart by the run's name.
+        # Two runs may agree on something at the same step: their names tell them apart.
         run = results.evaluation if results.aside else kept.evaluation
         place = (results.epoch, results.step, results.aside, results.part, run)
         is_same = place == (kept.epoch, kept.step, kept.aside, kept.part, kept.evaluation)

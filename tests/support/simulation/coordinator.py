@@ -44,8 +44,8 @@ class Coordinator(Process):
         self.state = CoordinatorState(settings, world.streams, first_version=1 + 1_000_000 * incarnation)
         for fact in journal.values():
             self.state.recover(fact)
-        if self.state.incomplete():
-            raise Broken(f"Q4: the journal lacks leases of {self.state.incomplete()}")
+        if self.state.queues.incomplete():
+            raise Broken(f"Q4: the journal lacks leases of {self.state.queues.incomplete()}")
         self._tick_s = setting.timeout_s / 4
         self._turned_s = self._due_s = self.scheduler.now_s
         self._server = Server(world.network, self, world.COORDINATOR)

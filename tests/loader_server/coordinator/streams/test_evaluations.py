@@ -97,7 +97,7 @@ def test_whoever_asked_for_sums_before_a_restart_of_the_coordinator_gets_them_af
     again = judging(1)
     for fact in facts:
         again.recover(fact)
-    assert again.incomplete() == []
+    assert again.queues.incomplete() == []
     assert total(tell(again, 1, serial + 1, asks=0)) == ALL
 
 

@@ -216,7 +216,7 @@ def test_what_was_promised_is_known_after_a_kill():
     again = queue()
     for fact in facts:
         again.recover(fact)
-    assert again.incomplete() == []
+    assert again.queues.incomplete() == []
     said(again, attach(incarnation=1))
     (answer,) = said(again, outcomes(1, 3))
     assert [lease.number for lease in answer.leases] == [0, 2]
@@ -286,7 +286,7 @@ class TestBook:
 def test_leases_of_which_facts_are_missing_are_named():
     state = queue()
     state.recover(EpochOpened("train", "train", 3, 100, 7, 2))
-    assert state.incomplete() == ["train (train), epoch 3"]
+    assert state.queues.incomplete() == ["train (train), epoch 3"]
 
 
 def test_nothing_is_leased_any_more_once_the_job_was_ended_by_order():
