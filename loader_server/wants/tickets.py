@@ -44,6 +44,7 @@ class Tickets:
 
     def judge(self, ticket: Ticket) -> Verdict:
         """Return whether the ticket can be accepted, and if not, why."""
+        # A late copy of a want must not be built again: the slot may be lent to another worker by now.
         if ticket.generation <= (self._last[ticket.slot] if ticket.slot < len(self._last) else 0):
             return Verdict.STALE
         if ticket.slot in self._open or ticket.slot >= self.slots or len(self._open) >= MOST_OPEN:

@@ -39,9 +39,9 @@ class _TrainerWants(Generic[W]):
         return (self.urgent or self.later).popleft()
 
     def remove(self, want: W) -> bool:
-        for some in (self.urgent, self.later):
-            if want in some:
-                some.remove(want)
+        for wants in (self.urgent, self.later):
+            if want in wants:
+                wants.remove(want)
                 return True
         return False
 
@@ -89,6 +89,7 @@ class WantQueue(Generic[K, W]):
                 self._again[trainer] = self._turns + len(self._by_trainer)
                 del self._ahead[trainer]
                 return self._pop(trainer)
+        # A trainer whose next want may not be built yet keeps its turn, and holds up nobody else.
         for trainer, wants in self._by_trainer.items():
             if may(trainer, wants.first()):
                 self._turns += 1
@@ -118,6 +119,7 @@ class WantQueue(Generic[K, W]):
 
     def drop(self, trainer: K) -> list[W]:
         """Take out and return all wants of a trainer that is gone."""
+        # It begins afresh if it comes back.
         self._again.pop(trainer, None)
         self._ahead.pop(trainer, None)
         wants = self._by_trainer.pop(trainer, None)

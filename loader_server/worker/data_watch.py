@@ -66,6 +66,7 @@ class DataWatch:
             looks = {name: stream.find_missing(_LOOK_S) for name, stream in streams.items()}
             found = {name: missing for name, missing in looks.items() if missing is not None}
             self._looks.put(found)
+            # A look may take as long as the file system does, and the worker may be closed meanwhile.
             if not self._stop.is_set():
                 self._wake()
             streams = {name: streams[name] for name, missing in found.items() if not missing.is_bearable}
@@ -78,12 +79,12 @@ class DataWatch:
         known, before = self.is_known, self.lacking
         while not self._looks.empty():
             found = self._looks.get()
-            self._tell(found)
+            self._log_changes(found)
             self.lacking = {name: missing for name, missing in found.items() if not missing.is_bearable}
             self.is_known = True
         return self.is_known != known or self.lacking != before
 
-    def _tell(self, found: Mapping[str, MissingFiles]) -> None:
+    def _log_changes(self, found: Mapping[str, MissingFiles]) -> None:
         for name, missing in found.items():
             if missing.is_bearable:
                 self._log.warning("some data are missing", stream=name, **missing.fields())

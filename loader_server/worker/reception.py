@@ -2,7 +2,8 @@
 
 Rules: used in the poll loop only. Every accepted ticket is answered exactly once (pushed, unbuilt or cancelled), and
 only when nothing here can write into its slot any more. Open tickets, unread answers and bytes of batches are counted
-for each trainer: a trainer that asks for too much, or does not read, holds up only itself.
+for each trainer: a trainer that asks for too much, or does not read, holds up only itself. A refusal names what was
+expected, what came and what to do.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import TYPE_CHECKING, ClassVar
 from loader_server.building.build_thread import Build
 from loader_server.building.exhaustion import ExhaustedError
 from loader_server.machine.processes import NurseryEndedError
+from loader_server.sources.blame import told
 from loader_server.wants.open_wants import OpenWants
 from loader_server.wants.session import MOST_SESSIONS, Session
 from loader_server.wants.sessions import Sessions
 from loader_server.wants.tickets import Verdict
-from loader_server.worker import refusals
 from loader_server.worker.epoch_counts import EpochCounts, EpochQuestion
 from shared.errors import MachineError, ProtocolError, StokerError
 from shared.fairness.patience import Patience
@@ -25,6 +26,7 @@ from shared.wire import messages as m
 from shared.wire.codec import VersionError, decode, encode_refusal
 from shared.wire.layout import layout_of
 from shared.wire.parts import WireShape, clipped
+from shared.wire.refusals import refused, unbuilt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
@@ -40,7 +42,12 @@ if TYPE_CHECKING:
     from shared.settings.job import JobSettings
     from shared.wire.messages import Message
 
-__all__ = ["Reception", "ReceptionParts", "WorkerCounts"]
+__all__ = ["Reception", "ReceptionParts", "WorkerCounts", "unbuilt_after"]
+
+_SAY_HELLO = "Say hello again."
+
+#: The codes of errors that a want may end with, other than "failed"; the first that fits counts.
+_CODES = ((ExhaustedError, "exhausted"), (MachineError, "machine"))
 
 
 @dataclass(slots=True)
@@ -48,9 +55,13 @@ class WorkerCounts:
     """Counters of what has happened since the worker started."""
 
     built: int = 0
+    #: Rows whose sample was masked.
     masked: int = 0
+    #: Wants whose ticket, or a later one of its slot, was seen before.
     stale: int = 0
+    #: Messages that cannot be decoded, or are not for a worker.
     garbage: int = 0
+    #: Wants that got no batch.
     refused: int = 0
 
 
@@ -129,10 +140,12 @@ class Reception:
             self._thread.submit(build)
 
     def refuse_all(self) -> None:
-        """Refuse all wants that nobody has begun to build, because we are leaving."""
+        """Refuse all wants that nobody has begun to build, because this worker is leaving."""
         while (given_up := self._wants.give_up()) is not None:
             session, build = given_up
-            self._sender.answer(session.address, refusals.draining(build.want.ticket))
+            ticket = build.want.ticket
+            refusal = unbuilt(ticket, "draining", "a worker that stays", "one that drains", "worker", "Ask another.")
+            self._sender.answer(session.address, refusal)
 
     def forget(self, is_gone: Callable[[Session], bool]) -> None:
         """Forget the trainers that are gone."""
@@ -158,6 +171,7 @@ class Reception:
         if not self._patience.hears(identity, now_s):
             self.unheard += 1
             return False
+        # Even a flood of well-formed messages that bring no batch nearer must not take up the loop's time.
         is_useful = self._take_in(identity, key, frame, now_s)
         if not is_useful:
             self._patience.bear(identity)
@@ -190,10 +204,8 @@ class Reception:
     def _greet(self, identity: bytes, former: Session | None, hello: m.Hello) -> None:
         known = self._sessions.of(hello.incarnation)
         if hello.stream in self._parts.awaited():
-            return  # it says hello again, and by then the stream may be open
-        others = len(self._sessions) - (known is not None)
-        job, streams = self._parts.settings.name, self._parts.streams
-        refusal = refusals.objection_to_hello(hello, job, streams, others, MOST_SESSIONS)
+            return  # it greets again, and by then the stream may be open
+        refusal = self._objection_to_hello(hello, len(self._sessions) - (known is not None))
         if refusal is not None:
             self._sender.say(identity, refusal)
             return
@@ -220,22 +232,36 @@ class Reception:
             ),
         )
 
+    def _objection_to_hello(self, hello: m.Hello, others: int) -> m.Refused | None:
+        """Return why a trainer is not served, or None if it is; `others` is the number of trainers here."""
+        job, streams = self._parts.settings.name, self._parts.streams
+        if hello.job != job:
+            return refused("job", f"a trainer of job {job}", f"job {hello.job}", "Connect to that job's loaders.")
+        if hello.stream not in streams:
+            expected = f"one of the streams {', '.join(streams)}"
+            return refused("stream", expected, hello.stream, "Correct the stream's name.")
+        if others >= MOST_SESSIONS:
+            expected = f"at most {MOST_SESSIONS} trainers"
+            return refused("busy", expected, "one more", "Ask another worker, or add workers.")
+        return None
+
     def _take_want(self, identity: bytes, session: Session | None, want: m.Want) -> bool:
         """Accept or refuse a want; return whether it was accepted."""
-        known = session is not None and not session.gone and want.trainer == session.incarnation
-        if session is None or not known or want.worker != self._parts.incarnation:
-            return self._refuse(identity, refusals.another_trainer(want.ticket))
-        verdict = self._wants.judge(session, want.ticket)
-        if verdict is Verdict.STALE:  # an answer could be mistaken for the answer to the open ticket
+        ticket = want.ticket
+        is_greeted = session is not None and not session.gone and want.trainer == session.incarnation
+        if session is None or not is_greeted or want.worker != self._parts.incarnation:
+            expected = "a want of a trainer that said hello to this incarnation"
+            return self._refuse(identity, unbuilt(ticket, "unknown", expected, "another", "worker", _SAY_HELLO))
+        verdict = self._wants.judge(session, ticket)
+        # No answer: it could be mistaken for the answer to the open ticket.
+        if verdict is Verdict.STALE:
             self.counts.stale += 1
             return False
-        stream = self._parts.streams.get(want.stream)
-        digest = stream.digest if stream is not None else None
-        refusal = refusals.objection_to_want(want, session, verdict, digest, self._parts.name)
+        refusal = self._objection_to_want(want, session, verdict)
         if refusal is not None:
             # Refused generations count as well: a ticket is accepted only if its generation is above the slot's last
             # one.
-            session.tickets.refuse(want.ticket)
+            session.tickets.refuse(ticket)
             return self._refuse(identity, refusal)
         build = Build(
             session.incarnation,
@@ -246,6 +272,22 @@ class Reception:
         )
         self._wants.put(session, build)
         return True
+
+    def _objection_to_want(self, want: m.Want, session: Session, verdict: Verdict) -> m.Unbuilt | None:
+        """Return why a want is not built, or None if it is."""
+        ticket, stream = want.ticket, self._parts.streams.get(want.stream)
+        if want.in_slot and session.shared is None:
+            expected, got = "a want that comes by TCP", "one to be written in place"
+            return unbuilt(ticket, "unknown", expected, got, "worker", _SAY_HELLO)
+        if stream is None or want.stream != session.stream or want.plan_digest != stream.digest:
+            got = stream.digest if stream is not None else f"no stream {want.stream}"
+            remedy = "Give all machines the same job file and index."
+            return unbuilt(ticket, "plan", f"plan {want.plan_digest}", got, f"worker {self._parts.name}", remedy)
+        if verdict is Verdict.BUSY:
+            expected = "one open want for each slot that was offered, from a trainer that reads its answers"
+            got = f"one more, for slot {ticket.slot}"
+            return unbuilt(ticket, "busy", expected, got, "worker", "Ask again later.")
+        return None
 
     def _refuse(self, identity: bytes, refusal: m.Unbuilt) -> bool:
         self.counts.refused += 1
@@ -269,16 +311,16 @@ class Reception:
         question = EpochQuestion(message.stream, message.epoch, message.group)
         batches = self._epochs.ask(session.incarnation, question)
         if batches is not None:
-            self._tell_batches(session, question, batches)
+            self._send_batches(session, question, batches)
 
     def answer_questions(self) -> None:
         """Send the counts of batches that were found since the last call."""
         for trainer, question, batches in self._epochs.take_answers():
             session = self._sessions.of(trainer)
             if session is not None:
-                self._tell_batches(session, question, batches)
+                self._send_batches(session, question, batches)
 
-    def _tell_batches(self, session: Session, question: EpochQuestion, batches: int) -> None:
+    def _send_batches(self, session: Session, question: EpochQuestion, batches: int) -> None:
         self._sender.say(
             session.address,
             m.EpochAnswer(stream=question.stream, epoch=question.epoch, group=question.group, batches=batches),
@@ -306,7 +348,7 @@ class Reception:
         build = outcome.build
         session = self._wants.finish(build)
         if session is None:
-            return  # the trainer is gone
+            return  # its trainer is gone
         if outcome.built is not None and not build.cancelled:
             self._push(outcome, session)
         elif outcome.error is not None:
@@ -353,14 +395,12 @@ class Reception:
             self._parts.log.warning("samples cannot be tried", number=build.want.number, error=str(error))
         elif not isinstance(error, StokerError):
             self._parts.log.error("defect while building", number=build.want.number, error=repr(error))
-        return refusals.failed(build.want, error)
+        return unbuilt_after(build.want, error)
 
     def _take_exhaustion(self, build: Build, error: ExhaustedError) -> None:
-        """Decide whether a sample or this process is to blame for running out; if this process, end.
-
-        At a first attempt with enough room left it may be the sample's own fault, which trials will show. If the
-        samples have passed trials, or too little is left, a fresh process has to take our place.
-        """
+        """Decide whether a sample or this process is to blame for running out; if this process, end."""
+        # At a first attempt with enough room left it may be the sample's own fault, which trials will show. If the
+        # samples have passed trials, or too little is left, a fresh process has to take the place of this one.
         if build.want.attempt == 0 and self._parts.has_room():
             self._parts.log.warning("memory or descriptors ran out over one batch", error=str(error))
         else:
@@ -375,3 +415,13 @@ class Reception:
 
 def _largest_bytes(stream: Stream) -> int:
     return max(layout_of(stream.fields, shape).nbytes for shape in stream.shapes)
+
+
+def unbuilt_after(want: m.Want, error: BaseException) -> m.Unbuilt:
+    """Return the answer to a want whose building raised this error."""
+    if not isinstance(error, StokerError):
+        where = f"batch {want.number} of epoch {want.epoch}"
+        remedy = "Look at the worker's log."
+        return unbuilt(want.ticket, "failed", "the batch to be built", told(error), where, remedy)
+    code = next((code for kind, code in _CODES if isinstance(error, kind)), "failed")
+    return unbuilt(want.ticket, code, error.expected, error.got, error.where, error.remedy)

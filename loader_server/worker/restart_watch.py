@@ -1,7 +1,7 @@
 """Checks whether a restart would let a refused worker build the bytes that its coordinator expects.
 
 What a worker builds depends on what it read when it started: job file, index, own transforms, versions of packages. If
-any of these has changed on disk since, its successor may be accepted, so it ends to make room for that. If nothing has,
+any of these has changed on disk since, its successor may be accepted, so it ends to make room for it. If nothing has,
 a restart would not help: it waits, and serves the trainers that it has.
 
 Rules: a thread does the check, because opening a job takes time; a check that hangs is given up, and no further one is
@@ -90,11 +90,11 @@ class RestartWatch:
             )
         return look.found not in ("", self._builder)
 
-    def _log_once(self, event: str, why: str) -> None:
+    def _log_once(self, event: str, reason: str) -> None:
         """Log an event with its reason, unless that reason was the last one logged."""
-        if why != self._logged:
-            self._log.warning(event, reason=why)
-            self._logged = why
+        if reason != self._logged:
+            self._log.warning(event, reason=reason)
+            self._logged = reason
 
     def calm(self) -> None:
         """Reset pauses and logging; called while there is no refusal that a restart could end."""

@@ -98,7 +98,7 @@ class Worker:
     def __init__(self, settings: WorkerSettings, nursery: Asker) -> None:
         self.settings = settings
         self.incarnation = secrets.randbits(63)
-        #: The last heartbeat, which says how much there is to do.
+        #: The last heartbeat, with how much there is to do.
         self.load: m.Beat | None = None
         self.log = Log("worker", worker=settings.name)
         self._job = JobFile(settings.job_path)
@@ -233,7 +233,8 @@ class Worker:
         self._data.start()
         try:
             while not self._is_done():
-                if polled is not self._registration.socket:  # it is replaced now and then
+                # It is replaced when the coordinator is silent, or elsewhere.
+                if polled is not self._registration.socket:
                     if polled is not None:
                         poller.unregister(polled)
                     polled = self._registration.socket
@@ -259,7 +260,9 @@ class Worker:
     def _is_done(self) -> bool:
         now_s = time.monotonic()
         idle = not self._thread.load and not self._reception.waiting and not self._sender.is_behind()
-        if self.exhausted:  # its verdicts on samples cost five workers, so none may be lost
+        # Its verdicts on samples cost five workers, so none may be lost: what a trainer has received but not read goes
+        # with the connection.
+        if self.exhausted:
             idle = idle and now_s > self._unread_until_s
         return self._draining and (idle or now_s > self._stop_s)
 
@@ -268,7 +271,7 @@ class Worker:
             return 5
         if self._draining or self.doors.brakes.are_on():
             return 20
-        return max(1, int(1000 * (self._registration.due_s() - now_s)) + 1)
+        return max(1, int(1000 * (self._registration.membership.due_s - now_s)) + 1)
 
     def probes(self) -> Probes:
         """Return the answers to health probes."""
@@ -331,6 +334,7 @@ class Worker:
                     self.doors.brakes.note_useless(identity)
         strays = self._sender.drop_strays(ready, self.doors.brakes.note_useless)
         self.counts.garbage += strays
+        # A full read may have left messages over, so the brakes have to look who sends them.
         is_behind = max(count, strays) == MOST_WAITING
         if is_behind or self._reception.unheard != unheard:
             self._aftermath.note()
@@ -387,9 +391,9 @@ class Worker:
             building=self._thread.load,
             built=self.counts.built,
             masked=self.counts.masked,
-            kept=sum(one.kept_samples for one in self.build_counts.values()),
-            decoded=sum(one.decoded_samples for one in self.build_counts.values()),
-            taken=sum(one.taken for one in self.build_counts.values()),
+            kept=sum(counts.kept_samples for counts in self.build_counts.values()),
+            decoded=sum(counts.decoded_samples for counts in self.build_counts.values()),
+            taken=sum(counts.taken for counts in self.build_counts.values()),
             remote_bytes=self.remote_counts.fetched_bytes,
             remote_found=self.remote_counts.found,
             remote_waited=self.remote_counts.waited,
@@ -400,21 +404,22 @@ class Worker:
     def _forget_gone(self, now_s: float) -> None:
         if now_s < self._look_s:
             return
-        self._look_s = now_s + self._registration.heartbeat_timeout_s / 4
+        self._look_s = now_s + self._registration.membership.heartbeat_timeout_s / 4
         self._reception.forget(lambda session: self._is_gone(session, now_s))
         self._aftermath.look()
         if now_s >= self._prune_s:
-            self._prune_s = now_s + GONE_AFTER * self._registration.heartbeat_timeout_s
+            self._prune_s = now_s + GONE_AFTER * self._registration.membership.heartbeat_timeout_s
             self._sender.forget_quiet()
 
     def _is_gone(self, session: Session, now_s: float) -> bool:
         """Return whether the trainer has been silent for long, or its key is no longer allowed."""
-        silent = now_s - session.heard_s > GONE_AFTER * self._registration.heartbeat_timeout_s
+        silent = now_s - session.heard_s > GONE_AFTER * self._registration.membership.heartbeat_timeout_s
         return silent or not self.guard.has_role(session.key, "trainer")
 
     def _close(self) -> None:
+        # A thread that still builds may write into slots, features and shelf: they are left to the end of the process.
         ended = self._thread.close(timeout_s=1.0)
-        self._reception.close(let_go=ended)  # else a thread may still write there: the end frees them
+        self._reception.close(let_go=ended)
         self._registration.close()
         self.doors.close()
         self._sender.close()
@@ -436,18 +441,18 @@ class Worker:
         stream = outcome.build.want.stream
         if outcome.built is not None and outcome.payload is not None:
             self.build_counts[stream].add(outcome.built, outcome.payload.nbytes)
-        for one in outcome.convictions:
-            self._convict(stream, one)
+        for conviction in outcome.convictions:
+            self._convict(stream, conviction)
         self._reception.answer(outcome)
 
-    def _convict(self, stream: str, one: Conviction) -> None:
+    def _convict(self, stream: str, conviction: Conviction) -> None:
+        identity, ends = conviction.identity, conviction.ends
         self.log.warning(
-            "sample kills its decoder", stream=stream, sample=one.sample, identity=one.identity, ends=one.ends
+            "sample kills its decoder", stream=stream, sample=conviction.sample, identity=identity, ends=ends
         )
-        self._builders[stream].culprits.find(one.identity)
-        self._registration.membership.convict(
-            m.Culprit(worker=self.settings.name, stream=stream, identity=one.identity, ends=one.ends)
-        )
+        self._builders[stream].culprits.find(identity)
+        culprit = m.Culprit(worker=self.settings.name, stream=stream, identity=identity, ends=ends)
+        self._registration.membership.convict(culprit)
 
 
 def _counts_of(stream: Stream) -> BuildCounts:

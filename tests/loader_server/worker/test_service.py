@@ -371,7 +371,7 @@ def test_it_hears_the_coordinator_on_a_connection_that_was_made_anew(job):
             first, _ = desk.hear()
             with contextlib.suppress(zmq.ZMQError):  # it has connected anew already
                 desk.say(first, m.Registered(heartbeat_timeout_ms=100))
-            while worker._registration.heartbeat_timeout_s != 5.0:  # nothing else is answered, so it connects anew
+            while worker._registration.membership.heartbeat_timeout_s != 5.0:  # nothing else is answered, so it connects anew
                 who, said = desk.hear()
                 if who != first and isinstance(said, m.Register):
                     with contextlib.suppress(zmq.ZMQError):

@@ -69,6 +69,7 @@ def test_every_code_of_a_refusal_is_described():
     sent = set(re.findall(r'\brefused\(\s*"(\w+)"', source))
     sent |= set(re.findall(r'_not_attached\(\s*(?:attach|join|request),\s*"(\w+)"', source))
     sent |= set(re.findall(r'\bunbuilt\(\s*[\w.]+,\s*"(\w+)"', source)) | {"version"}
+    sent |= set(re.findall(r'\(\w+Error, "(\w+)"\)', source))
     table = TEXT[TEXT.index("| code | from | meaning |") :]
     described = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE))))
     assert sent == described
