@@ -44,6 +44,7 @@ __all__ = [
     "ResultsPartLeft",
     "RunGraph",
     "Send",
+    "StreamFact",
     "StreamView",
     "Ticked",
     "Warn",
@@ -170,58 +171,64 @@ class GraphFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupFixed:
-    """A stream's group, fixed when its training first started."""
+class StreamFact:
+    """A fact about a stream."""
 
     stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFixed(StreamFact):
+    """A stream's group, fixed when its training first started."""
+
     group: int
 
 
 @dataclass(frozen=True, slots=True)
-class Advanced:
+class Advanced(StreamFact):
     """The position that a stream's slowest rank has trained to."""
 
-    stream: str
     epoch: int
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class RankTaken:
+class RankTaken(StreamFact):
     """The incarnations that have held a rank, oldest first.
 
     The last one holds it now, with this tenure.
     """
 
-    stream: str
     rank: int
     incarnations: tuple[int, ...]
     tenure: int
 
 
 @dataclass(frozen=True, slots=True)
-class CulpritFound:
+class CulpritFound(StreamFact):
     """A sample that kills its decoder (a conviction)."""
 
-    stream: str
     identity: str
     #: How the child processes that decoded it ended.
     ends: str
 
 
 @dataclass(frozen=True, slots=True)
-class Forgot:
+class Forgot(StreamFact):
     """A conviction was forgiven: undoes `CulpritFound`."""
 
-    stream: str
     identity: str
 
 
 @dataclass(frozen=True, slots=True)
-class ResultsKept:
+class ResultsFact(StreamFact):
+    """A fact about the results of training or evaluation."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsKept(ResultsFact):
     """The aggregate of a stream's last epoch or evaluation over all ranks."""
 
-    stream: str
     epoch: int
     step: int
     rows: int
@@ -246,10 +253,9 @@ class ResultsKept:
 
 
 @dataclass(frozen=True, slots=True)
-class ResultsPart:
+class ResultsPart(ResultsFact):
     """One trainer's part of the last epoch with results, in queue mode, where the aggregate grows with each report."""
 
-    stream: str
     incarnation: int
     serial: int
     epoch: int
@@ -259,27 +265,24 @@ class ResultsPart:
 
 
 @dataclass(frozen=True, slots=True)
-class ResultsPartLeft:
+class ResultsPartLeft(ResultsFact):
     """A part no longer counts, as another epoch has results or training went back: undoes `ResultsPart`."""
 
-    stream: str
     incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
-class ResultsLeft:
+class ResultsLeft(ResultsFact):
     """An old evaluation, or an agreement of a run's ranks, is forgotten: undoes `ResultsKept`."""
 
-    stream: str
     evaluation: str
     aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class WorldNamed:
+class WorldNamed(StreamFact):
     """An elastic world of a stream began, replacing the one before."""
 
-    stream: str
     version: int
     least: int
     most: int
@@ -287,8 +290,7 @@ class WorldNamed:
     members: tuple[tuple[int, int, str, int], ...]
 
 
-ResultsFact = ResultsKept | ResultsLeft | ResultsPart | ResultsPartLeft
-Fact = GroupFixed | Advanced | RankTaken | CulpritFound | Forgot | ResultsFact | WorldNamed | LeaseFact | BookAdvanced
+Fact = StreamFact | LeaseFact | BookAdvanced
 
 
 # --- instructions ---

@@ -107,8 +107,7 @@ class Journal:
         try:
             self._database = self._open()
             self._files.note()
-        except BaseException:
-            # The lock would stay with a journal that nobody has, and the next try in this process would be refused.
+        except BaseException:  # the lock would stay with a journal that nobody has
             self._files.close()
             self._lock.close()
             raise
@@ -117,7 +116,14 @@ class Journal:
         try:
             return JournalLock(self._path)
         except LockedError as error:
-            raise self._held(error.endpoint) from None
+            held = HeldError(
+                expected="to be the only coordinator of this job",
+                got=f"another one{f' at {error.endpoint}' if error.endpoint else ''} that holds the journal",
+                where=str(self._path),
+                remedy="Stop the other one (`loader-server status` finds it), or name another state folder.",
+            )
+            held.endpoint = error.endpoint
+            raise held from None
         except OSError as error:
             raise self._no_room(error) from None
 
@@ -171,7 +177,13 @@ class Journal:
                     self._database.execute("DELETE FROM facts WHERE key = ?", (key,))
             # Without it a number that is out would count as done, or be leased a second time.
             elif key.startswith(tuple(kind.__name__ for kind in _OF_LEASES)):
-                raise self._damaged_lease(key)
+                raise DataError(
+                    expected="all facts about leased batches to be whole",
+                    got=f"a damaged one, {key}",
+                    where=str(self._path),
+                    remedy="Move the file away and start again, then restore the trainers' checkpoint: it says which "
+                    "batches are done.",
+                )
             else:
                 self._log.warning("damaged fact is dropped", path=str(self._path), key=key)
 
@@ -217,16 +229,6 @@ class Journal:
         else:
             self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (key, body, _digest(key, body)))
 
-    def _held(self, endpoint: str) -> HeldError:
-        held = HeldError(
-            expected="to be the only coordinator of this job",
-            got=f"another one{f' at {endpoint}' if endpoint else ''} that holds the journal",
-            where=str(self._path),
-            remedy="Stop the other one (`loader-server status` finds it), or name another state folder.",
-        )
-        held.endpoint = endpoint
-        return held
-
     def _no_room(self, error: Exception) -> WriteError:
         closed = why_closed(self._path.parent) or why_closed(self._path)
         return WriteError(
@@ -243,15 +245,6 @@ class Journal:
             where=str(self._path),
             remedy="Move the file away and start again: trainers bring their cursors from their checkpoints; only a "
             "group other than the world's size has to be set again in [job].",
-        )
-
-    def _damaged_lease(self, key: str) -> DataError:
-        return DataError(
-            expected="all facts about leased batches to be whole",
-            got=f"a damaged one, {key}",
-            where=str(self._path),
-            remedy="Move the file away and start again, then restore the trainers' checkpoint: it says which batches "
-            "are done.",
         )
 
     def close(self) -> None:

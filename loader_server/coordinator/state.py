@@ -66,7 +66,7 @@ from shared.wire.lease_work import VERIFY
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from loader_server.coordinator.streams.stream_trainers import AttachedVerifier
+    from loader_server.coordinator.streams.stream_trainers import AttachedReader
     from shared.wire.parts import Cursor
 
 __all__ = ["CoordinatorState"]
@@ -123,8 +123,8 @@ class CoordinatorState:
                 self._out += self._graphs.run(event.stream)
             case GraphFailed():
                 self._out += self._graphs.fail(event.stream, event.reason)
-            case Received(message=m.Register()):
-                self._register(event.peer, event.message, event.host, now_s)
+            case Received(peer, m.Register() as register, host):
+                self._register(peer, register, host, now_s)
             case Received() if type(event.message) in self._doors:
                 self._doors[type(event.message)](self, event.peer, event.message, now_s)
         self._out.extend(self.queues.take_news())
@@ -144,7 +144,7 @@ class CoordinatorState:
                 return
             case WorldNamed():
                 self._worlds.recover(fact)
-            case _ if isinstance(fact, LeaseFact):
+            case LeaseFact():
                 self.queues.recover(fact)
             case _:
                 self._streams[fact.stream].recover(fact)
@@ -291,10 +291,10 @@ class CoordinatorState:
         for rank, order, tenure in list(stream.succession.after(attach.incarnation, ranks, attach.tenure)):
             self._keep(RankTaken(attach.stream, rank, order, tenure))
 
-    def _grant(self, trainer: AttachedTrainer | AttachedVerifier) -> m.Attached:
-        stream = self._streams[trainer.attach.stream]
+    def _grant(self, reader: AttachedReader) -> m.Attached:
+        stream = self._streams[reader.attach.stream]
         book = self.queues.mark() if stream.view.leases is not None else None
-        return stream.grant(self._settings, trainer, self._workers.members, book)
+        return stream.grant(self._settings, reader, self._workers.members, book)
 
     def _take_progress(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
         stream = self._streams.get(progress.stream)

@@ -44,14 +44,20 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class EpochOpened:
+class LeaseFact:
+    """A fact about the lease table for one kind of work on a stream."""
+
+    stream: str
+    work: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpochOpened(LeaseFact):
     """An epoch is under way: numbers from `fresh` on were never leased, those before are settled unless they are out.
 
     `out` is the number of those, so that a fact that went missing is noticed.
     """
 
-    stream: str
-    work: str
     epoch: int
     batches: int
     fresh: int
@@ -59,20 +65,16 @@ class EpochOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochClosed:
+class EpochClosed(LeaseFact):
     """All of an epoch is settled, and a later one is under way: undoes `EpochOpened`."""
 
-    stream: str
-    work: str
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
-class NumberOut:
+class NumberOut(LeaseFact):
     """A number that was leased, `nth` times so far, and is not done."""
 
-    stream: str
-    work: str
     epoch: int
     number: int
     nth: int
@@ -87,21 +89,17 @@ class NumberOut:
 
 
 @dataclass(frozen=True, slots=True)
-class NumberDone:
+class NumberDone(LeaseFact):
     """A number is done, or forgotten because its table was rewound or dropped: undoes `NumberOut`."""
 
-    stream: str
-    work: str
     epoch: int
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class TableRewound:
+class TableRewound(LeaseFact):
     """Another generation began, at the done-set of a trainer's checkpoint."""
 
-    stream: str
-    work: str
     generation: int
     incarnation: int
     serial: int
@@ -116,19 +114,14 @@ class BookAdvanced:
 
 
 @dataclass(frozen=True, slots=True)
-class TableForgotten:
+class TableForgotten(LeaseFact):
     """The table of an evaluation is dropped: undoes `TableRewound`."""
-
-    stream: str
-    work: str
 
 
 @dataclass(frozen=True, slots=True)
-class StatesSummed:
+class StatesSummed(LeaseFact):
     """The sums of the metric states of an evaluation's finished batches."""
 
-    stream: str
-    work: str
     #: The number of batches in the sums.
     batches: int
     #: Little-endian float64, in base64.
@@ -136,16 +129,9 @@ class StatesSummed:
 
 
 @dataclass(frozen=True, slots=True)
-class StatesForgotten:
+class StatesForgotten(LeaseFact):
     """The evaluation is dropped: undoes `StatesSummed`."""
 
-    stream: str
-    work: str
-
-
-LeaseFact = (
-    EpochOpened | EpochClosed | NumberOut | NumberDone | TableRewound | TableForgotten | StatesSummed | StatesForgotten
-)
 
 _NOT_BEGUN = BookMark(0, 0)
 

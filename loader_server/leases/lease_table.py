@@ -103,20 +103,21 @@ class LeaseTable:
 
     def recover(self, fact: LeaseFact) -> None:
         """Apply a fact, from the journal or new, in any order."""
-        if isinstance(fact, TableRewound):
-            self.generation, self.rewound_by = fact.generation, (fact.incarnation, fact.serial)
-        elif isinstance(fact, EpochClosed):
-            del self.epochs[fact.epoch]
-        # In any order, because a row that the journal replaces moves to its end: a number may come before its epoch.
-        elif isinstance(fact, EpochOpened):
-            epoch = self._epoch(fact.epoch)
-            epoch.batches, epoch.fresh = fact.batches, fact.fresh
-            self._kept_out[fact.epoch] = fact.out
-        elif isinstance(fact, NumberOut) and not fact.dead:
-            self.dead.pop((fact.epoch, fact.number), None)
-            self._epoch(fact.epoch).put(fact.number, OutNumber(fact.nth, fact.holder, fact.failures, fact.reason))
-        elif isinstance(fact, NumberOut | NumberDone):
-            self._settle_number(fact)
+        match fact:
+            case TableRewound():
+                self.generation, self.rewound_by = fact.generation, (fact.incarnation, fact.serial)
+            case EpochClosed():
+                del self.epochs[fact.epoch]
+            # In any order, because a row that the journal replaces moves to its end: a number may come before its epoch.
+            case EpochOpened():
+                epoch = self._epoch(fact.epoch)
+                epoch.batches, epoch.fresh = fact.batches, fact.fresh
+                self._kept_out[fact.epoch] = fact.out
+            case NumberOut(dead=False):
+                self.dead.pop((fact.epoch, fact.number), None)
+                self._epoch(fact.epoch).put(fact.number, OutNumber(fact.nth, fact.holder, fact.failures, fact.reason))
+            case NumberOut() | NumberDone():
+                self._settle_number(fact)
 
     def _epoch(self, at: int) -> EpochLeases:
         if at not in self.epochs:

@@ -10,17 +10,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from loader_server.coordinator.events import Advanced, GroupFixed, RankTaken
+from loader_server.coordinator.events import Advanced, GroupFixed, RankTaken, ResultsFact
 from loader_server.coordinator.streams.stream_results import StreamResults
 from loader_server.coordinator.streams.succession import Succession
 from shared.wire import messages as m
 from shared.wire.lease_work import MEASURE, VERIFY
 
 if TYPE_CHECKING:
-    from loader_server.coordinator.events import CoordinatorSettings, ResultsFact, StreamView
+    from loader_server.coordinator.events import CoordinatorSettings, StreamFact, StreamView
     from shared.wire.parts import BookMark, Cursor
 
-__all__ = ["COUNTING_MS", "AttachedTrainer", "AttachedVerifier", "Position", "StreamTrainers", "wait_for_count"]
+__all__ = ["COUNTING_MS", "AttachedReader", "AttachedTrainer", "Position", "StreamTrainers", "wait_for_count"]
 
 #: Epoch and batch number.
 Position = tuple[int, int]
@@ -33,8 +33,8 @@ _LOOKS_BACK_S = 10.0
 
 
 @dataclass(slots=True, kw_only=True)
-class AttachedTrainer:
-    """An attached trainer."""
+class AttachedReader:
+    """An attached verifier, or what a trainer has in common with one."""
 
     peer: bytes
     attach: m.Attach
@@ -42,13 +42,20 @@ class AttachedTrainer:
     #: Batches in the cursor's epoch.
     batches: int
     heard_s: float
-    #: Positions up to which it has trained and read.
-    trained: Position
+    #: Position up to which it has read.
     read: Position
-    #: Share of its recent time that it waited for data, in thousandths; None until it reads.
-    waited_permille: float | None = None
     #: The tenure of its ranks; None if it claims none.
     tenure: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class AttachedTrainer(AttachedReader):
+    """An attached trainer."""
+
+    #: Position up to which it has trained.
+    trained: Position
+    #: Share of its recent time that it waited for data, in thousandths; None until it reads.
+    waited_permille: float | None = None
     #: The time that the average covers so far.
     _known_s: float = 0.0
 
@@ -72,21 +79,6 @@ class AttachedTrainer:
         self.waited_permille = before + (permille - before) * (over_s / self._known_s if self._known_s else 1.0)
 
 
-@dataclass(slots=True, kw_only=True)
-class AttachedVerifier:
-    """An attached verifier, where it reads from, and how far it has come."""
-
-    peer: bytes
-    attach: m.Attach
-    cursor: Cursor
-    #: Batches in the cursor's epoch.
-    batches: int
-    heard_s: float
-    read: Position
-    #: It claims no rank.
-    tenure: None = None
-
-
 @dataclass(slots=True)
 class StreamTrainers:
     """A stream, and the trainers that are attached to it."""
@@ -106,7 +98,7 @@ class StreamTrainers:
     def __post_init__(self) -> None:
         self.results = StreamResults(evaluation=self.view.evaluation)
 
-    def recover(self, fact: GroupFixed | Advanced | RankTaken | ResultsFact) -> None:
+    def recover(self, fact: StreamFact) -> None:
         """Apply a fact about this stream from the journal, or a new one."""
         match fact:
             case GroupFixed():
@@ -115,7 +107,7 @@ class StreamTrainers:
                 self.trained = (fact.epoch, fact.number)
             case RankTaken():
                 self.succession.set_order(fact.rank, fact.incarnations, fact.tenure)
-            case _:
+            case ResultsFact():
                 self.results.recover(fact)
 
     # --- what trainers do with its batches ---
@@ -136,7 +128,7 @@ class StreamTrainers:
     def grant(
         self,
         settings: CoordinatorSettings,
-        reader: AttachedTrainer | AttachedVerifier,
+        reader: AttachedReader,
         members: m.Members,
         book: BookMark | None,
     ) -> m.Attached:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server.coordinator import objections
 from loader_server.coordinator.events import Instruction, Send
-from loader_server.coordinator.streams.stream_trainers import AttachedVerifier, wait_for_count
+from loader_server.coordinator.streams.stream_trainers import AttachedReader, wait_for_count
 from shared.wire.parts import Cursor
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Verifiers:
         self,
         job: str,
         streams: Mapping[str, StreamTrainers],
-        grant: Callable[[AttachedVerifier], m.Attached],
+        grant: Callable[[AttachedReader], m.Attached],
         *,
         group: int,
     ) -> None:
@@ -43,7 +43,7 @@ class Verifiers:
         self._grant = grant
         self._group = group
         #: By incarnation.
-        self._attached: dict[int, AttachedVerifier] = {}
+        self._attached: dict[int, AttachedReader] = {}
 
     def __len__(self) -> int:
         return len(self._attached)
@@ -71,7 +71,7 @@ class Verifiers:
             return objections.no_such_batch(attach, cursor, batches)
         # A connection speaks for one verifier: another one on it is gone.
         self._forget(lambda other: other.peer == peer)
-        verifier = AttachedVerifier(
+        verifier = AttachedReader(
             peer=peer,
             attach=attach,
             cursor=cursor,
@@ -108,7 +108,7 @@ class Verifiers:
         """Forget verifiers that were last heard before this time."""
         self._forget(lambda verifier: verifier.heard_s < since_s)
 
-    def _forget(self, is_gone: Callable[[AttachedVerifier], bool]) -> None:
+    def _forget(self, is_gone: Callable[[AttachedReader], bool]) -> None:
         self._attached = {key: verifier for key, verifier in self._attached.items() if not is_gone(verifier)}
 
     def give_way(self, stream: str) -> Iterator[Instruction]:
@@ -122,7 +122,7 @@ class Verifiers:
         """Yield the news of its stream for each verifier."""
         return (Send(verifier.peer, news(verifier.attach.stream)) for verifier in self._attached.values())
 
-    def _of(self, stream: str) -> list[AttachedVerifier]:
+    def _of(self, stream: str) -> list[AttachedReader]:
         return [verifier for verifier in self._attached.values() if verifier.attach.stream == stream]
 
     def report_of(self, stream: str, now_s: float) -> list[dict[str, Any]]:
