@@ -47,14 +47,13 @@ class Convictions:
         fields = {name: getattr(culprit, name) for name in ("stream", "identity", "ends", "worker")}
         if (culprit.stream, culprit.identity) in self:
             return []
-        if len(self._ends) >= _MOST:
-            # Workers repeat a conviction with each heartbeat until it is listed, and this one never will be.
-            has_warned, self._has_warned = self._has_warned, True
-            full = Warn("too many samples kill decoders: from here on they are not kept", fields)
-            return [] if has_warned else [full]
-        self.add(culprit.stream, culprit.identity, culprit.ends)
-        kept = Keep(CulpritFound(culprit.stream, culprit.identity, culprit.ends))
-        return [kept, Warn("sample kills decoders: it is masked from now on", fields)]
+        if len(self._ends) < _MOST:
+            self.add(culprit.stream, culprit.identity, culprit.ends)
+            kept = Keep(CulpritFound(culprit.stream, culprit.identity, culprit.ends))
+            return [kept, Warn("sample kills decoders: it is masked from now on", fields)]
+        # Workers repeat a conviction with each heartbeat until it is listed, and this one never will be.
+        has_warned, self._has_warned = self._has_warned, True
+        return [] if has_warned else [Warn("too many samples kill decoders: from here on they are not kept", fields)]
 
     def forgive(self, forgive: m.Forgive) -> list[Instruction]:
         """Forget the convictions that a request covers; return a fact to keep for each."""
@@ -96,6 +95,6 @@ class Convictions:
     def message(self) -> m.Culprits:
         """Return the list that is sent to workers."""
         if self._message is None:
-            keys = sorted({culprit_key(*sample) for sample in self._ends})
-            self._message = m.Culprits(version=self._version, keys=tuple(keys))
+            keys = tuple(sorted({culprit_key(*sample) for sample in self._ends}))
+            self._message = m.Culprits(version=self._version, keys=keys)
         return self._message

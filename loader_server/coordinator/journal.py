@@ -45,7 +45,6 @@ from loader_server.leases.lease_book import (
     BookAdvanced,
     EpochClosed,
     EpochOpened,
-    LeaseFact,
     NumberDone,
     NumberOut,
     StatesForgotten,
@@ -72,8 +71,28 @@ _KINDS: dict[str, type[Fact]] = {
     for kind in (GroupFixed, Advanced, RankTaken, CulpritFound, ResultsKept, ResultsPart, WorldNamed, *_OF_LEASES)
 }
 
-#: Each of these removes the fact that it undoes.
-_UNDOING = (Forgot, EpochClosed, NumberDone, ResultsLeft, ResultsPartLeft, TableForgotten, StatesForgotten)
+#: Each of these removes the fact that it undoes, which has the same key.
+_UNDOES: dict[type[Fact], type[Fact]] = {
+    Forgot: CulpritFound,
+    EpochClosed: EpochOpened,
+    NumberDone: NumberOut,
+    ResultsLeft: ResultsKept,
+    ResultsPartLeft: ResultsPart,
+    TableForgotten: TableRewound,
+    StatesForgotten: StatesSummed,
+}
+
+#: The fields that tell facts of one kind apart, where these are others than the stream.
+_KEY_FIELDS: dict[type[Fact], tuple[str, ...]] = {
+    BookAdvanced: (),
+    RankTaken: ("stream", "rank"),
+    CulpritFound: ("stream", "identity"),
+    ResultsPart: ("stream", "incarnation"),
+    TableRewound: ("stream", "work"),
+    StatesSummed: ("stream", "work"),
+    EpochOpened: ("stream", "work", "epoch"),
+    NumberOut: ("stream", "work", "epoch", "number"),
+}
 
 #: Fields that rows have under the name that an earlier release gave them, so that any release can read them.
 _NAMES_IN_ROWS = {"reports": "told"}
@@ -224,7 +243,7 @@ class Journal:
 
     def _write(self, fact: Fact) -> None:
         key, body = _key(fact), _body(fact)
-        if isinstance(fact, _UNDOING):
+        if type(fact) in _UNDOES:
             self._database.execute("DELETE FROM facts WHERE key = ?", (key,))
         else:
             self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (key, body, _digest(key, body)))
@@ -316,29 +335,11 @@ def _is_for_want_of_room(error: Exception) -> bool:
 
 def _key(fact: Fact) -> str:
     """Return the key of a fact: the newest fact of a key replaces the others, and one that undoes it removes it."""
-    if isinstance(fact, BookAdvanced):
-        return BookAdvanced.__name__
-    if isinstance(fact, RankTaken):
-        return f"{RankTaken.__name__}/{fact.stream}/{fact.rank}"
-    if isinstance(fact, CulpritFound | Forgot):
-        return f"{CulpritFound.__name__}/{fact.stream}/{fact.identity}"
-    if isinstance(fact, ResultsKept | ResultsLeft):
-        aside, of = "/aside" if fact.aside else "", f"/of {fact.evaluation}" if fact.evaluation else ""
-        return f"{ResultsKept.__name__}/{fact.stream}{aside}{of}"
-    if isinstance(fact, ResultsPart | ResultsPartLeft):
-        return f"{ResultsPart.__name__}/{fact.stream}/{fact.incarnation}"
-    return _key_of_leases(fact) if isinstance(fact, LeaseFact) else f"{type(fact).__name__}/{fact.stream}"
-
-
-def _key_of_leases(fact: LeaseFact) -> str:
-    table = f"{fact.stream}/{fact.work}"
-    if isinstance(fact, NumberOut | NumberDone):
-        return f"{NumberOut.__name__}/{table}/{fact.epoch}/{fact.number}"
-    if isinstance(fact, EpochOpened | EpochClosed):
-        return f"{EpochOpened.__name__}/{table}/{fact.epoch}"
-    if isinstance(fact, StatesSummed | StatesForgotten):
-        return f"{StatesSummed.__name__}/{table}"
-    return f"{TableRewound.__name__}/{table}"
+    kind = _UNDOES.get(type(fact), type(fact))
+    key = "/".join([kind.__name__, *(str(getattr(fact, name)) for name in _KEY_FIELDS.get(kind, ("stream",)))])
+    if not isinstance(fact, ResultsKept | ResultsLeft):
+        return key
+    return key + ("/aside" if fact.aside else "") + (f"/of {fact.evaluation}" if fact.evaluation else "")
 
 
 def _body(fact: Fact) -> str:

@@ -66,24 +66,29 @@ _MOST_NAMED = 8
 
 def another_job(request: m.Attach | m.Join, job: str) -> m.NotAttached:
     """Refuse a trainer of another job."""
-    remedy = "Connect to that job's coordinator, or leave job= out."
-    return _not_attached(request, "job", f"a trainer of job {job}", f"job {request.job}", remedy)
+    return _not_attached(
+        request,
+        "job",
+        expected=f"a trainer of job {job}",
+        got=f"job {request.job}",
+        remedy="Connect to that job's coordinator, or leave job= out.",
+    )
 
 
 def no_such_stream(request: m.Attach | m.Join, streams: Iterable[str]) -> m.NotAttached:
     """Refuse a stream name that the job does not have."""
-    expected = f"one of the streams {_quoted(streams)}"
+    names = ", ".join(f'"{name}"' for name in streams)
     return _not_attached(
-        request, "stream", expected, f'"{request.stream}"', "Correct stream=, or add it to the job file."
+        request,
+        "stream",
+        expected=f"one of the streams {names}",
+        got=f'"{request.stream}"',
+        remedy="Correct stream=, or add it to the job file.",
     )
 
 
 def _not_attached(request: m.Attach | m.Join, code: str, expected: str, got: str, remedy: str) -> m.NotAttached:
     return not_attached(request.serial, refused(code, expected, got, remedy))
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(f'"{name}"' for name in names)
 
 
 def _named(attach: m.Attach) -> str:
@@ -128,14 +133,24 @@ def objection(view: StreamView, groups: set[int]) -> SettingsError | None:
 
 def no_such_rank(attach: m.Attach) -> m.NotAttached:
     """Refuse ranks outside the trainer's own world."""
-    got = f"{attach.rank} + {attach.replicas} > {attach.world}"
-    return _not_attached(attach, "rank", "rank + replicas <= world", got, "Correct rank= or world=.")
+    return _not_attached(
+        attach,
+        "rank",
+        expected="rank + replicas <= world",
+        got=f"{attach.rank} + {attach.replicas} > {attach.world}",
+        remedy="Correct rank= or world=.",
+    )
 
 
 def another_plan(attach: m.Attach, cursor: Cursor, digest: str) -> m.NotAttached:
     """Refuse a cursor of a plan other than the one of this digest."""
-    remedy = "Data, job file or seed changed since that checkpoint: restore them, or start without it."
-    return _not_attached(attach, "plan", f"a cursor of plan {digest}", f"one of plan {cursor.plan_digest}", remedy)
+    return _not_attached(
+        attach,
+        "plan",
+        expected=f"a cursor of plan {digest}",
+        got=f"one of plan {cursor.plan_digest}",
+        remedy="Data, job file or seed changed since that checkpoint: restore them, or start without it.",
+    )
 
 
 def group_misfit(attach: m.Attach, objection: SettingsError) -> m.NotAttached:
@@ -145,8 +160,13 @@ def group_misfit(attach: m.Attach, objection: SettingsError) -> m.NotAttached:
 
 def no_such_batch(attach: m.Attach, cursor: Cursor, batches: int) -> m.NotAttached:
     """Refuse a cursor past the end of its epoch."""
-    expected = f"a batch number of at most {batches} in epoch {cursor.epoch}"
-    return _not_attached(attach, "cursor", expected, str(cursor.number), "Restore another checkpoint.")
+    return _not_attached(
+        attach,
+        "cursor",
+        expected=f"a batch number of at most {batches} in epoch {cursor.epoch}",
+        got=str(cursor.number),
+        remedy="Restore another checkpoint.",
+    )
 
 
 def not_in_lockstep(attach: m.Attach, expected: str, got: str) -> m.NotAttached:
@@ -163,8 +183,13 @@ def not_in_lockstep(attach: m.Attach, expected: str, got: str) -> m.NotAttached:
 
 def nobody(attach: m.Attach) -> m.NotAttached:
     """Refuse incarnation 0, by which lease records mean no trainer."""
-    expected = f"an incarnation above 0: {attach.stream} is in queue mode"
-    return _not_attached(attach, "mode", expected, "0", "Stoker's own trainers never send 0: draw another incarnation.")
+    return _not_attached(
+        attach,
+        "mode",
+        expected=f"an incarnation above 0: {attach.stream} is in queue mode",
+        got="0",
+        remedy="Stoker's own trainers never send 0: draw another incarnation.",
+    )
 
 
 def not_a_queue(attach: m.Attach) -> m.NotAttached:
@@ -177,14 +202,24 @@ def not_a_queue(attach: m.Attach) -> m.NotAttached:
 
 def no_such_leases(attach: m.Attach, epoch: EpochDone, batches: int) -> m.NotAttached:
     """Refuse a checkpoint whose done-set has numbers that are not in this plan."""
-    expected = f"batch numbers below {batches} in epoch {epoch.epoch}"
-    return _not_attached(attach, "cursor", expected, f"up to {epoch.fresh}", "Restore another checkpoint.")
+    return _not_attached(
+        attach,
+        "cursor",
+        expected=f"batch numbers below {batches} in epoch {epoch.epoch}",
+        got=f"up to {epoch.fresh}",
+        remedy="Restore another checkpoint.",
+    )
 
 
 def epochs_out_of_order(attach: m.Attach) -> m.NotAttached:
     """Refuse a checkpoint whose done-set has no epochs, or not in order."""
-    expected = "the epochs of the checkpoint's done-set in order"
-    return _not_attached(attach, "cursor", expected, "none, or others", "Restore another checkpoint.")
+    return _not_attached(
+        attach,
+        "cursor",
+        expected="the epochs of the checkpoint's done-set in order",
+        got="none, or others",
+        remedy="Restore another checkpoint.",
+    )
 
 
 def another_world(attach: m.Attach, other: m.Attach) -> m.NotAttached:
@@ -275,9 +310,13 @@ def no_room(join: m.Join, room: int) -> m.NotAttached:
 
 def other_limits(join: m.Join, least: int, most: int) -> m.NotAttached:
     """Refuse a trainer whose limits of the world's size differ from the others'."""
-    expected = f"elastic=({least}, {most}), as the others say"
-    got = f"elastic=({join.least}, {join.most}) from {join.name}"
-    return _not_attached(join, "elastic", expected, got, "Give all the same range.")
+    return _not_attached(
+        join,
+        "elastic",
+        expected=f"elastic=({least}, {most}), as the others say",
+        got=f"elastic=({join.least}, {join.most}) from {join.name}",
+        remedy="Give all the same range.",
+    )
 
 
 def run_ended(join: m.Join) -> m.NotAttached:
@@ -287,8 +326,13 @@ def run_ended(join: m.Join) -> m.NotAttached:
 
 def world_changed(attach: m.Attach, version: int, reason: str) -> m.NotAttached:
     """Refuse a trainer whose place in an elastic world is no longer valid."""
-    got = f"one of world {attach.world_version}{f': {reason}' if reason else ''}"
-    return _not_attached(attach, "changed", f"a trainer of world {version}", got, "Join the next world.")
+    return _not_attached(
+        attach,
+        "changed",
+        expected=f"a trainer of world {version}",
+        got=f"one of world {attach.world_version}{f': {reason}' if reason else ''}",
+        remedy="Join the next world.",
+    )
 
 
 def another_start(attach: m.Attach, start: tuple[int, int], chief: tuple[int, int]) -> m.NotAttached:
@@ -304,9 +348,13 @@ def another_start(attach: m.Attach, start: tuple[int, int], chief: tuple[int, in
 
 def fixed_rank(attach: m.Attach, least: int, most: int) -> m.NotAttached:
     """Refuse a fixed rank on a stream that an elastic world trains on."""
-    expected = f"a trainer that joins with elastic=({least}, {most}), as the others do"
-    got = f"the fixed rank {attach.rank} from {attach.name}"
-    return _not_attached(attach, "elastic", expected, got, "Pass elastic to connect, or end the others first.")
+    return _not_attached(
+        attach,
+        "elastic",
+        expected=f"a trainer that joins with elastic=({least}, {most}), as the others do",
+        got=f"the fixed rank {attach.rank} from {attach.name}",
+        remedy="Pass elastic to connect, or end the others first.",
+    )
 
 
 # --- trainers and workers that are unknown, or superseded ---
@@ -314,8 +362,12 @@ def fixed_rank(attach: m.Attach, least: int, most: int) -> m.NotAttached:
 
 def superseded(rank: int, newer: m.Attach | None) -> m.Refused:
     """Refuse a trainer whose rank another incarnation has taken: `newer`, or None if that one is not attached now."""
-    got = f"a newer one, {newer.name}" if newer is not None else "a newer one"
-    return refused("superseded", f"to be the only trainer of rank {rank}", got, "Stop one of them.")
+    return refused(
+        "superseded",
+        expected=f"to be the only trainer of rank {rank}",
+        got=f"a newer one, {newer.name}" if newer is not None else "a newer one",
+        remedy="Stop one of them.",
+    )
 
 
 def unknown_trainer() -> m.Refused:
@@ -369,8 +421,12 @@ def other_parts(builder: m.BuilderParts, differing: list[str]) -> m.Refused:
 
 def not_kept(count: int) -> m.Refused:
     """Report that convictions are forgotten only until a restart, because the journal cannot be written."""
-    got = f"{count} convictions that are forgotten until the coordinator restarts: its journal cannot be written"
-    return refused("journal", "to forget convictions for good", got, "Make room on the disk of the state folder.")
+    return refused(
+        "journal",
+        expected="to forget convictions for good",
+        got=f"{count} convictions that are forgotten until the coordinator restarts: its journal cannot be written",
+        remedy="Make room on the disk of the state folder.",
+    )
 
 
 # --- what joining hosts fetch ---
@@ -378,5 +434,9 @@ def not_kept(count: int) -> m.Refused:
 
 def no_piece(offset: int) -> m.Refused:
     """Refuse a piece of the bundle: past its size limit or its end, or of a file that became shorter."""
-    remedy = "Raise bundle_bytes in [job], or start the coordinator again if a file that the job names was changed."
-    return refused("bundle", "a piece of the bundle that is given", f"offset {offset}", remedy)
+    return refused(
+        "bundle",
+        expected="a piece of the bundle that is given",
+        got=f"offset {offset}",
+        remedy="Raise bundle_bytes in [job], or start the coordinator again if a file that the job names was changed.",
+    )

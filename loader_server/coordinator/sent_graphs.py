@@ -74,13 +74,9 @@ class Graphs:
     def _take_offer(self, peer: bytes, offer: m.GraphOffer, now_s: float) -> list[Instruction]:
         """Answer an offer with the piece that is wanted, with the news that the graph is kept, or with a refusal."""
         stream = offer.stream
-        if offer.job not in ("", self._job):
-            remedy = "Connect to that job's coordinator."
-            return [Send(peer, refused("job", f"a trainer of job {self._job}", f"job {offer.job}", remedy))]
-        if stream not in self._kept:
-            return [Send(peer, _no_graph_taken(offer, self._kept))]
-        if offer.nbytes > MOST_BYTES:
-            return [Send(peer, _too_large_a_graph(offer, MOST_BYTES))]
+        refusal = self._objection(offer)
+        if refusal is not None:
+            return [Send(peer, refusal)]
         if self._kept[stream]:
             return [self._answer_kept(peer, offer)]
         # The first offer reserves the stream. Another digest may replace it only after its sender has been silent, so
@@ -91,6 +87,32 @@ class Graphs:
         if known is None or known.digest != offer.digest:
             known = self._arriving[stream] = _Arriving(offer.digest, offer.nbytes, now_s)
         return [Send(peer, known.wanted(stream))]
+
+    def _objection(self, offer: m.GraphOffer) -> m.Refused | None:
+        """Return why no graph of this job, stream or size is accepted; None if it is."""
+        if offer.job not in ("", self._job):
+            return refused(
+                "job",
+                expected=f"a trainer of job {self._job}",
+                got=f"job {offer.job}",
+                remedy="Connect to that job's coordinator.",
+            )
+        if offer.stream not in self._kept:
+            names = ", ".join(f'"{name}"' for name in self._kept)
+            return refused(
+                "graph",
+                expected=f"a stream that takes a graph: {names or 'none of this job does'}",
+                got=f'"{offer.stream}"',
+                remedy='In the job file write source = "graph" for the stream, and accept_graphs = true in [job].',
+            )
+        if offer.nbytes > MOST_BYTES:
+            return refused(
+                "graph",
+                expected=f"at most {MOST_BYTES} bytes",
+                got=str(offer.nbytes),
+                remedy="Read the data from files instead of from arrays that are part of the graph.",
+            )
+        return None
 
     def _answer_kept(self, peer: bytes, offer: m.GraphOffer) -> Send:
         stream, kept = offer.stream, self._kept[offer.stream]
@@ -127,35 +149,24 @@ class Graphs:
     def run(self, stream: str) -> list[Instruction]:
         """Mark a stream's first epoch as run, so that trainers can attach; return the news for the waiting peers."""
         self._running.add(stream)
-        runs = m.GraphKept(stream=stream, digest=self._kept[stream], runs=True)
-        return [Send(peer, runs) for peer in self._take_waiting(stream)]
+        digest = self._kept[stream]
+        return [Send(peer, m.GraphKept(stream=stream, digest=digest, runs=True)) for peer in self._take_waiting(stream)]
 
     def fail(self, stream: str, reason: str) -> list[Instruction]:
         """Forget a graph that could not be kept or run; return a warning and refusals for the waiting peers."""
         self._kept[stream] = ""
+        refusal = refused(
+            "graph",
+            expected=f'the first epoch of "{stream}" to be run, so that its batches are counted',
+            got=reason,
+            remedy="Mend the data set, or what it reads, and start again: it was not kept.",
+        )
         warning = Warn("graph cannot be run", {"stream": stream, "reason": reason})
-        return [warning, *(Send(peer, _no_such_run(stream, reason)) for peer in self._take_waiting(stream))]
+        return [warning, *(Send(peer, refusal) for peer in self._take_waiting(stream))]
 
     def _take_waiting(self, stream: str) -> set[bytes]:
         waiting, self._waiting[stream] = self._waiting[stream], set()
         return waiting
-
-
-def _no_graph_taken(offer: m.GraphOffer, streams: Iterable[str]) -> m.Refused:
-    """Refuse a graph for a stream that does not accept one."""
-    names = ", ".join(f'"{name}"' for name in streams)
-    return refused(
-        "graph",
-        expected=f"a stream that takes a graph: {names or 'none of this job does'}",
-        got=f'"{offer.stream}"',
-        remedy='In the job file write source = "graph" for the stream, and accept_graphs = true in [job].',
-    )
-
-
-def _too_large_a_graph(offer: m.GraphOffer, most: int) -> m.Refused:
-    """Refuse a graph of more than `most` bytes."""
-    remedy = "Read the data from files instead of from arrays that are part of the graph."
-    return refused("graph", f"at most {most} bytes", str(offer.nbytes), remedy)
 
 
 def _another_graph(offer: m.GraphOffer, kept: str) -> m.Refused:
@@ -168,9 +179,3 @@ def _another_graph(offer: m.GraphOffer, kept: str) -> m.Refused:
         "TensorFlow. For another one make another job, or end the loaders and remove "
         f"graphs/{offer.stream}.graph in its state folder.",
     )
-
-
-def _no_such_run(stream: str, reason: str) -> m.Refused:
-    """Report that a graph's first epoch failed."""
-    remedy = "Mend the data set, or what it reads, and start again: it was not kept."
-    return refused("graph", f'the first epoch of "{stream}" to be run, so that its batches are counted', reason, remedy)

@@ -408,8 +408,8 @@ class Coordinator:
         facts = [order.fact for order in instructions if isinstance(order, Keep)]
         sends = [order for order in instructions if isinstance(order, Send)]
         # A promise may rest on an earlier fact that could not be written; no other message waits for the disk.
-        promises = any(_is_promise(order.message) for order in sends)
-        is_kept = self.writer.write(facts) if facts or promises else True
+        depends = bool(facts) or any(_is_promise(order.message) for order in sends)
+        is_kept = not depends or self.writer.write(facts)
         for order in instructions:
             if isinstance(order, Warn):
                 self._log.warning(order.event, **order.fields)

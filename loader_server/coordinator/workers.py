@@ -117,8 +117,9 @@ class Workers:
             return False
         # Its own former entry goes, because it may have moved, and so does the former worker at its endpoint, where
         # only one can listen.
-        for before in (register.incarnation, self._at.get(register.endpoint, register.incarnation)):
-            self._drop(before)
+        former = {register.incarnation, self._at.get(register.endpoint, register.incarnation)}
+        for incarnation in former & self._workers.keys():
+            self._drop(self._workers[incarnation])
         self._workers[register.incarnation] = RegisteredWorker(
             peer=peer, address=address, heard_s=now_s, metrics=metrics
         )
@@ -127,12 +128,10 @@ class Workers:
         self._count_change()
         return True
 
-    def remove(self, incarnation: int) -> bool:
-        """Remove a worker that left; return whether it was registered."""
-        if not self._drop(incarnation):
-            return False
+    def remove(self, incarnation: int) -> None:
+        """Remove a worker that left; raise a KeyError if it is not registered."""
+        self._drop(self._workers[incarnation])
         self._count_change()
-        return True
 
     def note_refused(self, register: m.Register) -> bool:
         """Record that a worker would build other bytes; return whether to log it, as the worker keeps asking."""
@@ -175,20 +174,17 @@ class Workers:
 
     def remove_silent(self, since_s: float) -> int:
         """Remove workers that were last heard before this time; return how many."""
-        silent = [incarnation for incarnation, worker in self._workers.items() if worker.heard_s < since_s]
-        for incarnation in silent:
-            self._drop(incarnation)
+        silent = [worker for worker in self._workers.values() if worker.heard_s < since_s]
+        for worker in silent:
+            self._drop(worker)
         if silent:
             self._count_change()
         return len(silent)
 
-    def _drop(self, incarnation: int) -> bool:
-        worker = self._workers.pop(incarnation, None)
-        if worker is None:
-            return False
+    def _drop(self, worker: RegisteredWorker) -> None:
+        del self._workers[worker.address.incarnation]
         del self._at[worker.address.endpoint]
         self._nbytes -= _size(worker.address)
-        return True
 
     def _count_change(self) -> None:
         self._version, self._members = self._version + 1, None

@@ -108,7 +108,7 @@ class LeaseTable:
                 self.generation, self.rewound_by = fact.generation, (fact.incarnation, fact.serial)
             case EpochClosed():
                 del self.epochs[fact.epoch]
-            # In any order, because a row that the journal replaces moves to its end: a number may come before its epoch.
+            # In any order: a row that the journal replaces moves to its end, so a number may come before its epoch.
             case EpochOpened():
                 epoch = self._epoch(fact.epoch)
                 epoch.batches, epoch.fresh = fact.batches, fact.fresh
@@ -191,12 +191,11 @@ class LeaseTable:
         trainer.called = False
         # All leases and not only new ones: an answer may be lost, and with it leases that both sides believe the other
         # has.
-        leases = tuple(Lease(*key, self.epochs[key[0]].out[key[1]].nth) for key in trainer.leases)
         return Leases(
             serial=outcomes.serial,
             book=self._book.advance(),
             generation=self.generation,
-            leases=leases,
+            leases=tuple(Lease(*key, self.epochs[key[0]].out[key[1]].nth) for key in trainer.leases),
             unsettled=self.unsettled(),
             done=self.done_set() if outcomes.snapshot else None,
         )
@@ -441,8 +440,9 @@ class LeaseTable:
 
     def done_set(self) -> DoneSet:
         """Return what is settled, for a checkpoint."""
-        under_way = ((at, epoch) for at, epoch in self.epochs.items() if not epoch.is_settled)
-        done = tuple(EpochDone(at, epoch.fresh, epoch.missing()) for at, epoch in under_way)
+        done = tuple(
+            EpochDone(at, epoch.fresh, epoch.missing()) for at, epoch in self.epochs.items() if not epoch.is_settled
+        )
         return DoneSet(done or (EpochDone(self.unsettled(), 0, ()),))
 
     def rewind(self, done: DoneSet, batches: dict[int, int], incarnation: int, serial: int) -> None:

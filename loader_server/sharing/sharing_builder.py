@@ -161,12 +161,14 @@ class SharingBuilder(Builder):
 
 def as_facts(built: Built, masked: Sequence[MaskedSample]) -> bytes:
     """Return the facts of a batch that was built, as bytes."""
-    facts = [
-        [built.rows, built.masked, built.reason, list(built.reasons)],
-        [built.cells, built.sample_cells, built.masked_cells, list(built.not_finite)],
-        [[row.sample, row.error.reason, row.error.words()] for row in masked],
-    ]
-    packed: bytes = msgpack.packb(facts, unicode_errors="surrogatepass")
+    packed: bytes = msgpack.packb(
+        [
+            [built.rows, built.masked, built.reason, list(built.reasons)],
+            [built.cells, built.sample_cells, built.masked_cells, list(built.not_finite)],
+            [[row.sample, row.error.reason, row.error.words()] for row in masked],
+        ],
+        unicode_errors="surrogatepass",
+    )
     return packed
 
 

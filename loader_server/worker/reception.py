@@ -101,7 +101,7 @@ class Reception:
         self._sessions: Sessions[Session] = Sessions(lambda address, hello: Session(address, hello, parts.buffers.take))
         #: The largest size of a batch, by stream.
         self._largest = {name: _largest_bytes(stream) for name, stream in parts.streams.items()}
-        self._wants: OpenWants[Session, Build] = OpenWants(
+        self.wants: OpenWants[Session, Build] = OpenWants(
             self._sessions, parts.batches, self._largest, parts.sender.reads
         )
         self._patience: Patience[bytes] = Patience()
@@ -117,34 +117,30 @@ class Reception:
 
     # --- work to do ---
 
-    @property
-    def waiting(self) -> int:
-        """Return how many wants nobody has begun to build."""
-        return len(self._wants)
-
-    @property
-    def waiting_of_trainers(self) -> int:
-        """Return how many of these wants are of trainers rather than verifiers."""
-        return self._wants.of_trainers
-
     def _to_build(self) -> int:
         """Return how many builds come before a new one; wants that wait for their own trainer do not count."""
-        return self._wants.waiting() + self._thread.load
+        return self.wants.waiting() + self._thread.load
 
     def feed_builder(self) -> None:
         """Hand wants to the building thread while it has room."""
         while self._thread.has_room:
-            build = self._wants.take()
+            build = self.wants.take()
             if build is None:
                 return
             self._thread.submit(build)
 
     def refuse_all(self) -> None:
         """Refuse all wants that nobody has begun to build, because this worker is leaving."""
-        while (given_up := self._wants.give_up()) is not None:
+        while (given_up := self.wants.give_up()) is not None:
             session, build = given_up
-            ticket = build.want.ticket
-            refusal = unbuilt(ticket, "draining", "a worker that stays", "one that drains", "worker", "Ask another.")
+            refusal = unbuilt(
+                build.want.ticket,
+                "draining",
+                expected="a worker that stays",
+                got="one that drains",
+                where="worker",
+                remedy="Ask another.",
+            )
             self._sender.answer(session.address, refusal)
 
     def forget(self, is_gone: Callable[[Session], bool]) -> None:
@@ -156,7 +152,7 @@ class Reception:
     def _forget(self, session: Session) -> None:
         """Cancel a trainer's builds; release its memory once nothing here can write there."""
         self._parts.guard.expect_no_longer(session.sealed_identity)
-        self._wants.forget(session)
+        self.wants.forget(session)
 
     def close(self, *, let_go: bool) -> None:
         """Shut down; with `let_go`, release the trainers' slots, as no thread can write there any more."""
@@ -238,11 +234,13 @@ class Reception:
         if hello.job != job:
             return refused("job", f"a trainer of job {job}", f"job {hello.job}", "Connect to that job's loaders.")
         if hello.stream not in streams:
-            expected = f"one of the streams {', '.join(streams)}"
-            return refused("stream", expected, hello.stream, "Correct the stream's name.")
+            return refused(
+                "stream", f"one of the streams {', '.join(streams)}", hello.stream, "Correct the stream's name."
+            )
         if others >= MOST_SESSIONS:
-            expected = f"at most {MOST_SESSIONS} trainers"
-            return refused("busy", expected, "one more", "Ask another worker, or add workers.")
+            return refused(
+                "busy", f"at most {MOST_SESSIONS} trainers", "one more", "Ask another worker, or add workers."
+            )
         return None
 
     def _take_want(self, identity: bytes, session: Session | None, want: m.Want) -> bool:
@@ -250,19 +248,26 @@ class Reception:
         ticket = want.ticket
         is_greeted = session is not None and not session.gone and want.trainer == session.incarnation
         if session is None or not is_greeted or want.worker != self._parts.incarnation:
-            expected = "a want of a trainer that said hello to this incarnation"
-            return self._refuse(identity, unbuilt(ticket, "unknown", expected, "another", "worker", _SAY_HELLO))
-        verdict = self._wants.judge(session, ticket)
+            refusal = unbuilt(
+                ticket,
+                "unknown",
+                expected="a want of a trainer that said hello to this incarnation",
+                got="another",
+                where="worker",
+                remedy=_SAY_HELLO,
+            )
+            return self._refuse(identity, refusal)
+        verdict = self.wants.judge(session, ticket)
         # No answer: it could be mistaken for the answer to the open ticket.
         if verdict is Verdict.STALE:
             self.counts.stale += 1
             return False
-        refusal = self._objection_to_want(want, session, verdict)
-        if refusal is not None:
+        objection = self._objection_to_want(want, session, verdict)
+        if objection is not None:
             # Refused generations count as well: a ticket is accepted only if its generation is above the slot's last
             # one.
             session.tickets.refuse(ticket)
-            return self._refuse(identity, refusal)
+            return self._refuse(identity, objection)
         build = Build(
             session.incarnation,
             want,
@@ -270,23 +275,39 @@ class Reception:
             digest=session.verify or not (want.in_slot or session.sealer),
             sealer=session.sealer,
         )
-        self._wants.put(session, build)
+        self.wants.put(session, build)
         return True
 
     def _objection_to_want(self, want: m.Want, session: Session, verdict: Verdict) -> m.Unbuilt | None:
         """Return why a want is not built, or None if it is."""
         ticket, stream = want.ticket, self._parts.streams.get(want.stream)
         if want.in_slot and session.shared is None:
-            expected, got = "a want that comes by TCP", "one to be written in place"
-            return unbuilt(ticket, "unknown", expected, got, "worker", _SAY_HELLO)
+            return unbuilt(
+                ticket,
+                "unknown",
+                expected="a want that comes by TCP",
+                got="one to be written in place",
+                where="worker",
+                remedy=_SAY_HELLO,
+            )
         if stream is None or want.stream != session.stream or want.plan_digest != stream.digest:
-            got = stream.digest if stream is not None else f"no stream {want.stream}"
-            remedy = "Give all machines the same job file and index."
-            return unbuilt(ticket, "plan", f"plan {want.plan_digest}", got, f"worker {self._parts.name}", remedy)
+            return unbuilt(
+                ticket,
+                "plan",
+                expected=f"plan {want.plan_digest}",
+                got=stream.digest if stream is not None else f"no stream {want.stream}",
+                where=f"worker {self._parts.name}",
+                remedy="Give all machines the same job file and index.",
+            )
         if verdict is Verdict.BUSY:
-            expected = "one open want for each slot that was offered, from a trainer that reads its answers"
-            got = f"one more, for slot {ticket.slot}"
-            return unbuilt(ticket, "busy", expected, got, "worker", "Ask again later.")
+            return unbuilt(
+                ticket,
+                "busy",
+                expected="one open want for each slot that was offered, from a trainer that reads its answers",
+                got=f"one more, for slot {ticket.slot}",
+                where="worker",
+                remedy="Ask again later.",
+            )
         return None
 
     def _refuse(self, identity: bytes, refusal: m.Unbuilt) -> bool:
@@ -296,7 +317,7 @@ class Reception:
 
     def _cancel(self, _identity: bytes, session: Session | None, message: m.Cancel) -> None:
         """Answer at once if nobody has begun to build it; otherwise the outcome of the build is the answer."""
-        if session is not None and self._wants.cancel(session, message.ticket):
+        if session is not None and self.wants.cancel(session, message.ticket):
             self._sender.answer(session.address, m.Cancelled(ticket=message.ticket))
 
     def _answer_ping(self, identity: bytes, session: Session | None, message: m.Ping) -> None:
@@ -346,7 +367,7 @@ class Reception:
     def answer(self, outcome: Outcome) -> None:
         """Answer a want with the outcome of its build."""
         build = outcome.build
-        session = self._wants.finish(build)
+        session = self.wants.finish(build)
         if session is None:
             return  # its trainer is gone
         if outcome.built is not None and not build.cancelled:
@@ -420,8 +441,13 @@ def _largest_bytes(stream: Stream) -> int:
 def unbuilt_after(want: m.Want, error: BaseException) -> m.Unbuilt:
     """Return the answer to a want whose building raised this error."""
     if not isinstance(error, StokerError):
-        where = f"batch {want.number} of epoch {want.epoch}"
-        remedy = "Look at the worker's log."
-        return unbuilt(want.ticket, "failed", "the batch to be built", told(error), where, remedy)
+        return unbuilt(
+            want.ticket,
+            "failed",
+            expected="the batch to be built",
+            got=told(error),
+            where=f"batch {want.number} of epoch {want.epoch}",
+            remedy="Look at the worker's log.",
+        )
     code = next((code for kind, code in _CODES if isinstance(error, kind)), "failed")
     return unbuilt(want.ticket, code, error.expected, error.got, error.where, error.remedy)

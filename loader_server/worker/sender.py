@@ -77,14 +77,15 @@ class Sender:
     ) -> None:
         self.router = bind_router(context, listen, keys)
         self.endpoint = self.router.getsockopt_string(zmq.LAST_ENDPOINT)
-        #: A fixed port to listen at implies a fixed port beside it for sealed payloads, which a firewall can let
-        #: through.
+        #: The sockets to poll: that for messages, and with keys that for sealed payloads.
+        self.sockets = [self.router]
+        # A fixed port to listen at implies a fixed port beside it for sealed payloads, which firewalls can let through.
         beside = port_beside(listen)
-        self._sealed_router = bind_sealed_router(context, self.endpoint, beside) if keys is not None else None
+        if keys is not None:
+            self.sockets.append(bind_sealed_router(context, self.endpoint, beside))
+        self.ports = [port_of(socket.getsockopt_string(zmq.LAST_ENDPOINT)) for socket in self.sockets]
         #: The port of sealed payloads; 0 if there are none.
-        self.sealed_port = 0
-        if self._sealed_router is not None:
-            self.sealed_port = port_of(self._sealed_router.getsockopt_string(zmq.LAST_ENDPOINT))
+        self.sealed_port = self.ports[1] if keys is not None else 0
         if self.sealed_port and beside is not None and self.sealed_port != beside:
             Log("worker").warning(
                 "port for sealed payloads is taken, another is used: open it to trainers, or give workers of a machine "
@@ -92,7 +93,6 @@ class Sender:
                 taken=beside,
                 used=self.sealed_port,
             )
-        self.ports = [port_of(self.endpoint), *([self.sealed_port] if self.sealed_port else [])]
         self._buffers = buffers
         self._batches = batches
         #: Answers and small payloads.
@@ -110,24 +110,18 @@ class Sender:
         """Return whether this connection reads its answers; one that does not gets only what its tickets are owed."""
         return self._answers.reads(identity)
 
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        """Return the sockets to poll."""
-        return [self.router, *([self._sealed_router] if self._sealed_router is not None else ())]
-
     def watch(self, doors: Doors) -> None:
         """Have the doors count connections to all of these sockets."""
-        doors.watch("messages", self.router)
-        if self._sealed_router is not None:
-            doors.watch("sealed", self._sealed_router)
+        for name, socket in zip(("messages", "sealed"), self.sockets, strict=False):
+            doors.watch(name, socket)
 
     def drop_strays(self, ready: set[object], note_useless: Callable[[zmq.Frame], None] = lambda _: None) -> int:
         """Read and drop messages to the ROUTER for sealed payloads, where nobody may send any; return how many."""
-        if self._sealed_router is None or self._sealed_router not in ready:
-            return 0
         count = 0
-        for identity, *_frames in read_waiting(self._sealed_router):
-            count += 1
-            note_useless(identity)
+        for socket in self.sockets[1:]:
+            for identity, *_frames in read_waiting(socket) if socket in ready else ():
+                count += 1
+                note_useless(identity)
         return count
 
     def say(self, identity: bytes, message: Message) -> None:
@@ -214,11 +208,11 @@ class Sender:
         sealer = outcome.build.sealer
         assert outcome.sealed is not None
         # A trainer that greeted again has another key by now, and could not open what was sealed under the earlier one.
-        if sealer is None or session.sealer is not sealer or self._sealed_router is None:
+        if sealer is None or session.sealer is not sealer or not self.sealed_port:
             return False
         number, sealed = outcome.sealed
         head = [session.sealed_identity, sealer.seal_header(number, encode(header))]
-        if not self._send_behind(self._sealed_router, head, sealed.data, session.incarnation, sealed):
+        if not self._send_behind(self.sockets[1], head, sealed.data, session.incarnation, sealed):
             return False
         session.sealed_number = number
         return True
@@ -266,6 +260,5 @@ class Sender:
 
     def close(self) -> None:
         """Close the sockets; the last messages still have a moment to leave."""
-        self.router.close(linger=_LINGER_MS)
-        if self._sealed_router is not None:
-            self._sealed_router.close(linger=_LINGER_MS)
+        for socket in self.sockets:
+            socket.close(linger=_LINGER_MS)

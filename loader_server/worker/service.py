@@ -173,8 +173,9 @@ class Worker:
         )
         self.counts = self._reception.counts
         builder = builder_fingerprint(self._streams, self._job.versions_of_sent())
-        look = partial(builder_on_disk, settings.job_path)
-        self._restart_watch = RestartWatch(look, builder, self._waker.wake, self.log)
+        self._restart_watch = RestartWatch(
+            partial(builder_on_disk, settings.job_path), builder, self._waker.wake, self.log
+        )
         #: Reports to our parent that we are refused, each time that we check whether a restart would help.
         self.tell_refused: Callable[[], None] = lambda: None
         self._registration = Registration(
@@ -223,7 +224,7 @@ class Worker:
         Raises the coordinator's refusal if it ended so that a successor can take over.
         """
         poller = zmq.Poller()
-        for socket in (*self._sender.sockets(), *self.doors.monitors()):
+        for socket in (*self._sender.sockets, *self.doors.monitors()):
             poller.register(socket, zmq.POLLIN)
         poller.register(self._waker.fileno(), zmq.POLLIN)
         polled = None
@@ -239,8 +240,7 @@ class Worker:
                         poller.unregister(polled)
                     polled = self._registration.socket
                     poller.register(polled, zmq.POLLIN)
-                ready = {sock for sock, _ in poller.poll(self._pause_ms(time.monotonic()))}
-                self._turn(ready)
+                self._turn({socket for socket, _ in poller.poll(self._pause_ms(time.monotonic()))})
             self._registration.leave()  # no turn has sent this if there was nothing to finish
             if self._refusal is not None:
                 raise self._registration.error_of(self._refusal)
@@ -259,7 +259,7 @@ class Worker:
 
     def _is_done(self) -> bool:
         now_s = time.monotonic()
-        idle = not self._thread.load and not self._reception.waiting and not self._sender.is_behind()
+        idle = not self._thread.load and not self._reception.wants and not self._sender.is_behind()
         # Its verdicts on samples cost five workers, so none may be lost: what a trainer has received but not read goes
         # with the connection.
         if self.exhausted:
@@ -387,7 +387,7 @@ class Worker:
         load = self.load = m.Beat(
             worker=self.settings.name,
             incarnation=self.incarnation,
-            waiting=self._reception.waiting_of_trainers,
+            waiting=self._reception.wants.of_trainers,
             building=self._thread.load,
             built=self.counts.built,
             masked=self.counts.masked,

@@ -146,9 +146,9 @@ class ElasticWorld:
             return objections.run_ended(join)
         if join.least * join.replicas > room:
             return objections.no_room(join, room)
-        others = any(joiner.join.member != join.member for joiner in self._fresh(now_s)) or bool(self._awaited_s)
-        is_alone = not others and self.stage is not WorldStage.TRAINING
-        if not is_alone and (join.least, join.most) != self.limits:
+        others = [joiner for joiner in self._fresh(now_s) if joiner.join.member != join.member]
+        is_bound = others or self._awaited_s or self.stage is WorldStage.TRAINING
+        if is_bound and (join.least, join.most) != self.limits:
             return objections.other_limits(join, *self.limits)
         return None
 
@@ -286,8 +286,7 @@ class ElasticWorld:
         # that none of them restores an older one meanwhile.
         self._awaited_s = {member.incarnation: now_s + _LEAVING * self._timeout_s for member in self.members}
         over = m.WorldOver(version=self.version, reason=reason)
-        heard = [incarnation for incarnation in self._awaited_s if incarnation in self._peers]
-        self._out += [Send(self._peers[incarnation], over) for incarnation in heard]
+        self._out += [Send(self._peers[number], over) for number in self._awaited_s if number in self._peers]
 
     # --- the next world ---
 

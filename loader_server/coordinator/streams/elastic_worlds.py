@@ -31,6 +31,7 @@ class Worlds:
         self._streams = streams
         self._group = group
         self._timeout_s = timeout_s
+        #: By stream; one that never was elastic has none.
         self._worlds: dict[str, ElasticWorld] = {}
 
     # --- joining ---
@@ -58,14 +59,13 @@ class Worlds:
 
     def _settle(self, stream: str, out: list[Instruction]) -> list[Instruction]:
         """Clear what the previous world left on the stream if a new one has just begun; return all instructions."""
-        facts = [order.fact for order in out if isinstance(order, Keep)]
-        begun = [fact for fact in facts if isinstance(fact, WorldNamed)]
+        begun = [order.fact for order in out if isinstance(order, Keep) and isinstance(order.fact, WorldNamed)]
         if not begun:
             return out
         trainers = self._streams[stream]
-        elastic = [trainer.attach for trainer in trainers.trainers.values() if trainer.attach.world_version is not None]
-        for attach in elastic:
-            trainers.remove(attach.incarnation)
+        for trainer in list(trainers.trainers.values()):
+            if trainer.attach.world_version is not None:
+                trainers.remove(trainer.attach.incarnation)
         # A part of a dead trainer must not stand in for one of the new world that has not come as far.
         trainers.results.begin_anew()
         # The largest world that the limits allow, so that later worlds have room to grow.
@@ -106,10 +106,9 @@ class Worlds:
         """End the world of each run whose final results are complete."""
         # Not before all ranks are done: the first to leave would otherwise end the world of the others in their last
         # step.
-        facts = [order.fact for order in done if isinstance(order, Keep)]
-        ended = [fact.stream for fact in facts if isinstance(fact, ResultsKept) and fact.ended]
-        worlds = [self._worlds[stream] for stream in ended if stream in self._worlds]
-        return [instruction for world in worlds for instruction in world.end_run()]
+        facts = [order.fact for order in done if isinstance(order, Keep) and isinstance(order.fact, ResultsKept)]
+        ended = [fact.stream for fact in facts if fact.ended]
+        return [order for stream in ended if stream in self._worlds for order in self._worlds[stream].end_run()]
 
     def tick(self, now_s: float) -> list[Instruction]:
         """Let each world drop silent trainers and begin anew if that is due."""

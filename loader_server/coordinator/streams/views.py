@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from loader_server.stream import Stream
-    from shared.errors import SettingsError
 
 __all__ = ["CountingThread", "View"]
 
@@ -62,9 +61,9 @@ class View:
         self._plan = stream.plan
         self._counting = counting
         self._counts: dict[tuple[int, int], Future[int]] = {}
-        # Each call takes 20 ms at a billion samples, and every rank that attaches asks the same.
-        self._most = lru_cache(maxsize=_MOST_COUNTS)(self._plan.most_batches)
-        self._objection = lru_cache(maxsize=_MOST_COUNTS)(self._plan.objection)
+        # Remembered, because each call takes 20 ms at a billion samples, and every rank that attaches asks the same.
+        self.most_batches = lru_cache(maxsize=_MOST_COUNTS)(self._plan.most_batches)
+        self.objection = lru_cache(maxsize=_MOST_COUNTS)(self._plan.objection)
         self._log = Log("coordinator", stream=stream.name)
         self.digest = stream.digest
         self.evaluation = stream.settings.evaluation
@@ -108,11 +107,3 @@ class View:
 
     def _count(self, epoch: int, group: int) -> int:
         return self._plan.epoch(epoch, group).batches
-
-    def most_batches(self, group: int) -> int:
-        """Return the largest number of batches of any epoch."""
-        return self._most(group)
-
-    def objection(self, group: int) -> SettingsError | None:
-        """Return why the stream cannot be read in groups of this size; None if it can."""
-        return self._objection(group)

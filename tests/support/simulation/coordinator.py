@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from loader_server.coordinator.events import Excused, Fact, Instruction, Keep, Received, Send, Ticked
-from loader_server.coordinator.journal import _UNDOING, _key
-from loader_server.coordinator.events import CoordinatorSettings
+from loader_server.coordinator.events import (
+    CoordinatorSettings,
+    Excused,
+    Fact,
+    Instruction,
+    Keep,
+    Received,
+    Send,
+    Ticked,
+)
+from loader_server.coordinator.journal import _UNDOES, _key
 from loader_server.coordinator.state import CoordinatorState
 from shared.bad_limit import BadLimit
 from tests.support.simulation.network import Server
@@ -75,7 +83,7 @@ class Coordinator(Process):
         self.world.sharing.on_kept(facts)
         for fact in facts:
             self.journal.pop(_key(fact), None)
-            if not isinstance(fact, _UNDOING):
+            if type(fact) not in _UNDOES:
                 self.journal[_key(fact)] = fact
         if facts and self.world.coordinator_dies_after_writing():
             return
