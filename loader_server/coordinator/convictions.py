@@ -95,6 +95,7 @@ class Convictions:
     def message(self) -> m.Culprits:
         """Return the list that is sent to workers."""
         if self._message is None:
-            keys = tuple(sorted({culprit_key(*sample) for sample in self._ends}))
-            self._message = m.Culprits(version=self._version, keys=keys)
+            self._message = m.Culprits(
+                version=self._version, keys=tuple(sorted({culprit_key(*sample) for sample in self._ends}))
+            )
         return self._message

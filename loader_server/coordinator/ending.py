@@ -88,7 +88,7 @@ class Ending:
         # of the world has reported, or when the wait for absent ranks is over.
         ranks = sum(len(trainer.ranks) for trainer in attached.values())
         if ranks >= max(trainer.attach.world for trainer in attached.values()) or now_s >= self._until_s:
-            # The furthest, because a rank that has gone on cannot take a step back.
+            # The furthest, because a rank cannot take back the steps that it is ahead.
             self._last[stream] = max(
                 (places[incarnation] for incarnation in attached), key=lambda place: (place.epoch, place.number)
             )
@@ -98,5 +98,8 @@ class Ending:
         """Return how many trainers and leases remain; None while the job goes on."""
         if self._drains is None:
             return None
-        trainers = sum(len(stream.trainers) for stream in self._streams.values())
-        return {"drains": self._drains, "trainers": trainers, "leased": self._queues.leased()}
+        return {
+            "drains": self._drains,
+            "trainers": sum(len(stream.trainers) for stream in self._streams.values()),
+            "leased": self._queues.leased(),
+        }

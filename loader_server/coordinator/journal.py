@@ -242,10 +242,12 @@ class Journal:
             )
 
     def _write(self, fact: Fact) -> None:
-        key, body = _key(fact), _body(fact)
+        key = _key(fact)
         if type(fact) in _UNDOES:
             self._database.execute("DELETE FROM facts WHERE key = ?", (key,))
         else:
+            fields = {_NAMES_IN_ROWS.get(name, name): value for name, value in dataclasses.asdict(fact).items()}
+            body = json.dumps([type(fact).__name__, fields])
             self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (key, body, _digest(key, body)))
 
     def _no_room(self, error: Exception) -> WriteError:
@@ -340,11 +342,6 @@ def _key(fact: Fact) -> str:
     if not isinstance(fact, ResultsKept | ResultsLeft):
         return key
     return key + ("/aside" if fact.aside else "") + (f"/of {fact.evaluation}" if fact.evaluation else "")
-
-
-def _body(fact: Fact) -> str:
-    fields = {_NAMES_IN_ROWS.get(name, name): value for name, value in dataclasses.asdict(fact).items()}
-    return json.dumps([type(fact).__name__, fields])
 
 
 def _fact_of(body: str) -> Fact | None:

@@ -41,15 +41,11 @@ __all__ = [
     "not_a_queue",
     "not_in_lockstep",
     "not_kept",
-    "objection",
     "other_limits",
     "other_parts",
     "register_misfit",
     "run_ended",
-    "shards_in_use",
     "superseded",
-    "superseded_attach",
-    "too_large_a_world",
     "trained_on",
     "unknown_trainer",
     "unknown_worker",
@@ -98,11 +94,21 @@ def _named(attach: m.Attach) -> str:
 # --- an attach ---
 
 
-def world_misfit(attach: m.Attach, cursor: Cursor, view: StreamView) -> m.NotAttached | None:
-    """Return why its world does not suit the group; None if it does."""
+def world_misfit(attach: m.Attach, cursor: Cursor, *, carries: bool) -> m.NotAttached | None:
+    """Return why its world does not suit the group; None if it does.
+
+    A round has a batch for each rank of the group at most. If rows carry state, no rank of the group may be missing.
+    """
     if attach.world > cursor.group:
-        return too_large_a_world(attach, cursor)
-    if not view.carries or attach.world == cursor.group:
+        return _not_attached(
+            attach,
+            "world",
+            expected=f"a world of at most group = {cursor.group} ranks",
+            got=f"a world of {attach.world}",
+            remedy=f"Write group = {attach.world} in [job] and restart the loaders: it takes effect with the next "
+            "epoch. Until then use fewer ranks.",
+        )
+    if not carries or attach.world == cursor.group:
         return None
     return _not_attached(
         attach,
@@ -112,23 +118,6 @@ def world_misfit(attach: m.Attach, cursor: Cursor, view: StreamView) -> m.NotAtt
         remedy=f"Start {cursor.group} ranks; or write group = {attach.world} in [job] and restart the loaders: it "
         "takes effect with the next epoch.",
     )
-
-
-def too_large_a_world(attach: m.Attach, cursor: Cursor) -> m.NotAttached:
-    """Refuse a world with more ranks than a round can have batches."""
-    return _not_attached(
-        attach,
-        "world",
-        expected=f"a world of at most group = {cursor.group} ranks",
-        got=f"a world of {attach.world}",
-        remedy=f"Write group = {attach.world} in [job] and restart the loaders: it takes effect with the next epoch. "
-        "Until then use fewer ranks.",
-    )
-
-
-def objection(view: StreamView, groups: set[int]) -> SettingsError | None:
-    """Return why the stream cannot be read in one of these groups; None if it can."""
-    return next(filter(None, map(view.objection, sorted(groups))), None)
 
 
 def no_such_rank(attach: m.Attach) -> m.NotAttached:
@@ -194,10 +183,14 @@ def nobody(attach: m.Attach) -> m.NotAttached:
 
 def not_a_queue(attach: m.Attach) -> m.NotAttached:
     """Refuse a request for leases, or a checkpoint with a done-set, on a stream in lockstep."""
-    got = f"work={attach.work}" if attach.work else "a checkpoint that holds which batches are done"
     others = "name one with evaluation = true" if attach.work == "evaluate" else "leave that out"
-    remedy = f'Write mode = "queue" in [streams.{attach.stream}], or {others}.'
-    return _not_attached(attach, "mode", f"a stream in queue mode: {attach.stream} is in lockstep", got, remedy)
+    return _not_attached(
+        attach,
+        "mode",
+        expected=f"a stream in queue mode: {attach.stream} is in lockstep",
+        got=f"work={attach.work}" if attach.work else "a checkpoint that holds which batches are done",
+        remedy=f'Write mode = "queue" in [streams.{attach.stream}], or {others}.',
+    )
 
 
 def no_such_leases(attach: m.Attach, epoch: EpochDone, batches: int) -> m.NotAttached:
@@ -246,11 +239,6 @@ def trained_on(attach: m.Attach, trainers: Sequence[m.Attach]) -> m.NotAttached:
     )
 
 
-def shards_in_use(attach: m.Attach) -> m.NotAttached:
-    """Refuse to attach a verifier for which workers would restart shards that they build for a trainer."""
-    return not_attached(attach.serial, gives_way(attach))
-
-
 def gives_way(attach: m.Attach) -> m.Refused:
     """Refuse a verifier, as a trainer reads the stream and its batches are built shard by shard."""
     return refused(
@@ -270,11 +258,6 @@ def another_cursor(attach: m.Attach, cursor: Cursor, other: m.Attach, theirs: Cu
         got=f"epoch {cursor.epoch}, batch {cursor.number} from {_named(attach)}",
         remedy="Restore the same checkpoint on all ranks, and restart them together.",
     )
-
-
-def superseded_attach(attach: m.Attach, newer: m.Attach | None) -> m.NotAttached:
-    """Refuse a trainer whose rank a newer incarnation has taken."""
-    return not_attached(attach.serial, superseded(attach.rank, newer))
 
 
 # --- elastic worlds ---

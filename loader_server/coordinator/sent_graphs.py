@@ -149,8 +149,10 @@ class Graphs:
     def run(self, stream: str) -> list[Instruction]:
         """Mark a stream's first epoch as run, so that trainers can attach; return the news for the waiting peers."""
         self._running.add(stream)
-        digest = self._kept[stream]
-        return [Send(peer, m.GraphKept(stream=stream, digest=digest, runs=True)) for peer in self._take_waiting(stream)]
+        return [
+            Send(peer, m.GraphKept(stream=stream, digest=self._kept[stream], runs=True))
+            for peer in self._take_waiting(stream)
+        ]
 
     def fail(self, stream: str, reason: str) -> list[Instruction]:
         """Forget a graph that could not be kept or run; return a warning and refusals for the waiting peers."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -61,7 +62,6 @@ from shared.wire.permissions import TO_COORDINATOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
     from typing import Any
 
     from loader_server.job_file import JobFile
@@ -109,10 +109,7 @@ def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None, *, ad
         counting = CountingThread()
         views = {name: View(stream, counting) for name, stream in streams.items()}
         coordinator = Coordinator(settings, views, journal, endpoint, keys)
-        sent = [name for name in job.accepting if name in streams]
-        coordinator.give_bundle(lambda wake: BundleKeeper(job, wake, sent))
-        coordinator.write_endpoint_to(job.endpoint_file, advertise)
-        coordinator.keep_graphs(lambda tell: GraphKeeper(job, lambda stream: View(stream, counting), tell))
+        coordinator.keep_files(job, partial(View, counting=counting), advertise)
         return coordinator
     except BaseException:  # the journal has no other owner yet
         journal.close()
@@ -188,18 +185,16 @@ class Coordinator:
         """Return the counters of what has happened so far."""
         return self._state.counts
 
-    def write_endpoint_to(self, file: Path, advertise: str = "") -> None:
-        """Keep our address in this file, at the host `advertise` if one is given; call it once."""
-        self._endpoint_writer = EndpointWriter(file, self.endpoint, advertise, self._log)
+    def keep_files(self, job: JobFile, make_view: Callable[[Stream], View], advertise: str = "") -> None:
+        """Keep the job's bundle, endpoint file and sent graphs from now on; to be called once.
+
+        The endpoint file names the host `advertise`, if one is given.
+        """
+        sent = [name for name in job.accepting if name in self.streams]
+        self._bundle = BundleKeeper(job, self._waker.wake, sent)
+        self._endpoint_writer = EndpointWriter(job.endpoint_file, self.endpoint, advertise, self._log)
         self._endpoint_writer.write()
-
-    def keep_graphs(self, make: Callable[[Callable[[GraphRuns | GraphFailed], None]], GraphKeeper]) -> None:
-        """Install the keeper that stores and runs graphs and reports back here; call it once."""
-        self._graphs = make(self._hear_of_graph)
-
-    def give_bundle(self, make: Callable[[Callable[[], None]], BundleKeeper]) -> None:
-        """Install the keeper of the bundle that joining hosts fetch; call it once."""
-        self._bundle = make(self._waker.wake)
+        self._graphs = GraphKeeper(job, make_view, self._hear_of_graph)
 
     def _hear_of_graph(self, event: GraphRuns | GraphFailed) -> None:
         self._of_graphs.put(event)
@@ -411,10 +406,11 @@ class Coordinator:
         depends = bool(facts) or any(_is_promise(order.message) for order in sends)
         is_kept = not depends or self.writer.write(facts)
         for order in instructions:
-            if isinstance(order, Warn):
-                self._log.warning(order.event, **order.fields)
-            elif isinstance(order, RunGraph) and self._graphs is not None:
-                self._graphs.run(order.stream, order.content)
+            match order:
+                case Warn(event, fields):
+                    self._log.warning(event, **fields)
+                case RunGraph(stream, content) if self._graphs is not None:
+                    self._graphs.run(stream, content)
         self._send(_latest(sends), is_kept=is_kept)
 
     def _send(self, orders: Iterable[Send], *, is_kept: bool) -> None:

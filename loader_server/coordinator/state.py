@@ -62,6 +62,7 @@ from loader_server.leases.lease_book import BookAdvanced, LeaseFact
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
 from shared.wire.lease_work import VERIFY
+from shared.wire.refusals import not_attached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -240,7 +241,7 @@ class CoordinatorState:
             return objections.not_a_queue(attach)
         if stream.is_superseded(attach):
             self.counts.stale += 1
-            return objections.superseded_attach(attach, stream.attach_of(attach.rank))
+            return not_attached(attach.serial, objections.superseded(attach.rank, stream.attach_of(attach.rank)))
         return self._worlds.check(attach, now_s)
 
     def _admit(self, peer: bytes, attach: m.Attach, cursor: Cursor, batches: int, now_s: float) -> None:
@@ -279,8 +280,7 @@ class CoordinatorState:
 
     def _take_over(self, stream: StreamTrainers, attach: m.Attach) -> None:
         """Tell the present holders of its ranks to stop, and record the new holder, so that they cannot come back."""
-        # Two trainers of one rank would train each batch twice. In the journal before anyone hears of it: an older one
-        # must not come back to a coordinator that was restarted.
+        # The order is a fact of the same turn: the older one must not come back to a coordinator that was restarted.
         ranks = range(attach.rank, attach.rank + attach.replicas)
         for rank in ranks:
             other = stream.holder(rank)
@@ -321,10 +321,10 @@ class CoordinatorState:
         self._out.append(Send(peer, members if progress.members != members.version else news))
 
     def _answer_unknown(self, progress: m.Progress, stream: StreamTrainers | None) -> m.Refused:
-        if stream is None or stream.view.evaluation or stream.view.leases is not None:
+        holds_ranks = stream is not None and not stream.view.evaluation and stream.view.leases is None
+        # One that was not superseded, as far as is known, attaches again, and then its tenure will tell.
+        if stream is None or not holds_ranks or not stream.succession.is_superseded(progress.incarnation):
             return objections.unknown_trainer()
-        if not stream.succession.is_superseded(progress.incarnation):
-            return objections.unknown_trainer()  # when it attaches again, its tenure will tell
         self.counts.stale += 1
         return objections.superseded(progress.rank, stream.attach_of(progress.rank))
 
@@ -382,8 +382,10 @@ class CoordinatorState:
                 self._warn("worker builds other bytes", worker=register.worker, endpoint=register.endpoint)
             return
         is_news = self._workers.register(peer, register, now_s, host)
-        registered = m.Registered(heartbeat_timeout_ms=int(1000 * self._timeout_s))
-        self._out += [Send(peer, registered), Send(peer, self._convictions.message)]
+        self._out += [
+            Send(peer, m.Registered(heartbeat_timeout_ms=int(1000 * self._timeout_s))),
+            Send(peer, self._convictions.message),
+        ]
         if is_news:
             self._send_members()
 
@@ -442,8 +444,7 @@ class CoordinatorState:
             self._send_culprits()
 
     def _send_culprits(self) -> None:
-        message = self._convictions.message
-        self._out.extend(Send(peer, message) for peer in self._workers.peers())
+        self._out.extend(Send(peer, self._convictions.message) for peer in self._workers.peers())
 
     def _warn(self, event: str, **fields: object) -> None:
         self._out.append(Warn(event, fields))
@@ -483,7 +484,7 @@ class CoordinatorState:
     def _stream_report(self, name: str, stream: StreamTrainers, now_s: float) -> dict[str, Any]:
         return stream_report(stream, self._settings.group or stream.group, now_s) | {
             "queue": self.queues.report_of(name) if stream.view.leases is not None else None,
-            "evaluating": self.queues.evaluations_of(name),
+            "evaluating": list(self.queues.evaluations.report_of(name)),
             "verifiers": self.verifiers.report_of(name, now_s),
             "elastic": self._worlds.report_of(name, now_s),
         }

@@ -109,8 +109,7 @@ class EvaluationTable(LeaseTable):
         answer = super().report(outcomes, now_s)
         if answer is None or outcomes.states is None:
             return answer
-        lost = outcomes.incarnation in self._lost
-        return replace(answer, sums=self._answer(outcomes.states, lost=lost))
+        return replace(answer, sums=self._answer(outcomes.states, lost=outcomes.incarnation in self._lost))
 
     def _answer(self, asked: MetricStates, *, lost: bool) -> MetricSums:
         """Return a piece of the sums, which is empty until all batches are settled."""

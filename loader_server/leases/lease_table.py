@@ -116,8 +116,11 @@ class LeaseTable:
             case NumberOut(dead=False):
                 self.dead.pop((fact.epoch, fact.number), None)
                 self._epoch(fact.epoch).put(fact.number, OutNumber(fact.nth, fact.holder, fact.failures, fact.reason))
-            case NumberOut() | NumberDone():
-                self._settle_number(fact)
+            case NumberOut():
+                self._remove(fact.epoch, fact.number)
+                self.dead[fact.epoch, fact.number] = OutNumber(fact.nth, 0, fact.failures, fact.reason)
+            case NumberDone():
+                self._remove(fact.epoch, fact.number)
 
     def _epoch(self, at: int) -> EpochLeases:
         if at not in self.epochs:
@@ -125,14 +128,12 @@ class LeaseTable:
             self.epochs = dict(sorted(self.epochs.items()))
         return self.epochs[at]
 
-    def _settle_number(self, fact: NumberOut | NumberDone) -> None:
-        """Apply a fact that a number is done or given up."""
-        key = (fact.epoch, fact.number)
-        self.dead.pop(key, None)
-        if isinstance(fact, NumberOut):
-            self.dead[key] = OutNumber(fact.nth, 0, fact.failures, fact.reason)
-        if fact.epoch in self.epochs:
-            self.epochs[fact.epoch].remove(fact.number)
+    def _remove(self, at: int, number: int) -> None:
+        """Forget a number that was out or given up."""
+        self.dead.pop((at, number), None)
+        # Its epoch may be closed already: a number that was given up may still be done.
+        if at in self.epochs:
+            self.epochs[at].remove(number)
 
     def incomplete(self) -> list[int]:
         """Return the epochs of which facts are missing after recovery, so that it is unknown which numbers are out."""

@@ -137,8 +137,9 @@ class SharingBuilder(Builder):
         built = super().build(want, prepared, payload, digest=digest, convicted=convicted)
         # A batch in which a sample was masked for killing a worker is not shared: convictions stay the job's own.
         if prepared.key and all(row.error.reason != KILLS for row in self._masked):
-            whole = built.digest or digest64(payload.data)
-            self._shelf.put(prepared.key, as_facts(built, self._masked), payload, whole)
+            self._shelf.put(
+                prepared.key, as_facts(built, self._masked), payload, built.digest or digest64(payload.data)
+            )
         return built
 
     def _take(self, prepared: Prepared, payload: NDArray[np.uint8], *, digest: bool) -> Built | None:

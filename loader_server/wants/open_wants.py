@@ -92,8 +92,7 @@ class OpenWants(Generic[S, B]):
             raise KeyError(ticket)
         self._open.take(session.incarnation, 1)
         session.builds[ticket] = build
-        urgent = build.want.urgent and not session.yields
-        self._queue_of(session).put(session.incarnation, build, urgent=urgent)
+        self._queue_of(session).put(session.incarnation, build, urgent=build.want.urgent and not session.yields)
 
     def take(self) -> B | None:
         """Return the want to build next and take it out; None if none may be built now."""

@@ -85,6 +85,3 @@ class Tickets:
     def held(self) -> tuple[Ticket, ...]:
         """Return all tickets that still have to be answered."""
         return tuple(self._open.values())
-
-    def __len__(self) -> int:
-        return len(self._open)

@@ -62,13 +62,11 @@ class LateStreams:
         if not self.awaited or now_s < self._look_s:
             return []
         self._look_s = now_s + _LOOK_S
-        absent = []
         for name in sorted(self.awaited - self._opening):
             if self._job.is_there(name):
                 self._opening.add(name)
                 threading.Thread(target=self._open, args=(name,), name="opening", daemon=True).start()
-            else:
-                absent.append(name)
+        absent = self._absent()
         if not absent:
             return []
         self._fetching.need(absent)
@@ -124,7 +122,7 @@ class LateStreams:
             self._keep(graph)
 
     def _absent(self) -> list[str]:
-        return [name for name in self.awaited - self._opening if not self._job.is_there(name)]
+        return [name for name in sorted(self.awaited - self._opening) if not self._job.is_there(name)]
 
     def _keep(self, fetched: FetchedGraph) -> None:
         name = fetched.stream

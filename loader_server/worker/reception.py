@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 
     from loader_server.building.build_thread import BuildThread, Outcome
     from loader_server.building.builder import Builder
-    from loader_server.building.send_buffers import SendBuffers
     from loader_server.stream import Stream
     from loader_server.worker.sender import Sender
-    from shared.fairness.budget import Budget
     from shared.guard import Guard
     from shared.logs import Log
     from shared.settings.job import JobSettings
@@ -76,9 +74,6 @@ class ReceptionParts:
     builders: Mapping[str, Builder]
     thread: BuildThread
     sender: Sender
-    buffers: SendBuffers
-    #: Bytes of batches for TCP that are being built, or have not been read yet.
-    batches: Budget[int]
     guard: Guard
     log: Log
     wake: Callable[[], None]
@@ -98,11 +93,13 @@ class Reception:
         self.counts = WorkerCounts()
         #: Whether this process is out of descriptors or memory, or has lost its nursery.
         self.exhausted = False
-        self._sessions: Sessions[Session] = Sessions(lambda address, hello: Session(address, hello, parts.buffers.take))
+        self._sessions: Sessions[Session] = Sessions(
+            lambda address, hello: Session(address, hello, parts.sender.buffers.take)
+        )
         #: The largest size of a batch, by stream.
         self._largest = {name: _largest_bytes(stream) for name, stream in parts.streams.items()}
         self.wants: OpenWants[Session, Build] = OpenWants(
-            self._sessions, parts.batches, self._largest, parts.sender.reads
+            self._sessions, parts.sender.batches, self._largest, parts.sender.reads
         )
         self._patience: Patience[bytes] = Patience()
         #: Messages that were dropped unread, because their senders had sent too many that were of no use.
@@ -408,14 +405,15 @@ class Reception:
 
     def _report(self, build: Build, error: BaseException) -> m.Unbuilt:
         self.counts.refused += 1
-        if isinstance(error.__cause__, NurseryEndedError):
-            self._end_exhausted(error)
-        elif isinstance(error, ExhaustedError):
-            self._take_exhaustion(build, error)
-        elif isinstance(error, MachineError):
-            self._parts.log.warning("samples cannot be tried", number=build.want.number, error=str(error))
-        elif not isinstance(error, StokerError):
-            self._parts.log.error("defect while building", number=build.want.number, error=repr(error))
+        match error:
+            case _ if isinstance(error.__cause__, NurseryEndedError):
+                self._end_exhausted(error)
+            case ExhaustedError():
+                self._take_exhaustion(build, error)
+            case MachineError():
+                self._parts.log.warning("samples cannot be tried", number=build.want.number, error=str(error))
+            case _ if not isinstance(error, StokerError):
+                self._parts.log.error("defect while building", number=build.want.number, error=repr(error))
         return unbuilt_after(build.want, error)
 
     def _take_exhaustion(self, build: Build, error: ExhaustedError) -> None:

@@ -234,8 +234,9 @@ class Registration:
     def leave(self) -> None:
         """Announce that we are leaving, so that no new wants come; do nothing once that was sent."""
         if not self.membership.left:
-            register = self._register
-            self.membership.left = self._send(m.Leave(worker=register.worker, incarnation=register.incarnation))
+            self.membership.left = self._send(
+                m.Leave(worker=self._register.worker, incarnation=self._register.incarnation)
+            )
 
     def _send(self, message: m.Message) -> bool:
         return send_if_up(self.socket, encode(message))

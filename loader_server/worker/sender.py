@@ -93,8 +93,9 @@ class Sender:
                 taken=beside,
                 used=self.sealed_port,
             )
-        self._buffers = buffers
-        self._batches = batches
+        self.buffers = buffers
+        #: Bytes of batches for TCP that are being built, or have not been read yet.
+        self.batches = batches
         #: Answers and small payloads.
         self._answers = UnreadAnswers(self.router)
         self._peers: dict[bytes, _Peer] = {}
@@ -184,7 +185,7 @@ class Sender:
         assert outcome.sent is not None
         assert outcome.payload is not None
         if outcome.sealed is not None and self._push_sealed(outcome, header, session):
-            self._buffers.give_back(outcome.payload)
+            self.buffers.give_back(outcome.payload)
             return
         if not header.digest:  # left out because it was to be sealed
             header = dataclasses.replace(header, digest=digest64(outcome.payload.data))
@@ -192,12 +193,12 @@ class Sender:
         if outcome.sent.nbytes < MARK_BYTES:
             self._queue(session.address, encode(header))
             self._queue(session.address, bytes(outcome.sent))
-            self._buffers.give_back(outcome.payload)
+            self.buffers.give_back(outcome.payload)
             return
         buffer: NDArray[np.uint8] | None = outcome.payload
         # What is sent is a copy then, which libzmq frees.
-        if self._buffers.encodes:
-            self._buffers.give_back(outcome.payload)
+        if self.buffers.encodes:
+            self.buffers.give_back(outcome.payload)
             buffer = None
         self._flush_to(session.address)  # so that answers keep their order
         head = [session.address, encode(header)]
@@ -230,10 +231,11 @@ class Sender:
             send_now(socket, head, more=True)
         except zmq.ZMQError:  # EHOSTUNREACH: it hung up, or is not connected yet
             return False
-        self._batches.take(trainer, sent.nbytes)
+        self.batches.take(trainer, sent.nbytes)
         # Without a copy: libzmq sends from our memory, and the tracker tells when it has finished.
-        frame = zmq.Frame(sent, track=True, copy=False, copy_threshold=0)
-        tracker = socket.send(frame, zmq.DONTWAIT, copy=False, track=True)
+        tracker = socket.send(
+            zmq.Frame(sent, track=True, copy=False, copy_threshold=0), zmq.DONTWAIT, copy=False, track=True
+        )
         assert tracker is not None
         self._unread.append(_UnreadBatch(tracker, trainer, sent.nbytes, buffer))
         return True
@@ -246,9 +248,9 @@ class Sender:
             if not batch.tracker.done:
                 self._unread.append(batch)
                 continue
-            self._batches.give_back(batch.trainer, batch.nbytes)
+            self.batches.give_back(batch.trainer, batch.nbytes)
             if batch.buffer is not None:
-                self._buffers.give_back(batch.buffer)
+                self.buffers.give_back(batch.buffer)
 
     def is_behind(self) -> bool:
         """Return whether libzmq is still sending something; it does not notify us, so the caller polls again soon."""

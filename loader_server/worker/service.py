@@ -162,8 +162,6 @@ class Worker:
                 builders=self._builders,
                 thread=self._thread,
                 sender=self._sender,
-                buffers=self._buffers,
-                batches=batches,
                 guard=self.guard,
                 log=self.log,
                 wake=self._waker.wake,
@@ -275,9 +273,8 @@ class Worker:
 
     def probes(self) -> Probes:
         """Return the answers to health probes."""
-        longest_s = self._job.settings.build_timeout_s
         return Probes(
-            lambda now_s: dead(self._turned_s, max(longest_s, LOOP_S) + LOOP_S, now_s),
+            lambda now_s: dead(self._turned_s, max(self._job.settings.build_timeout_s, LOOP_S) + LOOP_S, now_s),
             lambda now_s: unready_worker(self._view(), now_s),
         )
 
@@ -451,8 +448,9 @@ class Worker:
             "sample kills its decoder", stream=stream, sample=conviction.sample, identity=identity, ends=ends
         )
         self._builders[stream].culprits.find(identity)
-        culprit = m.Culprit(worker=self.settings.name, stream=stream, identity=identity, ends=ends)
-        self._registration.membership.convict(culprit)
+        self._registration.membership.convict(
+            m.Culprit(worker=self.settings.name, stream=stream, identity=identity, ends=ends)
+        )
 
 
 def _counts_of(stream: Stream) -> BuildCounts:

@@ -359,8 +359,8 @@ class ElasticWorld:
         for joiner, member in zip(chosen, self.members, strict=True):
             del self._joiners[member.member]
             self._out.append(Send(joiner.peer, self._placed(joiner.join, member)))
-        there = {*self._joiners, *(join.member for join in joins)}
-        self._serials = {member: serial for member, serial in self._serials.items() if member in there}
+        present = self._joiners.keys() | {join.member for join in joins}
+        self._serials = {member: self._serials[member] for member in present}
 
     def recover(self, fact: WorldNamed) -> None:
         """Begin the world of this fact, which is new or from the journal."""

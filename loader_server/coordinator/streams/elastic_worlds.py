@@ -44,11 +44,14 @@ class Worlds:
             return [Send(peer, problem)] if problem is not None else []
         fixed = [trainer.attach.name for trainer in stream.trainers.values() if trainer.attach.world_version is None]
         if fixed:
-            reason = f"trainers with fixed ranks are attached: {', '.join(sorted(fixed)[:8])}"
-            retry_ms = int(250 * self._timeout_s)
-            return [Send(peer, m.Gathering(serial=join.serial, reason=reason, behind=0, retry_ms=retry_ms))]
-        world = self._world(join.stream)
-        return self._settle(join.stream, world.join(peer, join, self._room(join.stream), now_s))
+            gathering = m.Gathering(
+                serial=join.serial,
+                reason=f"trainers with fixed ranks are attached: {', '.join(sorted(fixed)[:8])}",
+                behind=0,
+                retry_ms=int(250 * self._timeout_s),
+            )
+            return [Send(peer, gathering)]
+        return self._settle(join.stream, self._world(join.stream).join(peer, join, self._room(join.stream), now_s))
 
     def _world(self, stream: str) -> ElasticWorld:
         return self._worlds.setdefault(stream, ElasticWorld(stream, self._timeout_s))

@@ -70,7 +70,8 @@ class Queues:
         self._warnings: list[Warn] = []
         #: By stream and kind of work.
         self.tables: dict[tuple[str, str], LeaseTable] = {}
-        self._evaluations = Evaluations(self.tables, self._table, self._book.keep)
+        #: The evaluations whose metrics are summed.
+        self.evaluations = Evaluations(self.tables, self._table, self._book.keep)
         self._leases_more = True
         #: Whether trainers that held leases before a restart have been given time to come back.
         self._is_taken_up = False
@@ -106,8 +107,11 @@ class Queues:
 
     def incomplete(self) -> list[str]:
         """Return the epochs whose leases are not completely known, once all facts are recovered."""
-        tables = self.tables.items()
-        return [f"{stream} ({work}), epoch {at}" for (stream, work), table in tables for at in table.incomplete()]
+        return [
+            f"{stream} ({work}), epoch {at}"
+            for (stream, work), table in self.tables.items()
+            for at in table.incomplete()
+        ]
 
     def take_up(self, now_s: float) -> None:
         """Give trainers that held leases before a restart time to come back; to be called before anything else."""
@@ -196,7 +200,7 @@ class Queues:
             return self._table(stream, work).report(outcomes, now_s)
         if work != "evaluate" or not self._streams[stream].view.evaluation:
             return None
-        table = self._evaluations.enter(outcomes)
+        table = self.evaluations.enter(outcomes)
         return table.report(outcomes, now_s) if table is not None else None
 
     def _renew_if_behind(self, outcomes: m.Outcomes) -> None:
@@ -277,10 +281,6 @@ class Queues:
             work = table.settings.work
             tables.setdefault("evaluate" if is_evaluation(work) else work, []).append(table)
         return {work: _report(alike) for work, alike in tables.items()}
-
-    def evaluations_of(self, stream: str) -> list[dict[str, Any]]:
-        """Return the progress of each evaluation whose metrics are summed."""
-        return list(self._evaluations.report_of(stream))
 
 
 _NEWS = {

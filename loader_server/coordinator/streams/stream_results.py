@@ -234,8 +234,12 @@ class StreamResults:
         latest = self.latest
         if kept.aside or kept.values or latest is None:
             return kept
-        reports = tuple(dict.fromkeys((*latest.reports, *kept.reports)))
-        return replace(kept, rows=latest.rows, values=latest.values, reports=reports)
+        return replace(
+            kept,
+            rows=latest.rows,
+            values=latest.values,
+            reports=tuple(dict.fromkeys((*latest.reports, *kept.reports))),
+        )
 
     def _reports(self, key: _Key) -> dict[int, _Report]:
         """Return the reports of an aggregate, begun with this call if there are none; the oldest may make room."""
@@ -288,8 +292,10 @@ def _together(reports: Collection[_Report]) -> ResultsKept:
 
     Floating-point sums depend on the order, and reports arrive in any.
     """
-    ordered = sorted(reports, key=lambda report: (report.ranks.start, report.results.incarnation))
-    parts = [report.results for report in ordered]
+    parts = [
+        report.results
+        for report in sorted(reports, key=lambda report: (report.ranks.start, report.results.incarnation))
+    ]
     values: dict[str, list[tuple[int, float | None]]] = defaultdict(list)
     for part in parts:
         for name, value in part.values:

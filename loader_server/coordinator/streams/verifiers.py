@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server.coordinator import objections
 from loader_server.coordinator.events import Instruction, Send
-from loader_server.coordinator.streams.stream_trainers import AttachedReader, wait_for_count
+from loader_server.coordinator.streams.stream_trainers import AttachedReader
+from loader_server.coordinator.streams.world_rules import batch_misfit, plan_misfit
 from shared.wire.parts import Cursor
+from shared.wire.refusals import not_attached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -59,16 +61,20 @@ class Verifiers:
             return objections.no_such_stream(attach, self._streams)
         stream = self._streams[attach.stream]
         cursor = self._cursor(attach, stream)
-        return _objection(attach, cursor, stream) or self._admit(peer, attach, cursor, now_s)
+        misfit = plan_misfit(attach, cursor, stream.view, {cursor.group}, carries=False)
+        # Workers would restart for it the shards that they build for a trainer.
+        if misfit is None and stream.view.producers and stream.trainers:
+            misfit = not_attached(attach.serial, objections.gives_way(attach))
+        return misfit or self._admit(peer, attach, cursor, now_s)
 
     def _admit(
         self, peer: bytes, attach: m.Attach, cursor: Cursor, now_s: float
     ) -> m.Attached | m.NotAttached | m.Wait:
         batches = self._streams[attach.stream].view.batches(cursor.epoch, cursor.group)
-        if batches is None:
-            return wait_for_count(attach, cursor.epoch)
-        if cursor.number > batches:
-            return objections.no_such_batch(attach, cursor, batches)
+        misfit = batch_misfit(attach, cursor, batches)
+        if misfit is not None:
+            return misfit
+        assert batches is not None
         # A connection speaks for one verifier: another one on it is gone.
         self._forget(lambda other: other.peer == peer)
         verifier = AttachedReader(
@@ -137,15 +143,3 @@ class Verifiers:
             }
             for verifier in sorted(self._of(stream), key=lambda verifier: verifier.attach.name)
         ]
-
-
-def _objection(attach: m.Attach, cursor: Cursor, stream: StreamTrainers) -> m.NotAttached | None:
-    if cursor.plan_digest != stream.view.digest:
-        return objections.another_plan(attach, cursor, stream.view.digest)
-    if attach.world > cursor.group:
-        return objections.too_large_a_world(attach, cursor)
-    if (objection := objections.objection(stream.view, {cursor.group})) is not None:
-        return objections.group_misfit(attach, objection)
-    if stream.view.producers and stream.trainers:
-        return objections.shards_in_use(attach)
-    return None

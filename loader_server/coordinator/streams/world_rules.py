@@ -21,9 +21,10 @@ from shared.wire.parts import Cursor
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from loader_server.coordinator.events import StreamView
     from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
 
-__all__ = ["WorldRules"]
+__all__ = ["WorldRules", "batch_misfit", "plan_misfit"]
 
 #: How long a rank that disagrees with the others may wait before it is refused, in heartbeat timeouts.
 _PATIENCE_TIMEOUTS = 2
@@ -57,18 +58,9 @@ class WorldRules:
         self, attach: m.Attach, cursor: Cursor, batches: int | None, stream: StreamTrainers
     ) -> m.NotAttached | m.Wait | None:
         """Return a refusal if the stream cannot have this cursor or world, or a wait while its batches are counted."""
-        if cursor.plan_digest != stream.view.digest:
-            return objections.another_plan(attach, cursor, stream.view.digest)
-        if (misfit := objections.world_misfit(attach, cursor, stream.view)) is not None:
-            return misfit
-        group = self._group or stream.group or cursor.group
-        if (objection := objections.objection(stream.view, {cursor.group, group})) is not None:
-            return objections.group_misfit(attach, objection)
-        if batches is None:
-            return wait_for_count(attach, cursor.epoch)
-        if cursor.number > batches:
-            return objections.no_such_batch(attach, cursor, batches)
-        return None
+        groups = {cursor.group, self._group or stream.group or cursor.group}
+        misfit = plan_misfit(attach, cursor, stream.view, groups, carries=stream.view.carries)
+        return misfit or batch_misfit(attach, cursor, batches)
 
     def check_takes_nothing(
         self, attach: m.Attach, stream: StreamTrainers, now_s: float
@@ -120,3 +112,26 @@ def _compared(attach: m.Attach, cursor: Cursor, other: AttachedTrainer) -> m.Not
     if (cursor.epoch, cursor.number) != (theirs.epoch, theirs.number):
         return objections.another_cursor(attach, cursor, other.attach, theirs)
     return None
+
+
+def plan_misfit(
+    attach: m.Attach, cursor: Cursor, view: StreamView, groups: set[int], *, carries: bool
+) -> m.NotAttached | None:
+    """Return why the plan does not have this cursor, or one of these groups, for this world; None if it does.
+
+    With `carries` each rank has to get the same rows from batch to batch, so the world has to be the group.
+    """
+    if cursor.plan_digest != view.digest:
+        return objections.another_plan(attach, cursor, view.digest)
+    misfit = objections.world_misfit(attach, cursor, carries=carries)
+    if misfit is not None:
+        return misfit
+    objection = next(filter(None, map(view.objection, sorted(groups))), None)
+    return objections.group_misfit(attach, objection) if objection is not None else None
+
+
+def batch_misfit(attach: m.Attach, cursor: Cursor, batches: int | None) -> m.NotAttached | m.Wait | None:
+    """Return a refusal of a cursor past the end of its epoch, or a wait while the epoch's batches are counted."""
+    if batches is None:
+        return wait_for_count(attach, cursor.epoch)
+    return objections.no_such_batch(attach, cursor, batches) if cursor.number > batches else None
