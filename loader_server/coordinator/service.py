@@ -131,7 +131,7 @@ class Coordinator:
         #: Streams that trainers can attach to, by name; replaced as a whole, so that other threads can read it.
         self.streams = streams
         self._builder_parts = settings.builder_parts
-        #: The differences last logged of each worker, by name: refused workers ask again and again.
+        #: The differences last logged of each worker, by name.
         self._differing: dict[str, str] = {}
         self._comings = Comings()
         self._graphs: GraphKeeper | None = None
@@ -385,6 +385,7 @@ class Coordinator:
         peer = identity.bytes
         if isinstance(message, m.BuilderParts):
             return self._answer_parts(peer, message)
+        # Known only from the connection: a worker behind it may name a loopback endpoint, where nobody else finds it.
         host = identity.get("Peer-Address") if isinstance(message, m.Register) else ""
         return self._state.handle(Received(peer, message, str(host)), now_s)
 
@@ -392,6 +393,7 @@ class Coordinator:
         differing = differing_parts(self._builder_parts, builder.parts)
         parts = "; ".join(differing) or "none that has a name"
         answer = Send(peer, objections.other_parts(builder, differing))
+        # Refused workers ask again and again, and each difference is logged once.
         if self._differing.get(builder.worker) == parts:
             return [answer]
         if len(self._differing) >= _MOST_DIFFERING:
@@ -458,6 +460,7 @@ class Coordinator:
             self._log.debug("peer is gone")
 
     def _close(self) -> None:
+        """Send what is queued, write what waits for the disk a last time, and give up endpoint file and journal."""
         self.doors.close()
         if self._bundle is not None:
             self._bundle.close()
@@ -465,6 +468,7 @@ class Coordinator:
         self._context.term()
         self._waker.close()
         self.writer.write(())
+        # While the journal is still locked: otherwise this would remove the file of a successor that serves already.
         if self._endpoint_writer is not None:
             self._endpoint_writer.close()
         self._journal.close()

@@ -257,6 +257,7 @@ class CoordinatorState:
 
     def _add(self, peer: bytes, attach: m.Attach, cursor: Cursor, batches: int, now_s: float) -> None:
         stream, position = self._streams[attach.stream], (cursor.epoch, cursor.number)
+        # What such a trainer had leased is leased to others at once, instead of after its silence.
         for former in stream.former(peer, attach.incarnation):
             self._let_leave(attach.stream, former, now_s)
         trainer = AttachedTrainer(

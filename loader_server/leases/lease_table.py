@@ -281,6 +281,7 @@ class LeaseTable:
         trainer.hungry = len(trainer.leases) < wanted
 
     def _grant(self, at: int, incarnation: int, trainer: LeaseTrainer) -> None:
+        # Fresh numbers go out in order: so `fresh` and the few that are out tell the state of all numbers.
         epoch = self.epochs[at]
         number = epoch.next()
         assert number is not None
@@ -376,6 +377,7 @@ class LeaseTable:
 
     def _call(self, incarnation: int, trainer: LeaseTrainer) -> None:
         """Note that a trainer has to be called, unless it was called already and has not reported since."""
+        # The call may be lost: until it reports, the answer to each of its heartbeats repeats it (see `hear`).
         if not trainer.called:
             self.calls.append(incarnation)
         trainer.called = True
@@ -395,6 +397,7 @@ class LeaseTable:
 
     def leave(self, incarnation: int) -> None:
         """Forget a trainer that is gone, and give back its leases."""
+        # Its reports still count if it was only cut off: what was leased to it stays known by `nth`.
         trainer = self.trainers.pop(incarnation, None)
         for key in list(trainer.leases) if trainer is not None else ():
             self._give_back(key)
@@ -415,6 +418,7 @@ class LeaseTable:
         What waits behind that batch goes back as well: the trainer would be stuck on each in turn, one deadline after
         another.
         """
+        # A batch that the consumer never had waited for its data, or behind others: that costs it no try.
         keys = list(trainer.leases)
         if trainer.in_hand:
             self.counts.expired += 1

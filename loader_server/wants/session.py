@@ -40,7 +40,7 @@ class Session:
         #: The public key of its last connection; empty if there are no keys.
         self.key = ""
         self.tickets = Tickets()
-        #: Its open tickets.
+        #: The builds of its open tickets.
         self.builds: dict[Ticket, Build] = {}
         self.shared: OpenedSlots | None = None
         self._take = take

@@ -61,6 +61,7 @@ class Tickets:
 
     def refuse(self, ticket: Ticket) -> None:
         """Note a ticket that was refused without having been open, so that a later copy of it is stale."""
+        # The trainer may have lent the slot anew after the refusal, and the copy would be written into that lending.
         if ticket.slot < self.slots and self.judge(ticket) is not Verdict.STALE:
             self._note(ticket)
 

@@ -87,6 +87,7 @@ class Membership:
 
     def convict(self, culprit: m.Culprit) -> None:
         """Report a sample that killed decoders here, now and with every heartbeat until the coordinator lists it."""
+        # Any message may be lost, and a verdict on a sample costs up to five workers.
         self._unlisted[culprit_key(culprit.stream, culprit.identity)] = culprit
         self.due_s = 0.0
 

@@ -189,6 +189,7 @@ class Reception:
             self.counts.garbage += 1
             return False
         accepted = door(self, identity, self._sessions.at(identity), message)
+        # Looked up again: a Hello may just have begun the session.
         session = self._sessions.at(identity)
         if session is not None:
             session.heard_s, session.key = now_s, key
@@ -318,6 +319,9 @@ class Reception:
             self._sender.answer(session.address, m.Cancelled(ticket=message.ticket))
 
     def _answer_ping(self, identity: bytes, session: Session | None, message: m.Ping) -> None:
+        # A want, or its answer, may be lost with a connection that neither side saw end. By the list of open tickets
+        # the trainer notices, and asks again. It has those of a session that is gone as well: a Pong without them would
+        # say that their slots are free.
         held = session.tickets.held() if session is not None else ()
         sealed = session.sealed_number if session is not None else 0
         self._sender.say(identity, m.Pong(number=message.number, tickets=held, sealed=sealed, waiting=self._to_build()))
@@ -364,6 +368,8 @@ class Reception:
     def answer(self, outcome: Outcome) -> None:
         """Answer a want with the outcome of its build."""
         build = outcome.build
+        # The ticket is closed only here, when the building thread has ended with it: after the answer the trainer may
+        # lend the slot to another worker, which would write beside this one.
         session = self.wants.finish(build)
         if session is None:
             return  # its trainer is gone

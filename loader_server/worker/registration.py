@@ -104,6 +104,7 @@ class Registration:
             self.membership.hear(now_s)
             with contextlib.suppress(ProtocolError):
                 culprits += self._take_in(decode(frames[0].buffer), now_s)
+        # Only before its first answer: one that served once is waited for without end, as trainers go on without it.
         if self._may_register and self.membership.gives_up(now_s):
             raise LostError(
                 expected="a coordinator that takes this worker in",

@@ -312,6 +312,7 @@ class Worker:
         self._sender.take_back()
         if self.exhausted and not self._draining:
             self.drain(_LAST_WORDS_S)
+        # In each turn: what was begun is finished, and what comes meanwhile is refused, so trainers ask others at once.
         if self._draining:
             self._sender.mark_all()
             self._reception.refuse_all()

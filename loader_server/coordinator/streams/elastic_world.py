@@ -121,6 +121,7 @@ class ElasticWorld:
         answer = self._answer_without_a_place(join, room, now_s)
         if answer is not None:
             return [Send(peer, answer)]
+        # A request that was delayed must not undo a later one.
         if join.serial < self._serials.get(join.member, 0):
             return []
         member = next((known for known in self.members if known.member == join.member), None)
@@ -316,6 +317,8 @@ class ElasticWorld:
 
     def _choose(self, room: int, now_s: float) -> list[_Joiner]:
         """Return who would be in a world that began now: former members in rank order, then by time of joining."""
+        # Former members first, so that the chief stays while it lives: a checkpoint follows the one that its writer
+        # read or wrote last.
         places = {member.member: place for place, member in enumerate(self.members)}
 
         def order(joiner: _Joiner) -> tuple[int, float, int]:
@@ -335,6 +338,7 @@ class ElasticWorld:
             return False
         if self._enough_s is None:
             self._enough_s = now_s
+        # One that may still commit a checkpoint: a member that restored the one before would train its steps again.
         if any(until_s > now_s for until_s in self._awaited_s.values()):
             return False
         # The rest of a world goes on at once; only a world of strangers waits for more to come.
@@ -367,6 +371,7 @@ class ElasticWorld:
         self.version, self.limits = fact.version, (fact.least, fact.most)
         self.members = tuple(WorldMember(*member) for member in fact.members)
         self.stage, self._enough_s = WorldStage.TRAINING, None
+        # What was reported in the world before counts for nothing in this one. After a restart nobody has been heard.
         self._awaited_s.clear()
         self._starts.clear()
         self._peers.clear()

@@ -66,12 +66,15 @@ class Queues:
         self._group = group or 1
         self._timeout_s = timeout_s
         self._keep = keep
+        #: One book for all tables, because they share a journal: a trainer that heard of any may be the only one to
+        #: know that it lost some.
         self._book = LeaseBook(draw, keep)
         self._warnings: list[Warn] = []
         #: By stream and kind of work.
         self.tables: dict[tuple[str, str], LeaseTable] = {}
         #: The evaluations whose metrics are summed.
         self.evaluations = Evaluations(self.tables, self._table, self._book.keep)
+        #: Whether anything is leased; no longer once the job's end was ordered.
         self._leases_more = True
         #: Whether trainers that held leases before a restart have been given time to come back.
         self._is_taken_up = False
@@ -138,10 +141,12 @@ class Queues:
         if problem is not None:
             return problem
         table = self._table(attach.stream, work)
+        # A request that is repeated, because its answer was lost, must not rewind what was leased since.
         if attach.done is not None and table.rewound_by != (attach.incarnation, attach.serial):
             answer = self._rewind(attach, attach.done, table)
             if answer is not None:
                 return answer
+        # Only with a first request: a later one is of a trainer that was here, and whose results count.
         elif work == "evaluate" and attach.serial == _FIRST:
             _begin_afresh(table, attach)
         epoch = table.unsettled()
@@ -162,6 +167,7 @@ class Queues:
         return None
 
     def _rewind(self, attach: m.Attach, done: DoneSet, table: LeaseTable) -> m.NotAttached | m.Wait | None:
+        # The whole done-set is compared with the plan before anything is rewound: a refused one changes nothing.
         batches: dict[int, int] = {}
         for epoch in done.epochs:
             count = self._batches(attach.stream, table.settings.work, epoch.epoch)
@@ -239,6 +245,7 @@ class Queues:
 
     def hear(self, stream: str, incarnation: int, now_s: float) -> bool:
         """Note a trainer's heartbeat; return whether it was called to report and has not done so."""
+        # A trainer may have leases of several kinds of work, and each table judges its silence.
         heard = [table.hear(incarnation, now_s) for table in self._of(stream)]
         return any(heard)
 

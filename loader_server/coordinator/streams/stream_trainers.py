@@ -182,6 +182,7 @@ class StreamTrainers:
 
     def former(self, peer: bytes, incarnation: int) -> list[int]:
         """Return the other trainers that were attached on this connection."""
+        # A connection speaks for one trainer: the process of the others has ended or begun anew.
         return [other for other, trainer in self.trainers.items() if trainer.peer == peer and other != incarnation]
 
     def add(self, trainer: AttachedTrainer) -> None:
