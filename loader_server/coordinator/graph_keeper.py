@@ -33,14 +33,14 @@ _MOST_OUTPUT = 3000
 
 
 class GraphKeeper:
-    """Keeper of one job's graphs; calls `tell` with events, from any thread."""
+    """Keeper of one job's graphs; calls `report` with events, from any thread."""
 
     def __init__(
-        self, job: JobFile, view: Callable[[Stream], StreamView], tell: Callable[[GraphRuns | GraphFailed], None]
+        self, job: JobFile, view: Callable[[Stream], StreamView], report: Callable[[GraphRuns | GraphFailed], None]
     ) -> None:
         self._job = job
         self._view = view
-        self._tell = tell
+        self._report = report
         self._log = Log("coordinator")
         for name in job.accepting:
             if not job.is_awaited(name) and not job.is_there(name):
@@ -66,10 +66,10 @@ class GraphKeeper:
         except (StokerError, OSError) as error:
             # What cannot be run must not be found at the next start, nor stand in the way of another graph.
             self._job.graph_path(stream).unlink(missing_ok=True)
-            self._tell(GraphFailed(stream, str(error)))
+            self._report(GraphFailed(stream, str(error)))
         else:
             self._log.info("graph runs", stream=stream)
-            self._tell(GraphRuns(stream, opened))
+            self._report(GraphRuns(stream, opened))
 
     def _index(self, stream: str) -> None:
         command = [sys.executable, "-m", "loader_server", "index", str(self._job.path), "--stream", stream]
@@ -85,7 +85,10 @@ class GraphKeeper:
 
 
 def kept_graphs(job: JobFile) -> dict[str, str]:
-    """Return the digests of the graphs on disk, by stream; empty for a stream that has none yet."""
+    """Return the digests of the graphs on disk, by stream; empty for a stream that has none yet.
+
+    Raises OSError if a graph cannot be read.
+    """
     return {
         name: "" if job.is_awaited(name) else digest_of_graph(job.graph_path(name).read_bytes())
         for name in job.accepting

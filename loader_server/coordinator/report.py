@@ -129,15 +129,15 @@ def _cut(report: dict[str, Any], most: int) -> dict[str, Any]:
     lists = [(name, report, cut) for name in ("workers", "culprits", "failing")]
     lists += [(key, stream, cut["streams"][name]) for name, stream in report["streams"].items() for key in emptied]
     # Reserve room for the counts of entries that are left out, with a number as long as any of them.
-    cut["cut"] = {key: 2**53 for key, whole, _ in lists if whole[key]}
+    cut["cut"] = {key: 2**53 for key, entries, _ in lists if entries[key]}
     room = most - len(json.dumps(cut))
     cut["cut"] = {}
     # The shortest first, so that the room that a short list does not need goes to the longer ones.
     lists.sort(key=lambda place: len(json.dumps(place[1][place[0]])))
-    for done, (key, whole, shortened) in enumerate(lists):
-        shortened[key], used = _beginning(whole[key], room // (len(lists) - done))
+    for done, (key, entries, shortened) in enumerate(lists):
+        shortened[key], used = _beginning(entries[key], room // (len(lists) - done))
         room -= used
-        left_out = len(whole[key]) - len(shortened[key])
+        left_out = len(entries[key]) - len(shortened[key])
         if left_out:
             cut["cut"][key] = cut["cut"].get(key, 0) + left_out
     return cut
@@ -159,7 +159,7 @@ class Comings:
 
     def __init__(self) -> None:
         #: The members in the last report.
-        self._there: set[_Member] = set()
+        self._present: set[_Member] = set()
         #: When each member was last logged, for as long as its pause lasts.
         self._logged_s: dict[_Member, float] = {}
         #: Changes of a member that were not logged because its last line was too recent.
@@ -167,9 +167,9 @@ class Comings:
 
     def look(self, report: Mapping[str, Any], now_s: float) -> list[_Line]:
         """Return the log lines, as event and fields, for what has changed since the last report."""
-        there = set(_members(report))
-        changed = sorted(there ^ self._there, key=str)
-        self._there = there
+        present = set(_members(report))
+        changed = sorted(present ^ self._present, key=str)
+        self._present = present
         lines = [*self._take_due(now_s), *(line for member in changed for line in self._lines_of(member, now_s))]
         if len(lines) <= _MOST_LINES:
             return lines
@@ -195,7 +195,7 @@ class Comings:
 
     def _line(self, member: _Member) -> _Line:
         fields = dict(member)
-        return f"{fields.pop('kind')} {'is there' if member in self._there else 'is gone'}", fields
+        return f"{fields.pop('kind')} {'is there' if member in self._present else 'is gone'}", fields
 
 
 def _members(report: Mapping[str, Any]) -> Iterator[_Member]:

@@ -76,8 +76,8 @@ class LeaseTable:
         self._name = (settings.stream, settings.work)
         self.counts = TableCounts()
         self.generation = 1
-        #: The epochs under way, oldest first. Once one has begun, the last is never forgotten: it says how far the work
-        #: is.
+        #: The epochs under way, oldest first. Once one has begun, the last is never forgotten, as it tells how far the
+        #: work is.
         self.epochs: dict[int, EpochLeases] = {}
         #: By incarnation.
         self.trainers: dict[int, LeaseTrainer] = {}
@@ -325,7 +325,7 @@ class LeaseTable:
         return True
 
     def _close_settled(self) -> None:
-        """Forget the oldest epochs while they are settled, but never the last: it says how far the work is."""
+        """Forget the oldest epochs while they are settled, but never the last, which tells how far the work is."""
         while len(self.epochs) > 1:
             at, epoch = next(iter(self.epochs.items()))
             if not epoch.is_settled:

@@ -72,6 +72,7 @@ class SharingBuilder(Builder):
         began_ns = time.perf_counter_ns()
         planned = self.planned(want)
         key = self._key(want, planned)
+        # What is on the shelf is not even read: the samples' files were, by another job's worker.
         if not key or self._shelf.find(key) is None:
             return replace(super().prepare(want, begin), key=key)
         shape, layout, gaps = self._laid_out(planned.shape)
@@ -90,6 +91,7 @@ class SharingBuilder(Builder):
         # All that the bytes depend on: settings of the stream, the batch's number, and what each sample's file is now.
         state = xxhash.xxh3_128(self._shared)
         state.update(f" {want.epoch} {want.group} {want.number}".encode())
+        # An identity has the file's name, which need not be UTF-8.
         for sample in samples:
             state.update(b"\0" + self.stream.identity(sample).encode("utf-8", "surrogatepass"))
         return state.digest()
@@ -133,6 +135,7 @@ class SharingBuilder(Builder):
         # files: the error carries what a reading thread has to do.
         if not prepared.is_read:
             raise UnreadError(lambda begin: replace(Builder.prepare(self, want, begin), key=prepared.key))
+        # `_note_masked` fills this while the batch is built: the shelf's facts have to name each masked row.
         self._masked = []
         built = super().build(want, prepared, payload, digest=digest, convicted=convicted)
         # A batch in which a sample was masked for killing a worker is not shared: convictions stay the job's own.
@@ -151,6 +154,7 @@ class SharingBuilder(Builder):
             return None
         build_us = (time.perf_counter_ns() - began_ns) // 1000
         built, masked = from_facts(kept.facts, digest=kept.digest if digest else 0, build_us=build_us)
+        # In the quarantine of this job as well, as if the sample had been masked here.
         for row in masked:
             self._quarantine.note(self.stream.name, row.sample, self.stream.source.name(row.sample), row.error)
         return replace(built, read_us=prepared.read_us)
@@ -162,6 +166,7 @@ class SharingBuilder(Builder):
 
 def as_facts(built: Built, masked: Sequence[MaskedSample]) -> bytes:
     """Return the facts of a batch that was built, as bytes."""
+    # Texts of errors may quote names of files that are not UTF-8, which Python has as surrogates.
     packed: bytes = msgpack.packb(
         [
             [built.rows, built.masked, built.reason, list(built.reasons)],

@@ -103,6 +103,7 @@ class OpenWants(Generic[S, B]):
         # batches.
         elif not self._under_way:
             build = self._spare.take(self._may_build)
+        # The largest size of its stream, because its own is known only once it is built.
         if build is not None and not build.want.in_slot:
             self._batches.take(build.trainer, self._largest[build.want.stream])
         return build
@@ -124,7 +125,7 @@ class OpenWants(Generic[S, B]):
         return session, build
 
     def finish(self, build: B) -> S | None:
-        """End a want that was taken, whatever became of it; return its session, or None if that has not this build."""
+        """End a want that was taken, built or not; return its session, or None if it has no session with this build."""
         self._under_way.discard(id(build))
         # From here on the sender counts the bytes that the trainer has not read.
         if not build.want.in_slot:
@@ -152,7 +153,7 @@ class OpenWants(Generic[S, B]):
         ended = self._queue_of(session).drop(session.incarnation)
         for build in ended:
             self._end(session, build)
-        # Those that are begun end with their builds: until then something of ours may write into the trainer's slots.
+        # Those that are begun end with their builds: until then this worker may write into the trainer's slots.
         for build in session.builds.values():
             build.cancelled = True
         self._sessions.leave(session)

@@ -73,7 +73,7 @@ class Tickets:
     def answer(self, ticket: Ticket) -> None:
         """Close a ticket that is being answered; raise a KeyError if it is not open.
 
-        From now on nothing of ours may write into its slot.
+        From now on this worker may not write into its slot.
         """
         if not self.is_open(ticket):
             raise KeyError(ticket)

@@ -68,6 +68,7 @@ class WantQueue(Generic[K, W]):
 
     def waiting(self, may: Callable[[K, W], bool]) -> int:
         """Return the number of wants of those trainers whose next want may be built."""
+        # The others wait for their own trainer, and would not delay a newcomer.
         return sum(len(wants) for trainer, wants in self._by_trainer.items() if may(trainer, wants.first()))
 
     def put(self, trainer: K, want: W, *, urgent: bool) -> None:
@@ -112,6 +113,7 @@ class WantQueue(Generic[K, W]):
 
     def _tidy(self, trainer: K) -> None:
         wants = self._by_trainer[trainer]
+        # An urgent want that was taken out must leave its trainer no place before all turns.
         if not wants.urgent:
             self._ahead.pop(trainer, None)
         if not wants:

@@ -2,7 +2,7 @@
 
 They are opened once graph and index are on this machine's disk: a coordinator on this machine writes them there;
 otherwise they are fetched from its bundle, piece by piece. Rules: used by the poll loop, which never waits here:
-opening imports TensorFlow, so a thread does it. Whatever fails is tried again.
+opening imports TensorFlow, so a thread does it. What fails is tried again.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class LateStreams:
         self._wake()
 
     def take_opened(self) -> list[Builder]:
-        """Return the builders of the streams that were opened since the last call."""
+        """Return the builders of the streams that were opened since the last call; the others are tried again."""
         builders = []
         while not self._tried.empty():
             name, builder = self._tried.get()

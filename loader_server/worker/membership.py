@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Membership"]
 
-#: Heartbeat timeout until the coordinator tells us the job's.
+#: Heartbeat timeout until the coordinator has named the job's.
 _USUAL_TIMEOUT_S = 2.0
 
 #: How long a worker that was never answered keeps trying: its coordinator may start later than it does.

@@ -211,8 +211,8 @@ class Reception:
         session = self._sessions.welcome(identity, hello)
         self._parts.guard.expect(session.sealed_identity)
         shared = session.shared is not None
-        came = "trainer came" if known is None else "trainer is back"
-        self._parts.log.info(came, stream=hello.stream, shared_memory=shared, reason=session.why_not_shared)
+        event = "trainer came" if known is None else "trainer is back"
+        self._parts.log.info(event, stream=hello.stream, shared_memory=shared, reason=session.why_not_shared)
         self._sender.say(
             identity,
             m.Welcome(

@@ -153,8 +153,8 @@ class Sender:
     def flush(self) -> bool:
         """Send the queued answers, those for one trainer together; return whether all trainers were still there."""
         identities, self._with_frames = self._with_frames, []
-        there = [self._flush_to(identity) for identity in identities]
-        return all(there)
+        reached = [self._flush_to(identity) for identity in identities]
+        return all(reached)
 
     def _flush_to(self, identity: bytes) -> bool:
         peer = self._peers.get(identity)
@@ -181,7 +181,10 @@ class Sender:
     # --- batches ---
 
     def push(self, outcome: Outcome, header: Pushed, session: Session, log: Log) -> None:
-        """Send a batch by TCP: sealed if the trainer has a key for it, otherwise on the connection for all messages."""
+        """Send a batch by TCP: sealed if the trainer has a key for it, otherwise on the connection for all messages.
+
+        If the trainer is gone, the batch is dropped, which goes to `log`.
+        """
         assert outcome.sent is not None
         assert outcome.payload is not None
         if outcome.sealed is not None and self._push_sealed(outcome, header, session):

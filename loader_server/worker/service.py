@@ -250,7 +250,10 @@ class Worker:
         self._registration.tell_metrics(bound)
 
     def drain(self, timeout_s: float) -> None:
-        """Finish what is being built, refuse the rest, then end; may be called from a signal handler."""
+        """Finish what is being built, refuse the rest, then end, after `timeout_s` in any case.
+
+        May be called from a signal handler.
+        """
         self._draining = True
         self._stop_s = time.monotonic() + timeout_s
         self._waker.wake()

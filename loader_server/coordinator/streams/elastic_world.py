@@ -103,7 +103,7 @@ class ElasticWorld:
         return self.stage is WorldStage.TRAINING or bool(self._awaited_s or self._joiners)
 
     def rank_of(self, member: WorldMember) -> int:
-        """Return the member's first rank."""
+        """Return the member's first rank; raise a ValueError if it is not a member of this world."""
         return sum(before.replicas for before in self.members[: self.members.index(member)])
 
     @property

@@ -265,7 +265,7 @@ class Queues:
             table.tick(now_s)
 
     def excuse(self, now_s: float) -> None:
-        """Extend deadlines after a stall of ours, during which trainers could not be heard."""
+        """Extend deadlines after a stall of this process, during which trainers could not be heard."""
         for table in self.tables.values():
             table.excuse(now_s)
 

@@ -180,14 +180,14 @@ class StreamResults:
         results = report.results
         if len(reports) < _MOST_PARTS or results.incarnation in reports:
             reports[results.incarnation] = report
-        whole = _together(reports.values())
+        aggregate = _together(reports.values())
         # A slow trainer's older epoch gets its answer, but does not replace a newer one.
         if self._is_late(results):
-            return [Send(report.peer, self._answer(whole, results.serial, parts=len(reports)))]
+            return [Send(report.peer, self._answer(aggregate, results.serial, parts=len(reports)))]
         has_part = results.incarnation in reports and not results.ended and not results.aside
         changed = self._changed_parts(key, report, reports) if has_part else []
-        whole = replace(self._after_latest(whole), reports=((results.incarnation, results.serial),))
-        return [*map(Keep, changed), *self._keep(whole, hearers=[report], parts=len(reports))]
+        aggregate = replace(self._after_latest(aggregate), reports=((results.incarnation, results.serial),))
+        return [*map(Keep, changed), *self._keep(aggregate, hearers=[report], parts=len(reports))]
 
     def _changed_parts(self, key: _Key, report: _Report, reports: dict[int, _Report]) -> list[ResultsFact]:
         """Return the facts that make the journal hold these parts: for the same aggregate, only the new part."""

@@ -209,10 +209,8 @@ class StreamTrainers:
             del self._positions[position]
 
     def last(self) -> Position:
-        """Return the slowest trainer's position; at least one has to be attached.
-
-        Positions are counted, so this costs as much as there are distinct ones, and a world's ranks are at few.
-        """
+        """Return the slowest trainer's position; raise a ValueError if none is attached."""
+        # Positions are counted, so this costs as much as there are distinct ones, and a world's ranks are at few.
         return min(self._positions)
 
     def remove_silent(self, since_s: float) -> None:
