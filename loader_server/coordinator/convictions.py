@@ -60,6 +60,7 @@ class Convictions:
         forgotten = self.matching(forgive)
         for stream, identity in forgotten:
             self.forget(stream, identity)
+        # There is room again, so another overflow is news.
         self._has_warned = self._has_warned and not forgotten
         return [Keep(Forgot(stream, identity)) for stream, identity in forgotten]
 

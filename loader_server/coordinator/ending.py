@@ -68,6 +68,7 @@ class Ending:
 
     def stand(self, place: m.StandsStill, now_s: float) -> Iterator[Send]:
         """Record the round of a paused rank; announce the last round to all if this report completes it."""
+        # The journal has no end: a coordinator that was restarted knows of none until it is ordered again.
         if self._drains is not None:
             self._places.setdefault(place.stream, {})[place.incarnation] = RoundPlace(place.epoch, place.number)
             yield from self._agree(place.stream, now_s)
@@ -88,7 +89,8 @@ class Ending:
         # of the world has reported, or when the wait for absent ranks is over.
         ranks = sum(len(trainer.ranks) for trainer in attached.values())
         if ranks >= max(trainer.attach.world for trainer in attached.values()) or now_s >= self._until_s:
-            # The furthest, because a rank cannot take back the steps that it is ahead.
+            # The furthest of those that are here, because a rank cannot take back the steps that it is ahead. The place
+            # of one that has left or is gone does not count.
             self._last[stream] = max(
                 (places[incarnation] for incarnation in attached), key=lambda place: (place.epoch, place.number)
             )
