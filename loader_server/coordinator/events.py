@@ -133,7 +133,7 @@ class Ticked:
 
 @dataclass(frozen=True, slots=True)
 class Excused:
-    """The coordinator stalled, or could not write the journal: peers that it did not hear or answer are not to blame."""
+    """The coordinator stalled, or could not write the journal: peers that were silent meanwhile are not to blame."""
 
 
 @dataclass(frozen=True, slots=True)

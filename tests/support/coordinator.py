@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from loader_server.coordinator.events import Keep, Received, Send
-from loader_server.coordinator.events import CoordinatorSettings
+from loader_server.coordinator.events import CoordinatorSettings, Keep, Received, Send
 from loader_server.coordinator.state import CoordinatorState
 from shared.bad_limit import BadLimit
 from shared.errors import SettingsError
