@@ -89,8 +89,8 @@ class Ending:
         # of the world has reported, or when the wait for absent ranks is over.
         ranks = sum(len(trainer.ranks) for trainer in attached.values())
         if ranks >= max(trainer.attach.world for trainer in attached.values()) or now_s >= self._until_s:
-            # The furthest attached rank's, because no rank can take back a step. The place of a rank that has left or is
-            # gone does not count.
+            # The furthest attached rank's, because no rank can take back a step. The place of a rank that has left, or
+            # is gone, does not count.
             self._last[stream] = max(
                 (places[incarnation] for incarnation in attached), key=lambda place: (place.epoch, place.number)
             )
