@@ -28,41 +28,40 @@ class Convictions:
 
     def __init__(self, first_version: int = 1) -> None:
         self._ends: dict[tuple[str, str], str] = {}
-        #: Unique to each list, even across runs of the coordinator.
+        #: Unique to each list, even across runs of the coordinator: a worker that has a list from before a restart must
+        #: not pass for one that has the present list.
         self._version = first_version
+        #: The list as workers get it; None until it is made for the present version.
         self._message: m.Culprits | None = None
         #: Whether the warning that there is no more room was logged.
-        self._is_full_said = False
+        self._has_warned = False
 
     def __contains__(self, key: tuple[str, str]) -> bool:
         return key in self._ends
 
-    @property
-    def full(self) -> bool:
-        """Return whether there is no room for more convictions."""
-        return len(self._ends) >= _MOST
-
-    def convict(self, found: m.Culprit) -> list[Instruction]:
+    def convict(self, culprit: m.Culprit) -> list[Instruction]:
         """Record a conviction and return the fact to keep and a warning; nothing if it is known already.
 
         If the list is full, only warn, once.
         """
-        what = {"stream": found.stream, "identity": found.identity, "ends": found.ends, "worker": found.worker}
-        if (found.stream, found.identity) in self:
+        fields = {name: getattr(culprit, name) for name in ("stream", "identity", "ends", "worker")}
+        if (culprit.stream, culprit.identity) in self:
             return []
-        if self.full:
-            is_said, self._is_full_said = self._is_full_said, True  # workers repeat it with each heartbeat
-            return [] if is_said else [Warn("too many samples kill decoders: from here on they are not kept", what)]
-        self.add(found.stream, found.identity, found.ends)
-        kept = Keep(CulpritFound(found.stream, found.identity, found.ends))
-        return [kept, Warn("sample kills decoders: it is masked from now on", what)]
+        if len(self._ends) < _MOST:
+            self.add(culprit.stream, culprit.identity, culprit.ends)
+            kept = Keep(CulpritFound(culprit.stream, culprit.identity, culprit.ends))
+            return [kept, Warn("sample kills decoders: it is masked from now on", fields)]
+        # Workers repeat a conviction with each heartbeat until it is listed, and this one never will be.
+        has_warned, self._has_warned = self._has_warned, True
+        return [] if has_warned else [Warn("too many samples kill decoders: from here on they are not kept", fields)]
 
     def forgive(self, forgive: m.Forgive) -> list[Instruction]:
         """Forget the convictions that a request covers; return a fact to keep for each."""
         forgotten = self.matching(forgive)
         for stream, identity in forgotten:
             self.forget(stream, identity)
-        self._is_full_said = self._is_full_said and not forgotten
+        # There is room again, so another overflow is news.
+        self._has_warned = self._has_warned and not forgotten
         return [Keep(Forgot(stream, identity)) for stream, identity in forgotten]
 
     def add(self, stream: str, identity: str, ends: str) -> None:
@@ -97,6 +96,7 @@ class Convictions:
     def message(self) -> m.Culprits:
         """Return the list that is sent to workers."""
         if self._message is None:
-            keys = sorted({culprit_key(*found) for found in self._ends})
-            self._message = m.Culprits(version=self._version, keys=tuple(keys))
+            self._message = m.Culprits(
+                version=self._version, keys=tuple(sorted({culprit_key(*sample) for sample in self._ends}))
+            )
         return self._message

@@ -51,9 +51,9 @@ class Ending:
         self._drains = drains
         self._queues.lease_no_more()
         for stream in self._streams:
-            yield from self._tell(stream)
+            yield from self._announce(stream)
 
-    def _tell(self, stream: str) -> Iterator[Send]:
+    def _announce(self, stream: str) -> Iterator[Send]:
         message = self.news(stream)
         return (Send(trainer.peer, message) for trainer in self._streams[stream].trainers.values())
 
@@ -66,11 +66,12 @@ class Ending:
         """Return the answer to a heartbeat: the announcement of the end, or `Noted` while the job goes on."""
         return m.Noted() if self._drains is None else m.JobEnds(drains=self._drains, last=self._last.get(stream))
 
-    def stand(self, said: m.StandsStill, now_s: float) -> Iterator[Send]:
+    def stand(self, place: m.StandsStill, now_s: float) -> Iterator[Send]:
         """Record the round of a paused rank; announce the last round to all if this report completes it."""
+        # The journal has no end: a coordinator that was restarted knows of none until it is ordered again.
         if self._drains is not None:
-            self._places.setdefault(said.stream, {})[said.incarnation] = RoundPlace(said.epoch, said.number)
-            yield from self._agree(said.stream, now_s)
+            self._places.setdefault(place.stream, {})[place.incarnation] = RoundPlace(place.epoch, place.number)
+            yield from self._agree(place.stream, now_s)
 
     def agree(self, now_s: float) -> Iterator[Send]:
         """Fix the last round of each stream that need not wait any longer.
@@ -86,14 +87,21 @@ class Ending:
             return
         # A rank that is restarting may be ahead of all attached ones, so the last round is fixed only when every rank
         # of the world has reported, or when the wait for absent ranks is over.
-        ranks = sum(len(one.ranks) for one in attached.values())
-        if ranks >= max(one.attach.world for one in attached.values()) or now_s >= self._until_s:
-            self._last[stream] = max((places[one] for one in attached), key=lambda at: (at.epoch, at.number))
-            yield from self._tell(stream)
+        ranks = sum(len(trainer.ranks) for trainer in attached.values())
+        if ranks >= max(trainer.attach.world for trainer in attached.values()) or now_s >= self._until_s:
+            # The furthest attached rank's, because no rank can take back a step. The place of a rank that has left, or
+            # is gone, does not count.
+            self._last[stream] = max(
+                (places[incarnation] for incarnation in attached), key=lambda place: (place.epoch, place.number)
+            )
+            yield from self._announce(stream)
 
     def report(self) -> dict[str, Any] | None:
         """Return how many trainers and leases remain; None while the job goes on."""
         if self._drains is None:
             return None
-        trainers = sum(len(stream.trainers) for stream in self._streams.values())
-        return {"drains": self._drains, "trainers": trainers, "leased": self._queues.leased()}
+        return {
+            "drains": self._drains,
+            "trainers": sum(len(stream.trainers) for stream in self._streams.values()),
+            "leased": self._queues.leased(),
+        }

@@ -1,4 +1,4 @@
-"""Maintenance of the file `<state>/endpoint`, which says where others reach this coordinator while it serves.
+"""Maintenance of the file `<state>/endpoint`, the address at which others reach this coordinator while it serves.
 
 Rules: only the process that holds the journal's lock has a writer. Each `write` works out the address anew, because it
 may appear late or change, and writes the file only if its content differs. A full disk holds up nothing: the next call
@@ -30,14 +30,17 @@ class EndpointWriter:
 
     def __init__(self, file: Path, bound: str, advertise: str, log: Log) -> None:
         self._file = file
-        self._told = advertised(bound, advertise)
+        self._announced = advertised(bound, advertise)
         self._log = log
         #: The address in the file, and the last write's error (empty if it succeeded); an error is logged once.
         self._written = self._problem = ""
 
     def write(self) -> None:
-        """Write the reachable endpoint to the file unless it is there already; keep the old file if none is found."""
-        endpoint = find_reachable_endpoint(self._told, self._told)
+        """Write the reachable endpoint to the file unless it is there already; keep the old file if none is found.
+
+        An error is logged once; the next call tries again.
+        """
+        endpoint = find_reachable_endpoint(self._announced, self._announced)
         if endpoint is None or (endpoint == self._written and self._file.exists()):
             return
         try:

@@ -1,25 +1,28 @@
-"""The events, facts and instructions of the coordinator's state: its interface to service and journal.
+"""The interface of the coordinator's state to service and journal: settings, events, facts and instructions.
 
 Rules: pure; events and facts say what happened, instructions are orders; nothing here decides.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from loader_server.leases.facts import BookAdvanced, LeaseFact
+from loader_server.leases.lease_book import BookAdvanced, LeaseFact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from loader_server.leases.table import LeaseRules
+    from loader_server.leases.lease_table import LeaseRules
+    from shared.bad_limit import BadLimit
     from shared.errors import SettingsError
     from shared.wire import messages as m
     from shared.wire.parts import WireField, WireShape
 
 __all__ = [
     "Advanced",
+    "CoordinatorSettings",
+    "Counts",
     "CulpritFound",
     "EndOrdered",
     "Event",
@@ -41,6 +44,7 @@ __all__ = [
     "ResultsPartLeft",
     "RunGraph",
     "Send",
+    "StreamFact",
     "StreamView",
     "Ticked",
     "Warn",
@@ -48,15 +52,52 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorSettings:
+    """What the state needs to know of its job."""
+
+    job: str
+    #: The builder fingerprint that every worker has to have.
+    builder: str
+    #: The parts of that fingerprint, by name.
+    builder_parts: tuple[tuple[str, str], ...] = ()
+    #: The group of all streams; 0: the world's size when a stream first starts.
+    group: int
+    heartbeat_timeout_s: float
+    #: How many rows with a sample may be masked before a feed ends with an error.
+    max_bad: BadLimit
+    #: Streams that accept a graph from a trainer, with the digest of the kept graph, or an empty string.
+    graphs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counters of what has happened since the coordinator started."""
+
+    attaches: int = 0
+    refusals: int = 0
+    superseded: int = 0
+    workers_gone: int = 0
+    #: Requests older than the last one of their sender, or from a trainer whose rank is another's by now.
+    stale: int = 0
+
+    def report(self) -> dict[str, int]:
+        """Return the counters that a status shows."""
+        return {"attaches": self.attaches, "refusals": self.refusals, "stale": self.stale}
+
+
 class StreamView(Protocol):
     """The coordinator's view of a stream; its answers never block."""
 
+    #: The digest of its plan, which a trainer's cursor has to have.
     digest: str
+    #: Whether it is read for evaluation, by any number of independent readers.
     evaluation: bool
     #: Whether rows carry state, so each rank has to get the same rows from batch to batch.
     carries: bool
     fields: tuple[WireField, ...]
     shapes: tuple[WireShape, ...]
+    #: How many shards its batches are made in, whole; 0 if they are planned of samples.
     producers: int
     base_fields: tuple[WireField, ...]
     #: How batches are leased in queue mode; None in lockstep.
@@ -92,7 +133,7 @@ class Ticked:
 
 @dataclass(frozen=True, slots=True)
 class Excused:
-    """We stalled, or could not write the journal: peers that were not heard or answered meanwhile are not to blame."""
+    """The coordinator stalled, or could not write the journal: peers that were silent meanwhile are not to blame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,58 +171,64 @@ class GraphFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupFixed:
-    """A stream's group, fixed when its training first started."""
+class StreamFact:
+    """A fact about a stream."""
 
     stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFixed(StreamFact):
+    """A stream's group, fixed when its training first started."""
+
     group: int
 
 
 @dataclass(frozen=True, slots=True)
-class Advanced:
+class Advanced(StreamFact):
     """The position that a stream's slowest rank has trained to."""
 
-    stream: str
     epoch: int
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class RankTaken:
+class RankTaken(StreamFact):
     """The incarnations that have held a rank, oldest first.
 
     The last one holds it now, with this tenure.
     """
 
-    stream: str
     rank: int
     incarnations: tuple[int, ...]
     tenure: int
 
 
 @dataclass(frozen=True, slots=True)
-class CulpritFound:
+class CulpritFound(StreamFact):
     """A sample that kills its decoder (a conviction)."""
 
-    stream: str
     identity: str
     #: How the child processes that decoded it ended.
     ends: str
 
 
 @dataclass(frozen=True, slots=True)
-class Forgot:
+class Forgot(StreamFact):
     """A conviction was forgiven: undoes `CulpritFound`."""
 
-    stream: str
     identity: str
 
 
 @dataclass(frozen=True, slots=True)
-class ResultsKept:
+class ResultsFact(StreamFact):
+    """A fact about the results of training or evaluation."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsKept(ResultsFact):
     """The aggregate of a stream's last epoch or evaluation over all ranks."""
 
-    stream: str
     epoch: int
     step: int
     rows: int
@@ -189,7 +236,7 @@ class ResultsKept:
     values: tuple[tuple[str, float | None], ...]
     #: The reports in it, by incarnation and serial; in queue mode only the latest, while each trainer has a
     #: `ResultsPart`.
-    told: tuple[tuple[int, int], ...]
+    reports: tuple[tuple[int, int], ...]
     #: Why the run ended; empty while it goes on.
     ended: str = ""
     #: Whether these are values that ranks agreed on, rather than results.
@@ -206,10 +253,9 @@ class ResultsKept:
 
 
 @dataclass(frozen=True, slots=True)
-class ResultsPart:
+class ResultsPart(ResultsFact):
     """One trainer's part of the last epoch with results, in queue mode, where the aggregate grows with each report."""
 
-    stream: str
     incarnation: int
     serial: int
     epoch: int
@@ -219,27 +265,24 @@ class ResultsPart:
 
 
 @dataclass(frozen=True, slots=True)
-class ResultsPartLeft:
+class ResultsPartLeft(ResultsFact):
     """A part no longer counts, as another epoch has results or training went back: undoes `ResultsPart`."""
 
-    stream: str
     incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
-class ResultsLeft:
+class ResultsLeft(ResultsFact):
     """An old evaluation, or an agreement of a run's ranks, is forgotten: undoes `ResultsKept`."""
 
-    stream: str
     evaluation: str
     aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class WorldNamed:
+class WorldNamed(StreamFact):
     """An elastic world of a stream began, replacing the one before."""
 
-    stream: str
     version: int
     least: int
     most: int
@@ -247,8 +290,7 @@ class WorldNamed:
     members: tuple[tuple[int, int, str, int], ...]
 
 
-ResultsFact = ResultsKept | ResultsLeft | ResultsPart | ResultsPartLeft
-Fact = GroupFixed | Advanced | RankTaken | CulpritFound | Forgot | ResultsFact | WorldNamed | LeaseFact | BookAdvanced
+Fact = StreamFact | LeaseFact | BookAdvanced
 
 
 # --- instructions ---

@@ -13,8 +13,8 @@ the newest fact of each key, and tries again. Meanwhile no lease is promised and
 promise to trainers in lockstep rests on the journal, so nothing is withheld from them: cursors are in their
 checkpoints, a group travels with the cursor, and a sample that kills decoders would be found again. If the coordinator
 is also restarted in that time, a stream that had just started takes its group from the next attach, and a trainer that
-was superseded in between may come back until its successor does. Only someone who asks to forget a conviction is told
-that this is not permanent yet.
+was superseded in between may come back until its successor does. Only the answer to a request to forget a conviction
+states that this is not permanent yet.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from loader_server.coordinator.events import (
     Forgot,
     GroupFixed,
     RankTaken,
-    ResultsFact,
     ResultsKept,
     ResultsLeft,
     ResultsPart,
@@ -42,11 +41,10 @@ from loader_server.coordinator.events import (
 )
 from loader_server.coordinator.journal_files import JournalFiles
 from loader_server.coordinator.journal_lock import JournalLock, LockedError
-from loader_server.leases.facts import (
+from loader_server.leases.lease_book import (
     BookAdvanced,
     EpochClosed,
     EpochOpened,
-    LeaseFact,
     NumberDone,
     NumberOut,
     StatesForgotten,
@@ -73,8 +71,31 @@ _KINDS: dict[str, type[Fact]] = {
     for kind in (GroupFixed, Advanced, RankTaken, CulpritFound, ResultsKept, ResultsPart, WorldNamed, *_OF_LEASES)
 }
 
-#: Each of these removes the fact that it undoes.
-_UNDOING = (Forgot, EpochClosed, NumberDone, ResultsLeft, ResultsPartLeft, TableForgotten, StatesForgotten)
+#: Each of these removes the fact that it undoes, which has the same key.
+_UNDOES: dict[type[Fact], type[Fact]] = {
+    Forgot: CulpritFound,
+    EpochClosed: EpochOpened,
+    NumberDone: NumberOut,
+    ResultsLeft: ResultsKept,
+    ResultsPartLeft: ResultsPart,
+    TableForgotten: TableRewound,
+    StatesForgotten: StatesSummed,
+}
+
+#: The fields that tell facts of one kind apart, where these are others than the stream.
+_KEY_FIELDS: dict[type[Fact], tuple[str, ...]] = {
+    BookAdvanced: (),
+    RankTaken: ("stream", "rank"),
+    CulpritFound: ("stream", "identity"),
+    ResultsPart: ("stream", "incarnation"),
+    TableRewound: ("stream", "work"),
+    StatesSummed: ("stream", "work"),
+    EpochOpened: ("stream", "work", "epoch"),
+    NumberOut: ("stream", "work", "epoch", "number"),
+}
+
+#: Fields that rows have under the name that an earlier release gave them, so that any release can read them.
+_NAMES_IN_ROWS = {"reports": "told"}
 
 #: SQLite's message about a damaged table quotes from it, and the quotation may not be UTF-8.
 _DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
@@ -114,7 +135,14 @@ class Journal:
         try:
             return JournalLock(self._path)
         except LockedError as error:
-            raise self._held(error.endpoint) from None
+            held = HeldError(
+                expected="to be the only coordinator of this job",
+                got=f"another one{f' at {error.endpoint}' if error.endpoint else ''} that holds the journal",
+                where=str(self._path),
+                remedy="Stop the other one (`loader-server status` finds it), or name another state folder.",
+            )
+            held.endpoint = error.endpoint
+            raise held from None
         except OSError as error:
             raise self._no_room(error) from None
 
@@ -158,15 +186,23 @@ class Journal:
         except _DAMAGE as error:
             raise self._damaged(error) from None
         for key, body, digest in rows:
-            fact = _fact(body) if digest == _digest(key, body) else None
+            fact = _fact_of(body) if digest == _digest(key, body) else None
             if fact is not None:
                 yield fact
             elif _names_a_number(body):
+                # Of an earlier release. Applied to another sample it would mask that one for good.
                 self._log.warning("conviction by number is dropped: samples may have other numbers now", key=key)
                 with contextlib.suppress(sqlite3.Error):  # if not, it is dropped at each start
                     self._database.execute("DELETE FROM facts WHERE key = ?", (key,))
+            # Without it a number that is out would count as done, or be leased a second time.
             elif key.startswith(tuple(kind.__name__ for kind in _OF_LEASES)):
-                raise self._damaged_lease(key)
+                raise DataError(
+                    expected="all facts about leased batches to be whole",
+                    got=f"a damaged one, {key}",
+                    where=str(self._path),
+                    remedy="Move the file away and start again, then restore the trainers' checkpoint: it says which "
+                    "batches are done.",
+                )
             else:
                 self._log.warning("damaged fact is dropped", path=str(self._path), key=key)
 
@@ -186,8 +222,9 @@ class Journal:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             self._files.note_given_up()
-            self.refuse_lost()  # SQLite fails to read a file that was cut, without saying why
+            self.refuse_lost()  # SQLite fails to read a file that was cut, without a reason in its error
             raise (error if isinstance(error, JournalLostError) else self._no_room(error)) from error
+        # Looked at once more: files that vanish between the look above and the commit take the facts with them.
         self._files.note(wrote=self._database.total_changes > changes)
         self.refuse_lost()
 
@@ -195,24 +232,23 @@ class Journal:
         """Raise JournalLostError if the files were unlinked, moved, replaced or cut: their content would be lost."""
         problem = self._files.problem()
         if problem:
-            raise self._lost(problem)
+            raise JournalLostError(
+                expected="the journal's files to be as the coordinator left them",
+                got=problem,
+                where=str(self._path.parent),
+                remedy="If they were moved, move them back. Otherwise end the trainers of streams in queue mode and "
+                "the loaders, and start them again: training resumes at the last checkpoint. Training in lockstep goes "
+                "on.",
+            )
 
     def _write(self, fact: Fact) -> None:
-        key, body = _key(fact), _body(fact)
-        if isinstance(fact, _UNDOING):
+        key = _key(fact)
+        if type(fact) in _UNDOES:
             self._database.execute("DELETE FROM facts WHERE key = ?", (key,))
         else:
+            fields = {_NAMES_IN_ROWS.get(name, name): value for name, value in dataclasses.asdict(fact).items()}
+            body = json.dumps([type(fact).__name__, fields])
             self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (key, body, _digest(key, body)))
-
-    def _held(self, endpoint: str) -> HeldError:
-        held = HeldError(
-            expected="to be the only coordinator of this job",
-            got=f"another one{f' at {endpoint}' if endpoint else ''} that holds the journal",
-            where=str(self._path),
-            remedy="Stop the other one (`loader-server status` finds it), or name another state folder.",
-        )
-        held.endpoint = endpoint
-        return held
 
     def _no_room(self, error: Exception) -> WriteError:
         closed = why_closed(self._path.parent) or why_closed(self._path)
@@ -223,15 +259,6 @@ class Journal:
             remedy=CLOSED_REMEDY if closed else "Make room on its disk, and let this user write there.",
         )
 
-    def _lost(self, problem: str) -> JournalLostError:
-        return JournalLostError(
-            expected="the journal's files to be as the coordinator left them",
-            got=problem,
-            where=str(self._path.parent),
-            remedy="If they were moved, move them back. Otherwise end the trainers of streams in queue mode and the "
-            "loaders, and start them again: training resumes at the last checkpoint. Training in lockstep goes on.",
-        )
-
     def _damaged(self, error: Exception) -> DataError:
         return DataError(
             expected="a whole journal",
@@ -239,15 +266,6 @@ class Journal:
             where=str(self._path),
             remedy="Move the file away and start again: trainers bring their cursors from their checkpoints; only a "
             "group other than the world's size has to be set again in [job].",
-        )
-
-    def _damaged_lease(self, key: str) -> DataError:
-        return DataError(
-            expected="all facts about leased batches to be whole",
-            got=f"a damaged one, {key}",
-            where=str(self._path),
-            remedy="Move the file away and start again, then restore the trainers' checkpoint: it says which batches "
-            "are done.",
         )
 
     def close(self) -> None:
@@ -263,6 +281,7 @@ class JournalWriter:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._log = Log("journal")
+        #: By key, so that what waits for a full disk is bounded by what the journal would hold.
         self._waiting: dict[str, Fact] = {}
         #: Number of failed writes.
         self.errors = 0
@@ -280,15 +299,17 @@ class JournalWriter:
         self._waiting.update({_key(fact): fact for fact in facts})
         error = self._try()
         self._log_change(error, had_waited)
-        self.errors += error is not None and bool(self._waiting)
         if error is None:
             self._waiting.clear()
+        self.errors += bool(self._waiting)
         return error is None
 
     def _try(self) -> WriteError | None:
         try:
             if self._waiting:
                 self._journal.write(self._waiting.values())
+            # With nothing to write SQLite would not notice that its files are gone, nor would a promise that rests on
+            # facts written earlier.
             else:
                 self._journal.refuse_lost()
         except WriteError as error:
@@ -309,49 +330,26 @@ class JournalWriter:
 def _is_for_want_of_room(error: Exception) -> bool:
     """Return whether the disk is at fault, not the database.
 
-    Told by SQLite's message, because Python 3.10 passes on nothing else.
+    Judged by SQLite's message, because Python 3.10 passes on nothing else.
     """
     return any(words in str(error) for words in ("is full", "disk I/O error", "unable to open", "readonly"))
 
 
 def _key(fact: Fact) -> str:
-    if isinstance(fact, CulpritFound | Forgot):
-        return f"{CulpritFound.__name__}/{fact.stream}/{fact.identity}"
-    if isinstance(fact, ResultsFact):
-        return _key_of_results(fact)
-    if isinstance(fact, LeaseFact):
-        return _key_of_leases(fact)
-    name = type(fact).__name__ if isinstance(fact, BookAdvanced) else f"{type(fact).__name__}/{fact.stream}"
-    return f"{name}/{fact.rank}" if isinstance(fact, RankTaken) else name
+    """Return the key of a fact: the newest fact of a key replaces the others, and one that undoes it removes it."""
+    kind = _UNDOES.get(type(fact), type(fact))
+    key = "/".join([kind.__name__, *(str(getattr(fact, name)) for name in _KEY_FIELDS.get(kind, ("stream",)))])
+    if not isinstance(fact, ResultsKept | ResultsLeft):
+        return key
+    return key + ("/aside" if fact.aside else "") + (f"/of {fact.evaluation}" if fact.evaluation else "")
 
 
-def _key_of_leases(fact: LeaseFact) -> str:
-    table = f"{fact.stream}/{fact.work}"
-    if isinstance(fact, NumberOut | NumberDone):
-        return f"{NumberOut.__name__}/{table}/{fact.epoch}/{fact.number}"
-    if isinstance(fact, EpochOpened | EpochClosed):
-        return f"{EpochOpened.__name__}/{table}/{fact.epoch}"
-    if isinstance(fact, StatesSummed | StatesForgotten):
-        return f"{StatesSummed.__name__}/{table}"
-    return f"{TableRewound.__name__}/{table}"
-
-
-def _key_of_results(fact: ResultsFact) -> str:
-    if isinstance(fact, ResultsKept | ResultsLeft):
-        aside, of = "/aside" if fact.aside else "", f"/of {fact.evaluation}" if fact.evaluation else ""
-        return f"{ResultsKept.__name__}/{fact.stream}{aside}{of}"
-    return f"{ResultsPart.__name__}/{fact.stream}/{fact.incarnation}"
-
-
-def _body(fact: Fact) -> str:
-    return json.dumps([type(fact).__name__, dataclasses.asdict(fact)])
-
-
-def _fact(body: str) -> Fact | None:
+def _fact_of(body: str) -> Fact | None:
     """Return the fact; None if another release wrote it, with a kind or fields that are unknown here."""
     try:
         kind, fields = json.loads(body)
-        values: dict[str, Any] = {name: _plain(of) for name, of in fields.items()}
+        names = {in_row: name for name, in_row in _NAMES_IN_ROWS.items()}
+        values: dict[str, Any] = {names.get(name, name): _plain(value) for name, value in fields.items()}
         return _KINDS[kind](**values)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -84,14 +84,15 @@ class _LogEnd:
         # other salts is left from before the log was restarted, so the log ends in front of it.
         frame, page = b"", int.from_bytes(os.pread(self._descriptor, 4, 8), "big")
         nbytes = _FRAME_HEADER + min(page, _LARGEST_PAGE)
-        while len(next_one := os.pread(self._descriptor, nbytes, self._at)) == nbytes and next_one[8:16] == salts:
-            frame, self._at = next_one, self._at + nbytes
+        while len(following := os.pread(self._descriptor, nbytes, self._at)) == nbytes and following[8:16] == salts:
+            frame, self._at = following, self._at + nbytes
         self._frame = frame or self._frame
         return any(frame[4:8])
 
     def is_whole(self) -> bool:
         """Return whether the last frame is unchanged, or the log was restarted in place."""
         salts = self._salts_now()
+        # A log that was restarted has other salts; one that was cut to nothing has none.
         if salts != self._salts:
             return any(salts)
         return os.pread(self._descriptor, len(self._frame), self._at - len(self._frame)) == self._frame
@@ -119,6 +120,7 @@ class JournalFiles:
         for path in self._paths:
             if path not in self._files and path.exists():
                 self._files[path] = _WatchedFile(path, os.open(path, os.O_PATH | os.O_CLOEXEC), 0)
+        # The longest that it ever was: while it is open SQLite makes no file shorter.
         for file in self._files.values():
             file.size = max(file.size, os.fstat(file.descriptor).st_size)
         if self._log_end is None and self._log.exists():
@@ -135,6 +137,7 @@ class JournalFiles:
 
     def problem(self) -> str:
         """Return what has happened to the files; empty if they are as SQLite left them."""
+        # Files that were moved away may be moved back, and then nothing is lost; a cut cannot be undone.
         if not self._cut:
             problem = next(filter(None, (file.problem() for file in self._files.values())), "")
             if problem and "shortened" not in problem:

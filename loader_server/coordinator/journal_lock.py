@@ -51,6 +51,7 @@ class JournalLock:
             raise LockedError(self._read_endpoint()) from None
         if self._descriptor is None:
             raise OSError(errno.ENOLCK, "its file system has no locks")
+        # A killed holder leaves its address behind, where nobody serves any more.
         self._forget_endpoint()
 
     def say_where(self, endpoint: str) -> None:

@@ -1,25 +1,54 @@
-"""The report that `loader-server status` shows, for people and scripts.
+"""The report that `loader-server status` shows, and log lines for the workers and trainers that come and go.
 
-Rules: pure. A report that is too long for a message is cut, and says how many entries were left out. What limits a job
-is derived from what trainers report, because only they know whether they wait.
+Rules: pure. A report that is too long for a message is cut, and counts the entries that were left out. What limits a
+job is derived from what trainers report, because only they know whether they wait. Log lines are derived from the
+difference between two consecutive reports, so an absence shorter than the time between them goes unnoticed. A member
+that has just been logged is not logged again for a while; its next line then has the number of its changes.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
     from loader_server.coordinator.workers import RegisteredWorker
 
-__all__ = ["MOST_CHARACTERS", "limit_of", "stream_report", "text_of", "worker_report"]
+__all__ = ["MOST_CHARACTERS", "Comings", "limit_of", "stream_report", "text_of", "worker_report"]
 
 #: Length limit of the text that a `Status` message carries.
 MOST_CHARACTERS = 2**19
 
 #: Trainers that wait for less than this are practically never without data.
 _NOTICEABLE_PERMILLE = 50
+
+#: Minimum time between two lines about the same worker or trainer.
+_PAUSE_S = 30.0
+
+#: Limit of lines for one report; the rest are summed up in one more line.
+_MOST_LINES = 20
+
+#: A worker or trainer: its kind, and the fields by which people know it.
+_Member: TypeAlias = tuple[tuple[str, Any], ...]
+_Line: TypeAlias = tuple[str, dict[str, Any]]
+
+#: The fields of a heartbeat that a worker's report shows.
+_OF_A_BEAT = (
+    "waiting",
+    "building",
+    "built",
+    "masked",
+    "kept",
+    "decoded",
+    "taken",
+    "remote_bytes",
+    "remote_found",
+    "remote_waited",
+)
 
 
 def limit_of(waited_permille: float | None) -> str | None:
@@ -77,22 +106,12 @@ def _whole(number: float | None) -> int | None:
 
 def worker_report(worker: RegisteredWorker, now_s: float) -> dict[str, Any]:
     """Return the report of one worker, as of its last heartbeat; its counts are 0 before the first one."""
-    beat = worker.beat
     return {
         "name": worker.address.worker,
         "endpoint": worker.address.endpoint,
         "metrics": worker.metrics,
         "silent_s": round(now_s - worker.heard_s, 1),
-        "waiting": beat.waiting if beat else 0,
-        "building": beat.building if beat else 0,
-        "built": beat.built if beat else 0,
-        "masked": beat.masked if beat else 0,
-        "kept": beat.kept if beat else 0,
-        "decoded": beat.decoded if beat else 0,
-        "taken": beat.taken if beat else 0,
-        "remote_bytes": beat.remote_bytes if beat else 0,
-        "remote_found": beat.remote_found if beat else 0,
-        "remote_waited": beat.remote_waited if beat else 0,
+        **{name: getattr(worker.beat, name) if worker.beat else 0 for name in _OF_A_BEAT},
     }
 
 
@@ -110,15 +129,15 @@ def _cut(report: dict[str, Any], most: int) -> dict[str, Any]:
     lists = [(name, report, cut) for name in ("workers", "culprits", "failing")]
     lists += [(key, stream, cut["streams"][name]) for name, stream in report["streams"].items() for key in emptied]
     # Reserve room for the counts of entries that are left out, with a number as long as any of them.
-    cut["cut"] = {key: 2**53 for key, whole, _ in lists if whole[key]}
+    cut["cut"] = {key: 2**53 for key, entries, _ in lists if entries[key]}
     room = most - len(json.dumps(cut))
     cut["cut"] = {}
     # The shortest first, so that the room that a short list does not need goes to the longer ones.
-    lists.sort(key=lambda one: len(json.dumps(one[1][one[0]])))
-    for place, (key, whole, into) in enumerate(lists):
-        into[key], used = _beginning(whole[key], room // (len(lists) - place))
+    lists.sort(key=lambda place: len(json.dumps(place[1][place[0]])))
+    for done, (key, entries, shortened) in enumerate(lists):
+        shortened[key], used = _beginning(entries[key], room // (len(lists) - done))
         room -= used
-        left_out = len(whole[key]) - len(into[key])
+        left_out = len(entries[key]) - len(shortened[key])
         if left_out:
             cut["cut"][key] = cut["cut"].get(key, 0) + left_out
     return cut
@@ -133,3 +152,55 @@ def _beginning(entries: list[dict[str, Any]], most: int) -> tuple[list[dict[str,
             return entries[:place], used
         used += length
     return entries, used
+
+
+class Comings:
+    """Members that were present in the last report, and when each was last logged."""
+
+    def __init__(self) -> None:
+        #: The members in the last report.
+        self._present: set[_Member] = set()
+        #: When each member was last logged, for as long as its pause lasts.
+        self._logged_s: dict[_Member, float] = {}
+        #: Changes of a member that were not logged because its last line was too recent.
+        self._unlogged: Counter[_Member] = Counter()
+
+    def look(self, report: Mapping[str, Any], now_s: float) -> list[_Line]:
+        """Return the log lines, as event and fields, for what has changed since the last report."""
+        present = set(_members(report))
+        changed = sorted(present ^ self._present, key=str)
+        self._present = present
+        lines = [*self._take_due(now_s), *(line for member in changed for line in self._lines_of(member, now_s))]
+        if len(lines) <= _MOST_LINES:
+            return lines
+        return [*lines[:_MOST_LINES], ("more came or went", {"count": len(lines) - _MOST_LINES})]
+
+    def _lines_of(self, member: _Member, now_s: float) -> Iterator[_Line]:
+        if member in self._logged_s:
+            self._unlogged[member] += 1
+            return
+        self._logged_s[member] = now_s
+        yield self._line(member)
+
+    def _take_due(self, now_s: float) -> Iterator[_Line]:
+        """Allow new lines about members whose pause is over; yield one for each that changed during its pause."""
+        # A worker that comes and goes all the time would otherwise fill the log.
+        for member in [member for member, logged_s in self._logged_s.items() if now_s - logged_s >= _PAUSE_S]:
+            del self._logged_s[member]
+            changes = self._unlogged.pop(member, 0)
+            if changes:
+                self._logged_s[member] = now_s
+                event, fields = self._line(member)
+                yield event, {**fields, "changes": changes}
+
+    def _line(self, member: _Member) -> _Line:
+        fields = dict(member)
+        return f"{fields.pop('kind')} {'is there' if member in self._present else 'is gone'}", fields
+
+
+def _members(report: Mapping[str, Any]) -> Iterator[_Member]:
+    for worker in report["workers"]:
+        yield ("kind", "worker"), ("worker", worker["name"]), ("endpoint", worker["endpoint"])
+    for name, stream in report["streams"].items():
+        for trainer in stream["trainers"]:
+            yield ("kind", "trainer"), ("stream", name), ("rank", trainer["rank"]), ("trainer", trainer["name"])

@@ -13,16 +13,18 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import zmq
 
 from loader_server.building.fingerprint import builder_fingerprint, builder_parts, differing_parts
-from loader_server.coordinator import refusals
-from loader_server.coordinator.comings import Comings
+from loader_server.coordinator import objections
 from loader_server.coordinator.endpoint_writer import EndpointWriter
 from loader_server.coordinator.events import (
+    CoordinatorSettings,
+    Counts,
     EndOrdered,
     Excused,
     GraphFailed,
@@ -36,9 +38,9 @@ from loader_server.coordinator.events import (
     Ticked,
     Warn,
 )
-from loader_server.coordinator.graphs.graph_keeper import GraphKeeper, kept_graphs
+from loader_server.coordinator.graph_keeper import GraphKeeper, kept_graphs
 from loader_server.coordinator.journal import Journal, JournalWriter
-from loader_server.coordinator.settings import CoordinatorSettings, Counts
+from loader_server.coordinator.report import Comings
 from loader_server.coordinator.state import CoordinatorState
 from loader_server.coordinator.streams.views import CountingThread, View
 from loader_server.fleet.bundle import BundleKeeper
@@ -54,29 +56,16 @@ from shared.logs import Log
 from shared.metrics.job_targets import job_targets
 from shared.metrics.probes import LOOP_S, CoordinatorView, Probes, dead, unready_coordinator
 from shared.sockets import Waker, bind_router, read_waiting
+from shared.wire import messages as m
 from shared.wire.codec import VersionError, decode, encode, encode_refusal
-from shared.wire.messages import (
-    Attached,
-    BuilderParts,
-    BundleWanted,
-    Forgiven,
-    GraphPiece,
-    Leases,
-    Members,
-    Placed,
-    Register,
-    StatusQuery,
-)
 from shared.wire.permissions import TO_COORDINATOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
     from typing import Any
 
     from loader_server.job_file import JobFile
     from shared.keys import ServerKeys
-    from shared.wire.messages import Message
 
 __all__ = ["Coordinator", "open_coordinator"]
 
@@ -84,14 +73,14 @@ __all__ = ["Coordinator", "open_coordinator"]
 #: A turn that took this many tick intervals was a stall; every peer sends its next heartbeat within as many.
 _STALL_TICKS = 4
 
-#: How long trainers have to hear of the job's end (repeated with each heartbeat), and how often we check meanwhile.
+#: How long trainers have to hear of the job's end (repeated with each heartbeat), and how often to check meanwhile.
 _LAST_WORDS_S = 1.0
 _LOOK_MS = 50
 #: The main loop counts as dead after this long; no single turn takes that much, not even on a slow disk.
 _DEAD_S = 60.0
 #: How long libzmq may take to send the last messages on close.
 _LINGER_MS = 200
-#: Limit of messages that are read in one turn; if there are more, the brakes are told.
+#: Limit of messages that are read in one turn; if there are more, the brakes hear of it.
 _MOST_MESSAGES = 1024
 #: Limit of differing workers that are remembered so that each is logged once.
 _MOST_DIFFERING = 256
@@ -120,10 +109,7 @@ def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None, *, ad
         counting = CountingThread()
         views = {name: View(stream, counting) for name, stream in streams.items()}
         coordinator = Coordinator(settings, views, journal, endpoint, keys)
-        sent = [name for name in job.accepting if name in streams]
-        coordinator.give_bundle(lambda wake: BundleKeeper(job, wake, sent))
-        coordinator.write_endpoint_to(job.endpoint_file, advertise)
-        coordinator.keep_graphs(lambda tell: GraphKeeper(job, lambda stream: View(stream, counting), tell))
+        coordinator.keep_files(job, partial(View, counting=counting), advertise)
         return coordinator
     except BaseException:  # the journal has no other owner yet
         journal.close()
@@ -145,7 +131,7 @@ class Coordinator:
         #: Streams that trainers can attach to, by name; replaced as a whole, so that other threads can read it.
         self.streams = streams
         self._builder_parts = settings.builder_parts
-        #: The differences last logged of each worker, by name: refused workers ask again and again.
+        #: The differences last logged of each worker, by name.
         self._differing: dict[str, str] = {}
         self._comings = Comings()
         self._graphs: GraphKeeper | None = None
@@ -158,7 +144,7 @@ class Coordinator:
         self._state = CoordinatorState(settings, streams, first_version=secrets.randbits(62) + 1)
         for fact in journal.read_facts():
             self._state.recover(fact)
-        _refuse_incomplete(self._state.incomplete())
+        _refuse_incomplete(self._state.queues.incomplete())
         self.writer = JournalWriter(journal)
         self._tick_s = settings.heartbeat_timeout_s / 4
         self._waker = Waker()
@@ -182,6 +168,9 @@ class Coordinator:
         self._pieces = UnreadAnswers(self._router)
         self._pieces.marks_all = True
         self._aftermath = Aftermath()
+        #: Peers that asked for the status in this turn, in order.
+        self._status_askers: dict[bytes, None] = {}
+        #: Messages that cannot be decoded, or are not for a coordinator.
         self.garbage = 0
         #: Messages dropped unread because their senders exceeded their share, and answers dropped because nobody reads
         #: them.
@@ -196,25 +185,23 @@ class Coordinator:
         """Return the counters of what has happened so far."""
         return self._state.counts
 
-    def write_endpoint_to(self, file: Path, advertise: str = "") -> None:
-        """Keep our address in this file, at the host `advertise` if one is given; call it once."""
-        self._endpoint_writer = EndpointWriter(file, self.endpoint, advertise, self._log)
+    def keep_files(self, job: JobFile, make_view: Callable[[Stream], View], advertise: str = "") -> None:
+        """Keep the job's bundle, endpoint file and sent graphs from now on; to be called once.
+
+        The endpoint file names the host `advertise`, if one is given.
+        """
+        sent = [name for name in job.accepting if name in self.streams]
+        self._bundle = BundleKeeper(job, self._waker.wake, sent)
+        self._endpoint_writer = EndpointWriter(job.endpoint_file, self.endpoint, advertise, self._log)
         self._endpoint_writer.write()
-
-    def keep_graphs(self, make: Callable[[Callable[[GraphRuns | GraphFailed], None]], GraphKeeper]) -> None:
-        """Install the keeper that stores and runs graphs and reports back here; call it once."""
-        self._graphs = make(self._hear_of_graph)
-
-    def give_bundle(self, make: Callable[[Callable[[], None]], BundleKeeper]) -> None:
-        """Install the keeper of the bundle that joining hosts fetch; call it once."""
-        self._bundle = make(self._waker.wake)
+        self._graphs = GraphKeeper(job, make_view, self._hear_of_graph)
 
     def _hear_of_graph(self, event: GraphRuns | GraphFailed) -> None:
         self._of_graphs.put(event)
         self._waker.wake()
 
-    def run(self, tell: Callable[[Mapping[str, Any]], None] = lambda _report: None) -> None:
-        """Serve until stopped; call `tell` with the report at each tick."""
+    def run(self, on_report: Callable[[Mapping[str, Any]], None] = lambda _report: None) -> None:
+        """Serve until stopped; call `on_report` with the report at each tick."""
         poller = zmq.Poller()
         for socket in (self._router, *self.doors.monitors()):
             poller.register(socket, zmq.POLLIN)
@@ -227,33 +214,38 @@ class Coordinator:
                 poller.poll(self._pause_ms())
                 self._waker.clear()
                 now_s, instructions = time.monotonic(), list[Instruction]()
+                # The process stalled (a stopped machine, a slow disk), and heartbeats lie unread in its socket: nobody
+                # expires until everyone has had time to be heard again.
                 if now_s - turned_s > _STALL_TICKS * self._tick_s:
-                    # We stalled (a stopped machine, a slow disk), so their heartbeats lie unread in our socket: nobody
-                    # expires until everyone has had time to be heard again.
                     due_s = now_s + _STALL_TICKS * self._tick_s
                     instructions += self._state.handle(Excused(), now_s)
                 turned_s = self._turned_s = now_s
                 instructions += self._take_in(now_s) + self._take_in_graphs(now_s) + self._take_in_end(now_s)
                 if now_s >= due_s:
                     due_s = now_s + self._tick_s
-                    # Waiting facts are tried again. While that fails no lease may expire, as that fact would be lost
-                    # too.
-                    if not self.writer.write(()):
-                        instructions += self._state.handle(Excused(), now_s)
-                    instructions += self._state.handle(JournalLooked(self.writer.lost, self.writer.waiting), now_s)
-                    instructions += self._state.handle(Ticked(), now_s)
-                    self.report = self._state.report(now_s)
-                    for event, fields in self._comings.look(self.report, now_s):
-                        self._log.info(event, **fields)
-                    tell(self.report)
-                    if self._endpoint_writer is not None:
-                        self._endpoint_writer.write()
-                    self._answers.forget_all()
-                    self._aftermath.look()
+                    instructions += self._tick(now_s)
+                    on_report(self.report)
                 self._carry_out(instructions)
                 self._give_pieces()
         finally:
             self._close()
+
+    def _tick(self, now_s: float) -> list[Instruction]:
+        """Do what is due at each tick: look at the journal, judge silence, and renew report and endpoint file."""
+        instructions: list[Instruction] = []
+        # Waiting facts are tried again. While that fails no lease may expire, as that fact would be lost too.
+        if not self.writer.write(()):
+            instructions += self._state.handle(Excused(), now_s)
+        instructions += self._state.handle(JournalLooked(self.writer.lost, self.writer.waiting), now_s)
+        instructions += self._state.handle(Ticked(), now_s)
+        self.report = self._state.report(now_s)
+        for event, fields in self._comings.look(self.report, now_s):
+            self._log.info(event, **fields)
+        if self._endpoint_writer is not None:
+            self._endpoint_writer.write()
+        self._answers.forget_all()
+        self._aftermath.look()
+        return instructions
 
     def probes(self, build_timeout_s: float) -> Probes:
         """Return the answers to health probes; the loop counts as dead after standing still longer than a build may."""
@@ -272,10 +264,10 @@ class Coordinator:
         )
 
     def _pause_ms(self) -> int:
+        pause_ms = _LOOK_MS if self._stopping else int(1000 * self._tick_s)
         # A few pieces are sent each turn: while hosts wait for more the next turn begins at once, unless libzmq is
         # behind.
-        pause_ms = _LOOK_MS if self._stopping else int(1000 * self._tick_s)
-        if self._giving and self._bundle is not None and self._bundle.is_ready and not self._pieces.is_behind():
+        if self._can_give() and not self._pieces.is_behind():
             return 0
         is_soon = self._answers.is_behind() or self._pieces.is_behind() or self.doors.brakes.are_on()
         return min(pause_ms, _SOON_MS) if is_soon else pause_ms
@@ -301,7 +293,6 @@ class Coordinator:
         self._answers.take_back()
         self._pieces.take_back()
         instructions: list[Instruction] = []
-        asked: dict[bytes, None] = {}
         count = 0
         for identity, *frames in read_waiting(self._router, _MOST_MESSAGES):
             count += 1
@@ -310,17 +301,15 @@ class Coordinator:
                 self._aftermath.note()
                 self.doors.brakes.note_useless(identity)
                 continue
-            instructions += self._hear(identity, frames, asked, now_s)
+            instructions += self._hear(identity, frames, now_s)
         is_behind = count == _MOST_MESSAGES
         if is_behind:
             self._aftermath.note()
         self.doors.brakes.turn(now_s, is_behind=is_behind)
-        return instructions + self._answer_status(asked, now_s)
+        return instructions + self._answer_status(now_s)
 
-    def _hear(
-        self, identity: zmq.Frame, frames: list[zmq.Frame], asked: dict[bytes, None], now_s: float
-    ) -> list[Instruction]:
-        """Handle one message; note in `asked` a peer that wants the status."""
+    def _hear(self, identity: zmq.Frame, frames: list[zmq.Frame], now_s: float) -> list[Instruction]:
+        """Handle one message; a question for the status is answered once all messages of the turn are in."""
         peer = identity.bytes
         try:
             message = decode(frames[0].buffer if frames else b"")
@@ -333,18 +322,22 @@ class Coordinator:
             self.garbage += 1
             return []
         refusal = self._objection(identity, message)
-        if isinstance(message, StatusQuery) and refusal is None:
-            self._bear(identity)
-            asked[peer] = None
-            return []
-        if isinstance(message, BundleWanted) and refusal is None:
-            is_at_end = self._bundle is not None and self._bundle.is_end(message)
-            if is_at_end or not self._giving.ask(peer, message):
-                self._bear(identity)
-            return []
-        instructions = self._decide(identity, message, now_s) if refusal is None else refusal
-        # Each piece of a graph is asked for, so the progress of an upload is not held against its sender.
-        if refusal is not None or not (isinstance(message, GraphPiece) and instructions):
+        instructions: list[Instruction] = []
+        # Each piece of a graph or of the bundle is asked for, so the progress of a transfer is not held against its
+        # sender; any other message is.
+        is_progress = False
+        match message:
+            case _ if refusal is not None:
+                instructions = refusal
+            case m.StatusQuery():
+                self._status_askers[peer] = None
+            case m.BundleWanted():
+                is_at_end = self._bundle is not None and self._bundle.is_end(message)
+                is_progress = not is_at_end and self._giving.ask(peer, message)
+            case _:
+                instructions = self._decide(identity, message, now_s)
+                is_progress = isinstance(message, m.GraphPiece) and bool(instructions)
+        if not is_progress:
             self._bear(identity)
         return instructions
 
@@ -353,11 +346,11 @@ class Coordinator:
         self._patience.bear(identity.bytes)
         self.doors.brakes.note_useless(identity)
 
-    def _answer_status(self, asked: Iterable[bytes], now_s: float) -> list[Instruction]:
+    def _answer_status(self, now_s: float) -> list[Instruction]:
         """Build one report and answer everyone who asked in this turn with it."""
-        peers = list(asked)
-        told = self._state.handle(Received(peers[0], StatusQuery()), now_s) if peers else []
-        return [Send(peer, one.message) for one in told if isinstance(one, Send) for peer in peers]
+        peers, self._status_askers = list(self._status_askers), {}
+        orders = self._state.handle(Received(peers[0], m.StatusQuery()), now_s) if peers else []
+        return [Send(peer, order.message) for order in orders if isinstance(order, Send) for peer in peers]
 
     def _take_in_graphs(self, now_s: float) -> list[Instruction]:
         instructions: list[Instruction] = []
@@ -380,7 +373,7 @@ class Coordinator:
         self._log.info("job ends", **self._state.report(now_s)["ends"])
         return instructions
 
-    def _objection(self, identity: zmq.Frame, message: Message) -> list[Instruction] | None:
+    def _objection(self, identity: zmq.Frame, message: m.Message) -> list[Instruction] | None:
         """Return the answer to a message that is not for us, or not allowed to its sender; None if it is fine."""
         if type(message) not in TO_COORDINATOR:
             self.garbage += 1
@@ -388,17 +381,19 @@ class Coordinator:
         refusal = self.guard.turn_away(self.guard.key_of(identity), message)
         return [Send(identity.bytes, refusal)] if refusal is not None else None
 
-    def _decide(self, identity: zmq.Frame, message: Message, now_s: float) -> list[Instruction]:
+    def _decide(self, identity: zmq.Frame, message: m.Message, now_s: float) -> list[Instruction]:
         peer = identity.bytes
-        if isinstance(message, BuilderParts):
-            return self._say_what_differs(peer, message)
-        host = identity.get("Peer-Address") if isinstance(message, Register) else ""
+        if isinstance(message, m.BuilderParts):
+            return self._answer_parts(peer, message)
+        # Known only from the connection: a worker behind it may name a loopback endpoint, where nobody else finds it.
+        host = identity.get("Peer-Address") if isinstance(message, m.Register) else ""
         return self._state.handle(Received(peer, message, str(host)), now_s)
 
-    def _say_what_differs(self, peer: bytes, builder: BuilderParts) -> list[Instruction]:
+    def _answer_parts(self, peer: bytes, builder: m.BuilderParts) -> list[Instruction]:
         differing = differing_parts(self._builder_parts, builder.parts)
         parts = "; ".join(differing) or "none that has a name"
-        answer = Send(peer, refusals.other_parts(builder, differing))
+        answer = Send(peer, objections.other_parts(builder, differing))
+        # Refused workers ask again and again, and each difference is logged once.
         if self._differing.get(builder.worker) == parts:
             return [answer]
         if len(self._differing) >= _MOST_DIFFERING:
@@ -407,46 +402,54 @@ class Coordinator:
         return [Warn("worker differs from this machine", {"worker": builder.worker, "parts": parts}), answer]
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
-        facts = [one.fact for one in instructions if isinstance(one, Keep)]
+        facts = [order.fact for order in instructions if isinstance(order, Keep)]
+        sends = [order for order in instructions if isinstance(order, Send)]
         # A promise may rest on an earlier fact that could not be written; no other message waits for the disk.
-        promises = any(isinstance(one, Send) and _is_promise(one.message) for one in instructions)
-        is_kept = self.writer.write(facts) if facts or promises else True
-        for one in instructions:
-            if isinstance(one, Warn):
-                self._log.warning(one.event, **one.fields)
-            elif isinstance(one, RunGraph) and self._graphs is not None:
-                self._graphs.run(one.stream, one.content)
-        self._send(_latest([one for one in instructions if isinstance(one, Send)]), is_kept=is_kept)
+        depends = bool(facts) or any(_is_promise(order.message) for order in sends)
+        is_kept = not depends or self.writer.write(facts)
+        for order in instructions:
+            match order:
+                case Warn(event, fields):
+                    self._log.warning(event, **fields)
+                case RunGraph(stream, content) if self._graphs is not None:
+                    self._graphs.run(stream, content)
+        self._send(_latest(sends), is_kept=is_kept)
 
     def _send(self, orders: Iterable[Send], *, is_kept: bool) -> None:
         last, frame = None, b""
         for order in orders:
             message = order.message
-            if isinstance(message, Forgiven) and not is_kept:
-                message = refusals.not_kept(message.count)
+            if isinstance(message, m.Forgiven) and not is_kept:
+                message = objections.not_kept(message.count)
+            # A promise that a restart would forget is not sent; it will be asked for again.
             if _is_promise(message) and not is_kept:
-                continue  # it will be asked for again
-            if message is not last:  # what goes to many is encoded once
+                continue
+            # What goes to many is encoded once.
+            if message is not last:
                 last, frame = message, self._encode(message)
             if frame:
                 self._send_frame(order.peer, frame)
 
+    def _can_give(self) -> bool:
+        """Return whether hosts wait for pieces of the bundle, and it is ready."""
+        return bool(self._giving) and self._bundle is not None and self._bundle.is_ready
+
     def _give_pieces(self) -> None:
         """Send due pieces of the bundle to the hosts that fetch it, after everything else of this turn."""
-        if not self._giving or self._bundle is None or not self._bundle.is_ready:
+        if self._bundle is None or not self._can_give():
             return
         for peer, wanted in self._giving.take_due(self._pieces.held, self._pieces.total):
-            answer = self._bundle.answer(wanted) or refusals.no_piece(wanted.offset)
+            answer = self._bundle.answer(wanted) or objections.no_piece(wanted.offset)
             if not self._pieces.send(peer, [self._encode(answer)]):
                 self._log.debug("a host that fetched is gone")
 
-    def _encode(self, message: Message) -> bytes:
+    def _encode(self, message: m.Message) -> bytes:
         """Return the frame; empty if the message cannot be encoded, a defect that costs only this answer."""
         try:
             return encode(message)
         except (ValueError, OverflowError, TypeError) as error:
             self._log.error("message cannot be sent", kind=message.kind, error=str(error))
-            self.unsendable += 1  # last, because whoever sees the count looks for the log line
+            self.unsendable += 1  # last, because a reader of the count looks for the log line
             return b""
 
     def _send_frame(self, peer: bytes, frame: bytes) -> None:
@@ -457,6 +460,7 @@ class Coordinator:
             self._log.debug("peer is gone")
 
     def _close(self) -> None:
+        """Send what is queued, write what waits for the disk a last time, and give up endpoint file and journal."""
         self.doors.close()
         if self._bundle is not None:
             self._bundle.close()
@@ -464,14 +468,15 @@ class Coordinator:
         self._context.term()
         self._waker.close()
         self.writer.write(())
+        # While the journal is still locked: otherwise this would remove the file of a successor that serves already.
         if self._endpoint_writer is not None:
             self._endpoint_writer.close()
         self._journal.close()
 
 
-def _is_promise(message: Message) -> bool:
+def _is_promise(message: m.Message) -> bool:
     """Return whether it promises what must survive a crash: leases, places in a world, attachment to a queue."""
-    return isinstance(message, (Leases, Placed)) or (isinstance(message, Attached) and bool(message.work))
+    return isinstance(message, (m.Leases, m.Placed)) or (isinstance(message, m.Attached) and bool(message.work))
 
 
 def _refuse_incomplete(leases: list[str]) -> None:
@@ -487,5 +492,5 @@ def _refuse_incomplete(leases: list[str]) -> None:
 
 def _latest(orders: list[Send]) -> list[Send]:
     """Drop all but the last list of workers for each peer: when a fleet starts, workers register by the dozen."""
-    last = {order.peer: order for order in orders if isinstance(order.message, Members)}
-    return [order for order in orders if not isinstance(order.message, Members) or last[order.peer] is order]
+    last = {order.peer: order for order in orders if isinstance(order.message, m.Members)}
+    return [order for order in orders if not isinstance(order.message, m.Members) or last[order.peer] is order]

@@ -22,11 +22,13 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from loader_server.coordinator import refusals
+from loader_server.coordinator import objections
 from loader_server.coordinator.convictions import Convictions
 from loader_server.coordinator.ending import Ending
 from loader_server.coordinator.events import (
     Advanced,
+    CoordinatorSettings,
+    Counts,
     CulpritFound,
     EndOrdered,
     Event,
@@ -40,7 +42,7 @@ from loader_server.coordinator.events import (
     JournalLooked,
     Keep,
     RankTaken,
-    ResultsFact,
+    Received,
     ResultsKept,
     Send,
     StreamView,
@@ -48,24 +50,24 @@ from loader_server.coordinator.events import (
     Warn,
     WorldNamed,
 )
-from loader_server.coordinator.graphs.sent_graphs import NO_GRAPH, Graphs
 from loader_server.coordinator.report import stream_report, text_of, worker_report
-from loader_server.coordinator.settings import CoordinatorSettings, Counts
-from loader_server.coordinator.streams.grant import grant
-from loader_server.coordinator.streams.queues import Queues, needs_leases
-from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
-from loader_server.coordinator.streams.verifiers import AttachedVerifier, Verifiers
-from loader_server.coordinator.streams.world_rules import COUNTING_MS, WorldRules
-from loader_server.coordinator.streams.worlds import Worlds
+from loader_server.coordinator.sent_graphs import NO_GRAPH, Graphs
+from loader_server.coordinator.streams.elastic_worlds import Worlds
+from loader_server.coordinator.streams.queues import Queues
+from loader_server.coordinator.streams.stream_trainers import COUNTING_MS, AttachedTrainer, StreamTrainers
+from loader_server.coordinator.streams.verifiers import Verifiers
+from loader_server.coordinator.streams.world_rules import WorldRules
 from loader_server.coordinator.workers import Workers
-from loader_server.leases.facts import BookAdvanced, LeaseFact
+from loader_server.leases.lease_book import BookAdvanced, LeaseFact
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
 from shared.wire.lease_work import VERIFY
+from shared.wire.refusals import not_attached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from loader_server.coordinator.streams.stream_trainers import AttachedReader
     from shared.wire.parts import Cursor
 
 __all__ = ["CoordinatorState"]
@@ -91,84 +93,80 @@ class CoordinatorState:
         self._is_cut = False
         self._convictions = Convictions(first_version)
         self._journal: dict[str, Any] = {"lost": "", "waiting": 0}
+        #: The instructions of the event that is being handled.
         self._out: list[Instruction] = []
-        self._queues = Queues(
+        self.queues = Queues(
             self._streams, group=settings.group, timeout_s=self._timeout_s,
             keep=lambda fact: self._out.append(Keep(fact)), draw=partial(next, count(first_version)),
         )  # fmt: skip
-        self.ending = Ending(self._streams, self._queues, timeout_s=self._timeout_s)
+        self.ending = Ending(self._streams, self.queues, timeout_s=self._timeout_s)
         self.verifiers = Verifiers(settings.job, self._streams, self._grant, group=settings.group)
         self._worlds = Worlds(settings.job, self._streams, group=settings.group, timeout_s=self._timeout_s)
         self.counts = Counts()
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Process an event; return what is to be done now, in order."""
-        self._queues.take_up(now_s)
+        self.queues.take_up(now_s)
         self._rules.begin(self._streams, now_s)
-        if isinstance(event, Ticked):
-            self._tick(now_s)
-        elif isinstance(event, Excused):
-            self._queues.excuse(now_s)
-        elif isinstance(event, JournalLooked):
-            self._journal = {"lost": event.lost, "waiting": event.waiting}
-        elif isinstance(event, EndOrdered):
-            self._out.extend(self.ending.order(now_s, drains=event.drains))
-            self._out.extend(self.verifiers.tell(self.ending.news))
-        elif isinstance(event, GraphRuns):
-            self._streams[event.stream] = StreamTrainers(event.view)
-            self._out += self._graphs.run(event.stream)
-        elif isinstance(event, GraphFailed):
-            self._out += self._graphs.fail(event.stream, event.reason)
-        elif isinstance(event.message, m.Register):
-            self._register(event.peer, event.message, event.host, now_s)
-        else:
-            door = self._doors.get(type(event.message))
-            if door is not None:
-                door(self, event.peer, event.message, now_s)
-        self._out.extend(self._queues.take_news())
+        match event:
+            case Ticked():
+                self._tick(now_s)
+            # While this process stalled, or could not write, it heard and answered no trainer: no lease may expire.
+            case Excused():
+                self.queues.excuse(now_s)
+            case JournalLooked():
+                self._journal = {"lost": event.lost, "waiting": event.waiting}
+            case EndOrdered():
+                self._out.extend(self.ending.order(now_s, drains=event.drains))
+                self._out.extend(self.verifiers.send_all(self.ending.news))
+            case GraphRuns():
+                self._streams[event.stream] = StreamTrainers(event.view)
+                self._out += self._graphs.run(event.stream)
+            case GraphFailed():
+                self._out += self._graphs.fail(event.stream, event.reason)
+            case Received(peer, m.Register() as register, host):
+                self._register(peer, register, host, now_s)
+            case Received() if type(event.message) in self._doors:
+                self._doors[type(event.message)](self, event.peer, event.message, now_s)
+        self._out.extend(self.queues.take_news())
         out, self._out = self._out, []
         return out
 
-    def incomplete(self) -> list[str]:
-        """Return the epochs whose leases are not completely known; to be called once all facts are recovered."""
-        return list(self._queues.incomplete())
-
     def recover(self, fact: Fact) -> None:
         """Apply a fact from the journal; facts of streams that the job no longer has are dropped."""
-        if isinstance(fact, CulpritFound):
-            self._convictions.add(fact.stream, fact.identity, fact.ends)
-        elif isinstance(fact, Forgot):
-            self._convictions.forget(fact.stream, fact.identity)
-        elif not isinstance(fact, BookAdvanced) and fact.stream not in self._streams:
-            return
-        elif isinstance(fact, LeaseFact | BookAdvanced):
-            self._queues.recover(fact)
-        elif isinstance(fact, WorldNamed):
-            self._worlds.recover(fact)
-        elif isinstance(fact, GroupFixed):
-            self._streams[fact.stream].group = fact.group
-        elif isinstance(fact, ResultsFact):
-            self._streams[fact.stream].results.recover(fact)
-            if isinstance(fact, ResultsKept):
+        match fact:
+            case CulpritFound():
+                self._convictions.add(fact.stream, fact.identity, fact.ends)
+            case Forgot():
+                self._convictions.forget(fact.stream, fact.identity)
+            case BookAdvanced():
+                self.queues.recover(fact)
+            case _ if fact.stream not in self._streams:
+                return
+            case WorldNamed():
                 self._worlds.recover(fact)
-        elif isinstance(fact, RankTaken):
-            self._streams[fact.stream].succession.set_order(fact.rank, fact.incarnations, fact.tenure)
-        else:
-            self._streams[fact.stream].trained = (fact.epoch, fact.number)
+            case LeaseFact():
+                self.queues.recover(fact)
+            case _:
+                self._streams[fact.stream].recover(fact)
+                # The last results of a run end its world as well.
+                if isinstance(fact, ResultsKept):
+                    self._worlds.recover(fact)
 
     def _keep(self, fact: Fact) -> None:
         self._out.append(Keep(fact))
         self.recover(fact)
 
-    def _refuse(self, peer: bytes, refusal: m.Refused | m.NotAttached) -> None:
-        self.counts.refusals += 1
-        self._out.append(Send(peer, refusal))
+    def _answer(self, peer: bytes, answer: m.Message) -> None:
+        """Send an answer, and count it if it is a refusal."""
+        self.counts.refusals += isinstance(answer, m.Refused | m.NotAttached)
+        self._out.append(Send(peer, answer))
 
     # --- trainers ---
 
     def _join(self, peer: bytes, join: m.Join, now_s: float) -> None:
         is_ending = self.ending.report() is not None
-        self._out += [Send(peer, refusals.run_ended(join))] if is_ending else self._worlds.join(peer, join, now_s)
+        self._out += [Send(peer, objections.run_ended(join))] if is_ending else self._worlds.join(peer, join, now_s)
 
     def _attach(self, peer: bytes, attach: m.Attach, now_s: float) -> None:
         stream = self._streams.get(attach.stream)
@@ -180,7 +178,7 @@ class CoordinatorState:
             return
         problem = self._check_belongs(attach, stream, now_s)
         if problem is not None:
-            self._refuse(peer, problem)
+            self._answer(peer, problem)
             return
         assert stream is not None
         trainer = stream.trainers.get(attach.incarnation)
@@ -193,10 +191,12 @@ class CoordinatorState:
 
     def _attach_verifier(self, peer: bytes, attach: m.Attach, now_s: float) -> None:
         answer = self.verifiers.attach(peer, attach, now_s)
-        self.counts.refusals += isinstance(answer, m.NotAttached)
-        self.counts.stale += answer is None
-        self._out += [Send(peer, answer)] if answer is not None else []
-        self._out += self._greet(peer, attach.stream) if isinstance(answer, m.Attached) else []
+        if answer is None:
+            self.counts.stale += 1
+            return
+        self._answer(peer, answer)
+        if isinstance(answer, m.Attached):
+            self._out += self._greet(peer, attach.stream)
 
     def _attach_in_lockstep(self, peer: bytes, attach: m.Attach, stream: StreamTrainers, now_s: float) -> None:
         rules = self._rules
@@ -208,20 +208,16 @@ class CoordinatorState:
             self._out += self._worlds.take_news(attach.stream)
         elif answer is None:
             answer = rules.check_agrees(attach, cursor, stream, now_s)
-        if isinstance(answer, m.NotAttached):
-            self._refuse(peer, answer)
-        elif answer is not None:
-            self._out.append(Send(peer, answer))
+        if answer is not None:
+            self._answer(peer, answer)
         else:
             assert batches is not None
             self._admit(peer, attach, cursor, batches, now_s)
 
     def _attach_to_queue(self, peer: bytes, attach: m.Attach, stream: StreamTrainers, now_s: float) -> None:
-        answer = self._queues.admit(attach)
-        if isinstance(answer, m.NotAttached):
-            self._refuse(peer, answer)
-        elif isinstance(answer, m.Wait):
-            self._out.append(Send(peer, answer))
+        answer = self.queues.admit(attach)
+        if isinstance(answer, m.NotAttached | m.Wait):
+            self._answer(peer, answer)
         else:
             stream.group = answer[0].group
             self._add(peer, attach, *answer, now_s)
@@ -236,16 +232,16 @@ class CoordinatorState:
 
     def _check_belongs(self, attach: m.Attach, stream: StreamTrainers | None, now_s: float) -> m.NotAttached | None:
         if attach.job not in ("", self._settings.job):
-            return refusals.another_job(attach, self._settings.job)
+            return objections.another_job(attach, self._settings.job)
         if stream is None:
-            return refusals.no_such_stream(attach, self._streams)
+            return objections.no_such_stream(attach, self._streams)
         if attach.rank + attach.replicas > attach.world:
-            return refusals.no_such_rank(attach)
-        if stream.view.leases is None and needs_leases(attach, evaluation=stream.view.evaluation):
-            return refusals.not_a_queue(attach)
+            return objections.no_such_rank(attach)
+        if stream.view.leases is None and stream.needs_leases(attach):
+            return objections.not_a_queue(attach)
         if stream.is_superseded(attach):
             self.counts.stale += 1
-            return refusals.superseded_attach(attach, stream.attach_of(attach.rank))
+            return not_attached(attach.serial, objections.superseded(attach.rank, stream.attach_of(attach.rank)))
         return self._worlds.check(attach, now_s)
 
     def _admit(self, peer: bytes, attach: m.Attach, cursor: Cursor, batches: int, now_s: float) -> None:
@@ -261,6 +257,7 @@ class CoordinatorState:
 
     def _add(self, peer: bytes, attach: m.Attach, cursor: Cursor, batches: int, now_s: float) -> None:
         stream, position = self._streams[attach.stream], (cursor.epoch, cursor.number)
+        # What such a trainer had leased is leased to others at once, instead of after its silence.
         for former in stream.former(peer, attach.incarnation):
             self._let_leave(attach.stream, former, now_s)
         trainer = AttachedTrainer(
@@ -279,25 +276,26 @@ class CoordinatorState:
         self._out += [Send(peer, self._grant(trainer)), *self._greet(peer, attach.stream)]
 
     def _greet(self, peer: bytes, stream: str) -> list[Send]:
-        failing = [Send(peer, failing) for failing in self._workers.failing[-1:]]
+        failing = [Send(peer, failing) for failing in list(self._workers.failing.values())[-1:]]
         return [*self.ending.greet(peer, stream), *failing]
 
     def _take_over(self, stream: StreamTrainers, attach: m.Attach) -> None:
         """Tell the present holders of its ranks to stop, and record the new holder, so that they cannot come back."""
+        # The order is a fact of the same turn: the older one must not come back to a coordinator that was restarted.
         ranks = range(attach.rank, attach.rank + attach.replicas)
         for rank in ranks:
             other = stream.holder(rank)
             if other is not None and other.attach.incarnation != attach.incarnation:
                 stream.remove(other.attach.incarnation)
                 self.counts.superseded += 1
-                self._out.append(Send(other.peer, refusals.superseded(other.attach.rank, attach)))
+                self._out.append(Send(other.peer, objections.superseded(other.attach.rank, attach)))
         for rank, order, tenure in list(stream.succession.after(attach.incarnation, ranks, attach.tenure)):
             self._keep(RankTaken(attach.stream, rank, order, tenure))
 
-    def _grant(self, trainer: AttachedTrainer | AttachedVerifier) -> m.Attached:
-        stream = self._streams[trainer.attach.stream]
-        mark = self._queues.mark() if stream.view.leases is not None else None
-        return grant(self._settings, stream, trainer, self._workers.members, mark)
+    def _grant(self, reader: AttachedReader) -> m.Attached:
+        stream = self._streams[reader.attach.stream]
+        book = self.queues.mark() if stream.view.leases is not None else None
+        return stream.grant(self._settings, reader, self._workers.members, book)
 
     def _take_progress(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
         stream = self._streams.get(progress.stream)
@@ -311,7 +309,7 @@ class CoordinatorState:
         trainer.hear(peer, progress, now_s)
         stream.move(trainer, (progress.epoch, progress.number))
         if stream.view.leases is not None:
-            if self._queues.hear(progress.stream, progress.incarnation, now_s):
+            if self.queues.hear(progress.stream, progress.incarnation, now_s):
                 self._out.append(Send(peer, m.Recalled()))
         elif not stream.view.evaluation and stream.last() != stream.trained:
             self._keep(Advanced(progress.stream, *stream.last()))
@@ -319,16 +317,17 @@ class CoordinatorState:
         self._out += self._worlds.hear(trainer, now_s)
 
     def _answer_heartbeat(self, peer: bytes, progress: m.Progress) -> None:
+        # Each answer is a chance to repeat what may have been lost: the list of workers first, then the job's end.
         members, news = self._workers.members, self.ending.news(progress.stream)
         self._out.append(Send(peer, members if progress.members != members.version else news))
 
     def _answer_unknown(self, progress: m.Progress, stream: StreamTrainers | None) -> m.Refused:
-        if stream is None or stream.view.evaluation or stream.view.leases is not None:
-            return refusals.unknown_trainer()
-        if not stream.succession.is_superseded(progress.incarnation):
-            return refusals.unknown_trainer()  # when it attaches again, its tenure will tell
+        holds_ranks = stream is not None and not stream.view.evaluation and stream.view.leases is None
+        # One that was not superseded, as far as is known, attaches again, and then its tenure will tell.
+        if stream is None or not holds_ranks or not stream.succession.is_superseded(progress.incarnation):
+            return objections.unknown_trainer()
         self.counts.stale += 1
-        return refusals.superseded(progress.rank, stream.attach_of(progress.rank))
+        return objections.superseded(progress.rank, stream.attach_of(progress.rank))
 
     def _detach(self, _peer: bytes, detach: m.Detach, now_s: float) -> None:
         self.verifiers.leave(detach.stream, detach.incarnation)
@@ -337,64 +336,65 @@ class CoordinatorState:
 
     def _let_leave(self, stream: str, incarnation: int, now_s: float) -> None:
         self._streams[stream].remove(incarnation)
-        self._queues.leave(stream, incarnation)
+        self.queues.leave(stream, incarnation)
         self._out += self._worlds.leave(stream, incarnation, now_s)
         self._out += self.ending.agree(now_s)
 
-    def _take_outcomes(self, peer: bytes, said: m.Outcomes, now_s: float) -> None:
-        if self._hear(peer, said, now_s) is not None:
-            answer = self._queues.report(said, now_s)
+    def _take_outcomes(self, peer: bytes, outcomes: m.Outcomes, now_s: float) -> None:
+        if self._hear(peer, outcomes, now_s) is not None:
+            answer = self.queues.report(outcomes, now_s)
             if answer is not None:
                 self._out.append(Send(peer, answer))
 
-    def _take_results(self, peer: bytes, said: m.Results, now_s: float) -> None:
-        trainer = self._hear(peer, said, now_s)
+    def _take_results(self, peer: bytes, results: m.Results, now_s: float) -> None:
+        trainer = self._hear(peer, results, now_s)
         if trainer is not None:
-            stream = self._streams[said.stream]
+            stream = self._streams[results.stream]
             world = trainer.attach.world if stream.view.leases is None else None
             stream.results.trainers = len(stream.trainers)
-            done = stream.results.take(said, trainer.peer, trainer.ranks, world)
-            self._out += [*done, *self._worlds.end_runs(done)]
+            orders = stream.results.take(results, trainer.peer, trainer.ranks, world)
+            self._out += [*orders, *self._worlds.end_runs(orders)]
 
-    def _take_place(self, peer: bytes, said: m.StandsStill, now_s: float) -> None:
-        if self._hear(peer, said, now_s) is not None:
-            self._out += self.ending.stand(said, now_s)
+    def _take_place(self, peer: bytes, place: m.StandsStill, now_s: float) -> None:
+        if self._hear(peer, place, now_s) is not None:
+            self._out += self.ending.stand(place, now_s)
 
-    def _hear(self, peer: bytes, said: m.Outcomes | m.Results | m.StandsStill, now_s: float) -> AttachedTrainer | None:
+    def _hear(self, peer: bytes, news: m.Outcomes | m.Results | m.StandsStill, now_s: float) -> AttachedTrainer | None:
         """Return the attached sender and note that it lives; otherwise answer that it is unknown and return None."""
-        stream = self._streams.get(said.stream)
-        trainer = stream.trainers.get(said.incarnation) if stream is not None else None
-        if stream is None or trainer is None or (isinstance(said, m.Outcomes) and stream.view.leases is None):
-            self._out.append(Send(peer, refusals.unknown_trainer()))
+        stream = self._streams.get(news.stream)
+        trainer = stream.trainers.get(news.incarnation) if stream is not None else None
+        if stream is None or trainer is None or (isinstance(news, m.Outcomes) and stream.view.leases is None):
+            self._out.append(Send(peer, objections.unknown_trainer()))
             return None
         trainer.peer, trainer.heard_s = peer, now_s
         return trainer
 
-    # --- data sets that trainers send ---
-
-    def _take_graph(self, peer: bytes, said: m.GraphOffer | m.GraphPiece, now_s: float) -> None:
-        self._out += self._graphs.take(peer, said, now_s)
+    def _take_graph(self, peer: bytes, message: m.GraphOffer | m.GraphPiece, now_s: float) -> None:
+        self._out += self._graphs.take(peer, message, now_s)
 
     # --- workers ---
 
     def _register(self, peer: bytes, register: m.Register, host: str, now_s: float) -> None:
-        refusal = refusals.register_misfit(register, host, self._settings.builder)
+        refusal = objections.register_misfit(register, host, self._settings.builder)
         if refusal is not None:
-            self._refuse(peer, refusal)
+            self._answer(peer, refusal)
             if refusal.code == "builder" and self._workers.note_refused(register):
-                # Our fingerprint is what lets a worker in, so a worker that shows another one is not told ours.
+                # Our fingerprint is what lets a worker in, so neither the refusal nor this names it.
                 self._warn("worker builds other bytes", worker=register.worker, endpoint=register.endpoint)
             return
         is_news = self._workers.register(peer, register, now_s, host)
-        self._out.append(Send(peer, m.Registered(heartbeat_timeout_ms=int(1000 * self._timeout_s))))
-        self._out.append(Send(peer, self._convictions.message))
+        self._out += [
+            Send(peer, m.Registered(heartbeat_timeout_ms=int(1000 * self._timeout_s))),
+            Send(peer, self._convictions.message),
+        ]
         if is_news:
-            self._tell_members()
+            self._send_members()
 
     def _take_beat(self, peer: bytes, beat: m.Beat, now_s: float) -> None:
         worker = self._workers.get(beat.incarnation)
+        # Incarnations are sent to all trainers, so knowing one does not prove to be that worker.
         if worker is None or worker.peer != peer:
-            self._out.append(Send(peer, refusals.unknown_worker()))
+            self._out.append(Send(peer, objections.unknown_worker()))
             return
         worker.heard_s, worker.beat = now_s, beat
         culprits = self._convictions.message
@@ -404,49 +404,48 @@ class CoordinatorState:
         worker = self._workers.get(leave.incarnation)
         if worker is not None and worker.peer == peer:
             self._workers.remove(leave.incarnation)
-            self._tell_members()
+            self._send_members()
 
-    def _tell_members(self) -> None:
+    def _send_members(self) -> None:
         left_out = self._workers.left_out
         if left_out and not self._is_cut:
             self._warn("list of workers is cut to what a message carries", workers=len(self._workers), without=left_out)
         self._is_cut = bool(left_out)
-        self._tell_trainers(self._workers.members)
+        self._send_trainers(self._workers.members)
 
     def _take_failing(self, peer: bytes, failing: m.Failing, now_s: float) -> None:
-        before = self._workers.noted_failing(failing.worker)
+        before = self._workers.failing.get(failing.worker)
         if self._workers.note_failing(peer, failing, now_s):
             if before != failing:
                 self._warn("worker cannot serve", **{name: getattr(failing, name) for name in failing.checks})
-            self._tell_trainers(failing)
+            self._send_trainers(failing)
 
-    def _tell_trainers(self, message: m.Message) -> None:
+    def _send_trainers(self, message: m.Message) -> None:
         for stream in self._streams.values():
             self._out.extend(Send(trainer.peer, message) for trainer in stream.trainers.values())
-        self._out.extend(self.verifiers.tell(lambda _stream: message))
+        self._out.extend(self.verifiers.send_all(lambda _stream: message))
 
     # --- culprits ---
 
-    def _take_culprit(self, peer: bytes, found: m.Culprit, _now_s: float) -> None:
+    def _take_culprit(self, peer: bytes, culprit: m.Culprit, _now_s: float) -> None:
         if not self._workers.speaks(peer):
-            self._out.append(Send(peer, refusals.unknown_worker()))
+            self._out.append(Send(peer, objections.unknown_worker()))
             return
-        if found.stream not in self._streams:
+        if culprit.stream not in self._streams:
             return
         before = self._convictions.message
-        self._out += self._convictions.convict(found)
+        self._out += self._convictions.convict(culprit)
         if self._convictions.message != before:
-            self._tell_culprits()
+            self._send_culprits()
 
     def _forgive(self, peer: bytes, forgive: m.Forgive, _now_s: float) -> None:
         kept = self._convictions.forgive(forgive)
         self._out += [*kept, Send(peer, m.Forgiven(count=len(kept)))]
         if kept:
-            self._tell_culprits()
+            self._send_culprits()
 
-    def _tell_culprits(self) -> None:
-        message = self._convictions.message
-        self._out.extend(Send(peer, message) for peer in self._workers.peers())
+    def _send_culprits(self) -> None:
+        self._out.extend(Send(peer, self._convictions.message) for peer in self._workers.peers())
 
     def _warn(self, event: str, **fields: object) -> None:
         self._out.append(Warn(event, fields))
@@ -458,13 +457,13 @@ class CoordinatorState:
         gone = self._workers.remove_silent(since_s)
         self.counts.workers_gone += gone
         if gone:
-            self._tell_members()
+            self._send_members()
         self._workers.forget_failing(now_s - _FAILING_S)
         for stream in self._streams.values():
             stream.remove_silent(since_s)
         self.verifiers.remove_silent(since_s)
         self._out += self.ending.agree(now_s)
-        self._queues.tick(now_s)
+        self.queues.tick(now_s)
         self._out += self._worlds.tick(now_s)
 
     def _answer_status(self, peer: bytes, _query: m.StatusQuery, now_s: float) -> None:
@@ -474,20 +473,21 @@ class CoordinatorState:
         """Return the full status report."""
         return {
             "job": self._settings.job,
-            "streams": {
-                name: stream_report(stream, self._settings.group or stream.group, now_s)
-                | {"queue": self._queues.report_of(name) if stream.view.leases is not None else None}
-                | {"evaluating": self._queues.evaluations_of(name)}
-                | {"verifiers": self.verifiers.report_of(name, now_s)}
-                | {"elastic": self._worlds.report_of(name, now_s)}
-                for name, stream in self._streams.items()
-            },
+            "streams": {name: self._stream_report(name, stream, now_s) for name, stream in self._streams.items()},
             "workers": [worker_report(worker, now_s) for worker in self._workers.sorted()],
             "failing": self._workers.failing_report(),
             "culprits": self._convictions.report(),
             "ends": self.ending.report(),
             "journal": self._journal,
             **self.counts.report(),
+        }
+
+    def _stream_report(self, name: str, stream: StreamTrainers, now_s: float) -> dict[str, Any]:
+        return stream_report(stream, self._settings.group or stream.group, now_s) | {
+            "queue": self.queues.report_of(name) if stream.view.leases is not None else None,
+            "evaluating": list(self.queues.evaluations.report_of(name)),
+            "verifiers": self.verifiers.report_of(name, now_s),
+            "elastic": self._worlds.report_of(name, now_s),
         }
 
     _doors: ClassVar[dict[type[m.Message], Callable[..., None]]] = {

@@ -46,7 +46,7 @@ class FailingWorker:
     """The last report that a worker cannot serve, and whether the worker still serves part of the streams."""
 
     why: m.Failing
-    told_s: float
+    announced_s: float
     in_part: bool
 
 
@@ -57,6 +57,7 @@ class Workers:
         self._workers: dict[int, RegisteredWorker] = {}
         #: The incarnation that listens at each endpoint.
         self._at: dict[str, int] = {}
+        #: The bytes of all addresses in a message; counted and not summed up anew, as a fleet registers one by one.
         self._nbytes = 0
         #: Unique to each list, even across runs of the coordinator.
         self._version = first_version
@@ -87,7 +88,7 @@ class Workers:
 
     def sorted(self) -> list[RegisteredWorker]:
         """Return all workers, by name."""
-        return sorted(self._workers.values(), key=lambda one: (one.address.worker, one.address.incarnation))
+        return sorted(self._workers.values(), key=lambda worker: (worker.address.worker, worker.address.incarnation))
 
     def speaks(self, peer: bytes) -> bool:
         """Return whether a worker has registered on this connection."""
@@ -107,30 +108,30 @@ class Workers:
             register.worker, register.incarnation, register.endpoint, register.boot_id, register.uid
         )
         known = self._workers.get(register.incarnation)
+        metrics = scrape_address(register.metrics, host)
         # A registration withdraws what the worker reported before.
         self._failing.pop(register.worker, None)
         self._refused.pop(register.worker, None)
         if known is not None and known.address == address:
-            known.peer, known.heard_s, known.metrics = peer, now_s, scrape_address(register.metrics, host)
+            known.peer, known.heard_s, known.metrics = peer, now_s, metrics
             return False
         # Its own former entry goes, because it may have moved, and so does the former worker at its endpoint, where
         # only one can listen.
-        for before in (register.incarnation, self._at.get(register.endpoint, register.incarnation)):
-            self._drop(before)
+        former = {register.incarnation, self._at.get(register.endpoint, register.incarnation)}
+        for incarnation in former & self._workers.keys():
+            self._drop(self._workers[incarnation])
         self._workers[register.incarnation] = RegisteredWorker(
-            peer=peer, address=address, heard_s=now_s, metrics=scrape_address(register.metrics, host)
+            peer=peer, address=address, heard_s=now_s, metrics=metrics
         )
         self._at[register.endpoint] = register.incarnation
         self._nbytes += _size(address)
         self._count_change()
         return True
 
-    def remove(self, incarnation: int) -> bool:
-        """Remove a worker that left; return whether it was registered."""
-        if not self._drop(incarnation):
-            return False
+    def remove(self, incarnation: int) -> None:
+        """Remove a worker that left; raise a KeyError if it is not registered."""
+        self._drop(self._workers[incarnation])
         self._count_change()
-        return True
 
     def note_refused(self, register: m.Register) -> bool:
         """Record that a worker would build other bytes; return whether to log it, as the worker keeps asking."""
@@ -142,9 +143,9 @@ class Workers:
         return True
 
     @property
-    def failing(self) -> list[m.Failing]:
+    def failing(self) -> dict[str, m.Failing]:
         """Return the reports of workers that could not begin to serve and have not registered since, latest last."""
-        return [failing.why for failing in self._failing.values()]
+        return {worker: failing.why for worker, failing in self._failing.items()}
 
     def failing_report(self) -> list[dict[str, Any]]:
         """Return the failing workers, for people and scripts."""
@@ -152,10 +153,6 @@ class Workers:
             {name: getattr(failing.why, name) for name in failing.why.checks} | {"in_part": failing.in_part}
             for failing in self._failing.values()
         ]
-
-    def noted_failing(self, worker: str) -> m.Failing | None:
-        """Return this worker's last report of why it cannot serve; None if there is none."""
-        return self._failing[worker].why if worker in self._failing else None
 
     def note_failing(self, peer: bytes, failing: m.Failing, now_s: float) -> bool:
         """Record that a worker could not begin to serve; return whether to announce it to trainers now.
@@ -165,7 +162,7 @@ class Workers:
         of the same name, which nobody has missed yet, from passing for the sender.
         """
         known = self._failing.get(failing.worker)
-        if len(self._failing) >= _MOST_FAILING if known is None else now_s - known.told_s < _FAILING_PAUSE_S:
+        if len(self._failing) >= _MOST_FAILING if known is None else now_s - known.announced_s < _FAILING_PAUSE_S:
             return False
         self._failing.pop(failing.worker, None)
         self._failing[failing.worker] = FailingWorker(failing, now_s, self.speaks(peer))
@@ -173,24 +170,21 @@ class Workers:
 
     def forget_failing(self, since_s: float) -> None:
         """Forget reports older than this time: nobody restarts those workers any more."""
-        self._failing = {name: failing for name, failing in self._failing.items() if failing.told_s >= since_s}
+        self._failing = {name: failing for name, failing in self._failing.items() if failing.announced_s >= since_s}
 
     def remove_silent(self, since_s: float) -> int:
         """Remove workers that were last heard before this time; return how many."""
-        silent = [one for one, worker in self._workers.items() if worker.heard_s < since_s]
-        for incarnation in silent:
-            self._drop(incarnation)
+        silent = [worker for worker in self._workers.values() if worker.heard_s < since_s]
+        for worker in silent:
+            self._drop(worker)
         if silent:
             self._count_change()
         return len(silent)
 
-    def _drop(self, incarnation: int) -> bool:
-        worker = self._workers.pop(incarnation, None)
-        if worker is None:
-            return False
+    def _drop(self, worker: RegisteredWorker) -> None:
+        del self._workers[worker.address.incarnation]
         del self._at[worker.address.endpoint]
         self._nbytes -= _size(worker.address)
-        return True
 
     def _count_change(self) -> None:
         self._version, self._members = self._version + 1, None
@@ -201,8 +195,8 @@ class Workers:
             return addresses
         # Incarnations are random, so the lowest ones are a fair sample that one more worker changes little.
         incarnations = sorted(self._workers)[:_MOST_WORKERS]
-        nbytes = accumulate(_size(self._workers[one].address) for one in incarnations)
-        named = {one for one, up_to in zip(incarnations, nbytes, strict=True) if up_to <= _MOST_BYTES}
+        nbytes = accumulate(_size(self._workers[incarnation].address) for incarnation in incarnations)
+        named = {known for known, up_to in zip(incarnations, nbytes, strict=True) if up_to <= _MOST_BYTES}
         return [address for address in addresses if address.incarnation in named]
 
 

@@ -22,12 +22,13 @@ class OutNumber:
     nth: int = 0
     #: The trainer that has it; 0: none.
     holder: int = 0
+    #: The number of failures that cost it a try.
     failures: int = 0
     #: The reason of the last failure.
     reason: str = ""
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Return whether the number was given back, and can be leased again."""
         return not self.holder
 
@@ -56,32 +57,35 @@ class EpochLeases:
         return len(self.out) - self._open
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Return whether all numbers are done or given up."""
         return self.fresh >= self.batches and not self.out
 
-    def put(self, number: int, one: OutNumber) -> None:
+    def put(self, number: int, out: OutNumber) -> None:
         """Set the state of a number."""
         self.remove(number)
-        self.out[number] = one
+        self.out[number] = out
         # Counted here and not by looking: each step has to cost the same however many numbers are out.
-        self._open += one.open
-        if one.open:
+        self._open += out.is_open
+        if out.is_open:
             heapq.heappush(self._returned, number)
 
     def remove(self, number: int) -> None:
         """Remove a number that is settled; one that is not out is left alone."""
         before = self.out.pop(number, None)
         if before is not None:
-            self._open -= before.open
+            self._open -= before.is_open
 
     def next(self) -> int | None:
         """Return the number to lease next, the lowest given back or else a fresh one; None if there is none."""
+        # What was given back goes first, or stragglers would hold up the end of the epoch.
         while self._returned:
             number = self._returned[0]
-            one = self.out.get(number)
-            if one is not None and one.open:
+            out = self.out.get(number)
+            if out is not None and out.is_open:
                 return number
+            # It was leased or done since it was pushed. Taking it out of the middle of the heap then would cost a
+            # search.
             heapq.heappop(self._returned)
         return self.fresh if self.fresh < self.batches else None
 

@@ -1,37 +1,47 @@
-"""The lease table of one evaluation, whose batches bring metric states that are summed.
+"""The evaluations of streams in queue mode whose metrics are summed: their lease tables, members and lifetime.
 
-Rules: pure. States are added with the first report that their batch is done, and the sum is a fact of the same turn, so
-a restart forgets neither without the other. States that take more than a message come in pieces: what a trainer has
-sent of an unfinished batch is kept in memory only, and asked for again after a restart. It knows no metric.
+Rules: pure. An evaluation has a lease table of its own, so two models never share a batch. States are added with the
+first report that their batch is done, and the sum is a fact of the same turn, so a restart forgets neither without the
+other. States that take more than a message come in pieces: what a trainer has sent of an unfinished batch is kept in
+memory only, and asked for again after a restart. A trainer is in one evaluation at a time. A settled evaluation that
+everybody has left starts again with the next trainer; an unsettled one goes on. Only a few idle ones are kept, because
+each validation of a run has a name of its own. Nothing here knows a metric.
 """
 
 from __future__ import annotations
 
 import base64
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.leases.facts import NumberDone, StatesForgotten, StatesSummed, TableForgotten
-from loader_server.leases.table import LeaseTable
+from loader_server.leases.lease_book import NumberDone, StatesForgotten, StatesSummed, TableForgotten
+from loader_server.leases.lease_table import LeaseTable
 from shared.wire.parts import PIECE_BYTES, DoneSet, EpochDone, MetricSums
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, MutableMapping
 
     from numpy.typing import NDArray
 
-    from loader_server.leases.facts import LeaseFact
-    from loader_server.leases.lease_book import LeaseBook
+    from loader_server.leases.lease_book import LeaseBook, LeaseFact
+    from loader_server.leases.lease_table import LeaseSettings
     from loader_server.leases.lease_trainer import LeaseTrainer
-    from loader_server.leases.table import LeaseSettings
     from shared.wire.messages import Leases, Outcomes
     from shared.wire.parts import Lease, MetricStates
 
-__all__ = ["EvaluationTable"]
+__all__ = ["EvaluationTable", "Evaluations", "is_evaluation"]
 
 _FLOAT64 = np.dtype("<f8")
+
+#: The name of an evaluation's lease table is this, and the evaluation's own name.
+_PREFIX = "evaluate/"
+
+#: Limit of idle evaluations that are kept for a stream.
+_MOST_KEPT = 8
+#: Limit of evaluations under way at a time; each takes up to 1 MiB, and a few KiB for each leased batch.
+_MOST_UNDER_WAY = 32
 
 
 class EvaluationTable(LeaseTable):
@@ -72,19 +82,15 @@ class EvaluationTable(LeaseTable):
         return super().incomplete() or ([0] if done != self.summed else [])
 
     def _keep_sums(self) -> None:
-        name = self.settings
         sums = base64.b64encode(self._sums.astype(_FLOAT64).tobytes()).decode()
-        self._keep(StatesSummed(name.stream, name.work, self.summed, sums))
+        self._keep(StatesSummed(*self._name, self.summed, sums))
 
     def forgotten(self) -> Iterator[LeaseFact]:
         """Yield the facts that undo every fact about this table, because it is dropped."""
-        name = (self.settings.stream, self.settings.work)
-        for at, epoch in self.epochs.items():
-            yield from (NumberDone(*name, at, number) for number in epoch.out)
-        yield from (NumberDone(*name, at, number) for at, number in self.dead)
-        yield from (self._closed(at) for at in self.epochs)
-        yield TableForgotten(*name)
-        yield StatesForgotten(*name)
+        yield from self._undo_epochs()
+        yield from (NumberDone(*self._name, at, number) for at, number in self.dead)
+        yield TableForgotten(*self._name)
+        yield StatesForgotten(*self._name)
 
     # --- what trainers say ---
 
@@ -95,53 +101,51 @@ class EvaluationTable(LeaseTable):
         self.summed, self._sums = 0, np.zeros(0)
         self._keep_sums()
 
-    def report(self, said: Outcomes, now_s: float) -> Leases | None:
+    def report(self, outcomes: Outcomes, now_s: float) -> Leases | None:
         """Take in what became of leases, with the states of finished batches, and answer with the sums.
 
         Return None if the trainer has reported with a later serial already.
         """
-        answer = super().report(said, now_s)
-        if answer is None or said.states is None:
+        answer = super().report(outcomes, now_s)
+        if answer is None or outcomes.states is None:
             return answer
-        lost = said.incarnation in self._lost
-        return replace(answer, sums=self._answer(said.states, lost=lost))
+        return replace(answer, sums=self._answer(outcomes.states, lost=outcomes.incarnation in self._lost))
 
     def _answer(self, asked: MetricStates, *, lost: bool) -> MetricSums:
-        """Return the sums in pieces, once all batches are settled.
-
-        Before that, they would be taken for the whole by the first trainer that finds nothing left to lease.
-        """
+        """Return a piece of the sums, which is empty until all batches are settled."""
+        # The first trainer that finds nothing left to lease would take earlier sums for the whole.
         content = b""
         if self.is_settled and asked.sums_from is not None:
             content = self._sums.astype(_FLOAT64).tobytes()[asked.sums_from : asked.sums_from + PIECE_BYTES]
         return MetricSums(lost, self.is_settled, self.summed, len(self.dead), content)
 
-    def _settle(self, said: Outcomes, trainer: LeaseTrainer, now_s: float) -> None:
+    def _settle(self, outcomes: Outcomes, trainer: LeaseTrainer, now_s: float) -> None:
         """Apply a report; its batches count as done only once their states are complete."""
-        whole = self._joined(said)
-        self._states = {} if whole is None else dict(zip(said.done, whole, strict=True))
-        summed = self.summed
-        super()._settle(said if whole is not None else replace(said, done=()), trainer, now_s)
+        states, summed = self._joined(outcomes), self.summed
+        self._states = {} if states is None else dict(zip(outcomes.done, states, strict=True))
+        super()._settle(outcomes if states is not None else replace(outcomes, done=()), trainer, now_s)
+        # The sums are a fact of the same turn as the batches in them: with a restart between the two a batch would be
+        # summed twice, or never.
         if self.summed != summed:
             self._keep_sums()
 
-    def _joined(self, said: Outcomes) -> list[NDArray[np.float64]] | None:
+    def _joined(self, outcomes: Outcomes) -> list[NDArray[np.float64]] | None:
         """Return the states of each finished lease; None if only a piece came, or states that do not fit."""
-        states, who = said.states, said.incarnation
-        before = self._pieces.pop(who, b"")
-        self._lost.discard(who)
-        # We were restarted between two pieces and lack the first one: nothing of this report counts, and the answer
-        # says so (`lost`).
+        states, incarnation = outcomes.states, outcomes.incarnation
+        before = self._pieces.pop(incarnation, b"")
+        self._lost.discard(incarnation)
+        # This process was restarted between two pieces and lacks the first: nothing of this report counts, and the
+        # answer has `lost` set.
         if states is None or len(before) < states.start:
-            self._lost.add(who)
+            self._lost.add(incarnation)
             return None
         # Cut at `start`: a piece that is sent again replaces its earlier copy.
         content = before[: states.start] + states.content
-        if len(content) == len(said.done) * states.nbytes and states.nbytes % _FLOAT64.itemsize == 0:
-            values = np.frombuffer(content, _FLOAT64).reshape(len(said.done), states.nbytes // _FLOAT64.itemsize)
+        if len(content) == len(outcomes.done) * states.nbytes and states.nbytes % _FLOAT64.itemsize == 0:
+            values = np.frombuffer(content, _FLOAT64).reshape(len(outcomes.done), states.nbytes // _FLOAT64.itemsize)
             return list(values) if self._fits(values) else None
-        if not said.done and len(content) < states.nbytes:
-            self._pieces[who] = content
+        if not outcomes.done and len(content) < states.nbytes:
+            self._pieces[incarnation] = content
         return None
 
     def _fits(self, states: NDArray[np.float64]) -> bool:
@@ -162,3 +166,71 @@ class EvaluationTable(LeaseTable):
         self._pieces.pop(incarnation, None)
         self._lost.discard(incarnation)
         super().leave(incarnation)
+
+
+def is_evaluation(work: str) -> bool:
+    """Return whether a lease table of this name belongs to a single evaluation."""
+    return work.startswith(_PREFIX)
+
+
+class Evaluations:
+    """The evaluations of all streams.
+
+    `tables` are the lease tables by stream and work, shared with other kinds of work; `keep` takes facts for the
+    journal.
+    """
+
+    def __init__(
+        self,
+        tables: MutableMapping[tuple[str, str], LeaseTable],
+        make: Callable[[str, str], LeaseTable],
+        keep: Callable[[LeaseFact], None],
+    ) -> None:
+        self._tables = tables
+        self._make = make
+        self._keep = keep
+
+    def enter(self, outcomes: Outcomes) -> EvaluationTable | None:
+        """Return the lease table of the evaluation in a message, moving its sender there; None if there is no room."""
+        assert outcomes.states is not None
+        key = (outcomes.stream, _PREFIX + outcomes.states.evaluation)
+        table = self._tables.get(key)
+        # What it left unread in another evaluation would wait for its deadline there.
+        if table is None or outcomes.incarnation not in table.trainers:
+            for other in self._of(outcomes.stream):
+                other.leave(outcomes.incarnation)
+        if table is None:
+            if not self._make_room(outcomes.stream):
+                return None
+            table = self._make(*key)
+        assert isinstance(table, EvaluationTable)
+        # Otherwise its results would outlive the code that made them.
+        if table.is_settled and not table.trainers and not outcomes.generation:
+            table.begin_anew(outcomes.incarnation, outcomes.serial)
+        return table
+
+    def _make_room(self, stream: str) -> bool:
+        """Drop the oldest idle evaluations beyond the limit; return whether another one may begin."""
+        idle = [table for table in self._of(stream) if not table.trainers]
+        for table in idle[: max(0, len(idle) - _MOST_KEPT)]:
+            for fact in table.forgotten():
+                self._keep(fact)
+            del self._tables[stream, table.settings.work]
+        return len(self._of(stream)) < _MOST_KEPT + _MOST_UNDER_WAY
+
+    def _of(self, stream: str) -> list[EvaluationTable]:
+        return [
+            table for (name, _), table in self._tables.items() if name == stream and isinstance(table, EvaluationTable)
+        ]
+
+    def report_of(self, stream: str) -> Iterator[dict[str, Any]]:
+        """Yield the progress of each evaluation of a stream, the newest last."""
+        for table in self._of(stream):
+            epoch = next(iter(table.epochs.values()), None)
+            yield {
+                "evaluation": table.settings.work.removeprefix(_PREFIX),
+                "batches": epoch.batches if epoch is not None else None,
+                "done": table.summed,
+                "given_up": len(table.dead),
+                "trainers": len(table.trainers),
+            }

@@ -1,4 +1,4 @@
-"""The book of a coordinator's lease tables: all facts go through it, and it notices if the journal lost some.
+"""The book of a coordinator's lease tables: the facts that have to survive a crash, and how a loss of some is noticed.
 
 The journal that holds the leases is a file, and files can be deleted, cut, or replaced by an older copy. A coordinator
 that starts from what is left would lease again what trainers are done with. It cannot see that by itself, because an
@@ -12,22 +12,126 @@ older state of the journal is as whole as the newest. But trainers remember what
 - All tables share one book, because they share one journal: a trainer that heard something of any of them may be the
   only one that knows.
 
+Facts say what happened. A number has a fact of its own only while it is neither fresh nor done, so what is kept grows
+with what is out and not with the epoch. The `work` of a fact is the kind of work that its lease table is for.
+
 Pure.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loader_server.leases.facts import BookAdvanced
 from shared.wire.parts import BookMark
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loader_server.leases.facts import LeaseFact
+__all__ = [
+    "BookAdvanced",
+    "EpochClosed",
+    "EpochOpened",
+    "LeaseBook",
+    "LeaseFact",
+    "NumberDone",
+    "NumberOut",
+    "StatesForgotten",
+    "StatesSummed",
+    "TableForgotten",
+    "TableRewound",
+]
 
-__all__ = ["LeaseBook"]
+
+@dataclass(frozen=True, slots=True)
+class LeaseFact:
+    """A fact about the lease table for one kind of work on a stream."""
+
+    stream: str
+    work: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpochOpened(LeaseFact):
+    """An epoch is under way: numbers from `fresh` on were never leased, those before are settled unless they are out.
+
+    `out` is the number of those, so that a fact that went missing is noticed.
+    """
+
+    epoch: int
+    batches: int
+    fresh: int
+    out: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochClosed(LeaseFact):
+    """All of an epoch is settled, and a later one is under way: undoes `EpochOpened`."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class NumberOut(LeaseFact):
+    """A number that was leased, `nth` times so far, and is not done."""
+
+    epoch: int
+    number: int
+    nth: int
+    #: The trainer that has it; 0: none, because it was given back.
+    holder: int
+    #: The number of failures.
+    failures: int
+    #: Whether it was given up, after too many failures.
+    dead: bool
+    #: The reason of the last failure; empty if there was none.
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NumberDone(LeaseFact):
+    """A number is done, or forgotten because its table was rewound or dropped: undoes `NumberOut`."""
+
+    epoch: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableRewound(LeaseFact):
+    """Another generation began, at the done-set of a trainer's checkpoint."""
+
+    generation: int
+    incarnation: int
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class BookAdvanced:
+    """The book's identity and its revision, which grows before a trainer gets an answer that rests on a change."""
+
+    identity: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableForgotten(LeaseFact):
+    """The table of an evaluation is dropped: undoes `TableRewound`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatesSummed(LeaseFact):
+    """The sums of the metric states of an evaluation's finished batches."""
+
+    #: The number of batches in the sums.
+    batches: int
+    #: Little-endian float64, in base64.
+    sums: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatesForgotten(LeaseFact):
+    """The evaluation is dropped: undoes `StatesSummed`."""
+
 
 _NOT_BEGUN = BookMark(0, 0)
 
@@ -39,6 +143,7 @@ class LeaseBook:
         self._mark = _NOT_BEGUN
         self._draw = draw
         self._keep_fact = keep
+        #: Whether a fact was kept since the last mark.
         self._is_changed = False
 
     def recover(self, fact: BookAdvanced) -> None:
@@ -54,16 +159,19 @@ class LeaseBook:
         """Return the mark for an answer, with a new revision in the journal if a fact was kept since the last one."""
         if self._mark == _NOT_BEGUN:
             self._move_to(BookMark(self._draw(), 0))
+        # One revision for all facts of a turn: they are in the same transaction as the answer's mark.
         if self._is_changed:
             self._move_to(BookMark(self._mark.identity, self._mark.revision + 1))
         return self._mark
 
     def renew(self) -> None:
         """Draw another identity, because the journal has lost some of this book."""
+        # A trainer whose last mark is older than the loss cannot notice it by the revision; by the identity it can.
         self._move_to(BookMark(self._draw(), self._mark.revision))
 
     def _move_to(self, mark: BookMark) -> None:
-        # The mark is in the journal before the answer that carries it is sent.
+        # In the journal before the answer that carries it is sent: otherwise a crash in between would make a trainer
+        # prove a loss that never was.
         self._mark, self._is_changed = mark, False
         self._keep_fact(BookAdvanced(mark.identity, mark.revision))
 

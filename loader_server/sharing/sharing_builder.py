@@ -3,21 +3,24 @@
 Rules: as for any builder: a batch has the same bytes wherever it comes from. So its key covers everything that these
 depend on, down to the present identity of each sample; and a batch with a suspect or a known culprit is built alone,
 because these are the job's own. A worker claims a batch before building it, and a claim ends with its holder. A built
-batch is kept before the claim is given up, so the next worker looks there first.
+batch is kept before the claim is given up, so the next worker looks there first. Facts beside the payload let a worker
+that takes a batch report all that its builder could, including masked samples and reasons.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import msgpack
 import xxhash
 
+from loader_server.building.build_counts import Built
 from loader_server.building.builder import Builder
 from loader_server.building.culprits import KILLS
 from loader_server.building.read_ahead import Prepared, UnreadError, unwatched
-from loader_server.sharing.facts import MaskedSample, as_facts, from_facts
+from shared.errors import SampleError
 from shared.hashing import digest64
 
 if TYPE_CHECKING:
@@ -28,17 +31,23 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from loader_server.building.build_counts import Built
     from loader_server.building.deadline import Deadline
     from loader_server.building.quarantine import MaskedLog
     from loader_server.feature_cache.cache import FeatureCache
     from loader_server.planning import PlannedBatch
     from loader_server.sharing.shelf import Shelf
     from loader_server.stream import Stream
-    from shared.errors import SampleError
     from shared.wire.messages import Want
 
-__all__ = ["SharingBuilder"]
+__all__ = ["MaskedSample", "SharingBuilder", "as_facts", "from_facts"]
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedSample:
+    """A sample whose row was masked, and the error."""
+
+    sample: int
+    error: SampleError
 
 
 class SharingBuilder(Builder):
@@ -63,6 +72,7 @@ class SharingBuilder(Builder):
         began_ns = time.perf_counter_ns()
         planned = self.planned(want)
         key = self._key(want, planned)
+        # What is on the shelf is not even read: the samples' files were, by another job's worker.
         if not key or self._shelf.find(key) is None:
             return replace(super().prepare(want, begin), key=key)
         shape, layout, gaps = self._laid_out(planned.shape)
@@ -78,8 +88,10 @@ class SharingBuilder(Builder):
         samples = planned.samples.tolist()
         if want.attempt or want.empty or self._has_culprits(samples):
             return b""
+        # All that the bytes depend on: settings of the stream, the batch's number, and what each sample's file is now.
         state = xxhash.xxh3_128(self._shared)
         state.update(f" {want.epoch} {want.group} {want.number}".encode())
+        # An identity has the file's name, which need not be UTF-8.
         for sample in samples:
             state.update(b"\0" + self.stream.identity(sample).encode("utf-8", "surrogatepass"))
         return state.digest()
@@ -123,26 +135,65 @@ class SharingBuilder(Builder):
         # files: the error carries what a reading thread has to do.
         if not prepared.is_read:
             raise UnreadError(lambda begin: replace(Builder.prepare(self, want, begin), key=prepared.key))
+        # `_note_masked` fills this while the batch is built: the shelf's facts have to name each masked row.
         self._masked = []
         built = super().build(want, prepared, payload, digest=digest, convicted=convicted)
         # A batch in which a sample was masked for killing a worker is not shared: convictions stay the job's own.
-        if prepared.key and all(one.error.reason != KILLS for one in self._masked):
-            whole = built.digest or digest64(payload.data)
-            self._shelf.put(prepared.key, as_facts(built, self._masked), payload, whole)
+        if prepared.key and all(row.error.reason != KILLS for row in self._masked):
+            self._shelf.put(
+                prepared.key, as_facts(built, self._masked), payload, built.digest or digest64(payload.data)
+            )
         return built
 
     def _take(self, prepared: Prepared, payload: NDArray[np.uint8], *, digest: bool) -> Built | None:
         """Copy the batch from the shelf; None if it has left the shelf, or one of its samples is a culprit by now."""
         began_ns = time.perf_counter_ns()
         kept = self._shelf.find(prepared.key)
+        # A sample may have been convicted here since `prepare`, and the batch on the shelf has its row.
         if kept is None or self._has_culprits(prepared.samples.tolist()) or not self._shelf.copy(kept, payload):
             return None
         build_us = (time.perf_counter_ns() - began_ns) // 1000
         built, masked = from_facts(kept.facts, digest=kept.digest if digest else 0, build_us=build_us)
-        for one in masked:
-            self._quarantine.note(self.stream.name, one.sample, self.stream.source.name(one.sample), one.error)
+        # In the quarantine of this job as well, as if the sample had been masked here.
+        for row in masked:
+            self._quarantine.note(self.stream.name, row.sample, self.stream.source.name(row.sample), row.error)
         return replace(built, read_us=prepared.read_us)
 
     def _note_masked(self, sample: int, error: SampleError, batch: Any) -> None:
         super()._note_masked(sample, error, batch)
         self._masked.append(MaskedSample(sample, error))
+
+
+def as_facts(built: Built, masked: Sequence[MaskedSample]) -> bytes:
+    """Return the facts of a batch that was built, as bytes."""
+    # Texts of errors may quote names of files that are not UTF-8, which Python has as surrogates.
+    packed: bytes = msgpack.packb(
+        [
+            [built.rows, built.masked, built.reason, list(built.reasons)],
+            [built.cells, built.sample_cells, built.masked_cells, list(built.not_finite)],
+            [[row.sample, row.error.reason, row.error.words()] for row in masked],
+        ],
+        unicode_errors="surrogatepass",
+    )
+    return packed
+
+
+def from_facts(facts: bytes, *, digest: int, build_us: int) -> tuple[Built, list[MaskedSample]]:
+    """Return the facts from their bytes, with the digest of the payload and the time it took to take the batch."""
+    (rows, masked, reason, reasons), (cells, sample_cells, masked_cells, not_finite), noted = msgpack.unpackb(
+        facts, unicode_errors="surrogatepass"
+    )
+    built = Built(
+        rows=rows,
+        masked=masked,
+        digest=digest,
+        build_us=build_us,
+        reason=reason,
+        reasons=tuple((name, count) for name, count in reasons),
+        cells=cells,
+        sample_cells=sample_cells,
+        masked_cells=masked_cells,
+        taken=True,
+        not_finite=tuple((key, count) for key, count in not_finite),
+    )
+    return built, [MaskedSample(sample, SampleError(reason=why, **words)) for sample, why, words in noted]

@@ -108,8 +108,8 @@ class Shelf:
         if payload.nbytes != kept.payload_bytes:
             return False
         # The digest is checked after copying, over the copy: the ring may wrap around while we copy.
-        whole = os.preadv(self._handle, [payload.data], kept.payload_at) == payload.nbytes
-        return whole and digest64(payload.data) == kept.digest
+        is_whole = os.preadv(self._handle, [payload.data], kept.payload_at) == payload.nbytes
+        return is_whole and digest64(payload.data) == kept.digest
 
     def put(self, key: bytes, facts: bytes, payload: NDArray[np.uint8], digest: int) -> bool:
         """Keep a batch with the digest of its payload; return False if there is no room or no memory for it."""
@@ -121,14 +121,14 @@ class Shelf:
         try:
             # Data first, then the entry: a writer that is killed in between leaves an entry that fails its checks, or
             # the one before.
-            whole = os.pwritev(self._handle, [facts, payload.data], _RING_AT + at) == nbytes
-            if whole:
+            is_whole = os.pwritev(self._handle, [facts, payload.data], _RING_AT + at) == nbytes
+            if is_whole:
                 entry = _ENTRY.pack(key, at, len(facts), payload.nbytes, check, digest)
                 os.pwrite(self._handle, entry, _entry_at(key))
         except OSError:  # no memory for it
             self.is_full = True
             return False
-        return whole
+        return is_whole
 
     def _take_room(self, nbytes: int) -> int | None:
         """Return where in the ring this many bytes may be written; None if others hold the lock for too long."""
@@ -184,12 +184,12 @@ def _check(key: bytes, facts: bytes, payload_bytes: int, digest: int) -> int:
 
 def _close_in_children(shelf: Shelf) -> None:
     """Close the shelf in forked children: one that outlives a killed worker would keep the worker's claims."""
-    seen = weakref.ref(shelf)
+    reference = weakref.ref(shelf)
 
     def close() -> None:
-        own = seen()
-        if own is not None:
+        opened = reference()
+        if opened is not None:
             with contextlib.suppress(OSError):
-                own.close()
+                opened.close()
 
     os.register_at_fork(after_in_child=close)

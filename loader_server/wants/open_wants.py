@@ -80,6 +80,7 @@ class OpenWants(Generic[S, B]):
 
     def judge(self, session: S, ticket: Ticket) -> Verdict:
         """Return whether a ticket can be accepted: BUSY also if there is no room, or the trainer does not read."""
+        # A trainer that does not read its answers would have us hold batch after batch for it.
         verdict = session.tickets.judge(ticket)
         has_room = self._open.has_room(session.incarnation) and self._reads(session.address)
         return Verdict.BUSY if verdict is Verdict.NEW and not has_room else verdict
@@ -91,8 +92,7 @@ class OpenWants(Generic[S, B]):
             raise KeyError(ticket)
         self._open.take(session.incarnation, 1)
         session.builds[ticket] = build
-        urgent = build.want.urgent and not session.yields
-        self._queue_of(session).put(session.incarnation, build, urgent=urgent)
+        self._queue_of(session).put(session.incarnation, build, urgent=build.want.urgent and not session.yields)
 
     def take(self) -> B | None:
         """Return the want to build next and take it out; None if none may be built now."""
@@ -103,6 +103,7 @@ class OpenWants(Generic[S, B]):
         # batches.
         elif not self._under_way:
             build = self._spare.take(self._may_build)
+        # The largest size of its stream, because its own is known only once it is built.
         if build is not None and not build.want.in_slot:
             self._batches.take(build.trainer, self._largest[build.want.stream])
         return build
@@ -124,8 +125,9 @@ class OpenWants(Generic[S, B]):
         return session, build
 
     def finish(self, build: B) -> S | None:
-        """End a want that was taken, whatever became of it; return its session, or None if that has not this build."""
+        """End a want that was taken, built or not; return its session, or None if it has no session with this build."""
         self._under_way.discard(id(build))
+        # From here on the sender counts the bytes that the trainer has not read.
         if not build.want.in_slot:
             self._batches.give_back(build.trainer, self._largest[build.want.stream])
         session = self._sessions.of(build.trainer)
@@ -151,6 +153,7 @@ class OpenWants(Generic[S, B]):
         ended = self._queue_of(session).drop(session.incarnation)
         for build in ended:
             self._end(session, build)
+        # Those that are begun end with their builds: until then this worker may write into the trainer's slots.
         for build in session.builds.values():
             build.cancelled = True
         self._sessions.leave(session)

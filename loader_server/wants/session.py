@@ -1,8 +1,8 @@
 """A trainer as one worker knows it: its stream, its slots, its open tickets, and its present connection.
 
-Rules: a session belongs to an incarnation of a trainer, not to a connection. A trainer that connects anew and says
-Hello again keeps its open tickets, its slots and the lock on them, and is answered where it said Hello last; messages
-on its earlier connection are ignored. A session ends once nothing of ours can write into its slots any more.
+Rules: a session belongs to an incarnation of a trainer, not to a connection. A trainer that connects anew and greets
+again keeps its open tickets, its slots and the lock on them, and is answered where it said Hello last; messages
+on its earlier connection are ignored. A session ends once this worker can no longer write into its slots.
 """
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ class Session:
         #: The public key of its last connection; empty if there are no keys.
         self.key = ""
         self.tickets = Tickets()
-        #: Its open tickets.
+        #: The builds of its open tickets.
         self.builds: dict[Ticket, Build] = {}
         self.shared: OpenedSlots | None = None
         self._take = take
         self.greet(address, hello)
 
     def greet(self, address: bytes, hello: Hello) -> None:
-        """Move the session to the connection of a new Hello, and take over what the Hello says."""
+        """Move the session to the connection of a new Hello, and take over the fields of the Hello."""
         #: Its present connection.
         self.address = address
-        #: Whether it is gone; its session stays only until its last build has ended.
+        #: Whether it is gone; its session stays only until its last build has ended. A trainer that comes back before
+        #: that has never been away: its tickets are as they were.
         self.gone = False
         self.stream = hello.stream
         self.verify = hello.verify
@@ -71,11 +72,12 @@ class Session:
     def _attach(self, hello: Hello) -> None:
         """Open the trainer's slots, unless they are open.
 
-        A session never opens them twice: the first lock has to last for as long as anything of ours may write there.
+        A session never opens them twice: the first lock has to last for as long as this worker may write there.
         """
         if self.shared is not None:
             return
         self.why_not_shared = "the trainer does not offer its slots" if hello.shared is None else ""
+        # What could not be opened is tried again with each Hello; meanwhile TCP serves.
         if hello.shared is not None:
             try:
                 self.shared = OpenedSlots(hello.shared)

@@ -1,7 +1,7 @@
 """The sessions of all trainers of one worker, by incarnation and by connection.
 
 Rules: pure; opening, greeting and closing a session is left to modules that know sockets and memory. The session of a
-trainer that is gone stays until its last build has ended, because until then something of ours may write into its
+trainer that is gone stays until its last build has ended, because until then this worker may write into its
 slots. Meanwhile it is still found by its connection, because a Pong without those tickets would say that their slots
 are free.
 """
@@ -67,7 +67,7 @@ class Sessions(Generic[S]):
         return self._by_trainer.get(trainer)
 
     def welcome(self, address: bytes, hello: Hello) -> S:
-        """Return the session of a trainer that says Hello on this connection, known or new."""
+        """Return the session of a trainer that greets on this connection, known or new."""
         session = self._by_trainer.get(hello.incarnation)
         if session is None:
             session = self._by_trainer[hello.incarnation] = self._begin(address, hello)
@@ -79,7 +79,7 @@ class Sessions(Generic[S]):
         return session
 
     def leave(self, session: S) -> None:
-        """Mark a trainer as gone; its memory is let go of once nothing of ours can write there."""
+        """Mark a trainer as gone; its memory is let go of once this worker can no longer write there."""
         session.gone = True
         self.tidy(session)
 

@@ -44,6 +44,7 @@ class Tickets:
 
     def judge(self, ticket: Ticket) -> Verdict:
         """Return whether the ticket can be accepted, and if not, why."""
+        # A late copy of a want must not be built again: the slot may be lent to another worker by now.
         if ticket.generation <= (self._last[ticket.slot] if ticket.slot < len(self._last) else 0):
             return Verdict.STALE
         if ticket.slot in self._open or ticket.slot >= self.slots or len(self._open) >= MOST_OPEN:
@@ -60,6 +61,7 @@ class Tickets:
 
     def refuse(self, ticket: Ticket) -> None:
         """Note a ticket that was refused without having been open, so that a later copy of it is stale."""
+        # The trainer may have lent the slot anew after the refusal, and the copy would be written into that lending.
         if ticket.slot < self.slots and self.judge(ticket) is not Verdict.STALE:
             self._note(ticket)
 
@@ -71,7 +73,7 @@ class Tickets:
     def answer(self, ticket: Ticket) -> None:
         """Close a ticket that is being answered; raise a KeyError if it is not open.
 
-        From now on nothing of ours may write into its slot.
+        From now on this worker may not write into its slot.
         """
         if not self.is_open(ticket):
             raise KeyError(ticket)
@@ -84,6 +86,3 @@ class Tickets:
     def held(self) -> tuple[Ticket, ...]:
         """Return all tickets that still have to be answered."""
         return tuple(self._open.values())
-
-    def __len__(self) -> int:
-        return len(self._open)

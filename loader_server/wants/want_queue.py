@@ -39,9 +39,9 @@ class _TrainerWants(Generic[W]):
         return (self.urgent or self.later).popleft()
 
     def remove(self, want: W) -> bool:
-        for some in (self.urgent, self.later):
-            if want in some:
-                some.remove(want)
+        for wants in (self.urgent, self.later):
+            if want in wants:
+                wants.remove(want)
                 return True
         return False
 
@@ -68,6 +68,7 @@ class WantQueue(Generic[K, W]):
 
     def waiting(self, may: Callable[[K, W], bool]) -> int:
         """Return the number of wants of those trainers whose next want may be built."""
+        # The others wait for their own trainer, and would not delay a newcomer.
         return sum(len(wants) for trainer, wants in self._by_trainer.items() if may(trainer, wants.first()))
 
     def put(self, trainer: K, want: W, *, urgent: bool) -> None:
@@ -89,6 +90,7 @@ class WantQueue(Generic[K, W]):
                 self._again[trainer] = self._turns + len(self._by_trainer)
                 del self._ahead[trainer]
                 return self._pop(trainer)
+        # A trainer whose next want may not be built yet keeps its turn, and holds up nobody else.
         for trainer, wants in self._by_trainer.items():
             if may(trainer, wants.first()):
                 self._turns += 1
@@ -111,6 +113,7 @@ class WantQueue(Generic[K, W]):
 
     def _tidy(self, trainer: K) -> None:
         wants = self._by_trainer[trainer]
+        # An urgent want that was taken out must leave its trainer no place before all turns.
         if not wants.urgent:
             self._ahead.pop(trainer, None)
         if not wants:
@@ -118,6 +121,7 @@ class WantQueue(Generic[K, W]):
 
     def drop(self, trainer: K) -> list[W]:
         """Take out and return all wants of a trainer that is gone."""
+        # It begins afresh if it comes back.
         self._again.pop(trainer, None)
         self._ahead.pop(trainer, None)
         wants = self._by_trainer.pop(trainer, None)

@@ -63,12 +63,13 @@ class DataWatch:
     def _look(self) -> None:
         streams, pause_s = self._streams, _FIRST_PAUSE_S
         while not self._stop.is_set():
-            looks = {name: stream.find_missing(_LOOK_S) for name, stream in streams.items()}
-            found = {name: missing for name, missing in looks.items() if missing is not None}
-            self._looks.put(found)
+            checks = {name: stream.find_missing(_LOOK_S) for name, stream in streams.items()}
+            missing_files = {name: missing for name, missing in checks.items() if missing is not None}
+            self._looks.put(missing_files)
+            # A look may take as long as the file system does, and the worker may be closed meanwhile.
             if not self._stop.is_set():
                 self._wake()
-            streams = {name: streams[name] for name, missing in found.items() if not missing.is_bearable}
+            streams = {name: streams[name] for name, missing in missing_files.items() if not missing.is_bearable}
             if not streams or self._stop.wait(pause_s):
                 return
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -77,21 +78,21 @@ class DataWatch:
         """Take the results of the last checks and log changes; return whether anything changed."""
         known, before = self.is_known, self.lacking
         while not self._looks.empty():
-            found = self._looks.get()
-            self._tell(found)
-            self.lacking = {name: missing for name, missing in found.items() if not missing.is_bearable}
+            missing_files = self._looks.get()
+            self._log_changes(missing_files)
+            self.lacking = {name: missing for name, missing in missing_files.items() if not missing.is_bearable}
             self.is_known = True
         return self.is_known != known or self.lacking != before
 
-    def _tell(self, found: Mapping[str, MissingFiles]) -> None:
-        for name, missing in found.items():
+    def _log_changes(self, missing_files: Mapping[str, MissingFiles]) -> None:
+        for name, missing in missing_files.items():
             if missing.is_bearable:
                 self._log.warning("some data are missing", stream=name, **missing.fields())
             elif name not in self.lacking:
                 self._log.warning(
                     "no data: the stream is not served until they are there", stream=name, **missing.fields()
                 )
-        for name in self.lacking.keys() - found.keys():
+        for name in self.lacking.keys() - missing_files.keys():
             self._log.info("data are there: the stream is served", stream=name)
 
     def failing(self) -> m.Failing | None:

@@ -55,7 +55,7 @@ class EpochCounts:
         #: The trainers that wait for each answer.
         self._askers: dict[EpochQuestion, set[int]] = {}
         self._asked: SimpleQueue[EpochQuestion | None] = SimpleQueue()
-        self._found: deque[tuple[EpochQuestion, int | None]] = deque()
+        self._counted: deque[tuple[EpochQuestion, int | None]] = deque()
         # A daemon thread, because the end of the process must not wait for a plan.
         threading.Thread(target=self._run, name="stoker-count", daemon=True).start()
 
@@ -80,10 +80,13 @@ class EpochCounts:
             self._askers[question].add(trainer)
 
     def take_answers(self) -> list[tuple[int, EpochQuestion, int]]:
-        """Return the answers found since the last call: trainer, question, number of batches."""
+        """Return the answers that came since the last call: trainer, question, number of batches.
+
+        A question whose count failed has none: its trainers ask again.
+        """
         answers = []
-        while self._found:
-            question, batches = self._found.popleft()
+        while self._counted:
+            question, batches = self._counted.popleft()
             askers = self._askers.pop(question)
             if batches is not None:
                 self._remember(question, batches)
@@ -108,5 +111,5 @@ class EpochCounts:
                 self.failed[question.stream] += 1
                 if self.failed[question.stream] == 1:
                     self._log.error("batches of an epoch cannot be counted", stream=question.stream, error=repr(error))
-            self._found.append((question, batches))
+            self._counted.append((question, batches))
             self._wake()

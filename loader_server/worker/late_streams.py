@@ -2,7 +2,7 @@
 
 They are opened once graph and index are on this machine's disk: a coordinator on this machine writes them there;
 otherwise they are fetched from its bundle, piece by piece. Rules: used by the poll loop, which never waits here:
-opening imports TensorFlow, so a thread does it. Whatever fails is tried again.
+opening imports TensorFlow, so a thread does it. What fails is tried again.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ _FIRST_S, _AGAIN_S = 1.0, 5.0
 class LateStreams:
     """The streams that are not open yet.
 
-    `open_one` opens a stream for its builder; `wake` is called after each attempt. Both run in another thread.
+    `open_stream` opens a stream for its builder; `wake` is called after each attempt. Both run in another thread.
     """
 
-    def __init__(self, job: JobFile, open_one: Callable[[str], Builder], wake: Callable[[], None]) -> None:
+    def __init__(self, job: JobFile, open_stream: Callable[[str], Builder], wake: Callable[[], None]) -> None:
         self._job = job
-        self._open_one = open_one
+        self._open_stream = open_stream
         self._wake = wake
-        self._lacking = {name for name in job.recipes if not job.is_there(name)}
+        #: The streams that are not open yet.
+        self.awaited = {name for name in job.recipes if not job.is_there(name)}
         self._opening: set[str] = set()
         #: Streams whose files could not be written.
         self._unkept: set[str] = set()
@@ -56,23 +57,16 @@ class LateStreams:
         #: Results of attempts to open: the stream's name, and the builder or None.
         self._tried: SimpleQueue[tuple[str, Builder | None]] = SimpleQueue()
 
-    @property
-    def awaited(self) -> set[str]:
-        """Return the streams that are not open yet."""
-        return set(self._lacking)
-
     def look(self, now_s: float) -> list[m.BundleWanted]:
         """Start to open the streams whose files have come, at intervals; return requests for the coordinator."""
-        if not self._lacking or now_s < self._look_s:
+        if not self.awaited or now_s < self._look_s:
             return []
         self._look_s = now_s + _LOOK_S
-        absent = []
-        for name in sorted(self._lacking - self._opening):
+        for name in sorted(self.awaited - self._opening):
             if self._job.is_there(name):
                 self._opening.add(name)
                 threading.Thread(target=self._open, args=(name,), name="opening", daemon=True).start()
-            else:
-                absent.append(name)
+        absent = self._absent()
         if not absent:
             return []
         self._fetching.need(absent)
@@ -88,37 +82,39 @@ class LateStreams:
 
     def _open(self, name: str) -> None:
         try:
-            self._tried.put((name, self._open_one(name)))
+            self._tried.put((name, self._open_stream(name)))
         except (StokerError, OSError) as error:
             Log("worker").warning("stream cannot be opened yet", stream=name, error=str(error))
             self._tried.put((name, None))
         self._wake()
 
     def take_opened(self) -> list[Builder]:
-        """Return the builders of the streams that were opened since the last call."""
-        found = []
+        """Return the builders of the streams that were opened since the last call; the others are tried again."""
+        builders = []
         while not self._tried.empty():
             name, builder = self._tried.get()
             self._opening.discard(name)
             if builder is not None:
-                self._lacking.discard(name)
-                found.append(builder)
-        return found
+                self.awaited.discard(name)
+                builders.append(builder)
+        return builders
 
     def take_pieces(self, pieces: Iterable[m.BundlePiece], now_s: float) -> list[m.BundleWanted]:
         """Take in pieces from the coordinator; return the next request, if there is one."""
-        asked: list[m.BundleWanted] = []
+        # Only the last request counts: those before are for pieces that came in the meantime.
+        requests: list[m.BundleWanted] = []
         for piece in pieces:
             self._take(piece)
-            asked += self._ask(now_s) if self._absent() else []
-        return asked[-1:]
+            requests += self._ask(now_s) if self._absent() else []
+        return requests[-1:]
 
     def _take(self, piece: m.BundlePiece) -> None:
         try:
             fetched = self._fetching.take(piece)
             if not fetched:
                 self._fetching.need(self._absent())
-        except DataError as error:  # a coordinator whose files were changed in place
+        except DataError as error:
+            # The files of a coordinator were changed in place: what came so far may be of either state.
             Log("worker").warning("graphs cannot be fetched", error=str(error))
             self._fetching = GraphFetching()
             return
@@ -126,7 +122,7 @@ class LateStreams:
             self._keep(graph)
 
     def _absent(self) -> list[str]:
-        return [name for name in self._lacking - self._opening if not self._job.is_there(name)]
+        return [name for name in sorted(self.awaited - self._opening) if not self._job.is_there(name)]
 
     def _keep(self, fetched: FetchedGraph) -> None:
         name = fetched.stream
@@ -135,7 +131,8 @@ class LateStreams:
         try:
             write_graph(self._job.graph_path(name), fetched.graph, self._job.index_folder(name), fetched.index)
         except (StokerError, OSError) as error:
-            closed = why_closed(self._job.graph_path(name))  # logged once, tried again: somebody may open the folder
+            # Logged once, tried again: somebody may open the folder.
+            closed = why_closed(self._job.graph_path(name))
             if not closed or name not in self._unkept:
                 Log("worker").warning("graph cannot be kept", stream=name, error=closed or str(error))
             self._unkept.add(name)

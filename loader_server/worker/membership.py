@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Membership"]
 
-#: Heartbeat timeout until the coordinator tells us the job's.
+#: Heartbeat timeout until the coordinator has named the job's.
 _USUAL_TIMEOUT_S = 2.0
 
 #: How long a worker that was never answered keeps trying: its coordinator may start later than it does.
 _FIRST_TIME_S = 60.0
 
-#: Pause before registering again, and before repeating what could not be sent.
+#: Pause before registering again.
 _PAUSE_S = 0.5
 #: The same while we are refused.
 _REFUSED_PAUSE_S = 1.0
@@ -34,6 +34,8 @@ _REFUSED_PAUSE_S = 1.0
 #: Codes of refusals that end once a release is replaced, ours or the coordinator's: of the protocol, and of the
 #: builder.
 _WAITED_FOR = ("version", "builder")
+
+#: Pause before sending again what could not be sent, as there is no connection yet.
 _NOT_YET_S = 0.02
 
 
@@ -55,6 +57,7 @@ class Membership:
         self.due_s = 0.0
         #: The version of the latest list of culprits; 0 before the first.
         self.culprits = 0
+        #: By key: culprits that were found here and are not on the coordinator's list yet.
         self._unlisted: dict[int, m.Culprit] = {}
         self._silence = Silence()
 
@@ -65,23 +68,26 @@ class Membership:
 
     def take_in(self, message: Message, now_s: float) -> None:
         """Handle a message that concerns our membership; ignore others."""
-        if isinstance(message, m.Registered):
-            self.heartbeat_timeout_s = message.heartbeat_timeout_ms / 1000
-            self.registered, self.due_s = True, now_s
-            self.was_registered, self.is_refused = True, False
-        elif isinstance(message, m.Refused) and message.code in _WAITED_FOR:
-            self.registered, self.is_refused = False, True
-            # Asked again before long: in a rolling restart the coordinator or this worker is replaced sooner or later.
-            self.due_s = now_s + _REFUSED_PAUSE_S
-        elif isinstance(message, m.Refused) and message.code == "unknown":
-            self.registered, self.due_s = False, now_s
-        elif isinstance(message, m.Culprits):
-            self.culprits = message.version
-            for key in message.keys:
-                self._unlisted.pop(key, None)
+        match message:
+            case m.Registered():
+                self.heartbeat_timeout_s = message.heartbeat_timeout_ms / 1000
+                self.registered, self.due_s = True, now_s
+                self.was_registered, self.is_refused = True, False
+            case m.Refused() if message.code in _WAITED_FOR:
+                self.registered, self.is_refused = False, True
+                # Asked again before long: in a rolling restart the coordinator or this worker is replaced sooner or
+                # later.
+                self.due_s = now_s + _REFUSED_PAUSE_S
+            case m.Refused(code="unknown"):
+                self.registered, self.due_s = False, now_s
+            case m.Culprits():
+                self.culprits = message.version
+                for key in message.keys:
+                    self._unlisted.pop(key, None)
 
     def convict(self, culprit: m.Culprit) -> None:
         """Report a sample that killed decoders here, now and with every heartbeat until the coordinator lists it."""
+        # Any message may be lost, and a verdict on a sample costs up to five workers.
         self._unlisted[culprit_key(culprit.stream, culprit.identity)] = culprit
         self.due_s = 0.0
 
@@ -95,14 +101,14 @@ class Membership:
             self.registered, self.due_s = False, now_s
 
     def lose_patience(self, now_s: float) -> bool:
-        """Return whether to reconnect now; registration is due then, so that we are found on the new connection."""
+        """Return whether to reconnect now; registration is due then, as a new connection has no worker."""
         if self.left or not self._silence.lose_patience(now_s, self.heartbeat_timeout_s):
             return False
         self.registered, self.due_s = False, now_s
         return True
 
     def gives_up(self, now_s: float) -> bool:
-        """Return whether no coordinator has answered within the time for that; the first call starts the clock."""
+        """Return whether no coordinator has answered within a minute after the first call."""
         if self._first_try_s is None:
             self._first_try_s = now_s
         was_answered = self.was_registered or self.is_refused

@@ -2,7 +2,8 @@
 
 Rules: used in the poll loop only. Every accepted ticket is answered exactly once (pushed, unbuilt or cancelled), and
 only when nothing here can write into its slot any more. Open tickets, unread answers and bytes of batches are counted
-for each trainer: a trainer that asks for too much, or does not read, holds up only itself.
+for each trainer: a trainer that asks for too much, or does not read, holds up only itself. A refusal names what was
+expected, what came and what to do.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import TYPE_CHECKING, ClassVar
 from loader_server.building.build_thread import Build
 from loader_server.building.trial_rule import ExhaustedError
 from loader_server.machine.processes import NurseryEndedError
+from loader_server.sources.blame import told
 from loader_server.wants.open_wants import OpenWants
 from loader_server.wants.session import MOST_SESSIONS, Session
 from loader_server.wants.sessions import Sessions
 from loader_server.wants.tickets import Verdict
-from loader_server.worker import refusals
 from loader_server.worker.epoch_counts import EpochCounts, EpochQuestion
 from shared.errors import MachineError, ProtocolError, StokerError
 from shared.fairness.patience import Patience
@@ -25,22 +26,26 @@ from shared.wire import messages as m
 from shared.wire.codec import VersionError, decode, encode_refusal
 from shared.wire.layout import layout_of
 from shared.wire.parts import WireShape, clipped
+from shared.wire.refusals import refused, unbuilt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
 
     from loader_server.building.build_thread import BuildThread, Outcome
     from loader_server.building.builder import Builder
-    from loader_server.building.send_buffers import SendBuffers
     from loader_server.stream import Stream
     from loader_server.worker.sender import Sender
-    from shared.fairness.budget import Budget
     from shared.guard import Guard
     from shared.logs import Log
     from shared.settings.job import JobSettings
     from shared.wire.messages import Message
 
-__all__ = ["Reception", "ReceptionParts", "WorkerCounts"]
+__all__ = ["Reception", "ReceptionParts", "WorkerCounts", "unbuilt_after"]
+
+_SAY_HELLO = "Say hello again."
+
+#: The codes of errors that a want may end with, other than "failed"; the first that fits counts.
+_CODES = ((ExhaustedError, "exhausted"), (MachineError, "machine"))
 
 
 @dataclass(slots=True)
@@ -48,9 +53,13 @@ class WorkerCounts:
     """Counters of what has happened since the worker started."""
 
     built: int = 0
+    #: Rows whose sample was masked.
     masked: int = 0
+    #: Wants whose ticket, or a later one of its slot, was seen before.
     stale: int = 0
+    #: Messages that cannot be decoded, or are not for a worker.
     garbage: int = 0
+    #: Wants that got no batch.
     refused: int = 0
 
 
@@ -65,9 +74,6 @@ class ReceptionParts:
     builders: Mapping[str, Builder]
     thread: BuildThread
     sender: Sender
-    buffers: SendBuffers
-    #: Bytes of batches for TCP that are being built, or have not been read yet.
-    batches: Budget[int]
     guard: Guard
     log: Log
     wake: Callable[[], None]
@@ -87,11 +93,13 @@ class Reception:
         self.counts = WorkerCounts()
         #: Whether this process is out of descriptors or memory, or has lost its nursery.
         self.exhausted = False
-        self._sessions: Sessions[Session] = Sessions(lambda address, hello: Session(address, hello, parts.buffers.take))
+        self._sessions: Sessions[Session] = Sessions(
+            lambda address, hello: Session(address, hello, parts.sender.buffers.take)
+        )
         #: The largest size of a batch, by stream.
         self._largest = {name: _largest_bytes(stream) for name, stream in parts.streams.items()}
-        self._wants: OpenWants[Session, Build] = OpenWants(
-            self._sessions, parts.batches, self._largest, parts.sender.reads
+        self.wants: OpenWants[Session, Build] = OpenWants(
+            self._sessions, parts.sender.batches, self._largest, parts.sender.reads
         )
         self._patience: Patience[bytes] = Patience()
         #: Messages that were dropped unread, because their senders had sent too many that were of no use.
@@ -106,33 +114,31 @@ class Reception:
 
     # --- work to do ---
 
-    @property
-    def waiting(self) -> int:
-        """Return how many wants nobody has begun to build."""
-        return len(self._wants)
-
-    @property
-    def waiting_of_trainers(self) -> int:
-        """Return how many of these wants are of trainers rather than verifiers."""
-        return self._wants.of_trainers
-
     def _to_build(self) -> int:
         """Return how many builds come before a new one; wants that wait for their own trainer do not count."""
-        return self._wants.waiting() + self._thread.load
+        return self.wants.waiting() + self._thread.load
 
     def feed_builder(self) -> None:
         """Hand wants to the building thread while it has room."""
         while self._thread.has_room:
-            build = self._wants.take()
+            build = self.wants.take()
             if build is None:
                 return
             self._thread.submit(build)
 
     def refuse_all(self) -> None:
-        """Refuse all wants that nobody has begun to build, because we are leaving."""
-        while (given_up := self._wants.give_up()) is not None:
+        """Refuse all wants that nobody has begun to build, because this worker is leaving."""
+        while (given_up := self.wants.give_up()) is not None:
             session, build = given_up
-            self._sender.answer(session.address, refusals.draining(build.want.ticket))
+            refusal = unbuilt(
+                build.want.ticket,
+                "draining",
+                expected="a worker that stays",
+                got="one that drains",
+                where="worker",
+                remedy="Ask another.",
+            )
+            self._sender.answer(session.address, refusal)
 
     def forget(self, is_gone: Callable[[Session], bool]) -> None:
         """Forget the trainers that are gone."""
@@ -143,7 +149,7 @@ class Reception:
     def _forget(self, session: Session) -> None:
         """Cancel a trainer's builds; release its memory once nothing here can write there."""
         self._parts.guard.expect_no_longer(session.sealed_identity)
-        self._wants.forget(session)
+        self.wants.forget(session)
 
     def close(self, *, let_go: bool) -> None:
         """Shut down; with `let_go`, release the trainers' slots, as no thread can write there any more."""
@@ -158,6 +164,7 @@ class Reception:
         if not self._patience.hears(identity, now_s):
             self.unheard += 1
             return False
+        # Even a flood of well-formed messages that bring no batch nearer must not take up the loop's time.
         is_useful = self._take_in(identity, key, frame, now_s)
         if not is_useful:
             self._patience.bear(identity)
@@ -182,6 +189,7 @@ class Reception:
             self.counts.garbage += 1
             return False
         accepted = door(self, identity, self._sessions.at(identity), message)
+        # Looked up again: a Hello may just have begun the session.
         session = self._sessions.at(identity)
         if session is not None:
             session.heard_s, session.key = now_s, key
@@ -190,10 +198,8 @@ class Reception:
     def _greet(self, identity: bytes, former: Session | None, hello: m.Hello) -> None:
         known = self._sessions.of(hello.incarnation)
         if hello.stream in self._parts.awaited():
-            return  # it says hello again, and by then the stream may be open
-        others = len(self._sessions) - (known is not None)
-        job, streams = self._parts.settings.name, self._parts.streams
-        refusal = refusals.objection_to_hello(hello, job, streams, others, MOST_SESSIONS)
+            return  # it greets again, and by then the stream may be open
+        refusal = self._objection_to_hello(hello, len(self._sessions) - (known is not None))
         if refusal is not None:
             self._sender.say(identity, refusal)
             return
@@ -205,8 +211,8 @@ class Reception:
         session = self._sessions.welcome(identity, hello)
         self._parts.guard.expect(session.sealed_identity)
         shared = session.shared is not None
-        came = "trainer came" if known is None else "trainer is back"
-        self._parts.log.info(came, stream=hello.stream, shared_memory=shared, reason=session.why_not_shared)
+        event = "trainer came" if known is None else "trainer is back"
+        self._parts.log.info(event, stream=hello.stream, shared_memory=shared, reason=session.why_not_shared)
         self._sender.say(
             identity,
             m.Welcome(
@@ -220,23 +226,46 @@ class Reception:
             ),
         )
 
+    def _objection_to_hello(self, hello: m.Hello, others: int) -> m.Refused | None:
+        """Return why a trainer is not served, or None if it is; `others` is the number of trainers here."""
+        job, streams = self._parts.settings.name, self._parts.streams
+        if hello.job != job:
+            return refused("job", f"a trainer of job {job}", f"job {hello.job}", "Connect to that job's loaders.")
+        if hello.stream not in streams:
+            return refused(
+                "stream", f"one of the streams {', '.join(streams)}", hello.stream, "Correct the stream's name."
+            )
+        if others >= MOST_SESSIONS:
+            return refused(
+                "busy", f"at most {MOST_SESSIONS} trainers", "one more", "Ask another worker, or add workers."
+            )
+        return None
+
     def _take_want(self, identity: bytes, session: Session | None, want: m.Want) -> bool:
         """Accept or refuse a want; return whether it was accepted."""
-        known = session is not None and not session.gone and want.trainer == session.incarnation
-        if session is None or not known or want.worker != self._parts.incarnation:
-            return self._refuse(identity, refusals.another_trainer(want.ticket))
-        verdict = self._wants.judge(session, want.ticket)
-        if verdict is Verdict.STALE:  # an answer could be mistaken for the answer to the open ticket
+        ticket = want.ticket
+        is_greeted = session is not None and not session.gone and want.trainer == session.incarnation
+        if session is None or not is_greeted or want.worker != self._parts.incarnation:
+            refusal = unbuilt(
+                ticket,
+                "unknown",
+                expected="a want of a trainer that said hello to this incarnation",
+                got="another",
+                where="worker",
+                remedy=_SAY_HELLO,
+            )
+            return self._refuse(identity, refusal)
+        verdict = self.wants.judge(session, ticket)
+        # No answer: it could be mistaken for the answer to the open ticket.
+        if verdict is Verdict.STALE:
             self.counts.stale += 1
             return False
-        stream = self._parts.streams.get(want.stream)
-        digest = stream.digest if stream is not None else None
-        refusal = refusals.objection_to_want(want, session, verdict, digest, self._parts.name)
-        if refusal is not None:
+        objection = self._objection_to_want(want, session, verdict)
+        if objection is not None:
             # Refused generations count as well: a ticket is accepted only if its generation is above the slot's last
             # one.
-            session.tickets.refuse(want.ticket)
-            return self._refuse(identity, refusal)
+            session.tickets.refuse(ticket)
+            return self._refuse(identity, objection)
         build = Build(
             session.incarnation,
             want,
@@ -244,8 +273,40 @@ class Reception:
             digest=session.verify or not (want.in_slot or session.sealer),
             sealer=session.sealer,
         )
-        self._wants.put(session, build)
+        self.wants.put(session, build)
         return True
+
+    def _objection_to_want(self, want: m.Want, session: Session, verdict: Verdict) -> m.Unbuilt | None:
+        """Return why a want is not built, or None if it is."""
+        ticket, stream = want.ticket, self._parts.streams.get(want.stream)
+        if want.in_slot and session.shared is None:
+            return unbuilt(
+                ticket,
+                "unknown",
+                expected="a want that comes by TCP",
+                got="one to be written in place",
+                where="worker",
+                remedy=_SAY_HELLO,
+            )
+        if stream is None or want.stream != session.stream or want.plan_digest != stream.digest:
+            return unbuilt(
+                ticket,
+                "plan",
+                expected=f"plan {want.plan_digest}",
+                got=stream.digest if stream is not None else f"no stream {want.stream}",
+                where=f"worker {self._parts.name}",
+                remedy="Give all machines the same job file and index.",
+            )
+        if verdict is Verdict.BUSY:
+            return unbuilt(
+                ticket,
+                "busy",
+                expected="one open want for each slot that was offered, from a trainer that reads its answers",
+                got=f"one more, for slot {ticket.slot}",
+                where="worker",
+                remedy="Ask again later.",
+            )
+        return None
 
     def _refuse(self, identity: bytes, refusal: m.Unbuilt) -> bool:
         self.counts.refused += 1
@@ -254,10 +315,13 @@ class Reception:
 
     def _cancel(self, _identity: bytes, session: Session | None, message: m.Cancel) -> None:
         """Answer at once if nobody has begun to build it; otherwise the outcome of the build is the answer."""
-        if session is not None and self._wants.cancel(session, message.ticket):
+        if session is not None and self.wants.cancel(session, message.ticket):
             self._sender.answer(session.address, m.Cancelled(ticket=message.ticket))
 
     def _answer_ping(self, identity: bytes, session: Session | None, message: m.Ping) -> None:
+        # A want, or its answer, may be lost with a connection that neither side saw end. By the list of open tickets
+        # the trainer notices, and asks again. It has those of a session that is gone as well: a Pong without them would
+        # say that their slots are free.
         held = session.tickets.held() if session is not None else ()
         sealed = session.sealed_number if session is not None else 0
         self._sender.say(identity, m.Pong(number=message.number, tickets=held, sealed=sealed, waiting=self._to_build()))
@@ -269,16 +333,16 @@ class Reception:
         question = EpochQuestion(message.stream, message.epoch, message.group)
         batches = self._epochs.ask(session.incarnation, question)
         if batches is not None:
-            self._tell_batches(session, question, batches)
+            self._send_batches(session, question, batches)
 
     def answer_questions(self) -> None:
         """Send the counts of batches that were found since the last call."""
         for trainer, question, batches in self._epochs.take_answers():
             session = self._sessions.of(trainer)
             if session is not None:
-                self._tell_batches(session, question, batches)
+                self._send_batches(session, question, batches)
 
-    def _tell_batches(self, session: Session, question: EpochQuestion, batches: int) -> None:
+    def _send_batches(self, session: Session, question: EpochQuestion, batches: int) -> None:
         self._sender.say(
             session.address,
             m.EpochAnswer(stream=question.stream, epoch=question.epoch, group=question.group, batches=batches),
@@ -304,9 +368,11 @@ class Reception:
     def answer(self, outcome: Outcome) -> None:
         """Answer a want with the outcome of its build."""
         build = outcome.build
-        session = self._wants.finish(build)
+        # The ticket is closed only here, when the building thread has ended with it: after the answer the trainer may
+        # lend the slot to another worker, which would write beside this one.
+        session = self.wants.finish(build)
         if session is None:
-            return  # the trainer is gone
+            return  # its trainer is gone
         if outcome.built is not None and not build.cancelled:
             self._push(outcome, session)
         elif outcome.error is not None:
@@ -345,22 +411,21 @@ class Reception:
 
     def _report(self, build: Build, error: BaseException) -> m.Unbuilt:
         self.counts.refused += 1
-        if isinstance(error.__cause__, NurseryEndedError):
-            self._end_exhausted(error)
-        elif isinstance(error, ExhaustedError):
-            self._take_exhaustion(build, error)
-        elif isinstance(error, MachineError):
-            self._parts.log.warning("samples cannot be tried", number=build.want.number, error=str(error))
-        elif not isinstance(error, StokerError):
-            self._parts.log.error("defect while building", number=build.want.number, error=repr(error))
-        return refusals.failed(build.want, error)
+        match error:
+            case _ if isinstance(error.__cause__, NurseryEndedError):
+                self._end_exhausted(error)
+            case ExhaustedError():
+                self._take_exhaustion(build, error)
+            case MachineError():
+                self._parts.log.warning("samples cannot be tried", number=build.want.number, error=str(error))
+            case _ if not isinstance(error, StokerError):
+                self._parts.log.error("defect while building", number=build.want.number, error=repr(error))
+        return unbuilt_after(build.want, error)
 
     def _take_exhaustion(self, build: Build, error: ExhaustedError) -> None:
-        """Decide whether a sample or this process is to blame for running out; if this process, end.
-
-        At a first attempt with enough room left it may be the sample's own fault, which trials will show. If the
-        samples have passed trials, or too little is left, a fresh process has to take our place.
-        """
+        """Decide whether a sample or this process is to blame for running out; if this process, end."""
+        # At a first attempt with enough room left it may be the sample's own fault, which trials will show. If the
+        # samples have passed trials, or too little is left, a fresh process has to take the place of this one.
         if build.want.attempt == 0 and self._parts.has_room():
             self._parts.log.warning("memory or descriptors ran out over one batch", error=str(error))
         else:
@@ -375,3 +440,18 @@ class Reception:
 
 def _largest_bytes(stream: Stream) -> int:
     return max(layout_of(stream.fields, shape).nbytes for shape in stream.shapes)
+
+
+def unbuilt_after(want: m.Want, error: BaseException) -> m.Unbuilt:
+    """Return the answer to a want whose building raised this error."""
+    if not isinstance(error, StokerError):
+        return unbuilt(
+            want.ticket,
+            "failed",
+            expected="the batch to be built",
+            got=told(error),
+            where=f"batch {want.number} of epoch {want.epoch}",
+            remedy="Look at the worker's log.",
+        )
+    code = next((code for kind, code in _CODES if isinstance(error, kind)), "failed")
+    return unbuilt(want.ticket, code, error.expected, error.got, error.where, error.remedy)

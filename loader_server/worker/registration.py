@@ -58,8 +58,9 @@ class Registration:
         #: The coordinator's address that we are connected to.
         self._connected = ""
         self._keys = keys
-        #: Our registration with the endpoint that we are bound to, which may be that of all addresses.
-        self._bound = register
+        #: The endpoint that this worker is bound to, which may be that of all addresses.
+        self._bound = register.endpoint
+        #: Its registration, with the endpoint at which trainers reach it.
         self._register = register
         #: The coordinator's endpoint by address, once its name was resolved. Resolving may take long, most of all while
         #: the network is down, so it is repeated only after the coordinator has accepted us.
@@ -90,22 +91,12 @@ class Registration:
 
     def tell_metrics(self, bound: str) -> None:
         """Put the address of our metrics into all further registrations."""
-        self._bound = dataclasses.replace(self._bound, metrics=bound)
         self._register = dataclasses.replace(self._register, metrics=bound)
-
-    @property
-    def heartbeat_timeout_s(self) -> float:
-        """Return the job's heartbeat timeout, or the default before we are registered."""
-        return self.membership.heartbeat_timeout_s
-
-    def due_s(self) -> float:
-        """Return when the next turn is due at the latest."""
-        return self.membership.due_s
 
     def turn(self, now_s: float, load: Callable[[], m.Beat], *, spoken_to: bool) -> list[m.Culprits]:
         """Handle the coordinator's messages and send what is due; return the lists of culprits that came.
 
-        Raises LostError if no coordinator has ever answered and the time for that is over, or the error with which the
+        Raises LostError if no coordinator has answered for a minute after the start, or the error with which the
         coordinator refuses this worker for good.
         """
         culprits: list[m.Culprits] = []
@@ -113,14 +104,20 @@ class Registration:
             self.membership.hear(now_s)
             with contextlib.suppress(ProtocolError):
                 culprits += self._take_in(decode(frames[0].buffer), now_s)
+        # Only before its first answer: one that served once is waited for without end, as trainers go on without it.
         if self._may_register and self.membership.gives_up(now_s):
-            raise self._nobody()
+            raise LostError(
+                expected="a coordinator that takes this worker in",
+                got=self._followed.problem or "no answer for a minute",
+                where=self._followed.given,
+                remedy="Start it with `loader-server coordinator job.toml`, or correct --coordinator.",
+            )
         if self.membership.lose_patience(now_s):
             self._renew()
         if self.membership.is_due(now_s):
             self._follow(now_s)
-            self._look_where_we_are(now_s)
-            self._say_what_is_due(now_s, load)
+            self._find_endpoint(now_s)
+            self._send_due(now_s, load)
         return culprits
 
     def _follow(self, now_s: float) -> None:
@@ -130,7 +127,7 @@ class Registration:
             self.membership.move(now_s)
             self._renew()
 
-    def _say_what_is_due(self, now_s: float, load: Callable[[], m.Beat]) -> None:
+    def _send_due(self, now_s: float, load: Callable[[], m.Beat]) -> None:
         message = load() if self.membership.registered else self._register
         sent = True
         # The coordinator has not answered `BuilderParts` since the last turn that was due, so the refusal is reported
@@ -156,25 +153,18 @@ class Registration:
         self._failing, self._may_register = failing, may_register
         self._failing_s = self.membership.due_s = now_s
 
-    def _look_where_we_are(self, now_s: float) -> None:
-        """Work out our address anew; without a route, keep the one we had, because the route may come back."""
+    def _find_endpoint(self, now_s: float) -> None:
+        """Work out this worker's address anew; without a route keep the former one, because the route may come back."""
         if not self._connected:
             return
         if self._looks_up_again or self._looked_up is None:
             self._looked_up, self._looks_up_again = look_up(self._connected) or self._looked_up, False
-        endpoint = find_reachable_endpoint(self._bound.endpoint, self._looked_up or self._connected)
+        endpoint = find_reachable_endpoint(self._bound, self._looked_up or self._connected)
         if endpoint is not None and endpoint != self._register.endpoint:
             if self.membership.registered:
                 self._log.info("worker has another address", before=self._register.endpoint, now=endpoint)
-            self._register = dataclasses.replace(self._bound, endpoint=endpoint)
+            self._register = dataclasses.replace(self._register, endpoint=endpoint)
             self.membership.move(now_s)
-
-    def _nobody(self) -> LostError:
-        return LostError(
-            expected="a coordinator that takes this worker in",
-            got=self._followed.problem or "no answer for a minute", where=self._followed.given,
-            remedy="Start it with `loader-server coordinator job.toml`, or correct --coordinator.",
-        )  # fmt: skip
 
     def _renew(self) -> None:
         self._followed.look()
@@ -187,20 +177,23 @@ class Registration:
 
     def _take_in(self, message: m.Message, now_s: float) -> list[m.Culprits]:
         self.membership.take_in(message, now_s)
-        if isinstance(message, m.Culprits):
-            return [message]
-        self._looks_up_again |= isinstance(message, m.Registered)
-        if isinstance(message, m.BundlePiece):
-            self._pieces.append(message)
-        if isinstance(message, m.Registered) and self.refusal is not None:
-            self._log.info("the coordinator takes this worker in again", coordinator=self._connected)
-            self.refusal = self._unexplained = None
-        if isinstance(message, m.Refused) and message.code == "builder":
-            self._hear_refusal(message, now_s)
-        elif isinstance(message, m.Refused) and message.code == "version":
-            self._note_refusal(message, now_s)
-        elif isinstance(message, m.Refused) and message.code != "unknown":
-            raise self.error_of(message)
+        match message:
+            case m.Culprits():
+                return [message]
+            case m.BundlePiece():
+                self._pieces.append(message)
+            case m.Registered():
+                self._looks_up_again = True
+                if self.refusal is not None:
+                    self._log.info("the coordinator takes this worker in again", coordinator=self._connected)
+                    self.refusal = self._unexplained = None
+            case m.Refused(code="builder"):
+                self._hear_refusal(message, now_s)
+            # It would not understand a question about the difference.
+            case m.Refused(code="version"):
+                self._note_refusal(message, now_s)
+            case m.Refused() if message.code != "unknown":
+                raise self.error_of(message)
         return []
 
     def _hear_refusal(self, refusal: m.Refused, now_s: float) -> None:
@@ -236,14 +229,15 @@ class Registration:
 
     def ask(self, wanted: Iterable[m.BundleWanted]) -> None:
         """Send requests for pieces of the bundle; those that cannot be sent are due again later."""
-        for one in wanted:
-            self._send(one)
+        for request in wanted:
+            self._send(request)
 
     def leave(self) -> None:
         """Announce that we are leaving, so that no new wants come; do nothing once that was sent."""
         if not self.membership.left:
-            leave = m.Leave(worker=self._register.worker, incarnation=self._register.incarnation)
-            self.membership.left = self._send(leave)
+            self.membership.left = self._send(
+                m.Leave(worker=self._register.worker, incarnation=self._register.incarnation)
+            )
 
     def _send(self, message: m.Message) -> bool:
         return send_if_up(self.socket, encode(message))

@@ -1,7 +1,7 @@
 """Checks whether a restart would let a refused worker build the bytes that its coordinator expects.
 
 What a worker builds depends on what it read when it started: job file, index, own transforms, versions of packages. If
-any of these has changed on disk since, its successor may be accepted, so it ends to make room for that. If nothing has,
+any of these has changed on disk since, its successor may be accepted, so it ends to make room for it. If nothing has,
 a restart would not help: it waits, and serves the trainers that it has.
 
 Rules: a thread does the check, because opening a job takes time; a check that hangs is given up, and no further one is
@@ -67,7 +67,10 @@ class RestartWatch:
         self._under_way = _DiskLook(self._look, self._wake, now_s)
 
     def take(self, now_s: float) -> bool:
-        """Return whether the last check found that a new worker would have another fingerprint; False if it runs."""
+        """Return whether the last check found that a new worker would have another fingerprint.
+
+        False while the check is under way, and if it failed or was given up, which is counted and logged.
+        """
         look = self._under_way
         if look is None or (look.is_under_way and now_s - look.began_s < _LONGEST_LOOK_S):
             return False
@@ -88,13 +91,13 @@ class RestartWatch:
                 "cannot tell whether a restart would help: the job cannot be opened",
                 str(look.error) or repr(look.error),
             )
-        return look.found not in ("", self._builder)
+        return look.builder not in ("", self._builder)
 
-    def _log_once(self, event: str, why: str) -> None:
+    def _log_once(self, event: str, reason: str) -> None:
         """Log an event with its reason, unless that reason was the last one logged."""
-        if why != self._logged:
-            self._log.warning(event, reason=why)
-            self._logged = why
+        if reason != self._logged:
+            self._log.warning(event, reason=reason)
+            self._logged = reason
 
     def calm(self) -> None:
         """Reset pauses and logging; called while there is no refusal that a restart could end."""
@@ -109,8 +112,8 @@ class _DiskLook:
         self._wake = wake
         self.began_s = now_s
         self.took_s = 0.0
-        #: The fingerprint (empty if there is none), and the error of a failed check.
-        self.found = ""
+        #: The builder fingerprint (empty if there is none), and the error of a failed check.
+        self.builder = ""
         self.error: Exception | None = None
         # A daemon thread: a check that hangs in a file system must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="restart watch", daemon=True)
@@ -123,7 +126,7 @@ class _DiskLook:
     def _run(self) -> None:
         began_s = time.monotonic()
         try:
-            self.found = self._look()
+            self.builder = self._look()
         except Exception as error:  # an index that is being made, or a user's module that fails: `take` counts it
             self.error = error
         self.took_s = time.monotonic() - began_s
@@ -131,7 +134,10 @@ class _DiskLook:
 
 
 def builder_on_disk(job_path: Path) -> str:
-    """Return the builder fingerprint of a worker that opens the job now."""
+    """Return the builder fingerprint of a worker that opens the job now.
+
+    Raises what opening the job file or a stream raises: a StokerError, an OSError, or an error of a user's module.
+    """
     job = JobFile(job_path)
     streams: dict[str, Stream] = {}
     try:

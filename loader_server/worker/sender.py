@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 import zmq
@@ -45,7 +44,7 @@ _LINGER_MS = 1000
 
 @dataclass(slots=True)
 class _Peer:
-    """What is to be sent on one connection."""
+    """The frames that are to be sent on one connection."""
 
     #: Frames for the next `flush`, and their length.
     frames: list[bytes] = field(default_factory=list)
@@ -55,14 +54,14 @@ class _Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Unread:
-    """A frame that libzmq may still be sending; `settle` takes it off the account."""
+class _UnreadBatch:
+    """A batch that libzmq may still be sending, on the account of a trainer."""
 
     tracker: zmq.MessageTracker
-    settle: Callable[[], None]
-    #: For a batch: its length, and its buffer of `SendBuffers`.
-    nbytes: int = 0
-    buffer: NDArray[np.uint8] | None = None
+    trainer: int
+    nbytes: int
+    #: Its buffer of `SendBuffers`; None if it was given back already.
+    buffer: NDArray[np.uint8] | None
 
 
 class Sender:
@@ -78,14 +77,15 @@ class Sender:
     ) -> None:
         self.router = bind_router(context, listen, keys)
         self.endpoint = self.router.getsockopt_string(zmq.LAST_ENDPOINT)
-        #: A fixed port to listen at implies a fixed port beside it for sealed payloads, which a firewall can let
-        #: through.
+        #: The sockets to poll: that for messages, and with keys that for sealed payloads.
+        self.sockets = [self.router]
+        # A fixed port to listen at implies a fixed port beside it for sealed payloads, which firewalls can let through.
         beside = port_beside(listen)
-        self._sealed_router = bind_sealed_router(context, self.endpoint, beside) if keys is not None else None
+        if keys is not None:
+            self.sockets.append(bind_sealed_router(context, self.endpoint, beside))
+        self.ports = [port_of(socket.getsockopt_string(zmq.LAST_ENDPOINT)) for socket in self.sockets]
         #: The port of sealed payloads; 0 if there are none.
-        self.sealed_port = 0
-        if self._sealed_router is not None:
-            self.sealed_port = port_of(self._sealed_router.getsockopt_string(zmq.LAST_ENDPOINT))
+        self.sealed_port = self.ports[1] if keys is not None else 0
         if self.sealed_port and beside is not None and self.sealed_port != beside:
             Log("worker").warning(
                 "port for sealed payloads is taken, another is used: open it to trainers, or give workers of a machine "
@@ -93,14 +93,15 @@ class Sender:
                 taken=beside,
                 used=self.sealed_port,
             )
-        self.ports = [port_of(self.endpoint), *([self.sealed_port] if self.sealed_port else [])]
-        self._buffers = buffers
-        self._batches = batches
+        self.buffers = buffers
+        #: Bytes of batches for TCP that are being built, or have not been read yet.
+        self.batches = batches
         #: Answers and small payloads.
         self._answers = UnreadAnswers(self.router)
         self._peers: dict[bytes, _Peer] = {}
-        self._spoken_to: list[bytes] = []
-        self._unread: list[_Unread] = []
+        #: The connections that have frames for the next `flush`.
+        self._with_frames: list[bytes] = []
+        self._unread: list[_UnreadBatch] = []
         #: Messages that were dropped because their receiver does not read.
         self.left_out = 0
 
@@ -110,74 +111,60 @@ class Sender:
         """Return whether this connection reads its answers; one that does not gets only what its tickets are owed."""
         return self._answers.reads(identity)
 
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        """Return the sockets to poll."""
-        return [self.router, *([self._sealed_router] if self._sealed_router is not None else ())]
-
     def watch(self, doors: Doors) -> None:
         """Have the doors count connections to all of these sockets."""
-        doors.watch("messages", self.router)
-        if self._sealed_router is not None:
-            doors.watch("sealed", self._sealed_router)
+        for name, socket in zip(("messages", "sealed"), self.sockets, strict=False):
+            doors.watch(name, socket)
 
     def drop_strays(self, ready: set[object], note_useless: Callable[[zmq.Frame], None] = lambda _: None) -> int:
         """Read and drop messages to the ROUTER for sealed payloads, where nobody may send any; return how many."""
-        if self._sealed_router is None or self._sealed_router not in ready:
-            return 0
         count = 0
-        for identity, *_frames in read_waiting(self._sealed_router):
-            count += 1
-            note_useless(identity)
+        for socket in self.sockets[1:]:
+            for identity, *_frames in read_waiting(socket) if socket in ready else ():
+                count += 1
+                note_useless(identity)
         return count
 
     def say(self, identity: bytes, message: Message) -> None:
         """Queue a message for the next `flush`; drop it if the other side does not read."""
-        if not self._leave_out(identity):
-            self._queue(identity, encode(message))
+        self.say_frame(identity, encode(message))
 
     def say_frame(self, identity: bytes, frame: bytes) -> None:
         """Queue an encoded message in the same way as `say`."""
-        if not self._leave_out(identity):
-            self._queue(identity, frame)
-
-    def _leave_out(self, identity: bytes) -> bool:
-        """Return whether a message to this connection has to be dropped now, and count it."""
         peer = self._peers.get(identity)
+        # A peer that asks without end in one turn must not fill our memory, although it may read the answers later.
         if (peer is None or peer.waiting <= MARK_BYTES) and self.reads(identity):
-            return False
-        self.left_out += 1
-        return True
+            self._queue(identity, frame)
+        else:
+            self.left_out += 1
 
     def answer(self, identity: bytes, message: Message) -> None:
         """Queue the answer to an open ticket for the next `flush`, even if the other side does not read."""
         self._queue(identity, encode(message))
 
     def _queue(self, identity: bytes, frame: bytes) -> None:
-        peer = self._peers.get(identity)
-        if peer is None:
-            peer = self._peers[identity] = _Peer()
+        peer = self._peers.setdefault(identity, _Peer())
         if not peer.frames:
-            self._spoken_to.append(identity)
+            self._with_frames.append(identity)
         peer.frames.append(frame)
         peer.waiting += len(frame)
         peer.quiet = False
 
     def flush(self) -> bool:
         """Send the queued answers, those for one trainer together; return whether all trainers were still there."""
-        spoken_to, self._spoken_to = self._spoken_to, []
-        there = [self._flush_to(identity) for identity in spoken_to]
-        return all(there)
+        identities, self._with_frames = self._with_frames, []
+        reached = [self._flush_to(identity) for identity in identities]
+        return all(reached)
 
     def _flush_to(self, identity: bytes) -> bool:
         peer = self._peers.get(identity)
         if peer is None or not peer.frames:
             return True
-        frames, peer.frames = peer.frames, []
-        peer.waiting = 0
-        if not self._answers.send(identity, frames):
+        frames, peer.frames, peer.waiting = peer.frames, [], 0
+        is_there = self._answers.send(identity, frames)
+        if not is_there:
             del self._peers[identity]
-            return False
-        return True
+        return is_there
 
     def mark_all(self) -> None:
         """From now on track each answer until libzmq has sent it, because this process ends soon."""
@@ -185,7 +172,7 @@ class Sender:
 
     def forget_quiet(self) -> None:
         """Forget connections for which nothing was queued since the last call."""
-        for identity in [one for one, peer in self._peers.items() if peer.quiet]:
+        for identity in [identity for identity, peer in self._peers.items() if peer.quiet]:
             del self._peers[identity]
             self._answers.forget(identity)
         for peer in self._peers.values():
@@ -194,11 +181,14 @@ class Sender:
     # --- batches ---
 
     def push(self, outcome: Outcome, header: Pushed, session: Session, log: Log) -> None:
-        """Send a batch by TCP: sealed if the trainer listens for that, otherwise on the connection for all messages."""
+        """Send a batch by TCP: sealed if the trainer has a key for it, otherwise on the connection for all messages.
+
+        If the trainer is gone, the batch is dropped, which goes to `log`.
+        """
         assert outcome.sent is not None
         assert outcome.payload is not None
         if outcome.sealed is not None and self._push_sealed(outcome, header, session):
-            self._buffers.give_back(outcome.payload)
+            self.buffers.give_back(outcome.payload)
             return
         if not header.digest:  # left out because it was to be sealed
             header = dataclasses.replace(header, digest=digest64(outcome.payload.data))
@@ -206,11 +196,12 @@ class Sender:
         if outcome.sent.nbytes < MARK_BYTES:
             self._queue(session.address, encode(header))
             self._queue(session.address, bytes(outcome.sent))
-            self._buffers.give_back(outcome.payload)
+            self.buffers.give_back(outcome.payload)
             return
         buffer: NDArray[np.uint8] | None = outcome.payload
-        if self._buffers.encodes:
-            self._buffers.give_back(outcome.payload)
+        # What is sent is a copy then, which libzmq frees.
+        if self.buffers.encodes:
+            self.buffers.give_back(outcome.payload)
             buffer = None
         self._flush_to(session.address)  # so that answers keep their order
         head = [session.address, encode(header)]
@@ -220,11 +211,12 @@ class Sender:
     def _push_sealed(self, outcome: Outcome, header: Pushed, session: Session) -> bool:
         sealer = outcome.build.sealer
         assert outcome.sealed is not None
-        if sealer is None or session.sealer is not sealer or self._sealed_router is None:
+        # A trainer that greeted again has another key by now, and could not open what was sealed under the earlier one.
+        if sealer is None or session.sealer is not sealer or not self.sealed_port:
             return False
         number, sealed = outcome.sealed
         head = [session.sealed_identity, sealer.seal_header(number, encode(header))]
-        if not self._send_behind(self._sealed_router, head, sealed.data, session.incarnation, sealed):
+        if not self._send_behind(self.sockets[1], head, sealed.data, session.incarnation, sealed):
             return False
         session.sealed_number = number
         return True
@@ -237,47 +229,31 @@ class Sender:
         trainer: int,
         buffer: NDArray[np.uint8] | None,
     ) -> bool:
-        if not self._send(socket, head, more=True):
-            return False
-        self._batches.take(trainer, sent.nbytes)
-        settle = partial(self._batches.give_back, trainer, sent.nbytes)
-        self._send_tracked(socket, sent, settle, sent.nbytes, buffer)
-        return True
-
-    # --- frames that libzmq has not sent yet ---
-
-    def _send_tracked(
-        self,
-        socket: zmq.Socket[bytes],
-        frame: bytes | memoryview,
-        settle: Callable[[], None],
-        nbytes: int = 0,
-        buffer: NDArray[np.uint8] | None = None,
-    ) -> None:
-        whole = zmq.Frame(frame, track=True, copy=False, copy_threshold=0)
-        tracker = socket.send(whole, zmq.DONTWAIT, copy=False, track=True)
-        assert tracker is not None
-        self._unread.append(_Unread(tracker, settle, nbytes, buffer))
-
-    @staticmethod
-    def _send(socket: zmq.Socket[bytes], frames: list[bytes], *, more: bool = False) -> bool:
+        """Send a payload behind its header, on its trainer's account; return False if the trainer is gone."""
         try:
-            send_now(socket, frames, more=more)
+            send_now(socket, head, more=True)
         except zmq.ZMQError:  # EHOSTUNREACH: it hung up, or is not connected yet
             return False
+        self.batches.take(trainer, sent.nbytes)
+        # Without a copy: libzmq sends from our memory, and the tracker tells when it has finished.
+        tracker = socket.send(
+            zmq.Frame(sent, track=True, copy=False, copy_threshold=0), zmq.DONTWAIT, copy=False, track=True
+        )
+        assert tracker is not None
+        self._unread.append(_UnreadBatch(tracker, trainer, sent.nbytes, buffer))
         return True
 
     def take_back(self) -> None:
-        """Settle the frames that libzmq has finished with, and return their buffers."""
+        """Take the batches that libzmq has finished with off the accounts, and return their buffers."""
         self._answers.take_back()
         unread, self._unread = self._unread, []
-        for one in unread:
-            if not one.tracker.done:
-                self._unread.append(one)
+        for batch in unread:
+            if not batch.tracker.done:
+                self._unread.append(batch)
                 continue
-            one.settle()
-            if one.buffer is not None:
-                self._buffers.give_back(one.buffer)
+            self.batches.give_back(batch.trainer, batch.nbytes)
+            if batch.buffer is not None:
+                self.buffers.give_back(batch.buffer)
 
     def is_behind(self) -> bool:
         """Return whether libzmq is still sending something; it does not notify us, so the caller polls again soon."""
@@ -285,10 +261,9 @@ class Sender:
 
     def unsent_bytes(self) -> int:
         """Return how many bytes of built batches are still being sent."""
-        return sum(one.nbytes for one in self._unread)
+        return sum(batch.nbytes for batch in self._unread)
 
     def close(self) -> None:
         """Close the sockets; the last messages still have a moment to leave."""
-        self.router.close(linger=_LINGER_MS)
-        if self._sealed_router is not None:
-            self._sealed_router.close(linger=_LINGER_MS)
+        for socket in self.sockets:
+            socket.close(linger=_LINGER_MS)

@@ -98,7 +98,7 @@ class Worker:
     def __init__(self, settings: WorkerSettings, nursery: Asker) -> None:
         self.settings = settings
         self.incarnation = secrets.randbits(63)
-        #: The last heartbeat, which says how much there is to do.
+        #: The last heartbeat, with how much there is to do.
         self.load: m.Beat | None = None
         self.log = Log("worker", worker=settings.name)
         self._job = JobFile(settings.job_path)
@@ -162,8 +162,6 @@ class Worker:
                 builders=self._builders,
                 thread=self._thread,
                 sender=self._sender,
-                buffers=self._buffers,
-                batches=batches,
                 guard=self.guard,
                 log=self.log,
                 wake=self._waker.wake,
@@ -173,8 +171,9 @@ class Worker:
         )
         self.counts = self._reception.counts
         builder = builder_fingerprint(self._streams, self._job.versions_of_sent())
-        look = partial(builder_on_disk, settings.job_path)
-        self._restart_watch = RestartWatch(look, builder, self._waker.wake, self.log)
+        self._restart_watch = RestartWatch(
+            partial(builder_on_disk, settings.job_path), builder, self._waker.wake, self.log
+        )
         #: Reports to our parent that we are refused, each time that we check whether a restart would help.
         self.tell_refused: Callable[[], None] = lambda: None
         self._registration = Registration(
@@ -223,7 +222,7 @@ class Worker:
         Raises the coordinator's refusal if it ended so that a successor can take over.
         """
         poller = zmq.Poller()
-        for socket in (*self._sender.sockets(), *self.doors.monitors()):
+        for socket in (*self._sender.sockets, *self.doors.monitors()):
             poller.register(socket, zmq.POLLIN)
         poller.register(self._waker.fileno(), zmq.POLLIN)
         polled = None
@@ -233,13 +232,13 @@ class Worker:
         self._data.start()
         try:
             while not self._is_done():
-                if polled is not self._registration.socket:  # it is replaced now and then
+                # It is replaced when the coordinator is silent, or elsewhere.
+                if polled is not self._registration.socket:
                     if polled is not None:
                         poller.unregister(polled)
                     polled = self._registration.socket
                     poller.register(polled, zmq.POLLIN)
-                ready = {sock for sock, _ in poller.poll(self._pause_ms(time.monotonic()))}
-                self._turn(ready)
+                self._turn({socket for socket, _ in poller.poll(self._pause_ms(time.monotonic()))})
             self._registration.leave()  # no turn has sent this if there was nothing to finish
             if self._refusal is not None:
                 raise self._registration.error_of(self._refusal)
@@ -251,15 +250,20 @@ class Worker:
         self._registration.tell_metrics(bound)
 
     def drain(self, timeout_s: float) -> None:
-        """Finish what is being built, refuse the rest, then end; may be called from a signal handler."""
+        """Finish what is being built, refuse the rest, then end, after `timeout_s` in any case.
+
+        May be called from a signal handler.
+        """
         self._draining = True
         self._stop_s = time.monotonic() + timeout_s
         self._waker.wake()
 
     def _is_done(self) -> bool:
         now_s = time.monotonic()
-        idle = not self._thread.load and not self._reception.waiting and not self._sender.is_behind()
-        if self.exhausted:  # its verdicts on samples cost five workers, so none may be lost
+        idle = not self._thread.load and not self._reception.wants and not self._sender.is_behind()
+        # Its verdicts on samples cost five workers, so none may be lost: what a trainer has received but not read goes
+        # with the connection.
+        if self.exhausted:
             idle = idle and now_s > self._unread_until_s
         return self._draining and (idle or now_s > self._stop_s)
 
@@ -268,13 +272,12 @@ class Worker:
             return 5
         if self._draining or self.doors.brakes.are_on():
             return 20
-        return max(1, int(1000 * (self._registration.due_s() - now_s)) + 1)
+        return max(1, int(1000 * (self._registration.membership.due_s - now_s)) + 1)
 
     def probes(self) -> Probes:
         """Return the answers to health probes."""
-        longest_s = self._job.settings.build_timeout_s
         return Probes(
-            lambda now_s: dead(self._turned_s, max(longest_s, LOOP_S) + LOOP_S, now_s),
+            lambda now_s: dead(self._turned_s, max(self._job.settings.build_timeout_s, LOOP_S) + LOOP_S, now_s),
             lambda now_s: unready_worker(self._view(), now_s),
         )
 
@@ -312,6 +315,7 @@ class Worker:
         self._sender.take_back()
         if self.exhausted and not self._draining:
             self.drain(_LAST_WORDS_S)
+        # In each turn: what was begun is finished, and what comes meanwhile is refused, so trainers ask others at once.
         if self._draining:
             self._sender.mark_all()
             self._reception.refuse_all()
@@ -331,6 +335,7 @@ class Worker:
                     self.doors.brakes.note_useless(identity)
         strays = self._sender.drop_strays(ready, self.doors.brakes.note_useless)
         self.counts.garbage += strays
+        # A full read may have left messages over, so the brakes have to look who sends them.
         is_behind = max(count, strays) == MOST_WAITING
         if is_behind or self._reception.unheard != unheard:
             self._aftermath.note()
@@ -383,13 +388,13 @@ class Worker:
         load = self.load = m.Beat(
             worker=self.settings.name,
             incarnation=self.incarnation,
-            waiting=self._reception.waiting_of_trainers,
+            waiting=self._reception.wants.of_trainers,
             building=self._thread.load,
             built=self.counts.built,
             masked=self.counts.masked,
-            kept=sum(one.kept_samples for one in self.build_counts.values()),
-            decoded=sum(one.decoded_samples for one in self.build_counts.values()),
-            taken=sum(one.taken for one in self.build_counts.values()),
+            kept=sum(counts.kept_samples for counts in self.build_counts.values()),
+            decoded=sum(counts.decoded_samples for counts in self.build_counts.values()),
+            taken=sum(counts.taken for counts in self.build_counts.values()),
             remote_bytes=self.remote_counts.fetched_bytes,
             remote_found=self.remote_counts.found,
             remote_waited=self.remote_counts.waited,
@@ -400,21 +405,22 @@ class Worker:
     def _forget_gone(self, now_s: float) -> None:
         if now_s < self._look_s:
             return
-        self._look_s = now_s + self._registration.heartbeat_timeout_s / 4
+        self._look_s = now_s + self._registration.membership.heartbeat_timeout_s / 4
         self._reception.forget(lambda session: self._is_gone(session, now_s))
         self._aftermath.look()
         if now_s >= self._prune_s:
-            self._prune_s = now_s + GONE_AFTER * self._registration.heartbeat_timeout_s
+            self._prune_s = now_s + GONE_AFTER * self._registration.membership.heartbeat_timeout_s
             self._sender.forget_quiet()
 
     def _is_gone(self, session: Session, now_s: float) -> bool:
         """Return whether the trainer has been silent for long, or its key is no longer allowed."""
-        silent = now_s - session.heard_s > GONE_AFTER * self._registration.heartbeat_timeout_s
+        silent = now_s - session.heard_s > GONE_AFTER * self._registration.membership.heartbeat_timeout_s
         return silent or not self.guard.has_role(session.key, "trainer")
 
     def _close(self) -> None:
+        # A thread that still builds may write into slots, features and shelf: they are left to the end of the process.
         ended = self._thread.close(timeout_s=1.0)
-        self._reception.close(let_go=ended)  # else a thread may still write there: the end frees them
+        self._reception.close(let_go=ended)
         self._registration.close()
         self.doors.close()
         self._sender.close()
@@ -436,17 +442,18 @@ class Worker:
         stream = outcome.build.want.stream
         if outcome.built is not None and outcome.payload is not None:
             self.build_counts[stream].add(outcome.built, outcome.payload.nbytes)
-        for one in outcome.convictions:
-            self._convict(stream, one)
+        for conviction in outcome.convictions:
+            self._convict(stream, conviction)
         self._reception.answer(outcome)
 
-    def _convict(self, stream: str, one: Conviction) -> None:
+    def _convict(self, stream: str, conviction: Conviction) -> None:
+        identity, ends = conviction.identity, conviction.ends
         self.log.warning(
-            "sample kills its decoder", stream=stream, sample=one.sample, identity=one.identity, ends=one.ends
+            "sample kills its decoder", stream=stream, sample=conviction.sample, identity=identity, ends=ends
         )
-        self._builders[stream].culprits.find(one.identity)
+        self._builders[stream].culprits.find(identity)
         self._registration.membership.convict(
-            m.Culprit(worker=self.settings.name, stream=stream, identity=one.identity, ends=one.ends)
+            m.Culprit(worker=self.settings.name, stream=stream, identity=identity, ends=ends)
         )
 
 

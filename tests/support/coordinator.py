@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from loader_server.coordinator.events import Keep, Received, Send
-from loader_server.coordinator.settings import CoordinatorSettings
+from loader_server.coordinator.events import CoordinatorSettings, Keep, Received, Send
 from loader_server.coordinator.state import CoordinatorState
 from shared.bad_limit import BadLimit
 from shared.errors import SettingsError
@@ -16,7 +15,7 @@ from shared.wire.codec import decode, encode
 from shared.wire.parts import Cursor, WireField, WireShape, WorkerAddress
 
 if TYPE_CHECKING:
-    from loader_server.leases.table import LeaseRules
+    from loader_server.leases.lease_table import LeaseRules
 
 __all__ = [
     "SETTINGS",

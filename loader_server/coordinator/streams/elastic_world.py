@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from loader_server.coordinator import refusals
+from loader_server.coordinator import objections
 from loader_server.coordinator.events import Instruction, Keep, Send, WorldNamed
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
@@ -49,14 +49,12 @@ class WorldMember:
 
 @dataclass(slots=True)
 class _Joiner:
+    """A trainer that waits for a place: its last request, since when it waits, and when it last asked."""
+
     join: m.Join
     peer: bytes
     since_s: float
     heard_s: float
-
-    def as_member(self) -> WorldMember:
-        join = self.join
-        return WorldMember(join.member, join.incarnation, join.name, join.replicas)
 
 
 class ElasticWorld:
@@ -80,6 +78,7 @@ class ElasticWorld:
         self._timeout_s = timeout_s
         #: By member.
         self._joiners: dict[int, _Joiner] = {}
+        #: By member: the serial of its last request.
         self._serials: dict[int, int] = {}
         #: By incarnation: each member's connection, when it was last heard, and where it starts.
         self._peers: dict[int, bytes] = {}
@@ -87,7 +86,9 @@ class ElasticWorld:
         self._starts: dict[int, tuple[int, int]] = {}
         #: By incarnation: until when to wait for each member of a world that is over.
         self._awaited_s: dict[int, float] = {}
+        #: Since when there are enough joiners for a world; None while there are not.
         self._enough_s: float | None = None
+        #: Whether the members of the last world restored different checkpoints.
         self._disagreed = False
         self._out: list[Instruction] = []
 
@@ -95,21 +96,20 @@ class ElasticWorld:
 
     def member_of(self, incarnation: int) -> WorldMember | None:
         """Return the member with this incarnation; None if there is none."""
-        return next((one for one in self.members if one.incarnation == incarnation), None)
+        return next((member for member in self.members if member.incarnation == incarnation), None)
 
     def lives(self) -> bool:
         """Return whether anybody has a place, waits for one, or is expected back."""
         return self.stage is WorldStage.TRAINING or bool(self._awaited_s or self._joiners)
 
     def rank_of(self, member: WorldMember) -> int:
-        """Return the member's first rank."""
-        before = self.members[: self.members.index(member)]
-        return sum(one.replicas for one in before)
+        """Return the member's first rank; raise a ValueError if it is not a member of this world."""
+        return sum(before.replicas for before in self.members[: self.members.index(member)])
 
     @property
     def ranks(self) -> int:
         """Return how many ranks the world has."""
-        return sum(one.replicas for one in self.members)
+        return sum(member.replicas for member in self.members)
 
     # --- joining ---
 
@@ -121,17 +121,18 @@ class ElasticWorld:
         answer = self._answer_without_a_place(join, room, now_s)
         if answer is not None:
             return [Send(peer, answer)]
+        # A request that was delayed must not undo a later one.
         if join.serial < self._serials.get(join.member, 0):
             return []
-        mine = next((one for one in self.members if one.member == join.member), None)
-        if mine is not None and mine.incarnation == join.incarnation and self.stage is WorldStage.TRAINING:
-            return [Send(peer, self._placed(join, mine))]
-        self._limit(join)
-        if mine is not None:
-            self._leave(mine, f"{join.name} joins anew", now_s, back_s=0.0)
+        member = next((known for known in self.members if known.member == join.member), None)
+        if member is not None and member.incarnation == join.incarnation and self.stage is WorldStage.TRAINING:
+            return [Send(peer, self._placed(join, member))]
+        self.limits = (join.least, join.most)
+        if member is not None:
+            self._leave(member, f"{join.name} joins anew", now_s, back_s=0.0)
         known = self._joiners.get(join.member)
         # A connection speaks for one trainer, so an earlier joiner on it is gone, replaced by this process.
-        for other in [one for one, joiner in self._joiners.items() if joiner.peer == peer and one != join.member]:
+        for other in [other for other, joiner in self._joiners.items() if joiner.peer == peer and other != join.member]:
             del self._joiners[other]
         self._serials[join.member] = join.serial
         self._joiners[join.member] = _Joiner(join, peer, known.since_s if known is not None else now_s, now_s)
@@ -141,22 +142,19 @@ class ElasticWorld:
         return self.take_news()
 
     def _answer_without_a_place(self, join: m.Join, room: int, now_s: float) -> m.NotAttached | None:
-        # Only a spare that waited behind this run is told that it ended; another trainer begins a new run.
+        # Only a spare that waited behind this run hears that it ended; another trainer begins a new run.
         if self.stage is WorldStage.ENDED and 0 < join.behind <= self.version:
-            return refusals.run_ended(join)
+            return objections.run_ended(join)
         if join.least * join.replicas > room:
-            return refusals.no_room(join, room)
-        others = any(one.join.member != join.member for one in self._fresh(now_s)) or bool(self._awaited_s)
-        others = others or self.stage is WorldStage.TRAINING
-        if others and (join.least, join.most) != self.limits:
-            return refusals.other_limits(join, *self.limits)
+            return objections.no_room(join, room)
+        others = [joiner for joiner in self._fresh(now_s) if joiner.join.member != join.member]
+        is_bound = others or self._awaited_s or self.stage is WorldStage.TRAINING
+        if is_bound and (join.least, join.most) != self.limits:
+            return objections.other_limits(join, *self.limits)
         return None
 
-    def _limit(self, join: m.Join) -> None:
-        self.limits = (join.least, join.most)
-
-    def _placed(self, join: m.Join, mine: WorldMember) -> m.Placed:
-        return m.Placed(serial=join.serial, version=self.version, rank=self.rank_of(mine), world=self.ranks)
+    def _placed(self, join: m.Join, member: WorldMember) -> m.Placed:
+        return m.Placed(serial=join.serial, version=self.version, rank=self.rank_of(member), world=self.ranks)
 
     def _gathering(self, join: m.Join, room: int, now_s: float) -> m.Gathering:
         return m.Gathering(
@@ -177,21 +175,20 @@ class ElasticWorld:
         if fresh < least:
             return f"{fresh} of at least {least} trainers are there"
         if self._awaited_s:
-            names = [one.name for one in self.members if one.incarnation in self._awaited_s]
-            return f"trainers of the last world have not joined yet: {', '.join(names)}"
+            return f"trainers of the last world have not joined yet: {', '.join(self._awaited())}"
         return f"{fresh} trainers are there, more are waited for, up to {most}"
 
     # --- attaching ---
 
     def check(self, attach: m.Attach, now_s: float) -> m.NotAttached | None:
         """Return a refusal unless the trainer has this place in the world that trains, or that has ended its run."""
-        mine = self.member_of(attach.incarnation)
-        place = (self.version, self.rank_of(mine), self.ranks, mine.replicas) if mine is not None else None
-        said = (attach.world_version, attach.rank, attach.world, attach.replicas)
+        member = self.member_of(attach.incarnation)
+        place = (self.version, self.rank_of(member), self.ranks, member.replicas) if member is not None else None
+        claimed = (attach.world_version, attach.rank, attach.world, attach.replicas)
         # The version counts, not the rank alone: a trainer of the last world may come back and claim a rank that
         # another has now.
-        if self.stage in (WorldStage.NONE, WorldStage.OVER) or place != said:
-            return refusals.world_changed(attach, self.version, self.reason)
+        if self.stage in (WorldStage.NONE, WorldStage.OVER) or place != claimed:
+            return objections.world_changed(attach, self.version, self.reason)
         self._heard_s[attach.incarnation] = now_s
         return None
 
@@ -204,7 +201,8 @@ class ElasticWorld:
         if attach.cursor is None or self.stage is WorldStage.ENDED:
             return None
         self._starts[attach.incarnation] = (cursor.epoch, cursor.number)
-        missing = [one.name for one in self.members if one.incarnation not in self._starts]
+        # Nobody starts before all have reported: one would train and commit while another still reads the checkpoint.
+        missing = [member.name for member in self.members if member.incarnation not in self._starts]
         if missing:
             reason = f"{', '.join(missing)} did not say yet where to start"
             return m.Wait(serial=attach.serial, reason=reason, retry_ms=int(125 * self._timeout_s))
@@ -219,15 +217,15 @@ class ElasticWorld:
 
         The first may be a mere race: a checkpoint was committed after some members had read the one before.
         """
-        mine = self._starts[attach.incarnation]
+        start = self._starts[attach.incarnation]
         if not self._disagreed:
             self._disagreed = True
             self._end("its members restored different checkpoints", now_s)
-            return refusals.world_changed(attach, self.version, self.reason)
-        if mine == chief:
+            return objections.world_changed(attach, self.version, self.reason)
+        if start == chief:
             reason = "others restored another checkpoint, and are refused"
             return m.Wait(serial=attach.serial, reason=reason, retry_ms=int(250 * self._timeout_s))
-        return refusals.another_start(attach, mine, chief)
+        return objections.another_start(attach, start, chief)
 
     # --- while it trains ---
 
@@ -242,27 +240,30 @@ class ElasticWorld:
 
     def leave(self, incarnation: int, room: int, now_s: float) -> list[Instruction]:
         """Handle a trainer that detached or gave up waiting; a member that leaves ends a world that trains."""
-        self._joiners = {who: one for who, one in self._joiners.items() if one.join.incarnation != incarnation}
-        mine = self.member_of(incarnation)
-        if mine is not None:
-            was_over = mine.incarnation in self._awaited_s
-            self._leave(mine, f"{mine.name} left", now_s, back_s=_COMING_BACK * self._timeout_s if was_over else 0.0)
+        self._joiners = {
+            number: joiner for number, joiner in self._joiners.items() if joiner.join.incarnation != incarnation
+        }
+        member = self.member_of(incarnation)
+        if member is not None:
+            # One that leaves a world that is over will join the next; one that leaves a world that trains may not.
+            back_s = _COMING_BACK * self._timeout_s if incarnation in self._awaited_s else 0.0
+            self._leave(member, f"{member.name} left", now_s, back_s=back_s)
             self._decide(room, now_s)
         return self.take_news()
 
-    def _leave(self, mine: WorldMember, reason: str, now_s: float, *, back_s: float) -> None:
+    def _leave(self, member: WorldMember, reason: str, now_s: float, *, back_s: float) -> None:
         """End the member's world, if it trains, and wait for the member to join again for at most `back_s`."""
         if self.stage is WorldStage.TRAINING:
             self._end(reason, now_s)
-        until_s = self._awaited_s.pop(mine.incarnation, 0.0)
+        until_s = self._awaited_s.pop(member.incarnation, 0.0)
         if back_s:
-            self._awaited_s[mine.incarnation] = min(until_s, now_s + back_s)
+            self._awaited_s[member.incarnation] = min(until_s, now_s + back_s)
 
     def end_run(self) -> list[Instruction]:
         """Mark the run as completed: members may leave one by one, and waiting spares are sent away."""
         if self.stage is WorldStage.TRAINING:
             self.stage = WorldStage.ENDED
-            self._out += [Send(one.peer, refusals.run_ended(one.join)) for one in self._joiners.values()]
+            self._out += [Send(joiner.peer, objections.run_ended(joiner.join)) for joiner in self._joiners.values()]
             self._joiners.clear()
         return self.take_news()
 
@@ -271,11 +272,11 @@ class ElasticWorld:
         # After a restart nobody has been heard yet, so a member's time of silence begins with the first tick
         # (`setdefault`).
         gone_s = now_s - GONE_AFTER * self._timeout_s
-        for one in self.members:
-            if self._heard_s.setdefault(one.incarnation, now_s) < gone_s:
-                self._leave(one, f"{one.name} is gone", now_s, back_s=0.0)
-        self._joiners = {member: one for member, one in self._joiners.items() if one.heard_s >= gone_s}
-        self._awaited_s = {one: until_s for one, until_s in self._awaited_s.items() if until_s > now_s}
+        for member in self.members:
+            if self._heard_s.setdefault(member.incarnation, now_s) < gone_s:
+                self._leave(member, f"{member.name} is gone", now_s, back_s=0.0)
+        self._joiners = {number: joiner for number, joiner in self._joiners.items() if joiner.heard_s >= gone_s}
+        self._awaited_s = {number: until_s for number, until_s in self._awaited_s.items() if until_s > now_s}
         self._decide(room, now_s)
         return self.take_news()
 
@@ -284,18 +285,20 @@ class ElasticWorld:
         self.changes += 1
         # The chief may still be committing a checkpoint. The next world waits for all members to leave (or be gone), so
         # that none of them restores an older one meanwhile.
-        self._awaited_s = {one.incarnation: now_s + _LEAVING * self._timeout_s for one in self.members}
+        self._awaited_s = {member.incarnation: now_s + _LEAVING * self._timeout_s for member in self.members}
         over = m.WorldOver(version=self.version, reason=reason)
-        self._out += [Send(self._peers[one], over) for one in self._awaited_s if one in self._peers]
+        self._out += [Send(self._peers[number], over) for number in self._awaited_s if number in self._peers]
 
     # --- the next world ---
 
     def _decide(self, room: int, now_s: float) -> None:
         if self.stage is WorldStage.TRAINING:
+            # A newcomer waits a little, so that several that start together change the world once.
             due_s = now_s - _NEWCOMER_WAITS * self._timeout_s
-            let_in = [one.join for one in self._fresh(now_s) if one.since_s <= due_s and self._has_room(one.join, room)]
-            if let_in:
-                self._end(f"{', '.join(join.name for join in let_in)} joined", now_s)
+            newcomers = [joiner.join for joiner in self._fresh(now_s) if joiner.since_s <= due_s]
+            admitted = [join.name for join in newcomers if self._has_room(join, room)]
+            if admitted:
+                self._end(f"{', '.join(admitted)} joined", now_s)
             return
         chosen = self._choose(room, now_s)
         if self._is_time(chosen, now_s):
@@ -305,19 +308,28 @@ class ElasticWorld:
         return len(self.members) < self.limits[1] and self.ranks + join.replicas <= room
 
     def _fresh(self, now_s: float) -> list[_Joiner]:
-        return [one for one in self._joiners.values() if now_s - one.heard_s <= self._timeout_s]
+        """Return the joiners that asked within the last heartbeat timeout: others may be gone."""
+        return [joiner for joiner in self._joiners.values() if now_s - joiner.heard_s <= self._timeout_s]
+
+    def _awaited(self) -> list[str]:
+        """Return the names of the members of the last world that are expected to leave it, or to join again."""
+        return [member.name for member in self.members if member.incarnation in self._awaited_s]
 
     def _choose(self, room: int, now_s: float) -> list[_Joiner]:
         """Return who would be in a world that began now: former members in rank order, then by time of joining."""
-        places = {one.member: place for place, one in enumerate(self.members)}
-        fresh = sorted(
-            self._fresh(now_s), key=lambda one: (places.get(one.join.member, len(places)), one.since_s, one.join.member)
-        )
+        # Former members first, so that the chief stays while it lives: a checkpoint follows the one that its writer
+        # read or wrote last.
+        places = {member.member: place for place, member in enumerate(self.members)}
+
+        def order(joiner: _Joiner) -> tuple[int, float, int]:
+            return places.get(joiner.join.member, len(places)), joiner.since_s, joiner.join.member
+
         chosen: list[_Joiner] = []
-        for one in fresh:
-            ranks = sum(other.join.replicas for other in chosen) + one.join.replicas
-            if len(chosen) < self.limits[1] and ranks <= room:
-                chosen.append(one)
+        ranks = 0
+        for joiner in sorted(self._fresh(now_s), key=order):
+            if len(chosen) < self.limits[1] and ranks + joiner.join.replicas <= room:
+                chosen.append(joiner)
+                ranks += joiner.join.replicas
         return chosen
 
     def _is_time(self, chosen: list[_Joiner], now_s: float) -> bool:
@@ -326,32 +338,40 @@ class ElasticWorld:
             return False
         if self._enough_s is None:
             self._enough_s = now_s
+        # One that may still commit a checkpoint: a member that restored the one before would train its steps again.
         if any(until_s > now_s for until_s in self._awaited_s.values()):
             return False
         # The rest of a world goes on at once; only a world of strangers waits for more to come.
-        if self.stage is WorldStage.OVER and {one.join.member for one in chosen} & {one.member for one in self.members}:
+        former = {member.member for member in self.members}
+        if self.stage is WorldStage.OVER and any(joiner.join.member in former for joiner in chosen):
             return True
         return len(chosen) == self.limits[1] or now_s - self._enough_s >= _SETTLING * self._timeout_s
 
     def _name(self, chosen: list[_Joiner], now_s: float) -> None:
-        members = tuple(one.as_member() for one in chosen)
-        flat = tuple((one.member, one.incarnation, one.name, one.replicas) for one in members)
+        joins = [joiner.join for joiner in chosen]
+        fact = WorldNamed(
+            self._stream,
+            self.version + 1,
+            *self.limits,
+            tuple((join.member, join.incarnation, join.name, join.replicas) for join in joins),
+        )
         # The fact comes before the answers: a member must never have a place that a restarted coordinator does not
         # know.
-        self.recover(WorldNamed(self._stream, self.version + 1, *self.limits, flat))
-        self._out.append(Keep(WorldNamed(self._stream, self.version, *self.limits, flat)))
-        self._heard_s = {one.incarnation: now_s for one in members}
-        for one, mine in zip(chosen, members, strict=True):
-            del self._joiners[one.join.member]
-            self._out.append(Send(one.peer, self._placed(one.join, mine)))
-        there = {*self._joiners, *(one.member for one in members)}
-        self._serials = {member: serial for member, serial in self._serials.items() if member in there}
+        self.recover(fact)
+        self._out.append(Keep(fact))
+        self._heard_s = {join.incarnation: now_s for join in joins}
+        for joiner, member in zip(chosen, self.members, strict=True):
+            del self._joiners[member.member]
+            self._out.append(Send(joiner.peer, self._placed(joiner.join, member)))
+        present = self._joiners.keys() | {join.member for join in joins}
+        self._serials = {member: self._serials[member] for member in present}
 
     def recover(self, fact: WorldNamed) -> None:
         """Begin the world of this fact, which is new or from the journal."""
         self.version, self.limits = fact.version, (fact.least, fact.most)
-        self.members = tuple(WorldMember(*one) for one in fact.members)
+        self.members = tuple(WorldMember(*member) for member in fact.members)
         self.stage, self._enough_s = WorldStage.TRAINING, None
+        # What was reported in the world before counts for nothing in this one. After a restart nobody has been heard.
         self._awaited_s.clear()
         self._starts.clear()
         self._peers.clear()
@@ -371,9 +391,9 @@ class ElasticWorld:
             "version": self.version,
             "least": self.limits[0],
             "most": self.limits[1],
-            "members": [one.name for one in self.members] if self.stage is WorldStage.TRAINING else [],
-            "waiting": [one.join.name for one in self._fresh(now_s)],
-            "leaving": [one.name for one in self.members if one.incarnation in self._awaited_s],
+            "members": [member.name for member in self.members] if self.stage is WorldStage.TRAINING else [],
+            "waiting": [joiner.join.name for joiner in self._fresh(now_s)],
+            "leaving": self._awaited(),
             "reason": self.reason,
             "changes": self.changes,
         }

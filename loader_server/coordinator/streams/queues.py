@@ -3,9 +3,8 @@
 Rules: pure. There is a table for each kind of work on a stream. A checkpoint's done-set is compared with the plan
 before anything is rewound. Ranks mean nothing here: any number of trainers may share the work. The work that is done
 once at the end of training is leased as well, once nothing is left of the epochs that the trainer asks about. It may
-take any time and fail any number of times, because if it were given up, trainers that ask would be told that it is
-done. A trainer whose leases are of another book than this one's (see `lease_book`) gets none, and learns of the other
-book.
+take any time and fail any number of times, because given up it would look done to the trainers that ask. A trainer
+whose leases are of another book than this one's (see `lease_book`) gets none, and learns of the other book.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from loader_server.coordinator import refusals
+from loader_server.coordinator import objections
 from loader_server.coordinator.events import Send, Warn
-from loader_server.coordinator.streams.evaluations import Evaluations, is_evaluation
-from loader_server.leases.evaluation_table import EvaluationTable
-from loader_server.leases.facts import BookAdvanced
-from loader_server.leases.lease_book import LeaseBook
-from loader_server.leases.table import LeaseSettings, LeaseTable
+from loader_server.coordinator.streams.stream_trainers import wait_for_count
+from loader_server.leases.evaluation_table import Evaluations, EvaluationTable, is_evaluation
+from loader_server.leases.lease_book import BookAdvanced, LeaseBook
+from loader_server.leases.lease_table import LeaseSettings, LeaseTable
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
 from shared.wire.lease_work import MEASURE, plan_epoch
@@ -34,14 +32,11 @@ if TYPE_CHECKING:
 
     from loader_server.coordinator.events import Instruction, ResultsFact
     from loader_server.coordinator.streams.stream_trainers import StreamTrainers
-    from loader_server.leases.counts import TableNews
-    from loader_server.leases.facts import LeaseFact
+    from loader_server.leases.lease_book import LeaseFact
+    from loader_server.leases.table_counts import TableNews
     from shared.wire.parts import BookMark
 
-__all__ = ["Queues", "needs_leases", "work_of"]
-
-#: Retry interval of a trainer that waits for batches to be counted.
-_COUNTING_MS = 250
+__all__ = ["Queues"]
 
 #: Number of tries for work that is never given up.
 _ENDLESS = sys.maxsize
@@ -53,24 +48,6 @@ _FIRST = 1
 _MOST_NAMED = 100
 
 _NOTHING_DONE = DoneSet((EpochDone(0, 0, ()),))
-
-
-def needs_leases(attach: m.Attach, *, evaluation: bool) -> bool:
-    """Return whether the request needs a stream in queue mode.
-
-    Measuring does not, nor does evaluating on a lockstep stream that is for evaluation.
-    """
-    only_reads = attach.work == MEASURE or (attach.work == "evaluate" and evaluation)
-    return attach.done is not None or (attach.work is not None and not only_reads)
-
-
-def work_of(attach: m.Attach, *, evaluation: bool) -> str:
-    """Return the kind of work that a trainer in queue mode does with its batches."""
-    return attach.work or _usual_work(evaluation=evaluation)
-
-
-def _usual_work(*, evaluation: bool) -> str:
-    return "evaluate" if evaluation else "train"
 
 
 class Queues:
@@ -89,24 +66,28 @@ class Queues:
         self._group = group or 1
         self._timeout_s = timeout_s
         self._keep = keep
+        #: One book for all tables, because they share a journal: a trainer that heard of any may be the only one to
+        #: know that it lost some.
         self._book = LeaseBook(draw, keep)
         self._warnings: list[Warn] = []
         #: By stream and kind of work.
         self.tables: dict[tuple[str, str], LeaseTable] = {}
-        self._evaluations = Evaluations(self.tables, self._table, self._book.keep)
+        #: The evaluations whose metrics are summed.
+        self.evaluations = Evaluations(self.tables, self._table, self._book.keep)
+        #: Whether anything is leased; no longer once the job's end was ordered.
         self._leases_more = True
         #: Whether trainers that held leases before a restart have been given time to come back.
         self._is_taken_up = False
         for name, stream in streams.items():
             if stream.view.leases is not None:
-                self._table(name, _usual_work(evaluation=stream.view.evaluation))
+                self._table(name, stream.usual_work)
 
     def _table(self, stream: str, work: str) -> LeaseTable:
         if (stream, work) not in self.tables:
             rules = self._streams[stream].view.leases
             assert rules is not None
             if work == "train-end":
-                # Never taken back for time, and never given up: the trainers that ask would be told that it is done.
+                # Never taken back for time, and never given up: to the trainers that ask it would look done.
                 rules = replace(rules, floor_s=float("inf"), tries=_ENDLESS)
             settings = LeaseSettings(stream=stream, work=work, rules=rules, gone_s=GONE_AFTER * self._timeout_s)
             kind = EvaluationTable if is_evaluation(work) else LeaseTable
@@ -127,11 +108,13 @@ class Queues:
         elif self._streams[fact.stream].view.leases is not None:
             self._table(fact.stream, fact.work).recover(fact)
 
-    def incomplete(self) -> Iterator[str]:
-        """Yield the epochs whose leases are not completely known, once all facts are recovered."""
-        for (stream, work), table in self.tables.items():
-            for epoch in table.incomplete():
-                yield f"{stream} ({work}), epoch {epoch}"
+    def incomplete(self) -> list[str]:
+        """Return the epochs whose leases are not completely known, once all facts are recovered."""
+        return [
+            f"{stream} ({work}), epoch {at}"
+            for (stream, work), table in self.tables.items()
+            for at in table.incomplete()
+        ]
 
     def take_up(self, now_s: float) -> None:
         """Give trainers that held leases before a restart time to come back; to be called before anything else."""
@@ -153,97 +136,104 @@ class Queues:
         queue, or a wait while batches are counted.
         """
         stream = self._streams[attach.stream]
-        work = work_of(attach, evaluation=stream.view.evaluation)
+        work = attach.work or stream.usual_work
         problem = self._objection(attach)
         if problem is not None:
             return problem
         table = self._table(attach.stream, work)
-        if attach.done is not None and not table.is_rewound_by(attach.incarnation, attach.serial):
+        # A request that is repeated, because its answer was lost, must not rewind what was leased since.
+        if attach.done is not None and table.rewound_by != (attach.incarnation, attach.serial):
             answer = self._rewind(attach, attach.done, table)
             if answer is not None:
                 return answer
+        # Only with a first request: a later one is of a trainer that was here, and whose results count.
         elif work == "evaluate" and attach.serial == _FIRST:
             _begin_afresh(table, attach)
         epoch = table.unsettled()
         batches = self._batches(attach.stream, work, epoch)
         if batches is None:
-            return _wait(attach, epoch)
+            return wait_for_count(attach, epoch)
         return Cursor(epoch, 0, self._group, stream.view.digest), batches
 
     def _objection(self, attach: m.Attach) -> m.NotAttached | None:
         if attach.cursor is not None:
-            return refusals.not_in_lockstep(attach, "a checkpoint that holds which batches are done", "a cursor")
+            return objections.not_in_lockstep(attach, "a checkpoint that holds which batches are done", "a cursor")
         if attach.replicas != 1:
-            return refusals.not_in_lockstep(attach, "a trainer of one replica", f"one of {attach.replicas}")
+            return objections.not_in_lockstep(attach, "a trainer of one replica", f"one of {attach.replicas}")
         if not attach.incarnation:
-            return refusals.nobody(attach)
+            return objections.nobody(attach)
         if attach.work in ("train-end", MEASURE):
-            return refusals.not_in_lockstep(attach, "work with batches that are leased", attach.work)
+            return objections.not_in_lockstep(attach, "work with batches that are leased", attach.work)
         return None
 
     def _rewind(self, attach: m.Attach, done: DoneSet, table: LeaseTable) -> m.NotAttached | m.Wait | None:
+        # The whole done-set is compared with the plan before anything is rewound: a refused one changes nothing.
         batches: dict[int, int] = {}
-        for one in done.epochs:
-            count = self._batches(attach.stream, table.settings.work, one.epoch)
+        for epoch in done.epochs:
+            count = self._batches(attach.stream, table.settings.work, epoch.epoch)
             if count is None:
-                return _wait(attach, one.epoch)
-            if one.fresh > count or any(number >= one.fresh for number in accumulate(one.missing)):
-                return refusals.no_such_leases(attach, one, count)
-            batches[one.epoch] = count
-        epochs = [one.epoch for one in done.epochs]
+                return wait_for_count(attach, epoch.epoch)
+            if epoch.fresh > count or any(number >= epoch.fresh for number in accumulate(epoch.missing)):
+                return objections.no_such_leases(attach, epoch, count)
+            batches[epoch.epoch] = count
+        epochs = [epoch.epoch for epoch in done.epochs]
         if not epochs or epochs != sorted(set(epochs)):
-            return refusals.no_such_leases(attach, None, 0)
+            return objections.epochs_out_of_order(attach)
         table.rewind(done, batches, attach.incarnation, attach.serial)
         if table.settings.work == "train":
             for fact in self._streams[attach.stream].results.begin_anew():
                 self._keep(fact)
-        self._rewind_the_end(attach, table)
+            # The work at the end of training is due again, as training goes back.
+            end = self.tables.get((attach.stream, "train-end"))
+            if end is not None:
+                end.rewind(_NOTHING_DONE, {0: 1}, attach.incarnation, attach.serial)
         return None
 
-    def _rewind_the_end(self, attach: m.Attach, table: LeaseTable) -> None:
-        """Make the work at the end of training due again, once training has been rewound."""
-        end = self.tables.get((attach.stream, "train-end"))
-        if end is not None and table.settings.work == "train":
-            end.rewind(_NOTHING_DONE, {0: 1}, attach.incarnation, attach.serial)
-
-    def report(self, said: m.Outcomes, now_s: float) -> m.Leases | None:
+    def report(self, outcomes: m.Outcomes, now_s: float) -> m.Leases | None:
         """Record what became of leases; return new leases, or None if the report is outdated or not for this stream."""
-        self._renew_if_behind(said)
-        if self._book.is_another(said.book):
-            return self._turn_away(said)
-        if said.work == "train-end":
+        stream, work = outcomes.stream, outcomes.work
+        self._renew_if_behind(outcomes)
+        if self._book.is_another(outcomes.book):
+            return self._turn_away(outcomes)
+        if work == "train-end":
             # The work at the end is leased only once no batch of the epochs before is unsettled.
-            is_over = self._table(said.stream, "train").unsettled() >= said.before
-            said = replace(said, before=1, wanted=min(said.wanted, int(is_over)))
-        if said.states is not None and not (said.work == "evaluate" and self._streams[said.stream].view.evaluation):
-            return None
-        # The report itself still counts: what is leased may be finished.
+            is_over = self._table(stream, "train").unsettled() >= outcomes.before
+            outcomes = replace(outcomes, before=1, wanted=min(outcomes.wanted, int(is_over)))
+        # The report itself still counts after the job's end was ordered: what is leased may be finished.
         if not self._leases_more:
-            said = replace(said, wanted=0)
-        table = self._table(said.stream, said.work) if said.states is None else self._evaluations.enter(said)
-        return table.report(said, now_s) if table is not None else None
+            outcomes = replace(outcomes, wanted=0)
+        if outcomes.states is None:
+            return self._table(stream, work).report(outcomes, now_s)
+        if work != "evaluate" or not self._streams[stream].view.evaluation:
+            return None
+        table = self.evaluations.enter(outcomes)
+        return table.report(outcomes, now_s) if table is not None else None
 
-    def _renew_if_behind(self, said: m.Outcomes) -> None:
+    def _renew_if_behind(self, outcomes: m.Outcomes) -> None:
         """Start a new lease book if this trainer proves that the journal lost leases; call all trainers to report."""
-        if not self._book.is_behind(said.book):
+        if not self._book.is_behind(outcomes.book):
             return
-        # The trainer was told of changes that this journal lacks, so an older copy was put in its place, or it was cut:
-        # what it holds may be leased twice. With another identity of the book each trainer that has leases notices, and
-        # ends with its last checkpoint named.
-        self._warnings.append(Warn(_WENT_BACK, {"stream": said.stream, "trainer": said.incarnation}))
+        # The trainer has heard of changes that this journal lacks, so an older copy was put in its place, or it was
+        # cut: what it holds may be leased twice. With another identity of the book each trainer that has leases
+        # notices, and ends with its last checkpoint named.
+        self._warnings.append(Warn(_WENT_BACK, {"stream": outcomes.stream, "trainer": outcomes.incarnation}))
         self._book.renew()
         for table in self.tables.values():
             table.call_all()
 
-    def _turn_away(self, said: m.Outcomes) -> m.Leases:
+    def _turn_away(self, outcomes: m.Outcomes) -> m.Leases:
         """Take back the leases of a trainer whose book is lost; it learns of that from the mark in the answer."""
-        table = self._table(said.stream, said.work)
-        table.leave(said.incarnation)
-        self._warnings.append(Warn(_LOST, {"stream": said.stream, "trainer": said.incarnation}))
+        table = self._table(outcomes.stream, outcomes.work)
+        table.leave(outcomes.incarnation)
+        self._warnings.append(Warn(_LOST, {"stream": outcomes.stream, "trainer": outcomes.incarnation}))
         return m.Leases(
-            serial=said.serial, book=self._book.advance(), generation=table.generation, leases=(),
-            unsettled=table.unsettled(), done=None,
-        )  # fmt: skip
+            serial=outcomes.serial,
+            book=self._book.advance(),
+            generation=table.generation,
+            leases=(),
+            unsettled=table.unsettled(),
+            done=None,
+        )
 
     def lease_no_more(self) -> None:
         """Stop leasing, as the job's end was ordered: only batches that are leased are still done."""
@@ -255,6 +245,7 @@ class Queues:
 
     def hear(self, stream: str, incarnation: int, now_s: float) -> bool:
         """Note a trainer's heartbeat; return whether it was called to report and has not done so."""
+        # A trainer may have leases of several kinds of work, and each table judges its silence.
         heard = [table.hear(incarnation, now_s) for table in self._of(stream)]
         return any(heard)
 
@@ -266,14 +257,6 @@ class Queues:
     def _of(self, stream: str) -> list[LeaseTable]:
         return [table for (name, _), table in self.tables.items() if name == stream]
 
-    def _by_work(self, stream: str) -> dict[str, list[LeaseTable]]:
-        """Return the tables of a stream by kind of work, with those of single evaluations under "evaluate"."""
-        found: dict[str, list[LeaseTable]] = {}
-        for table in self._of(stream):
-            work = table.settings.work
-            found.setdefault("evaluate" if is_evaluation(work) else work, []).append(table)
-        return found
-
     # --- time ---
 
     def tick(self, now_s: float) -> None:
@@ -282,7 +265,7 @@ class Queues:
             table.tick(now_s)
 
     def excuse(self, now_s: float) -> None:
-        """Extend deadlines after a stall of ours, during which trainers could not be heard."""
+        """Extend deadlines after a stall of this process, during which trainers could not be heard."""
         for table in self.tables.values():
             table.excuse(now_s)
 
@@ -291,20 +274,20 @@ class Queues:
         for (stream, work), table in self.tables.items():
             trainers, calls, news = self._streams[stream].trainers, table.calls, table.news
             table.calls, table.news = [], []
-            yield from (Send(trainers[one].peer, m.Recalled()) for one in calls if one in trainers)
-            yield from (_warning(stream, work, one) for one in news)
+            yield from (Send(trainers[called].peer, m.Recalled()) for called in calls if called in trainers)
+            yield from (_warning(stream, work, event) for event in news)
         warnings, self._warnings = self._warnings, []
         yield from warnings
 
     # --- for people ---
 
     def report_of(self, stream: str) -> dict[str, Any]:
-        """Return the state of each kind of work on a stream."""
-        return {work: _report(tables) for work, tables in self._by_work(stream).items()}
-
-    def evaluations_of(self, stream: str) -> list[dict[str, Any]]:
-        """Return the progress of each evaluation whose metrics are summed."""
-        return list(self._evaluations.report_of(stream))
+        """Return the state of each kind of work on a stream; single evaluations are summed up under "evaluate"."""
+        tables: dict[str, list[LeaseTable]] = {}
+        for table in self._of(stream):
+            work = table.settings.work
+            tables.setdefault("evaluate" if is_evaluation(work) else work, []).append(table)
+        return {work: _report(alike) for work, alike in tables.items()}
 
 
 _NEWS = {
@@ -313,7 +296,7 @@ _NEWS = {
     "failed": "trainer failed at a batch: it is leased again",
 }
 
-_WENT_BACK = "journal lacks leases that a trainer was told of: the trainers that have leases end with an error"
+_WENT_BACK = "journal lacks leases that a trainer has heard of: the trainers that have leases end with an error"
 _LOST = "trainer has leases of a lost journal: it ends with an error"
 
 
@@ -352,7 +335,3 @@ def _begin_afresh(table: LeaseTable, attach: m.Attach) -> None:
     epoch = table.epochs.get(at)
     if epoch is not None and epoch.fresh and not table.trainers:
         table.rewind(DoneSet((EpochDone(at, 0, ()),)), {at: epoch.batches}, attach.incarnation, attach.serial)
-
-
-def _wait(attach: m.Attach, epoch: int) -> m.Wait:
-    return m.Wait(serial=attach.serial, reason=f"counting the batches of epoch {epoch}", retry_ms=_COUNTING_MS)

@@ -1,7 +1,7 @@
-"""The trainers of a stream: the ranks they hold, their positions, and how long they wait for data.
+"""The trainers of a stream: the ranks they hold, their positions, how long they wait, and the answer that admits them.
 
 Rules: pure. A trainer is identified by its incarnation. Each rank of a training stream has one holder; readers of an
-evaluation stream hold nothing. The work for a heartbeat does not grow with the world.
+evaluation stream hold nothing, nor do verifiers. The work for a heartbeat does not grow with the world.
 """
 
 from __future__ import annotations
@@ -10,27 +10,31 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from loader_server.coordinator import refusals
-from loader_server.coordinator.streams.results import StreamResults
+from loader_server.coordinator.events import Advanced, GroupFixed, RankTaken, ResultsFact
+from loader_server.coordinator.streams.stream_results import StreamResults
 from loader_server.coordinator.streams.succession import Succession
+from shared.wire import messages as m
+from shared.wire.lease_work import MEASURE, VERIFY
 
 if TYPE_CHECKING:
-    from loader_server.coordinator.events import StreamView
-    from shared.wire import messages as m
-    from shared.wire.parts import Cursor
+    from loader_server.coordinator.events import CoordinatorSettings, StreamFact, StreamView
+    from shared.wire.parts import BookMark, Cursor
 
-__all__ = ["AttachedTrainer", "Position", "StreamTrainers", "compared", "overlap"]
+__all__ = ["COUNTING_MS", "AttachedReader", "AttachedTrainer", "Position", "StreamTrainers", "wait_for_count"]
 
 #: Epoch and batch number.
 Position = tuple[int, int]
+
+#: Retry interval of a trainer that waits for batches to be counted.
+COUNTING_MS = 250
 
 #: Length of the moving average of waiting that is shown to people.
 _LOOKS_BACK_S = 10.0
 
 
 @dataclass(slots=True, kw_only=True)
-class AttachedTrainer:
-    """An attached trainer."""
+class AttachedReader:
+    """An attached verifier, or what a trainer has in common with one."""
 
     peer: bytes
     attach: m.Attach
@@ -38,13 +42,20 @@ class AttachedTrainer:
     #: Batches in the cursor's epoch.
     batches: int
     heard_s: float
-    #: Positions up to which it has trained and read.
-    trained: Position
+    #: Position up to which it has read.
     read: Position
-    #: Share of its recent time that it waited for data, in thousandths; None until it reads.
-    waited_permille: float | None = None
     #: The tenure of its ranks; None if it claims none.
     tenure: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class AttachedTrainer(AttachedReader):
+    """An attached trainer."""
+
+    #: Position up to which it has trained.
+    trained: Position
+    #: Share of its recent time that it waited for data, in thousandths; None until it reads.
+    waited_permille: float | None = None
     #: The time that the average covers so far.
     _known_s: float = 0.0
 
@@ -52,11 +63,6 @@ class AttachedTrainer:
     def ranks(self) -> range:
         """Return the ranks that it claims."""
         return range(self.attach.rank, self.attach.rank + self.attach.replicas)
-
-    @property
-    def stated(self) -> bool:
-        """Return whether the trainer came with a position of its own."""
-        return self.attach.cursor is not None
 
     def hear(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
         """Take in a heartbeat, except for the trained position, which `StreamTrainers.move` records."""
@@ -92,6 +98,70 @@ class StreamTrainers:
     def __post_init__(self) -> None:
         self.results = StreamResults(evaluation=self.view.evaluation)
 
+    def recover(self, fact: StreamFact) -> None:
+        """Apply a fact about this stream from the journal, or a new one."""
+        match fact:
+            case GroupFixed():
+                self.group = fact.group
+            case Advanced():
+                self.trained = (fact.epoch, fact.number)
+            case RankTaken():
+                self.succession.set_order(fact.rank, fact.incarnations, fact.tenure)
+            case ResultsFact():
+                self.results.recover(fact)
+
+    # --- what trainers do with its batches ---
+
+    @property
+    def usual_work(self) -> str:
+        """Return the kind of work that trainers do unless they name another."""
+        return "evaluate" if self.view.evaluation else "train"
+
+    def needs_leases(self, attach: m.Attach) -> bool:
+        """Return whether the request needs a stream in queue mode.
+
+        Measuring does not, nor does evaluating on a lockstep stream that is for evaluation.
+        """
+        only_reads = attach.work == MEASURE or (attach.work == "evaluate" and self.view.evaluation)
+        return attach.done is not None or (attach.work is not None and not only_reads)
+
+    def grant(
+        self,
+        settings: CoordinatorSettings,
+        reader: AttachedReader,
+        members: m.Members,
+        book: BookMark | None,
+    ) -> m.Attached:
+        """Return the answer to an attach request that is granted; `book` is None in lockstep."""
+        view, attach, group = self.view, reader.attach, reader.cursor.group
+        verifies = attach.work == VERIFY
+        next_group = group if verifies else settings.group or (group if view.evaluation else self.group)
+        leases = book is not None and not verifies
+        return m.Attached(
+            serial=attach.serial,
+            job=settings.job,
+            stream=attach.stream,
+            evaluation=view.evaluation,
+            work=attach.work or self.usual_work if leases else None,
+            book=book if leases else None,
+            cursor=reader.cursor,
+            next_group=next_group,
+            tenure=reader.tenure,
+            batches=reader.batches,
+            most_batches=view.most_batches(max(next_group, group)),
+            fields=view.fields,
+            shapes=view.shapes,
+            producers=view.producers,
+            base_fields=view.base_fields,
+            heartbeat_timeout_ms=int(1000 * settings.heartbeat_timeout_s),
+            max_bad=settings.max_bad.share,
+            max_bad_samples=settings.max_bad.samples,
+            members=members.version,
+            workers=members.workers,
+        )
+
+    # --- ranks and positions ---
+
     def holder(self, rank: int) -> AttachedTrainer | None:
         """Return the attached holder of this rank; None if there is none."""
         holder = self.succession.holder(rank)
@@ -104,13 +174,16 @@ class StreamTrainers:
 
     def is_superseded(self, attach: m.Attach) -> bool:
         """Return whether another trainer has taken one of its ranks since it held them."""
+        # By its tenure even if its incarnation is forgotten: only the latest few are remembered, and a journal on a
+        # full disk lacks the newest.
         ranks = range(attach.rank, attach.rank + attach.replicas)
         is_older = attach.tenure is not None and self.succession.last_tenure(ranks) > attach.tenure
         return is_older or self.succession.is_superseded(attach.incarnation)
 
     def former(self, peer: bytes, incarnation: int) -> list[int]:
         """Return the other trainers that were attached on this connection."""
-        return [one for one, trainer in self.trainers.items() if trainer.peer == peer and one != incarnation]
+        # A connection speaks for one trainer: the process of the others has ended or begun anew.
+        return [other for other, trainer in self.trainers.items() if trainer.peer == peer and other != incarnation]
 
     def add(self, trainer: AttachedTrainer) -> None:
         """Add a trainer that is attached now, replacing its earlier self."""
@@ -136,31 +209,17 @@ class StreamTrainers:
             del self._positions[position]
 
     def last(self) -> Position:
-        """Return the slowest trainer's position; at least one has to be attached.
-
-        Positions are counted, so this costs as much as there are distinct ones, and a world's ranks are at few.
-        """
+        """Return the slowest trainer's position; raise a ValueError if none is attached."""
+        # Positions are counted, so this costs as much as there are distinct ones, and a world's ranks are at few.
         return min(self._positions)
 
     def remove_silent(self, since_s: float) -> None:
         """Remove trainers, and waits, that were last heard before this time."""
-        for incarnation in [one for one, trainer in self.trainers.items() if trainer.heard_s < since_s]:
+        for incarnation in [known for known, trainer in self.trainers.items() if trainer.heard_s < since_s]:
             self.remove(incarnation)
-        self.waiting_since_s = {one: at_s for one, at_s in self.waiting_since_s.items() if at_s >= since_s}
+        self.waiting_since_s = {known: at_s for known, at_s in self.waiting_since_s.items() if at_s >= since_s}
 
 
-def overlap(one: range, other: range) -> bool:
-    """Return whether two ranges of ranks have one in common."""
-    return one.start < other.stop and other.start < one.stop
-
-
-def compared(attach: m.Attach, cursor: Cursor, other: AttachedTrainer) -> m.NotAttached | None:
-    """Return a refusal if two live ranks disagree on the world, or on the cursor once both have stated one."""
-    if attach.world != other.attach.world:
-        return refusals.another_world(attach, other.attach)
-    if attach.cursor is None or not other.stated:
-        return None
-    theirs = other.cursor
-    if (cursor.epoch, cursor.number) != (theirs.epoch, theirs.number):
-        return refusals.another_cursor(attach, cursor, other.attach, theirs)
-    return None
+def wait_for_count(attach: m.Attach, epoch: int) -> m.Wait:
+    """Return the answer to a request that has to wait until an epoch's batches are counted."""
+    return m.Wait(serial=attach.serial, reason=f"counting the batches of epoch {epoch}", retry_ms=COUNTING_MS)

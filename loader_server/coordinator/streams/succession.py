@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Succession"]
+__all__ = ["Succession", "overlap"]
 
 #: Limit of incarnations that are remembered for each rank.
 _REMEMBERED = 16
@@ -24,6 +24,7 @@ class Succession:
     """The order in which incarnations took each rank of one stream; the last one holds it."""
 
     def __init__(self) -> None:
+        #: By rank: the incarnations that took it, oldest first.
         self._orders: dict[int, tuple[int, ...]] = {}
         #: By incarnation: the ranks whose order contains it.
         self._ranks: dict[int, set[int]] = {}
@@ -65,12 +66,12 @@ class Succession:
         has_all = all(self.holder(rank) == incarnation for rank in ranks)
         tenure = shown or (self.last_tenure(ranks) if has_all else self._next_tenure)
         for rank in sorted({*ranks, *self._ranks.get(incarnation, ())}):
-            before = self._orders.get(rank, ())
-            others = tuple(other for other in before if other != incarnation)
-            order = (*others, incarnation) if rank in ranks else others
-            held = tenure if rank in ranks else self._tenures.get(rank, 0)
-            if (order, held) != (before, self._tenures.get(rank, 0)):
-                yield rank, order[-_REMEMBERED:], held
+            before = (self._orders.get(rank, ()), self._tenures.get(rank, 0))
+            order = tuple(other for other in before[0] if other != incarnation)
+            # It leaves the order of a rank that it gives up: on moving to another rank it must leave no ghost behind.
+            after = ((*order, incarnation), tenure) if rank in ranks else (order, before[1])
+            if after != before:
+                yield rank, after[0][-_REMEMBERED:], after[1]
 
     def set_order(self, rank: int, order: tuple[int, ...], tenure: int) -> None:
         """Set the order of a rank, and the tenure of its holder."""
@@ -83,3 +84,8 @@ class Succession:
             self._ranks.setdefault(incarnation, set()).add(rank)
         self._tenures[rank] = tenure
         self._next_tenure = max(self._next_tenure, tenure + 1)
+
+
+def overlap(ranks: range, others: range) -> bool:
+    """Return whether two ranges of ranks have a rank in common."""
+    return ranks.start < others.stop and others.start < ranks.stop

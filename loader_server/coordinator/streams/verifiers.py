@@ -8,36 +8,22 @@ worker would restart a shard for it that it is building for a trainer. A connect
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from loader_server.coordinator import refusals
+from loader_server.coordinator import objections
 from loader_server.coordinator.events import Instruction, Send
-from loader_server.coordinator.streams.world_rules import COUNTING_MS
-from shared.wire import messages as m
+from loader_server.coordinator.streams.stream_trainers import AttachedReader
+from loader_server.coordinator.streams.world_rules import batch_misfit, plan_misfit
 from shared.wire.parts import Cursor
+from shared.wire.refusals import not_attached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from loader_server.coordinator.streams.stream_trainers import StreamTrainers
+    from shared.wire import messages as m
 
-__all__ = ["AttachedVerifier", "Verifiers"]
-
-
-@dataclass(slots=True, kw_only=True)
-class AttachedVerifier:
-    """An attached verifier, where it reads from, and how far it has come."""
-
-    peer: bytes
-    attach: m.Attach
-    cursor: Cursor
-    #: Batches in the cursor's epoch.
-    batches: int
-    heard_s: float
-    read: tuple[int, int]
-    #: It claims no rank.
-    tenure: None = None
+__all__ = ["Verifiers"]
 
 
 class Verifiers:
@@ -50,7 +36,7 @@ class Verifiers:
         self,
         job: str,
         streams: Mapping[str, StreamTrainers],
-        grant: Callable[[AttachedVerifier], m.Attached],
+        grant: Callable[[AttachedReader], m.Attached],
         *,
         group: int,
     ) -> None:
@@ -58,7 +44,8 @@ class Verifiers:
         self._streams = streams
         self._grant = grant
         self._group = group
-        self._attached: dict[int, AttachedVerifier] = {}
+        #: By incarnation.
+        self._attached: dict[int, AttachedReader] = {}
 
     def __len__(self) -> int:
         return len(self._attached)
@@ -69,24 +56,28 @@ class Verifiers:
         if known is not None and attach.serial < known.attach.serial:
             return None
         if attach.job not in ("", self._job):
-            return refusals.another_job(attach, self._job)
+            return objections.another_job(attach, self._job)
         if attach.stream not in self._streams:
-            return refusals.no_such_stream(attach, self._streams)
+            return objections.no_such_stream(attach, self._streams)
         stream = self._streams[attach.stream]
         cursor = self._cursor(attach, stream)
-        return _objection(attach, cursor, stream) or self._admit(peer, attach, cursor, now_s)
+        misfit = plan_misfit(attach, cursor, stream.view, {cursor.group}, carries=False)
+        # Workers would restart for it the shards that they build for a trainer.
+        if misfit is None and stream.view.producers and stream.trainers:
+            misfit = not_attached(attach.serial, objections.gives_way(attach))
+        return misfit or self._admit(peer, attach, cursor, now_s)
 
     def _admit(
         self, peer: bytes, attach: m.Attach, cursor: Cursor, now_s: float
     ) -> m.Attached | m.NotAttached | m.Wait:
         batches = self._streams[attach.stream].view.batches(cursor.epoch, cursor.group)
-        if batches is None:
-            reason = f"counting the batches of epoch {cursor.epoch}"
-            return m.Wait(serial=attach.serial, reason=reason, retry_ms=COUNTING_MS)
-        if cursor.number > batches:
-            return refusals.no_such_batch(attach, cursor, batches)
+        misfit = batch_misfit(attach, cursor, batches)
+        if misfit is not None:
+            return misfit
+        assert batches is not None
+        # A connection speaks for one verifier: another one on it is gone.
         self._forget(lambda other: other.peer == peer)
-        verifier = AttachedVerifier(
+        verifier = AttachedReader(
             peer=peer,
             attach=attach,
             cursor=cursor,
@@ -123,21 +114,21 @@ class Verifiers:
         """Forget verifiers that were last heard before this time."""
         self._forget(lambda verifier: verifier.heard_s < since_s)
 
-    def _forget(self, is_gone: Callable[[AttachedVerifier], bool]) -> None:
+    def _forget(self, is_gone: Callable[[AttachedReader], bool]) -> None:
         self._attached = {key: verifier for key, verifier in self._attached.items() if not is_gone(verifier)}
 
     def give_way(self, stream: str) -> Iterator[Instruction]:
         """Yield refusals for the verifiers of a stream that is built shard by shard, as a trainer came."""
         if self._streams[stream].view.producers:
             for verifier in self._of(stream):
-                yield Send(verifier.peer, refusals.gives_way(verifier.attach))
+                yield Send(verifier.peer, objections.gives_way(verifier.attach))
                 self.leave(stream, verifier.attach.incarnation)
 
-    def tell(self, news: Callable[[str], m.Message]) -> Iterator[Instruction]:
+    def send_all(self, news: Callable[[str], m.Message]) -> Iterator[Instruction]:
         """Yield the news of its stream for each verifier."""
         return (Send(verifier.peer, news(verifier.attach.stream)) for verifier in self._attached.values())
 
-    def _of(self, stream: str) -> list[AttachedVerifier]:
+    def _of(self, stream: str) -> list[AttachedReader]:
         return [verifier for verifier in self._attached.values() if verifier.attach.stream == stream]
 
     def report_of(self, stream: str, now_s: float) -> list[dict[str, Any]]:
@@ -152,15 +143,3 @@ class Verifiers:
             }
             for verifier in sorted(self._of(stream), key=lambda verifier: verifier.attach.name)
         ]
-
-
-def _objection(attach: m.Attach, cursor: Cursor, stream: StreamTrainers) -> m.NotAttached | None:
-    if cursor.plan_digest != stream.view.digest:
-        return refusals.another_plan(attach, cursor, stream.view.digest)
-    if attach.world > cursor.group:
-        return refusals.too_large_a_world(attach, cursor)
-    if (objection := refusals.objection(stream.view, {cursor.group})) is not None:
-        return refusals.group_misfit(attach, objection)
-    if stream.view.producers and stream.trainers:
-        return refusals.shards_in_use(attach)
-    return None

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from loader_server.leases.table import LeaseRules
+from loader_server.leases.lease_table import LeaseRules
 from shared.logs import Log
 from shared.wire.parts import WireField, WireShape
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from loader_server.stream import Stream
-    from shared.errors import SettingsError
-    from shared.settings.job import StreamSettings
 
 __all__ = ["CountingThread", "View"]
 
@@ -31,13 +29,6 @@ _MOMENT_S = 0.02
 
 #: Limit of counts that are kept for a stream.
 _MOST_COUNTS = 256
-
-
-def lease_rules(settings: StreamSettings) -> LeaseRules | None:
-    """Return how batches of a stream are leased; None in lockstep."""
-    if settings.mode == "lockstep":
-        return None
-    return LeaseRules(floor_s=settings.lease_timeout, tries=settings.tries)
 
 
 class CountingThread:
@@ -70,9 +61,9 @@ class View:
         self._plan = stream.plan
         self._counting = counting
         self._counts: dict[tuple[int, int], Future[int]] = {}
-        # Each call takes 20 ms at a billion samples, and every rank that attaches asks the same.
-        self._most = lru_cache(maxsize=_MOST_COUNTS)(self._plan.most_batches)
-        self._objection = lru_cache(maxsize=_MOST_COUNTS)(self._plan.objection)
+        # Remembered, because each call takes 20 ms at a billion samples, and every rank that attaches asks the same.
+        self.most_batches = lru_cache(maxsize=_MOST_COUNTS)(self._plan.most_batches)
+        self.objection = lru_cache(maxsize=_MOST_COUNTS)(self._plan.objection)
         self._log = Log("coordinator", stream=stream.name)
         self.digest = stream.digest
         self.evaluation = stream.settings.evaluation
@@ -84,7 +75,10 @@ class View:
         self.shapes = tuple(map(WireShape.of, stream.shapes))
         self.producers = stream.producers
         self.base_fields = tuple(map(WireField.of, stream.base_fields))
-        self.leases = lease_rules(stream.settings)
+        settings = stream.settings
+        self.leases = (
+            LeaseRules(floor_s=settings.lease_timeout, tries=settings.tries) if settings.mode == "queue" else None
+        )
 
     def batches(self, epoch: int, group: int) -> int | None:
         """Return how many batches an epoch has; None while they are counted, or if they cannot be (logged, retried)."""
@@ -113,11 +107,3 @@ class View:
 
     def _count(self, epoch: int, group: int) -> int:
         return self._plan.epoch(epoch, group).batches
-
-    def most_batches(self, group: int) -> int:
-        """Return the largest number of batches of any epoch."""
-        return self._most(group)
-
-    def objection(self, group: int) -> SettingsError | None:
-        """Return why the stream cannot be read in groups of this size; None if it can."""
-        return self._objection(group)

@@ -7,10 +7,12 @@ is then refused. A load test takes no rank from anybody who trains.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from loader_server.coordinator import refusals
-from loader_server.coordinator.streams.stream_trainers import compared, overlap
+from loader_server.coordinator import objections
+from loader_server.coordinator.streams.stream_trainers import wait_for_count
+from loader_server.coordinator.streams.succession import overlap
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
 from shared.wire.lease_work import MEASURE
@@ -19,15 +21,13 @@ from shared.wire.parts import Cursor
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from loader_server.coordinator.streams.stream_trainers import StreamTrainers
+    from loader_server.coordinator.events import StreamView
+    from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
 
-__all__ = ["COUNTING_MS", "WorldRules"]
+__all__ = ["WorldRules", "batch_misfit", "plan_misfit"]
 
 #: How long a rank that disagrees with the others may wait before it is refused, in heartbeat timeouts.
 _PATIENCE_TIMEOUTS = 2
-
-#: Retry interval of a trainer that waits for batches to be counted.
-COUNTING_MS = 250
 
 
 class WorldRules:
@@ -51,28 +51,16 @@ class WorldRules:
         """Return the cursor the trainer asks for, or the beginning; the group changes only at the start of an epoch."""
         # Readers of an evaluation stream are independent, so each one's group is its own world.
         group = self._group or (0 if stream.view.evaluation else stream.group) or attach.world
-        if attach.cursor is None:
-            return Cursor(0, 0, group, stream.view.digest)
-        said = attach.cursor
-        return Cursor(said.epoch, said.number, said.group if said.number else group, said.plan_digest)
+        asked = attach.cursor or Cursor(0, 0, group, stream.view.digest)
+        return asked if asked.number else replace(asked, group=group)
 
     def check_fits(
         self, attach: m.Attach, cursor: Cursor, batches: int | None, stream: StreamTrainers
     ) -> m.NotAttached | m.Wait | None:
         """Return a refusal if the stream cannot have this cursor or world, or a wait while its batches are counted."""
-        if cursor.plan_digest != stream.view.digest:
-            return refusals.another_plan(attach, cursor, stream.view.digest)
-        if (misfit := refusals.world_misfit(attach, cursor, stream.view)) is not None:
-            return misfit
-        group = self._group or stream.group or cursor.group
-        if (objection := refusals.objection(stream.view, {cursor.group, group})) is not None:
-            return refusals.group_misfit(attach, objection)
-        if batches is None:
-            reason = f"counting the batches of epoch {cursor.epoch}"
-            return m.Wait(serial=attach.serial, reason=reason, retry_ms=COUNTING_MS)
-        if cursor.number > batches:
-            return refusals.no_such_batch(attach, cursor, batches)
-        return None
+        groups = {cursor.group, self._group or stream.group or cursor.group}
+        misfit = plan_misfit(attach, cursor, stream.view, groups, carries=stream.view.carries)
+        return misfit or batch_misfit(attach, cursor, batches)
 
     def check_takes_nothing(
         self, attach: m.Attach, stream: StreamTrainers, now_s: float
@@ -82,7 +70,8 @@ class WorldRules:
             return None
         trainers = [other.attach for other in stream.trainers.values() if other.attach.work != MEASURE]
         if trainers:
-            return refusals.trained_on(attach, trainers)
+            return objections.trained_on(attach, trainers)
+        # Attached trainers are not in the journal: after a restart those who train here have not been heard yet.
         if attach.stream in (self._awaited or ()) and now_s < self._awaited_until_s:
             reason = "trainers from before the coordinator's restart may come back"
             return m.Wait(serial=attach.serial, reason=reason, retry_ms=int(self._timeout_s * 250))
@@ -98,19 +87,51 @@ class WorldRules:
         """
         if stream.view.evaluation:
             return None
-        mine = range(attach.rank, attach.rank + attach.replicas)
-        for other in stream.trainers.values():
-            if now_s - other.heard_s > self._timeout_s or overlap(mine, other.ranks):
-                continue
-            problem = compared(attach, cursor, other)
-            if problem is not None:
-                since_s = stream.waiting_since_s.setdefault(attach.incarnation, now_s)
-                if now_s - since_s > _PATIENCE_TIMEOUTS * self._timeout_s:
-                    return problem
-                return m.Wait(
-                    serial=attach.serial,
-                    reason=f"expected {problem.expected}, got {problem.got}",
-                    retry_ms=int(self._timeout_s * 250),
-                )
+        ranks = range(attach.rank, attach.rank + attach.replicas)
+        heard = (other for other in stream.trainers.values() if now_s - other.heard_s <= self._timeout_s)
+        problems = (_compared(attach, cursor, other) for other in heard if not overlap(ranks, other.ranks))
+        problem = next(filter(None, problems), None)
+        if problem is not None:
+            since_s = stream.waiting_since_s.setdefault(attach.incarnation, now_s)
+            if now_s - since_s > _PATIENCE_TIMEOUTS * self._timeout_s:
+                return problem
+            reason = f"expected {problem.expected}, got {problem.got}"
+            return m.Wait(serial=attach.serial, reason=reason, retry_ms=int(self._timeout_s * 250))
         stream.waiting_since_s.pop(attach.incarnation, None)
         return None
+
+
+def _compared(attach: m.Attach, cursor: Cursor, other: AttachedTrainer) -> m.NotAttached | None:
+    """Return a refusal if two live ranks disagree on the world, or on the cursor once both have stated one."""
+    if attach.world != other.attach.world:
+        return objections.another_world(attach, other.attach)
+    # A rank that came without a cursor has not stated where it is.
+    if attach.cursor is None or other.attach.cursor is None:
+        return None
+    theirs = other.cursor
+    if (cursor.epoch, cursor.number) != (theirs.epoch, theirs.number):
+        return objections.another_cursor(attach, cursor, other.attach, theirs)
+    return None
+
+
+def plan_misfit(
+    attach: m.Attach, cursor: Cursor, view: StreamView, groups: set[int], *, carries: bool
+) -> m.NotAttached | None:
+    """Return why the plan does not have this cursor, or one of these groups, for this world; None if it does.
+
+    With `carries` each rank has to get the same rows from batch to batch, so the world has to be the group.
+    """
+    if cursor.plan_digest != view.digest:
+        return objections.another_plan(attach, cursor, view.digest)
+    misfit = objections.world_misfit(attach, cursor, carries=carries)
+    if misfit is not None:
+        return misfit
+    objection = next(filter(None, map(view.objection, sorted(groups))), None)
+    return objections.group_misfit(attach, objection) if objection is not None else None
+
+
+def batch_misfit(attach: m.Attach, cursor: Cursor, batches: int | None) -> m.NotAttached | m.Wait | None:
+    """Return a refusal of a cursor past the end of its epoch, or a wait while the epoch's batches are counted."""
+    if batches is None:
+        return wait_for_count(attach, cursor.epoch)
+    return objections.no_such_batch(attach, cursor, batches) if cursor.number > batches else None

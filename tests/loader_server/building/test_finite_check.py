@@ -15,7 +15,7 @@ from loader_server.building.builder import Builder
 from loader_server.building.quarantine import Quarantine
 from loader_server.commands.index import index_missing
 from loader_server.job_file import JobFile
-from loader_server.sharing.facts import as_facts, from_facts
+from loader_server.sharing.sharing_builder import as_facts, from_facts
 from loader_server.stream import Stream
 from shared.hashing import digest64
 from shared.wire.layout import Field

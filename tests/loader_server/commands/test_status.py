@@ -11,7 +11,7 @@ from rich.console import Console
 from loader_server.commands.status import tables
 from loader_server.coordinator.events import Received
 from loader_server.coordinator.state import CoordinatorState
-from loader_server.leases.table import LeaseRules
+from loader_server.leases.lease_table import LeaseRules
 from shared.wire import messages as m
 from shared.wire.parts import Failure, Lease
 from tests.support.coordinator import SETTINGS, View, attach, beat, coordinator, progress, register

@@ -17,7 +17,7 @@ from loader_server.coordinator.events import Advanced, CulpritFound, RankTaken, 
 from loader_server.coordinator.journal import Journal, WriteError
 from loader_server.coordinator.service import Coordinator, open_coordinator
 from loader_server.job_file import JobFile
-from loader_server.leases.table import LeaseRules
+from loader_server.leases.lease_table import LeaseRules
 from shared.errors import DataError, RefusedError
 from shared.wire import messages as m
 from shared.wire.codec import VERSION, encode

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from loader_server.coordinator import refusals
+from loader_server.coordinator import objections
 from loader_server.coordinator.events import (
     CulpritFound,
     Forgot,
@@ -232,8 +232,8 @@ class TestCulprits:
         said(state, register("w0", 1), peer=b"w0")
         if registers is not None:
             said(state, registers, peer=b"stranger")
-        assert said(state, beat("w0", 1), peer=b"stranger") == [refusals.unknown_worker()]
-        assert state.handle(Received(b"stranger", culprit()), 0.0) == [Send(b"stranger", refusals.unknown_worker())]
+        assert said(state, beat("w0", 1), peer=b"stranger") == [objections.unknown_worker()]
+        assert state.handle(Received(b"stranger", culprit()), 0.0) == [Send(b"stranger", objections.unknown_worker())]
         said(state, m.Leave(worker="w0", incarnation=1), peer=b"stranger")
         assert len(state.report(0.0)["workers"]) == 1
         assert state.report(0.0)["culprits"] == []

@@ -48,15 +48,17 @@ class TestTheList:
         workers.register(b"", register(incarnation=2, endpoint="tcp://h:1"), 0.0)
         assert workers.get(1) is None
         assert listed(workers) == [2]
-        assert workers.remove(2)
+        workers.remove(2)
+        assert listed(workers) == []
         assert workers.register(b"", register(incarnation=1, endpoint="tcp://h:1"), 0.0)
 
     def test_who_leaves_or_is_silent_is_out(self):
         workers = Workers(1)
         for incarnation in range(4):
             workers.register(b"", register(incarnation=incarnation), float(incarnation))
-        assert workers.remove(3)
-        assert not workers.remove(3)
+        workers.remove(3)
+        with pytest.raises(KeyError):
+            workers.remove(3)
         assert workers.remove_silent(2.0) == 2
         assert listed(workers) == [2]
         assert workers.members.version == 1 + 4 + 1 + 1

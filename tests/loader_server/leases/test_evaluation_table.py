@@ -6,9 +6,8 @@ import numpy as np
 
 from loader_server.coordinator.journal import Journal
 from loader_server.leases.evaluation_table import EvaluationTable
-from loader_server.leases.facts import BookAdvanced, StatesSummed
-from loader_server.leases.lease_book import LeaseBook
-from loader_server.leases.table import LeaseRules, LeaseSettings
+from loader_server.leases.lease_book import BookAdvanced, LeaseBook, StatesSummed
+from loader_server.leases.lease_table import LeaseRules, LeaseSettings
 from shared.wire.messages import Outcomes
 from shared.wire.parts import PIECE_BYTES, Failure, Lease, MetricStates
 

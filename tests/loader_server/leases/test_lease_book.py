@@ -7,8 +7,7 @@ from itertools import count
 
 import pytest
 
-from loader_server.leases.facts import BookAdvanced, NumberDone
-from loader_server.leases.lease_book import LeaseBook
+from loader_server.leases.lease_book import BookAdvanced, LeaseBook, NumberDone
 from shared.wire.parts import BookMark
 
 CHANGE = NumberDone("train", "train", 0, 0)

@@ -113,7 +113,7 @@ def worker(context):
 
 def test_it_registers_and_then_says_how_it_is_every_quarter_of_the_timeout(worker):
     who = worker.register(timeout_ms=4000)
-    assert worker.registration.heartbeat_timeout_s == 4.0
+    assert worker.registration.membership.heartbeat_timeout_s == 4.0
     assert worker.hear() == (who, BEAT)
     began_s = worker.now_s
     worker.tell(who, m.Noted())

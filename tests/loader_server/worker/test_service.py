@@ -119,7 +119,7 @@ def test_a_verifier_comes_after_all_trainers_and_is_not_told_as_work_that_waits(
     assert verifier.ping().tickets == (Ticket(0, 1),)
     trainer.say(*(trainer.want(slot) for slot in range(4, 6)))
     trainer.ping()
-    assert (worker._reception.waiting, worker._make_beat().waiting) == (3, 2)
+    assert (len(worker._reception.wants), worker._make_beat().waiting) == (3, 2)
     closed.set()
     assert [trainer.hear(m.Pushed).ticket.slot for _ in range(6)] == list(range(6))
     assert verifier.hear(m.Pushed).ticket == Ticket(0, 1)
@@ -172,7 +172,7 @@ def test_another_incarnation_on_the_same_connection_is_another_trainer(ask, work
     closed.set()
     pushed = one.hear(m.Pushed)
     assert pushed.ticket == Ticket(0, 1)
-    assert worker._reception.waiting == 0
+    assert len(worker._reception.wants) == 0
     assert len(worker._reception._sessions) == 1
 
 
@@ -371,7 +371,9 @@ def test_it_hears_the_coordinator_on_a_connection_that_was_made_anew(job):
             first, _ = desk.hear()
             with contextlib.suppress(zmq.ZMQError):  # it has connected anew already
                 desk.say(first, m.Registered(heartbeat_timeout_ms=100))
-            while worker._registration.heartbeat_timeout_s != 5.0:  # nothing else is answered, so it connects anew
+            while (
+                worker._registration.membership.heartbeat_timeout_s != 5.0
+            ):  # nothing else is answered, so it connects anew
                 who, said = desk.hear()
                 if who != first and isinstance(said, m.Register):
                     with contextlib.suppress(zmq.ZMQError):

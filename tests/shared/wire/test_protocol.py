@@ -63,11 +63,13 @@ def names(part):
 def test_every_code_of_a_refusal_is_described():
     """The codes that the two servers send, as they stand in their source."""
     root = Path(shared.__file__).parents[1]
-    files = ("loader_server/coordinator/refusals.py", "loader_server/worker/refusals.py", "shared/wire/permissions.py")
-    source = "".join((root / name).read_text("utf-8") for name in files)
+    rooms = (root / "loader_server/coordinator", root / "loader_server/worker")
+    files = [path for room in rooms for path in room.rglob("*.py")] + [root / "shared/wire/permissions.py"]
+    source = "".join(path.read_text("utf-8") for path in files)
     sent = set(re.findall(r'\brefused\(\s*"(\w+)"', source))
-    sent |= set(re.findall(r'_(?:not_attached|no_place)\(\s*(?:attach|join),\s*"(\w+)"', source))
+    sent |= set(re.findall(r'_not_attached\(\s*(?:attach|join|request),\s*"(\w+)"', source))
     sent |= set(re.findall(r'\bunbuilt\(\s*[\w.]+,\s*"(\w+)"', source)) | {"version"}
+    sent |= set(re.findall(r'\(\w+Error, "(\w+)"\)', source))
     table = TEXT[TEXT.index("| code | from | meaning |") :]
     described = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE))))
     assert sent == described

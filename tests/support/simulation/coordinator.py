@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from loader_server.coordinator.events import Excused, Fact, Instruction, Keep, Received, Send, Ticked
-from loader_server.coordinator.journal import _UNDOING, _key
-from loader_server.coordinator.settings import CoordinatorSettings
+from loader_server.coordinator.events import (
+    CoordinatorSettings,
+    Excused,
+    Fact,
+    Instruction,
+    Keep,
+    Received,
+    Send,
+    Ticked,
+)
+from loader_server.coordinator.journal import _UNDOES, _key
 from loader_server.coordinator.state import CoordinatorState
 from shared.bad_limit import BadLimit
 from tests.support.simulation.network import Server
@@ -44,8 +52,8 @@ class Coordinator(Process):
         self.state = CoordinatorState(settings, world.streams, first_version=1 + 1_000_000 * incarnation)
         for fact in journal.values():
             self.state.recover(fact)
-        if self.state.incomplete():
-            raise Broken(f"Q4: the journal lacks leases of {self.state.incomplete()}")
+        if self.state.queues.incomplete():
+            raise Broken(f"Q4: the journal lacks leases of {self.state.queues.incomplete()}")
         self._tick_s = setting.timeout_s / 4
         self._turned_s = self._due_s = self.scheduler.now_s
         self._server = Server(world.network, self, world.COORDINATOR)
@@ -75,7 +83,7 @@ class Coordinator(Process):
         self.world.sharing.on_kept(facts)
         for fact in facts:
             self.journal.pop(_key(fact), None)
-            if not isinstance(fact, _UNDOING):
+            if type(fact) not in _UNDOES:
                 self.journal[_key(fact)] = fact
         if facts and self.world.coordinator_dies_after_writing():
             return

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from loader_server.leases.epoch_leases import OutNumber
-from loader_server.leases.table import LeaseTable
+from loader_server.leases.lease_table import LeaseTable
 from trainer_client.core.asking.answers import Answers
 from trainer_client.core.asking.wants import Wants
 from trainer_client.core.attachment import Attachment

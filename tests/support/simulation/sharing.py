@@ -15,7 +15,7 @@ from itertools import accumulate
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from loader_server.leases.facts import EpochClosed, EpochOpened, NumberDone, NumberOut, TableRewound
+from loader_server.leases.lease_book import EpochClosed, EpochOpened, NumberDone, NumberOut, TableRewound
 from shared.errors import StokerError
 from shared.wire.parts import DoneSet, EpochDone
 from tests.support.simulation.consumer import Consumer

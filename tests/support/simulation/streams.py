@@ -14,7 +14,7 @@ from shared.wire.parts import WireField, WireShape
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loader_server.leases.table import LeaseRules
+    from loader_server.leases.lease_table import LeaseRules
 
 __all__ = ["Stream"]
 

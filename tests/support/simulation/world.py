@@ -10,7 +10,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from loader_server.coordinator.events import GroupFixed
-from loader_server.leases.table import LeaseRules
+from loader_server.leases.lease_table import LeaseRules
 from shared.errors import RefusedError, StokerError
 from shared.wire import messages as m
 from tests.support.simulation.checks import Checks

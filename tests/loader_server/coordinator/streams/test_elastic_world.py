@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from loader_server.coordinator.events import EndOrdered, GroupFixed
-from loader_server.leases.table import LeaseRules
+from loader_server.leases.lease_table import LeaseRules
 from shared.wire import messages as m
 from tests.support.coordinator import TIMEOUT_S, View, attach, coordinator, progress, said
 from tests.support.elastic_members import Run, join

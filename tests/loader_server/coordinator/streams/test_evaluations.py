@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from loader_server.coordinator.events import Keep, Received
-from loader_server.coordinator.streams import evaluations as module
-from loader_server.leases.table import LeaseRules
+from loader_server.leases import evaluation_table as module
+from loader_server.leases.lease_table import LeaseRules
 from shared.wire import messages as m
 from shared.wire.parts import Lease, MetricStates
 from tests.support.coordinator import View, attach, coordinator, said
@@ -97,7 +97,7 @@ def test_whoever_asked_for_sums_before_a_restart_of_the_coordinator_gets_them_af
     again = judging(1)
     for fact in facts:
         again.recover(fact)
-    assert again.incomplete() == []
+    assert again.queues.incomplete() == []
     assert total(tell(again, 1, serial + 1, asks=0)) == ALL
 
 

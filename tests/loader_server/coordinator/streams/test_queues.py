@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from loader_server.coordinator.events import EndOrdered, Excused, Keep, Received, Send, Ticked, Warn
-from loader_server.leases.facts import BookAdvanced, EpochOpened, NumberOut
-from loader_server.leases.table import LeaseRules
+from loader_server.leases.lease_book import BookAdvanced, EpochOpened, NumberOut
+from loader_server.leases.lease_table import LeaseRules
 from shared.wire import messages as m
 from shared.wire.parts import BookMark, Cursor, DoneSet, EpochDone, Failure, Lease
 from tests.support.coordinator import View, attach, coordinator, kept, progress, refused, said
@@ -216,7 +216,7 @@ def test_what_was_promised_is_known_after_a_kill():
     again = queue()
     for fact in facts:
         again.recover(fact)
-    assert again.incomplete() == []
+    assert again.queues.incomplete() == []
     said(again, attach(incarnation=1))
     (answer,) = said(again, outcomes(1, 3))
     assert [lease.number for lease in answer.leases] == [0, 2]
@@ -286,7 +286,7 @@ class TestBook:
 def test_leases_of_which_facts_are_missing_are_named():
     state = queue()
     state.recover(EpochOpened("train", "train", 3, 100, 7, 2))
-    assert state.incomplete() == ["train (train), epoch 3"]
+    assert state.queues.incomplete() == ["train (train), epoch 3"]
 
 
 def test_nothing_is_leased_any_more_once_the_job_was_ended_by_order():

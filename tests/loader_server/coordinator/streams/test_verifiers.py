@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loader_server.coordinator.events import EndOrdered, GroupFixed, Keep, Received, Send, Ticked
-from loader_server.leases.table import LeaseRules
+from loader_server.leases.lease_table import LeaseRules
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
 from shared.wire.parts import Cursor

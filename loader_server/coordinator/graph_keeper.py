@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 __all__ = ["GraphKeeper", "kept_graphs"]
 
 #: Limit of the process's output that fits into a message beside the rest.
-_MOST_SAID = 3000
+_MOST_OUTPUT = 3000
 
 
 class GraphKeeper:
-    """Keeper of one job's graphs; calls `tell` with events, from any thread."""
+    """Keeper of one job's graphs; calls `report` with events, from any thread."""
 
     def __init__(
-        self, job: JobFile, view: Callable[[Stream], StreamView], tell: Callable[[GraphRuns | GraphFailed], None]
+        self, job: JobFile, view: Callable[[Stream], StreamView], report: Callable[[GraphRuns | GraphFailed], None]
     ) -> None:
         self._job = job
         self._view = view
-        self._tell = tell
+        self._report = report
         self._log = Log("coordinator")
         for name in job.accepting:
             if not job.is_awaited(name) and not job.is_there(name):
@@ -56,17 +56,20 @@ class GraphKeeper:
     def _run(self, stream: str, content: bytes) -> None:
         self._log.info("first epoch of a graph is run", stream=stream)
         try:
-            if content:  # an index that is still there belongs to another graph
+            if content:
+                # An index that is still there is another graph's. It goes first: after a crash in between, a graph that
+                # has no index is run again.
                 (self._job.index_folder(stream) / "meta.json").unlink(missing_ok=True)
                 write_synced(self._job.graph_path(stream), content)
             self._index(stream)
             opened = self._view(Stream(self._job, stream))
         except (StokerError, OSError) as error:
+            # What cannot be run must not be found at the next start, nor stand in the way of another graph.
             self._job.graph_path(stream).unlink(missing_ok=True)
-            self._tell(GraphFailed(stream, str(error)))
+            self._report(GraphFailed(stream, str(error)))
         else:
             self._log.info("graph runs", stream=stream)
-            self._tell(GraphRuns(stream, opened))
+            self._report(GraphRuns(stream, opened))
 
     def _index(self, stream: str) -> None:
         command = [sys.executable, "-m", "loader_server", "index", str(self._job.path), "--stream", stream]
@@ -75,14 +78,17 @@ class GraphKeeper:
         if ended.returncode:
             raise DataError(
                 expected="the batches of the first epoch to be counted",
-                got=ended.stderr.strip()[-_MOST_SAID:] or f"exit {ended.returncode}",
+                got=ended.stderr.strip()[-_MOST_OUTPUT:] or f"exit {ended.returncode}",
                 where=f"loader-server index {self._job.path} --stream {stream}",
                 remedy="Mend what it names.",
             )
 
 
 def kept_graphs(job: JobFile) -> dict[str, str]:
-    """Return the digests of the graphs on disk, by stream; empty for a stream that has none yet."""
+    """Return the digests of the graphs on disk, by stream; empty for a stream that has none yet.
+
+    Raises OSError if a graph cannot be read.
+    """
     return {
         name: "" if job.is_awaited(name) else digest_of_graph(job.graph_path(name).read_bytes())
         for name in job.accepting

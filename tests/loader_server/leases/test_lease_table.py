@@ -6,10 +6,9 @@ from itertools import count
 
 import pytest
 
-from loader_server.leases.counts import NO_REASON, OTHER_REASONS, TOOK_TOO_LONG, TableCounts, TableNews
-from loader_server.leases.facts import BookAdvanced
-from loader_server.leases.lease_book import LeaseBook
-from loader_server.leases.table import LeaseRules, LeaseSettings, LeaseTable
+from loader_server.leases.lease_book import BookAdvanced, LeaseBook
+from loader_server.leases.lease_table import LeaseRules, LeaseSettings, LeaseTable
+from loader_server.leases.table_counts import NO_REASON, OTHER_REASONS, TOOK_TOO_LONG, TableCounts, TableNews
 from shared.wire.messages import Leases, Outcomes
 from shared.wire.parts import DoneSet, EpochDone, Failure, Lease
 
@@ -471,8 +470,7 @@ class TestCheckpoints:
         desk = Desk()
         desk.table.rewind(DoneSet((EpochDone(3, 5, (2,)),)), {3: 100}, 7, 4)
         desk.restart()
-        assert desk.table.is_rewound_by(7, 4)
-        assert not desk.table.is_rewound_by(7, 5)
+        assert desk.table.rewound_by == (7, 4)
         assert desk.table.done_set() == DoneSet((EpochDone(3, 5, (2,)),))
 
     def test_what_was_given_up_after_the_checkpoint_is_tried_again(self):

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from loader_server.coordinator.events import GraphFailed
-from loader_server.coordinator.graphs.graph_keeper import GraphKeeper, kept_graphs
+from loader_server.coordinator.graph_keeper import GraphKeeper, kept_graphs
 from loader_server.job_file import JobFile
 from loader_server.machine.graph_files import write_synced
 from shared.errors import SettingsError

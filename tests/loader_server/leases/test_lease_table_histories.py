@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from loader_server.leases.facts import NumberDone, NumberOut
-from loader_server.leases.table import LeaseRules, LeaseSettings
-from tests.loader_server.leases.test_table import Desk
+from loader_server.leases.lease_book import NumberDone, NumberOut
+from loader_server.leases.lease_table import LeaseRules, LeaseSettings
+from tests.loader_server.leases.test_lease_table import Desk
 
 TRAINERS = (1, 2, 3)
 SIZES = (5, 1, 0, 7)
@@ -140,7 +140,7 @@ class Histories(RuleBasedStateMachine):
         held = [key for trainer in table.trainers.values() for key in trainer.leases]
         assert len(held) == len(set(held))
         for at, epoch in table.epochs.items():
-            assert epoch.left == SIZES_OF(at) - epoch.fresh + sum(one.open for one in epoch.out.values())
+            assert epoch.left == SIZES_OF(at) - epoch.fresh + sum(out.is_open for out in epoch.out.values())
             for number, one in epoch.out.items():
                 assert (at, number) not in self.done | self.dead
                 assert bool(one.holder) == ((at, number) in held)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from loader_server.coordinator.events import Keep, Received, ResultsKept, Send
 from loader_server.coordinator.journal import Journal
-from loader_server.coordinator.streams import results as module
-from loader_server.leases.table import LeaseRules
+from loader_server.coordinator.streams import stream_results as module
+from loader_server.leases.lease_table import LeaseRules
 from shared.wire import messages as m
 from shared.wire.parts import DoneSet, EpochDone
 from tests.support.coordinator import View, attach, coordinator, said

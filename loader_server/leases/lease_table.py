@@ -5,8 +5,8 @@ Rules, each from an interleaving that failed without it:
 - What has to survive is kept as a fact before any trainer gets an answer; `recover` takes the facts back in any order.
 - An answer lists all leases that the trainer has, not what is new: so a lost answer, a repeated request and a restarted
   table need no rule of their own.
-- A report that a number is done counts whoever has the number by now, if its reporter ever had it in this generation,
-  because it was trained on. A failure counts only for the present holder.
+- A report that a number is done counts, even if another trainer has the number by now, if its reporter ever had it in
+  this generation: the number was trained on. A failure counts only for the present holder.
 - A trainer's death burns no try, nor does giving back: a healthy batch would be given up because machines are taken
   away. A failure does, and so does taking too long.
 - Near the end of an epoch fewer are leased ahead, or the slowest trainer would have the last ones alone.
@@ -22,11 +22,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from loader_server.leases.counts import NO_REASON, TOOK_TOO_LONG, TableCounts, TableNews
 from loader_server.leases.epoch_leases import EpochLeases, OutNumber
-from loader_server.leases.facts import EpochClosed, EpochOpened, LeaseFact, NumberDone, NumberOut, TableRewound
-from loader_server.leases.lease_trainer import Key, LeaseTrainer
-from loader_server.leases.pace import Pace
+from loader_server.leases.lease_book import EpochClosed, EpochOpened, LeaseFact, NumberDone, NumberOut, TableRewound
+from loader_server.leases.lease_trainer import Key, LeaseTrainer, Pace
+from loader_server.leases.table_counts import NO_REASON, TOOK_TOO_LONG, TableCounts, TableNews
 from shared.wire.lease_work import MOST_LEASES
 from shared.wire.messages import Leases, Outcomes
 from shared.wire.parts import DoneSet, EpochDone, Lease
@@ -73,11 +72,14 @@ class LeaseTable:
 
     def __init__(self, settings: LeaseSettings, batches: Callable[[int], int | None], book: LeaseBook) -> None:
         self.settings = settings
+        #: Stream and kind of work, with which all facts of the table begin.
+        self._name = (settings.stream, settings.work)
         self.counts = TableCounts()
         self.generation = 1
-        #: The epochs under way, oldest first. Once one has begun, the last is never forgotten: it says how far the work
-        #: is.
+        #: The epochs under way, oldest first. Once one has begun, the last is never forgotten, as it tells how far the
+        #: work is.
         self.epochs: dict[int, EpochLeases] = {}
+        #: By incarnation.
         self.trainers: dict[int, LeaseTrainer] = {}
         #: Numbers that were given up.
         self.dead: dict[Key, OutNumber] = {}
@@ -85,6 +87,7 @@ class LeaseTable:
         self.news: list[TableNews] = []
         #: Trainers to call, so that they report and hear about their leases.
         self.calls: list[int] = []
+        #: Whether numbers became leasable or an epoch was settled, so that trainers that got too few should ask again.
         self._is_news_for_hungry = False
         #: Epochs whose number of out batches differs from the last kept fact, and those kept counts.
         self._changed: set[int] = set()
@@ -92,25 +95,32 @@ class LeaseTable:
         self._pace = Pace(settings.rules.floor_s)
         self._batches = batches
         self._book = book
-        self._rewound_by: tuple[int, int] | None = None
+        #: The incarnation and serial of the request that began this generation: when it is repeated, because its answer
+        #: was lost, nothing may be rewound again.
+        self.rewound_by: tuple[int, int] | None = None
 
     # --- what survives ---
 
     def recover(self, fact: LeaseFact) -> None:
         """Apply a fact, from the journal or new, in any order."""
-        if isinstance(fact, TableRewound):
-            self.generation, self._rewound_by = fact.generation, (fact.incarnation, fact.serial)
-        elif isinstance(fact, EpochClosed):
-            del self.epochs[fact.epoch]
-        elif isinstance(fact, EpochOpened):
-            epoch = self._epoch(fact.epoch)
-            epoch.batches, epoch.fresh = fact.batches, fact.fresh
-            self._kept_out[fact.epoch] = fact.out
-        elif isinstance(fact, NumberOut) and not fact.dead:
-            self.dead.pop((fact.epoch, fact.number), None)
-            self._epoch(fact.epoch).put(fact.number, OutNumber(fact.nth, fact.holder, fact.failures, fact.reason))
-        elif isinstance(fact, NumberOut | NumberDone):
-            self._settle_number(fact)
+        match fact:
+            case TableRewound():
+                self.generation, self.rewound_by = fact.generation, (fact.incarnation, fact.serial)
+            case EpochClosed():
+                del self.epochs[fact.epoch]
+            # In any order: a row that the journal replaces moves to its end, so a number may come before its epoch.
+            case EpochOpened():
+                epoch = self._epoch(fact.epoch)
+                epoch.batches, epoch.fresh = fact.batches, fact.fresh
+                self._kept_out[fact.epoch] = fact.out
+            case NumberOut(dead=False):
+                self.dead.pop((fact.epoch, fact.number), None)
+                self._epoch(fact.epoch).put(fact.number, OutNumber(fact.nth, fact.holder, fact.failures, fact.reason))
+            case NumberOut():
+                self._remove(fact.epoch, fact.number)
+                self.dead[fact.epoch, fact.number] = OutNumber(fact.nth, 0, fact.failures, fact.reason)
+            case NumberDone():
+                self._remove(fact.epoch, fact.number)
 
     def _epoch(self, at: int) -> EpochLeases:
         if at not in self.epochs:
@@ -118,14 +128,12 @@ class LeaseTable:
             self.epochs = dict(sorted(self.epochs.items()))
         return self.epochs[at]
 
-    def _settle_number(self, fact: NumberOut | NumberDone) -> None:
-        """Apply a fact that a number is done or given up."""
-        key = (fact.epoch, fact.number)
-        self.dead.pop(key, None)
-        if isinstance(fact, NumberOut):
-            self.dead[key] = OutNumber(fact.nth, 0, fact.failures, fact.reason)
-        if fact.epoch in self.epochs:
-            self.epochs[fact.epoch].remove(fact.number)
+    def _remove(self, at: int, number: int) -> None:
+        """Forget a number that was out or given up."""
+        self.dead.pop((at, number), None)
+        # Its epoch may be closed already: a number that was given up may still be done.
+        if at in self.epochs:
+            self.epochs[at].remove(number)
 
     def incomplete(self) -> list[int]:
         """Return the epochs of which facts are missing after recovery, so that it is unknown which numbers are out."""
@@ -134,9 +142,10 @@ class LeaseTable:
     def take_up(self, now_s: float) -> None:
         """Start after all facts are recovered: trainers that had leases get time to be heard again."""
         for at, epoch in sorted(self.epochs.items()):
-            for number, one in sorted(epoch.out.items()):
-                if one.holder:
-                    self._trainer(one.holder, now_s).leases[at, number] = None
+            for number, out in sorted(epoch.out.items()):
+                if out.holder:
+                    self._trainer(out.holder, now_s).leases[at, number] = None
+        # What was in hand is not known any more. A trainer that comes back has the whole time of a waiting batch again.
         for trainer in self.trainers.values():
             trainer.since_s = now_s
 
@@ -145,12 +154,8 @@ class LeaseTable:
         self._book.keep(fact)
         self.recover(fact)
 
-    def _keep_number(self, key: Key, one: OutNumber, *, dead: bool = False) -> None:
-        name = self.settings
-        self._keep(NumberOut(name.stream, name.work, *key, one.nth, one.holder, one.failures, dead, one.reason))
-
-    def _keep_epoch(self, at: int, batches: int, fresh: int, out: int) -> None:
-        self._keep(EpochOpened(self.settings.stream, self.settings.work, at, batches, fresh, out))
+    def _keep_number(self, key: Key, out: OutNumber, *, dead: bool = False) -> None:
+        self._keep(NumberOut(*self._name, *key, out.nth, out.holder, out.failures, dead, out.reason))
 
     # --- what trainers say ---
 
@@ -161,101 +166,99 @@ class LeaseTable:
             trainer.heard_s = now_s
         return trainer is not None and trainer.called
 
-    def report(self, said: Outcomes, now_s: float) -> Leases | None:
+    def report(self, outcomes: Outcomes, now_s: float) -> Leases | None:
         """Take in what became of a trainer's leases, lease more, and return all leases that it has.
 
         Return None if the trainer has reported with a later serial already.
         """
-        trainer = self._trainer(said.incarnation, now_s)
-        if said.serial < trainer.serial:
+        trainer = self._trainer(outcomes.incarnation, now_s)
+        if outcomes.serial < trainer.serial:
             self.counts.late += 1
             return None
         # A trainer from before a restored checkpoint: the restored model lacks what it did, so nothing of it counts.
-        if said.generation != self.generation:
-            self.counts.late += len(said.done) + len(said.failed) + len(said.returned)
+        if outcomes.generation != self.generation:
+            self.counts.late += len(outcomes.done) + len(outcomes.failed) + len(outcomes.returned)
         # A repeated serial means that the answer was lost, not the message: it is answered again, but counts once.
-        elif said.serial > trainer.serial:
-            self._settle(said, trainer, now_s)
-        trainer.serial, trainer.heard_s = said.serial, now_s
-        in_hand = trainer.is_at(said.in_hand)
+        elif outcomes.serial > trainer.serial:
+            self._settle(outcomes, trainer, now_s)
+        trainer.serial, trainer.heard_s = outcomes.serial, now_s
+        in_hand = trainer.is_at(outcomes.in_hand)
         # A trainer that still has in hand what it lost gets nothing: it is stuck on that batch, and would sit on new
         # ones.
-        if in_hand or said.in_hand is None:
-            self._lease(said, trainer)
+        if in_hand or outcomes.in_hand is None:
+            self._lease(outcomes, trainer)
         trainer.note_hand(now_s, in_hand=in_hand)
         self._keep_changed()
         trainer.called = False
-        leases = tuple(Lease(*key, self.epochs[key[0]].out[key[1]].nth) for key in trainer.leases)
-        done = self.done_set() if said.snapshot else None
+        # All leases and not only new ones: an answer may be lost, and with it leases that both sides believe the other
+        # has.
         return Leases(
-            serial=said.serial, book=self._book.advance(), generation=self.generation, leases=leases,
-            unsettled=self.unsettled(), done=done,
-        )  # fmt: skip
+            serial=outcomes.serial,
+            book=self._book.advance(),
+            generation=self.generation,
+            leases=tuple(Lease(*key, self.epochs[key[0]].out[key[1]].nth) for key in trainer.leases),
+            unsettled=self.unsettled(),
+            done=self.done_set() if outcomes.snapshot else None,
+        )
 
     def _trainer(self, incarnation: int, now_s: float) -> LeaseTrainer:
         return self.trainers.setdefault(incarnation, LeaseTrainer(now_s))
 
-    def _settle(self, said: Outcomes, trainer: LeaseTrainer, now_s: float) -> None:
+    def _settle(self, outcomes: Outcomes, trainer: LeaseTrainer, now_s: float) -> None:
         """Apply a report: what is done, what failed, and what is given back."""
-        # Only the time since the consumer took the batch counts; of several batches at once, each gets an equal share.
-        if trainer.in_hand and said.done and trainer.is_at(said.done[0]):
-            self._pace.add((now_s - trainer.since_s) / len(said.done))
-        for lease in said.done:
-            self._finish(said.incarnation, lease)
-        for failure in said.failed:
-            self._fail(said.incarnation, failure.lease, failure.reason)
-        for lease in said.returned:
-            self._take_back(said.incarnation, lease)
+        # Only the time since the consumer took the batch counts, or slow loaders would make a trainer look slow. Of
+        # several batches at once each gets an equal share.
+        if trainer.in_hand and outcomes.done and trainer.is_at(outcomes.done[0]):
+            self._pace.add((now_s - trainer.since_s) / len(outcomes.done))
+        for lease in outcomes.done:
+            self._finish(outcomes.incarnation, lease)
+        for failure in outcomes.failed:
+            out = self._held(outcomes.incarnation, failure.lease)
+            if out is not None:
+                self.counts.failed += 1
+                self._burn((failure.lease.epoch, failure.lease.number), out, failure.reason or NO_REASON)
+        for lease in outcomes.returned:
+            if self._held(outcomes.incarnation, lease) is not None:
+                self._give_back((lease.epoch, lease.number))
 
     def _finish(self, incarnation: int, lease: Lease) -> bool:
         """Mark a number as done; return whether this report counts."""
-        one = self._look_up(lease)
-        if one is None:
+        out = self._look_up(lease)
+        if out is None:
             return False
         # This very leasing was another trainer's. An earlier one (a lower `nth`) counts, although the number was leased
         # again since: its trainer was cut off, but its model has the batch.
-        if lease.nth == one.nth and one.holder not in (0, incarnation):
+        if lease.nth == out.nth and out.holder not in (0, incarnation):
             self._note_unknown(lease)
             return False
         # The number may have another holder by now, or none: it is done all the same, because a model has it.
-        self._release((lease.epoch, lease.number), one)
-        self._keep(NumberDone(self.settings.stream, self.settings.work, lease.epoch, lease.number))
+        self._release((lease.epoch, lease.number), out)
+        self._keep(NumberDone(*self._name, lease.epoch, lease.number))
         self._changed.add(lease.epoch)
         self.counts.done += 1
         return True
 
-    def _fail(self, incarnation: int, lease: Lease, reason: str) -> None:
-        """Count a failure of the present holder; a late one, of a trainer that lost the number, burns no try."""
-        one = self._look_up(lease)
-        if one is None:
-            return
-        if lease.nth != one.nth or one.holder != incarnation:
+    def _held(self, incarnation: int, lease: Lease) -> OutNumber | None:
+        """Return the number if this trainer has it by this very lease; otherwise count the report and return None."""
+        out = self._look_up(lease)
+        # A failure, or a return, of a trainer that lost the number would cost its present holder a try, or the lease.
+        if out is not None and (lease.nth, incarnation) != (out.nth, out.holder):
             self.counts.late += 1
-            return
-        self.counts.failed += 1
-        self._burn((lease.epoch, lease.number), one, reason or NO_REASON)
-
-    def _take_back(self, incarnation: int, lease: Lease) -> None:
-        """Give back a number of the present holder; a late report changes nothing."""
-        one = self._look_up(lease)
-        if one is None:
-            return
-        if lease.nth != one.nth or one.holder != incarnation:
-            self.counts.late += 1
-            return
-        self._give_back((lease.epoch, lease.number))
+            return None
+        return out
 
     def _look_up(self, lease: Lease) -> OutNumber | None:
         """Return a number that is out or given up and was leased at least `lease.nth` times; otherwise None.
 
         Other reports are counted as late or unknown.
         """
-        key, epoch = (lease.epoch, lease.number), self.epochs.get(lease.epoch)
-        one = (epoch.out.get(lease.number) if epoch is not None else None) or self.dead.get(key)
-        if one is not None and 1 <= lease.nth <= one.nth:
-            return one
+        epoch = self.epochs.get(lease.epoch)
+        # A number that was given up may still be done: its trainer was only slow.
+        out = (epoch.out.get(lease.number) if epoch is not None else None) or self.dead.get((lease.epoch, lease.number))
+        if out is not None and 1 <= lease.nth <= out.nth:
+            return out
         is_past = lease.epoch < self.unsettled() if epoch is None else lease.number < epoch.fresh
-        if one is None and is_past:
+        if out is None and is_past:
             self.counts.late += 1
         else:
             self._note_unknown(lease)
@@ -267,24 +270,25 @@ class LeaseTable:
 
     # --- leasing ---
 
-    def _lease(self, said: Outcomes, trainer: LeaseTrainer) -> None:
+    def _lease(self, outcomes: Outcomes, trainer: LeaseTrainer) -> None:
         """Lease the trainer as many numbers as it asked for and may have."""
-        wanted = min(said.wanted, MOST_LEASES)
-        while len(trainer.leases) < wanted and self._out() < _MOST_OUT:
-            at = self._epoch_with_work(said.before)
+        wanted = min(outcomes.wanted, MOST_LEASES)
+        while len(trainer.leases) < wanted and sum(len(epoch.out) for epoch in self.epochs.values()) < _MOST_OUT:
+            at = self._epoch_with_work(outcomes.before)
             if at is None or len(trainer.leases) >= self._share(at, wanted):
                 break
-            self._grant(at, said.incarnation, trainer)
+            self._grant(at, outcomes.incarnation, trainer)
         trainer.hungry = len(trainer.leases) < wanted
 
     def _grant(self, at: int, incarnation: int, trainer: LeaseTrainer) -> None:
+        # Fresh numbers go out in order: so `fresh` and the few that are out tell the state of all numbers.
         epoch = self.epochs[at]
         number = epoch.next()
         assert number is not None
-        one = epoch.out.get(number, OutNumber())
+        out = epoch.out.get(number, OutNumber())
         if number == epoch.fresh:
             epoch.fresh += 1
-        self._keep_number((at, number), replace(one, nth=one.nth + 1, holder=incarnation))
+        self._keep_number((at, number), replace(out, nth=out.nth + 1, holder=incarnation))
         trainer.leases[at, number] = None
         self._changed.add(at)
         self.counts.leased += 1
@@ -297,15 +301,13 @@ class LeaseTable:
         """
         return min(wanted, -(-self.epochs[at].left // (2 * len(self.trainers))))
 
-    def _out(self) -> int:
-        """Return how many numbers are out in all epochs."""
-        return sum(len(epoch.out) for epoch in self.epochs.values())
-
     def _epoch_with_work(self, before: int) -> int | None:
         """Return the oldest epoch before this one with a number to lease, opening the next ones if needed; or None."""
+        # The oldest first, or stragglers of an epoch would hold up its end.
         for at, epoch in self.epochs.items():
             if at < before and epoch.left:
                 return at
+        # Opened only when nothing is left below, and past epochs without a batch.
         at = max(self.epochs, default=-1) + 1
         while at < before and self._open(at):
             if self.epochs[at].left:
@@ -318,21 +320,18 @@ class LeaseTable:
         batches = self._batches(at) if len(self.epochs) < _MOST_EPOCHS else None
         if batches is None:
             return False
-        self._keep_epoch(at, batches, 0, 0)
+        self._keep(EpochOpened(*self._name, at, batches, 0, 0))
         self._close_settled()
         return True
 
     def _close_settled(self) -> None:
-        """Forget the oldest epochs while they are settled, but never the last: it says how far the work is."""
+        """Forget the oldest epochs while they are settled, but never the last, which tells how far the work is."""
         while len(self.epochs) > 1:
             at, epoch = next(iter(self.epochs.items()))
-            if not epoch.settled:
+            if not epoch.is_settled:
                 return
             # This fact undoes `EpochOpened`: what the journal keeps must not grow with the number of epochs.
-            self._keep(self._closed(at))
-
-    def _closed(self, at: int) -> EpochClosed:
-        return EpochClosed(self.settings.stream, self.settings.work, at)
+            self._keep(EpochClosed(*self._name, at))
 
     def _keep_changed(self) -> None:
         """Keep the progress of the changed epochs, close settled ones, and call trainers that wait.
@@ -341,26 +340,27 @@ class LeaseTable:
         """
         for at in sorted(self._changed & self.epochs.keys()):
             epoch = self.epochs[at]
-            self._keep_epoch(at, epoch.batches, epoch.fresh, len(epoch.out))
-            self._is_news_for_hungry |= epoch.settled
+            # With the count of numbers that are out: after a crash it shows whether a fact of them is missing.
+            self._keep(EpochOpened(*self._name, at, epoch.batches, epoch.fresh, len(epoch.out)))
+            self._is_news_for_hungry |= epoch.is_settled
         self._changed.clear()
         self._close_settled()
         self._call_hungry()
 
     # --- giving back ---
 
-    def _release(self, key: Key, one: OutNumber) -> None:
+    def _release(self, key: Key, out: OutNumber) -> None:
         """Take a number from its holder."""
-        holder = self.trainers.get(one.holder)
+        holder = self.trainers.get(out.holder)
         if holder is not None:
             holder.leases.pop(key, None)
 
-    def _burn(self, key: Key, one: OutNumber, reason: str) -> None:
+    def _burn(self, key: Key, out: OutNumber, reason: str) -> None:
         """Count a failed try; after the last one the number is given up."""
-        self._release(key, one)
+        self._release(key, out)
         self.counts.add_reason(reason)
-        dead = one.failures + 1 >= self.settings.rules.tries
-        self._keep_number(key, OutNumber(one.nth, 0, one.failures + 1, reason), dead=dead)
+        dead = out.failures + 1 >= self.settings.rules.tries
+        self._keep_number(key, OutNumber(out.nth, 0, out.failures + 1, reason), dead=dead)
         self.news.append(TableNews("dead" if dead else "failed", key, reason))
         if dead:
             self._changed.add(key[0])
@@ -368,14 +368,16 @@ class LeaseTable:
 
     def _give_back(self, key: Key) -> None:
         """Make a number leasable again without counting a try."""
-        one = self.epochs[key[0]].out[key[1]]
-        self._release(key, one)
-        self._keep_number(key, replace(one, holder=0))
+        # No try: machines that are taken away would have healthy batches given up.
+        out = self.epochs[key[0]].out[key[1]]
+        self._release(key, out)
+        self._keep_number(key, replace(out, holder=0))
         self.counts.returned += 1
         self._is_news_for_hungry = True
 
     def _call(self, incarnation: int, trainer: LeaseTrainer) -> None:
         """Note that a trainer has to be called, unless it was called already and has not reported since."""
+        # The call may be lost: until it reports, the answer to each of its heartbeats repeats it (see `hear`).
         if not trainer.called:
             self.calls.append(incarnation)
         trainer.called = True
@@ -395,6 +397,7 @@ class LeaseTable:
 
     def leave(self, incarnation: int) -> None:
         """Forget a trainer that is gone, and give back its leases."""
+        # Its reports still count if it was only cut off: what was leased to it stays known by `nth`.
         trainer = self.trainers.pop(incarnation, None)
         for key in list(trainer.leases) if trainer is not None else ():
             self._give_back(key)
@@ -415,6 +418,7 @@ class LeaseTable:
         What waits behind that batch goes back as well: the trainer would be stuck on each in turn, one deadline after
         another.
         """
+        # A batch that the consumer never had waited for its data, or behind others: that costs it no try.
         keys = list(trainer.leases)
         if trainer.in_hand:
             self.counts.expired += 1
@@ -425,7 +429,7 @@ class LeaseTable:
         self._call(incarnation, trainer)
 
     def excuse(self, now_s: float) -> None:
-        """Restart the clocks of all trainers: we stalled and heard nobody, so nothing may expire for that."""
+        """Restart the clocks of all trainers, because this process stalled and could not hear them."""
         for trainer in self.trainers.values():
             trainer.heard_s = trainer.since_s = now_s
 
@@ -435,42 +439,48 @@ class LeaseTable:
         """Return the first epoch that is not settled."""
         at = 0
         for at, epoch in self.epochs.items():
-            if not epoch.settled:
+            if not epoch.is_settled:
                 return at
         return at + bool(self.epochs)
 
     def done_set(self) -> DoneSet:
         """Return what is settled, for a checkpoint."""
-        under_way = [(at, epoch) for at, epoch in self.epochs.items() if not epoch.settled]
-        said = [EpochDone(at, epoch.fresh, epoch.missing()) for at, epoch in under_way]
-        return DoneSet(tuple(said) or (EpochDone(self.unsettled(), 0, ()),))
-
-    def is_rewound_by(self, incarnation: int, serial: int) -> bool:
-        """Return whether this very request began the present generation, and so is a repetition."""
-        return self._rewound_by == (incarnation, serial)
+        done = tuple(
+            EpochDone(at, epoch.fresh, epoch.missing()) for at, epoch in self.epochs.items() if not epoch.is_settled
+        )
+        return DoneSet(done or (EpochDone(self.unsettled(), 0, ()),))
 
     def rewind(self, done: DoneSet, batches: dict[int, int], incarnation: int, serial: int) -> None:
         """Begin another generation in which exactly `done` is settled; `batches` are the sizes of its epochs."""
-        name = (self.settings.stream, self.settings.work)
-        # Facts undo the old generation one by one, because the journal keeps only facts that nothing has undone.
-        for at, epoch in list(self.epochs.items()):
-            for number in list(epoch.out):
-                self._keep(NumberDone(*name, at, number))
-            self._keep(EpochClosed(*name, at))
-        self._keep(TableRewound(*name, self.generation + 1, incarnation, serial))
-        for said in done.epochs:
-            missing = list(accumulate(said.missing))
-            self._keep_epoch(said.epoch, batches[said.epoch], said.fresh, len(missing))
+        for fact in self._undo_epochs():
+            self._keep(fact)
+        self._keep(TableRewound(*self._name, self.generation + 1, incarnation, serial))
+        for epoch in done.epochs:
+            missing = list(accumulate(epoch.missing))
+            self._keep(EpochOpened(*self._name, epoch.epoch, batches[epoch.epoch], epoch.fresh, len(missing)))
             for number in missing:
-                self._keep_number((said.epoch, number), OutNumber())
+                self._keep_number((epoch.epoch, number), OutNumber())
         self._forget_dead()
-        for one, trainer in self.trainers.items():
+        # Trainers that hold leases of the old generation learn of it when they are called: what they do until then is
+        # refused, because the restored model lacks it.
+        for trainer in self.trainers.values():
             trainer.lose_all()
-            self._call(one, trainer)
+        self.call_all()
+
+    def _undo_epochs(self) -> list[LeaseFact]:
+        """Return the facts that undo all epochs and the numbers that are out in them.
+
+        The journal keeps only facts that nothing has undone, so each has to be undone by its own key.
+        """
+        facts: list[LeaseFact] = []
+        for at, epoch in self.epochs.items():
+            facts += [NumberDone(*self._name, at, number) for number in epoch.out]
+            facts.append(EpochClosed(*self._name, at))
+        return facts
 
     def _forget_dead(self) -> None:
         """Forget given-up numbers that are not settled in the new generation: they are to be done again."""
         for at, number in list(self.dead):
             epoch = self.epochs.get(at)
             if at >= self.unsettled() if epoch is None else number >= epoch.fresh:
-                self._keep(NumberDone(self.settings.stream, self.settings.work, at, number))
+                self._keep(NumberDone(*self._name, at, number))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loader_server.leases.pace import Pace
+from loader_server.leases.lease_trainer import Pace
 
 
 def test_nobody_gets_less_than_the_floor():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from loader_server.coordinator import refusals
+from loader_server.coordinator import objections
 from loader_server.coordinator.events import GroupFixed, Instruction, Keep, ResultsKept, Send, WorldNamed
 from loader_server.coordinator.streams.elastic_world import ElasticWorld, WorldStage
 from shared.wire import messages as m
@@ -31,6 +31,7 @@ class Worlds:
         self._streams = streams
         self._group = group
         self._timeout_s = timeout_s
+        #: By stream; one that never was elastic has none.
         self._worlds: dict[str, ElasticWorld] = {}
 
     # --- joining ---
@@ -38,16 +39,22 @@ class Worlds:
     def join(self, peer: bytes, join: m.Join, now_s: float) -> list[Instruction]:
         """Handle a trainer's request for a place in its stream's world."""
         stream = self._streams.get(join.stream)
-        problem = refusals.join_misfit(join, self._job, self._streams, stream.view if stream is not None else None)
+        problem = objections.join_misfit(join, self._job, self._streams, stream.view if stream is not None else None)
         if problem is not None or stream is None:
             return [Send(peer, problem)] if problem is not None else []
-        fixed = [one.attach.name for one in stream.trainers.values() if one.attach.world_version is None]
+        fixed = [trainer.attach.name for trainer in stream.trainers.values() if trainer.attach.world_version is None]
         if fixed:
-            reason = f"trainers with fixed ranks are attached: {', '.join(sorted(fixed)[:8])}"
-            retry_ms = int(250 * self._timeout_s)
-            return [Send(peer, m.Gathering(serial=join.serial, reason=reason, behind=0, retry_ms=retry_ms))]
-        world = self._worlds.setdefault(join.stream, ElasticWorld(join.stream, self._timeout_s))
-        return self._settle(join.stream, world.join(peer, join, self._room(join.stream), now_s))
+            gathering = m.Gathering(
+                serial=join.serial,
+                reason=f"trainers with fixed ranks are attached: {', '.join(sorted(fixed)[:8])}",
+                behind=0,
+                retry_ms=int(250 * self._timeout_s),
+            )
+            return [Send(peer, gathering)]
+        return self._settle(join.stream, self._world(join.stream).join(peer, join, self._room(join.stream), now_s))
+
+    def _world(self, stream: str) -> ElasticWorld:
+        return self._worlds.setdefault(stream, ElasticWorld(stream, self._timeout_s))
 
     def _room(self, stream: str) -> int:
         """Return how many ranks a world may have."""
@@ -55,16 +62,18 @@ class Worlds:
 
     def _settle(self, stream: str, out: list[Instruction]) -> list[Instruction]:
         """Clear what the previous world left on the stream if a new one has just begun; return all instructions."""
-        named = [one.fact for one in out if isinstance(one, Keep) and isinstance(one.fact, WorldNamed)]
-        if not named:
+        begun = [order.fact for order in out if isinstance(order, Keep) and isinstance(order.fact, WorldNamed)]
+        if not begun:
             return out
         trainers = self._streams[stream]
-        for one in [one for one, trainer in trainers.trainers.items() if trainer.attach.world_version is not None]:
-            trainers.remove(one)
+        for trainer in list(trainers.trainers.values()):
+            if trainer.attach.world_version is not None:
+                trainers.remove(trainer.attach.incarnation)
         # A part of a dead trainer must not stand in for one of the new world that has not come as far.
         trainers.results.begin_anew()
+        # The largest world that the limits allow, so that later worlds have room to grow.
         if not trainers.group and not self._group:
-            trainers.group = named[-1].most * max(replicas for *_, replicas in named[-1].members)
+            trainers.group = begun[-1].most * max(replicas for *_, replicas in begun[-1].members)
             out = [Keep(GroupFixed(stream, trainers.group)), *out]
         return out
 
@@ -74,8 +83,8 @@ class Worlds:
         """Return a refusal if the rank is not the trainer's to have: in the elastic world, or beside one."""
         world = self._worlds.get(attach.stream)
         if attach.world_version is not None:
-            return world.check(attach, now_s) if world is not None else refusals.world_changed(attach, 0, "")
-        return refusals.fixed_rank(attach, *world.limits) if world is not None and world.lives() else None
+            return world.check(attach, now_s) if world is not None else objections.world_changed(attach, 0, "")
+        return objections.fixed_rank(attach, *world.limits) if world is not None and world.lives() else None
 
     def begin(self, peer: bytes, attach: m.Attach, cursor: Cursor, now_s: float) -> m.NotAttached | m.Wait | None:
         """Record where a member of an elastic world starts; see `ElasticWorld.begin`."""
@@ -100,24 +109,25 @@ class Worlds:
         """End the world of each run whose final results are complete."""
         # Not before all ranks are done: the first to leave would otherwise end the world of the others in their last
         # step.
-        kept = [one.fact for one in done if isinstance(one, Keep) and isinstance(one.fact, ResultsKept)]
-        ended = [self._worlds[one.stream] for one in kept if one.ended and one.stream in self._worlds]
-        return [instruction for world in ended for instruction in world.end_run()]
+        facts = [order.fact for order in done if isinstance(order, Keep) and isinstance(order.fact, ResultsKept)]
+        ended = [fact.stream for fact in facts if fact.ended]
+        return [order for stream in ended if stream in self._worlds for order in self._worlds[stream].end_run()]
 
     def tick(self, now_s: float) -> list[Instruction]:
         """Let each world drop silent trainers and begin anew if that is due."""
-        told = [(name, world.tick(self._room(name), now_s)) for name, world in self._worlds.items()]
-        return [one for name, out in told for one in self._settle(name, out)]
+        orders: list[Instruction] = []
+        for stream, world in self._worlds.items():
+            orders += self._settle(stream, world.tick(self._room(stream), now_s))
+        return orders
 
     # --- the journal, and people ---
 
     def recover(self, fact: WorldNamed | ResultsKept) -> None:
         """Apply a fact from the journal; facts of these kinds come in the order in which they were kept."""
-        if isinstance(fact, ResultsKept):
-            if fact.ended and fact.stream in self._worlds:
-                self._worlds[fact.stream].end_run()
-            return
-        self._worlds.setdefault(fact.stream, ElasticWorld(fact.stream, self._timeout_s)).recover(fact)
+        if isinstance(fact, WorldNamed):
+            self._world(fact.stream).recover(fact)
+        elif fact.ended and fact.stream in self._worlds:
+            self._worlds[fact.stream].end_run()
 
     def report_of(self, stream: str, now_s: float) -> dict[str, Any] | None:
         """Return the state of the stream's world; None if it never had one."""
