@@ -52,13 +52,13 @@ class Lockstep:
             self.open(self._opened, now_s)
 
     def open(self, event: Opened, now_s: float) -> None:
-        """Serve this reader from now on; keep prefetched batches if they are those that the reader needs next.
-
-        A reader that was dropped in mid-epoch may have taken batches that nobody trained on. The next reader starts
-        before those (the sequence is redirected), or they would be missing from the epoch.
-        """
+        """Serve this reader from now on; keep prefetched batches if they are those that the reader needs next."""
+        # A reader that was dropped in mid-epoch may have taken batches that nobody trained on. The next reader starts
+        # before those (the sequence is redirected), or they would be missing from the epoch.
         upcoming = self._upcoming
         over = upcoming.is_over(event.start)
+        # A reader may come before any worker has said how long its epoch is; `learn` opens it again then. Only the
+        # newest waits: an older one asks again by itself once it may take over.
         self._opened = event if over is None else None
         if over is None:
             self._ask_about(event.start.epoch, event.start.group, now_s)

@@ -50,10 +50,9 @@ class _Claim:
 
 
 class _Loan(weakref.ref[_Claim]):
-    """Weak reference to a claim; its callback is a built-in method that takes the reference itself, so no Python runs.
+    """Weak reference to a claim; its callback is a built-in method that takes the reference, so no Python runs."""
 
-    A Python callback could be interrupted by a signal handler that raises, and the slot would be lost.
-    """
+    # A Python callback could be interrupted by a signal handler that raises, and the slot would be lost.
 
     __slots__ = ("seq", "slot")
 
@@ -116,11 +115,9 @@ class Reader:
         self.first, self.end = head - self.taken, None
 
     def count(self, item: Item, replicas: int) -> None:
-        """Count a batch that is about to be taken, for one of our `replicas`.
-
-        Counting twice changes nothing: the count follows from the batch's number, so a signal before the batch is taken
-        out does no harm.
-        """
+        """Count a batch that is about to be taken, for one of our `replicas`."""
+        # Counting twice changes nothing: the count follows from the batch's number, so a signal before the batch is
+        # taken out does no harm.
         self.taken = item.seq + 1 - self.first
         at = item.batch.position
         self.begun = (at.epoch, at.number + 1)
@@ -143,10 +140,9 @@ class Reader:
 
 
 class Waiting:
-    """Readers that wait, each at a bell (a lock) of its own.
+    """Readers that wait, each at a bell (a lock) of its own."""
 
-    A condition variable would not do: a signal handler that raises could leave its lock taken.
-    """
+    # A condition variable would not do: a signal handler that raises could leave its lock taken.
 
     def __init__(self) -> None:
         #: The waiting readers, by bell.
@@ -255,10 +251,8 @@ class Outbox:
         return None
 
     def _has_had_its_last(self, reader: Reader) -> bool:
-        """Return whether the job ends before the reader's next round.
-
-        A reader at the end of its epoch ends normally: that end is the same for all ranks, and comes first.
-        """
+        """Return whether the job ends before the reader's next round."""
+        # A reader at the end of its epoch ends normally: that end is the same for all ranks, and comes first.
         return self._last is not None and reader.passed >= self._last and not reader.ended
 
     def _may_go_out(self, item: Item) -> bool:
@@ -277,10 +271,8 @@ class Outbox:
         return -1 if newest and self._wanted is reader else _LEFT_BEHIND_S
 
     def _may_take_over(self, reader: Reader) -> bool:
-        """Return whether this reader may replace the served one: it is newer, or the served one is done or has paused.
-
-        An iterator that a framework abandoned is never closed, so a pause is the only sign of it.
-        """
+        """Return whether this reader may replace the served one: it is newer, or that one is done or has paused."""
+        # An iterator that a framework abandoned is never closed, so a pause is the only sign of it.
         served = self._served
         if served is None or served.closed or served.ended or reader.serial > served.serial:
             return True
@@ -351,12 +343,14 @@ class Outbox:
 
     def interrupt(self, error: BaseException) -> None:
         """Stop the feed with this error, which is raised in all present and later readers; the first error counts."""
+        # The first error counts: those that follow are its consequences.
         with self._lock:
             self.error = self.error or error
             self._waiting.ring()
 
     def stand_still(self) -> tuple[int, int]:
         """Hand out nothing more until the last round is known; return the first round of which nothing was taken."""
+        # Under the lock: a batch that is taken after this answer would be of a round that the ranks do not train on.
         with self._lock:
             self._is_still = True
             return self._wanted.begun if self._wanted is not None else (0, 0)
@@ -391,10 +385,8 @@ class Outbox:
                 self.error = None
 
     def begin_anew(self, error: BaseException) -> None:
-        """Raise this error from now on, in a forked child.
-
-        The lock and bells are replaced, because a thread that does not exist here may have held them.
-        """
+        """Raise this error from now on, in a forked child."""
+        # A thread that does not exist here may have held the lock or a bell, and would never release them.
         self._lock = threading.RLock()
         self._waiting = Waiting()
         self.error = error
@@ -434,10 +426,8 @@ class Outbox:
             self._waiting.ring()
 
     def take_back(self, seq: int) -> bool:
-        """Take an offered batch back; return False if a consumer was faster.
-
-        The consumer pops under the same lock, so exactly one of the two gets it.
-        """
+        """Take an offered batch back; return False if a consumer was faster."""
+        # The consumer pops under the same lock, so exactly one of the two gets it.
         with self._lock:
             item = self._inbox.retract(seq)
             if item is not None:
@@ -446,15 +436,13 @@ class Outbox:
             return item is not None
 
     def serve(self, serial: int, head: int, *, ended: bool = False) -> None:
-        """Serve this reader with the batches from `head` on, or end it.
-
-        If another reader took some of them after the core decided, this reader asks to be served again.
-        """
+        """Serve this reader with the batches from `head` on, or end it."""
         with self._lock:
             reader = self._reader_of(serial)
             if reader is not None and ended:
                 reader.end = reader.first + reader.taken
             elif reader is not None and head != self._inbox.head:
+                # Another reader took some of them after the core decided: this one would begin in the midst.
                 self._ask_to_be_served(reader)
             elif reader is not None:
                 self._begin(reader)
@@ -478,10 +466,8 @@ class Outbox:
         self._served = reader
 
     def _settle(self) -> None:
-        """Correct the served reader's count by what was taken out.
-
-        A signal may have come after the reader counted a batch and before it took the batch.
-        """
+        """Correct the served reader's count by what was taken out."""
+        # A signal may have come after the reader counted a batch and before it took the batch.
         if self._served is not None:
             self._served.taken = self._inbox.head - self._served.first
 

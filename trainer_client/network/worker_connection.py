@@ -76,6 +76,7 @@ class WorkerConnection:
 
     def flush(self) -> bool:
         """Send the queued messages; if the connection is down, drop them and return False."""
+        # Dropped, not kept: the core then takes the connection for down, which voids the wants among them.
         queued, self._queued = self._queued, []
         try:
             if queued:
@@ -104,10 +105,8 @@ class WorkerConnection:
                 yield message, payload
 
     def _read_all(self, frames: Iterator[zmq.Frame]) -> Iterator[tuple[Message, memoryview | None]]:
-        """Yield the messages of one multipart message, each with its payload.
-
-        Frames after an invalid one are dropped, because any of them may be a payload.
-        """
+        """Yield the messages of a multipart message, each with its payload; drop the frames from an invalid one on."""
+        # What follows an invalid frame may be its payload, and a payload must not be read as a message.
         for frame in frames:
             try:
                 message = decode(frame.buffer)

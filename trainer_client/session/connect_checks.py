@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shared.errors import SettingsError
 from shared.wire.lease_work import MEASURE
-from trainer_client.core.workers.connections import MOST_REMOTE
+from trainer_client.core.workers.open_connections import MOST_REMOTE
 from trainer_client.session.call_checks import refused, text, whole
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import numpy as np
 from shared.errors import EndedError, SettingsError
 from shared.wire.parts import PIECE_BYTES
 from shared.wire.topics.result_messages import LONGEST_NAME, MOST_MEANS
-from trainer_client.core.events import ResultsTold
+from trainer_client.core.events import ResultsReported
 from trainer_client.session.call_checks import refused
 
 if TYPE_CHECKING:
@@ -81,7 +81,9 @@ class SharedResults:
         """
         told = _plain(values)
         self._log_left_out(values, told)
-        answer = self._receiver.tell_results(ResultsTold(0, epoch, step, rows, told, evaluation=evaluation), whole=wait)
+        answer = self._receiver.report_results(
+            ResultsReported(0, epoch, step, rows, told, evaluation=evaluation), whole=wait
+        )
         said = self._receiver.wait_for(answer, of_all=True) if wait else _wait_a_moment(answer)
         if said is None or not said.whole:
             return None
@@ -96,7 +98,7 @@ class SharedResults:
         until_s = time.monotonic() + patience_s
         gathered = MeansOfTrainers(means=dict(values), rows=rows, parts=1, trainers=1)
         while (left_s := until_s - time.monotonic()) > 0:
-            answer = self._receiver.tell_results(ResultsTold(0, epoch, 0, rows, _plain(values)), whole=True)
+            answer = self._receiver.report_results(ResultsReported(0, epoch, 0, rows, _plain(values)), whole=True)
             try:
                 said = self._receiver.wait_for(answer, timeout_s=left_s)
             except FutureTimeoutError:  # the coordinator is away
@@ -119,7 +121,7 @@ class SharedResults:
     def agree(self, value: float, *, epoch: int, step: int) -> float:
         """Return the mean of all ranks' values at this step, after waiting for all; it is no result of the run."""
         told = (("value", float(value)),)
-        answer = self._receiver.tell_results(ResultsTold(0, epoch, step, 1, told, aside=True), whole=True)
+        answer = self._receiver.report_results(ResultsReported(0, epoch, step, 1, told, aside=True), whole=True)
         ((_, mean),) = self._receiver.wait_for(answer, of_all=True).values
         assert mean is not None
         return mean
@@ -132,8 +134,8 @@ class SharedResults:
         summed = b""
         for part, start in enumerate(range(0, len(states), PIECE_BYTES)):
             piece = states[start : start + PIECE_BYTES]
-            told = ResultsTold(0, epoch, step, 1, (), aside=True, evaluation=run, part=1 + part, states=piece)
-            answer = self._receiver.wait_for(self._receiver.tell_results(told, whole=True), of_all=True)
+            told = ResultsReported(0, epoch, step, 1, (), aside=True, evaluation=run, part=1 + part, states=piece)
+            answer = self._receiver.wait_for(self._receiver.report_results(told, whole=True), of_all=True)
             if len(answer.states) != len(piece):
                 raise _other_metrics()
             summed += answer.states
@@ -148,7 +150,7 @@ class SharedResults:
         self._ended = (why, epoch, step)
         if together:
             return
-        _wait_a_moment(self._receiver.tell_results(ResultsTold(0, epoch, step, 0, (), why), whole=False))
+        _wait_a_moment(self._receiver.report_results(ResultsReported(0, epoch, step, 0, (), why), whole=False))
 
     def end_together(self, epoch: int) -> None:
         """Report the end of the run, as given to `end` or else at this epoch, and wait until all ranks have reached it.
@@ -156,7 +158,7 @@ class SharedResults:
         If the job is ended by order, stop waiting.
         """
         why, epoch, step = self._ended or ("training is done", epoch, 0)
-        answer = self._receiver.tell_results(ResultsTold(0, epoch, step, 0, (), why), whole=True)
+        answer = self._receiver.report_results(ResultsReported(0, epoch, step, 0, (), why), whole=True)
         with contextlib.suppress(EndedError):
             self._receiver.wait_for(answer, of_all=True)
 

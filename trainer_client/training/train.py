@@ -17,7 +17,7 @@ from shared.keys import ClientKeys
 from shared.quick_import import quick_import
 from shared.system.closed_places import refuse_closed
 from trainer_client.connecting import connect
-from trainer_client.network.first_word import wait_for_coordinator
+from trainer_client.network.coordinator_client import wait_for_coordinator
 from trainer_client.training.runs.lines import exported_line, strategy_line
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainer_client.core import instructions as i
-from trainer_client.core.failures import book_lost
+from trainer_client.core.feed_errors import book_lost
 
 if TYPE_CHECKING:
     from shared.wire.parts import BookMark, DoneSet
@@ -39,16 +39,15 @@ class KnownBook:
 
     def hear(self, mark: BookMark) -> bool:
         """Take in the mark of an answer; if it belongs to another book, end the feed and return False."""
+        # A journal that was deleted or replaced makes a new book, in which batches that are in our model are still to
+        # be done. Nobody could tell which, and to go on would train on them twice.
         if self.mark is not None and mark.identity != self.mark.identity:
-            self._end()
+            if not self.is_lost:  # the answers to two open messages may both tell it
+                self.is_lost = True
+                self._out.append(i.Fail(book_lost(self._stream, self._work, self._saved)))
             return False
         self.mark = mark
         return True
-
-    def _end(self) -> None:
-        if not self.is_lost:
-            self.is_lost = True
-            self._out.append(i.Fail(book_lost(self._stream, self._work, self._saved)))
 
     def note_saved(self, name: str) -> None:
         """Remember the name of the checkpoint that was written or restored, for the error about a lost book."""

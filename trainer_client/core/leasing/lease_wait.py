@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainer_client.core import instructions as i
-from trainer_client.core.failures import leases_withheld
+from trainer_client.core.feed_errors import leases_withheld
 
 if TYPE_CHECKING:
     from shared.wire import messages as m
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["LeaseWait"]
 
 #: How long to wait before the log mentions it: a coordinator that restarts takes a second or two.
-_SAYS_SO_AFTER_S = 5.0
+_WARN_AFTER_S = 5.0
 
 
 class LeaseWait:
@@ -32,11 +32,11 @@ class LeaseWait:
         self._out = out
         #: Since when an answer has been missing; None while no answer is waited for.
         self._since_s: float | None = None
-        self._is_said = self._has_failed = False
+        self._has_warned = self._has_failed = False
 
     def end(self) -> None:
         """End the wait, because an answer came or is not needed."""
-        self._since_s, self._is_said = None, False
+        self._since_s, self._has_warned = None, False
 
     def excuse(self, now_s: float) -> None:
         """Restart the wait: the trainer stalled, so it could not have heard an answer."""
@@ -51,8 +51,8 @@ class LeaseWait:
         if waited_s > self._patience_s and not self._has_failed:
             self._has_failed = True
             self._out.append(i.Fail(leases_withheld(self._stream, self._job, self._patience_s)))
-        elif waited_s > _SAYS_SO_AFTER_S and not self._is_said:
-            self._is_said = True
+        elif waited_s > _WARN_AFTER_S and not self._has_warned:
+            self._has_warned = True
             fields = {
                 "ends_in_s": round(self._patience_s - waited_s, 1),
                 "look_at": "`loader-server status`, the alerts StokerJournalLost and StokerJournalNotWritten, and the "

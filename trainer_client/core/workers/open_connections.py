@@ -95,10 +95,6 @@ class Connections:
         self.list.update(version, workers)
         self.top_up(now_s)
 
-    def note_failing(self, failing: m.Failing) -> None:
-        """Keep a worker's failure to begin to serve, for the error that ends the feed."""
-        self.list.note_failing(failing)
-
     def top_up(self, now_s: float) -> None:
         """Forget workers that are gone; connect to all workers on this host, and to others up to the bound."""
         self._forget_the_gone(now_s)
@@ -108,10 +104,10 @@ class Connections:
         self._top_up_remote(now_s)
 
     def _top_up_remote(self, now_s: float) -> None:
-        remote = [one for one in self if not one.local]
+        remote = [connection for connection in self if not connection.local]
         # Only useful connections count towards the bound. Useless ones stay open up to MOST_REMOTE, because their
         # workers may recover.
-        useful = sum(self._is_useful(one, now_s) for one in remote)
+        useful = sum(self._is_useful(connection, now_s) for connection in remote)
         most = MOST_REMOTE if self.in_need else min(self._settings.workers, MOST_REMOTE)
         if useful >= most:
             return
@@ -142,10 +138,14 @@ class Connections:
 
     def _make_room(self, remote: list[Connection], now_s: float) -> bool:
         """Close the connection that has been useless for the longest; return False if there is none to close."""
-        useless = [one for one in remote if not self._is_useful(one, now_s) and self._may_forget(one)]
+        useless = [
+            connection
+            for connection in remote
+            if not self._is_useful(connection, now_s) and self._may_forget(connection)
+        ]
         if not useless:
             return False
-        longest = min(useless, key=lambda one: one.since_s)
+        longest = min(useless, key=lambda connection: connection.since_s)
         self.list.give_up(longest.endpoint, self._describe(longest))
         remote.remove(longest)
         self._close(longest, now_s)
@@ -159,14 +159,19 @@ class Connections:
         """
         # A restarted coordinator's list is short until all workers have registered again, so being off the list alone
         # closes nothing.
-        cut = [one for one in self if one.state is ConnectionState.DOWN and one.endpoint not in self.list]
-        cut = [one for one in cut if self._may_forget(one)]
-        gone = [one for one in cut if self._is_gone(one, now_s)]
-        for one in gone:
-            self._close(one, now_s)
-        kept = sorted((one for one in cut if one not in gone), key=lambda one: one.since_s)
-        for one in kept[:-MOST_REMOTE]:
-            self._close(one, now_s)
+        cut = [
+            connection
+            for connection in self
+            if connection.state is ConnectionState.DOWN
+            and connection.endpoint not in self.list
+            and self._may_forget(connection)
+        ]
+        gone = [connection for connection in cut if self._is_gone(connection, now_s)]
+        kept = sorted(
+            (connection for connection in cut if connection not in gone), key=lambda connection: connection.since_s
+        )
+        for connection in [*gone, *kept[:-MOST_REMOTE]]:
+            self._close(connection, now_s)
 
     def _is_gone(self, connection: Connection, now_s: float) -> bool:
         worker = self._worker_of(connection)
@@ -196,11 +201,9 @@ class Connections:
         self._out.append(i.Close(connection.id))
 
     def _part(self, connection: Connection, worker: KnownWorker) -> None:
-        """Separate a worker from this connection, and bury it unless it might still write into a slot.
-
-        Another incarnation that answers at its endpoint proves nothing: the former one may be stopped, and write later.
-        So its lock is probed, and the proof comes as `LockGone`.
-        """
+        """Separate a worker from this connection, and bury it unless it might still write into a slot."""
+        # Another incarnation that answers at its endpoint proves nothing: the former one may be stopped, and write
+        # later. So its lock is probed, and the proof comes as `LockGone`.
         self._tickets.cut(worker, by_us=connection.state is ConnectionState.DOWN)
         connection.part()
         worker.part()
@@ -210,10 +213,8 @@ class Connections:
             self._bury(worker, crashed=not worker.in_good_order)
 
     def note_turned_away(self, connection_id: int, error: StokerError, now_s: float) -> None:
-        """Close this connection, because the worker refused us or cannot be reached; connect to another instead.
-
-        It costs no other connection: another job's worker may have come up at a reused address.
-        """
+        """Close this connection, because the worker refused us or cannot be reached; connect to another instead."""
+        # It costs no other connection, let alone the feed: another job's worker may have come up at a reused address.
         connection = self._by_id.get(connection_id)
         if connection is None:
             return
@@ -263,10 +264,8 @@ class Connections:
             self._greet(connection, now_s)
 
     def _greet(self, connection: Connection, now_s: float) -> None:
-        """Send Hello with a lock byte that no worker has locked yet.
-
-        Two incarnations must never share a byte: the lock of one would count as proof that the other is alive.
-        """
+        """Send Hello with a lock byte that no worker has locked yet."""
+        # Two incarnations must never share a byte: the lock of one would count as proof that the other is alive.
         if not connection.lock_byte:
             connection.offer(self._lock_bytes)
             self._lock_bytes += 1
@@ -275,28 +274,26 @@ class Connections:
         connection.greet_at(now_s + _HELLO_PAUSE_S)
         self._out.append(i.Greet(connection.id, connection.lock_byte))
 
-    def welcome(self, connection_id: int, came: m.Welcome, now_s: float, *, locked: bool) -> None:
-        """Note that the worker serves us; `locked` says that it holds the lock byte that was offered last.
-
-        A Hello is repeated until it is answered, so a second Welcome may come; the lock taken with the first one stays.
-        """
+    def welcome(self, connection_id: int, welcome: m.Welcome, now_s: float, *, locked: bool) -> None:
+        """Note that the worker serves us; `locked` says that it holds the lock byte that was offered last."""
+        # A Hello is repeated until it is answered, so a second Welcome may come; the lock taken with the first stays.
         connection = self._by_id.get(connection_id)
         if connection is None or connection.state is ConnectionState.DOWN:
             return  # the Welcome was sent before the connection was closed or broke
         former = self._worker_of(connection)
-        if former is not None and former.incarnation != came.incarnation:
+        if former is not None and former.incarnation != welcome.incarnation:
             self._part(connection, former)
-        worker = self._workers.get(came.incarnation) or self._get_to_know(came, now_s)
+        worker = self._workers.get(welcome.incarnation) or self._get_to_know(welcome, now_s)
         took_lock = locked and connection.lock_byte > 0  # otherwise this answers a repeated Hello
         lock_byte = connection.lock_byte if took_lock else worker.lock_byte
         # A worker may write into slots only while it holds a lock: the lock's end is the only proof of its death.
-        shared = came.shared and (locked or worker.in_slot)
+        shared = welcome.shared and (locked or worker.in_slot)
         worker.begin_to_serve(connection_id, shared=shared, lock_byte=lock_byte)
         connection.serve(worker.incarnation, self._timeout_s, now_s, shared=shared, locked=took_lock)
         self._tickets.note_arrival()
         self._tickets.hear(worker, now_s)
         way = "shared memory" if worker.in_slot else "TCP"
-        self._log("info", "worker serves us", worker=worker.name, by=way, reason=came.reason)
+        self._log("info", "worker serves us", worker=worker.name, by=way, reason=welcome.reason)
         self._note_served(connection.endpoint, worker.name)
 
     def _note_served(self, endpoint: str, name: str) -> None:
@@ -305,12 +302,12 @@ class Connections:
         if len(self._served) > _MOST_SERVED:
             del self._served[next(iter(self._served))]
 
-    def _get_to_know(self, came: m.Welcome, now_s: float) -> KnownWorker:
+    def _get_to_know(self, welcome: m.Welcome, now_s: float) -> KnownWorker:
         worker = KnownWorker(
-            incarnation=came.incarnation,
-            name=came.worker,
+            incarnation=welcome.incarnation,
+            name=welcome.worker,
             connection_id=None,
-            rank=self.list.rank(str(came.incarnation)),
+            rank=self.list.rank(str(welcome.incarnation)),
             in_slot=False,
             lock_byte=0,
             heard_s=now_s,
@@ -328,8 +325,10 @@ class Connections:
     def note_lock_gone(self, incarnation: int, now_s: float) -> None:
         """Bury this worker: its lock is gone, so it cannot write into any slot any more.
 
-        It may be alive and have released our memory only because it was cut off for long; then it is greeted again.
+        If it is alive after all, it is greeted again.
         """
+        # Only a lock that is gone proves a death: process numbers are reused, zombies answer signals, and a stopped
+        # process looks dead and writes later. The kernel drops the lock with its holder.
         worker = self._workers.get(incarnation)
         if worker is None:
             return
@@ -372,10 +371,8 @@ class Connections:
                 self._greet(connection, now_s)
 
     def _renew(self, connection: Connection, now_s: float) -> None:
-        """Replace a connection that has been up and silent for a heartbeat timeout, with back-off.
-
-        One side may have lost it without notice, as after the reboot of a switch; then both would wait for ever.
-        """
+        """Replace a connection that has been up and silent for a heartbeat timeout, with back-off."""
+        # One side may have lost it without notice, as after the reboot of a switch; then both would wait for ever.
         worker = self._worker_of(connection)
         heard_s = worker.heard_s if worker is not None else connection.since_s
         up = connection.state is not ConnectionState.DOWN
@@ -430,6 +427,8 @@ class Connections:
 
     def need(self, *, somebody: bool) -> None:
         """Set whether the head needs another worker; if not, workers that were given up may be tried again."""
+        # Up to the bound useless connections stay open, so a fleet whose first 32 workers refuse the head would never
+        # be searched to its end: in need those are given up for others, and tried again once the head is safe.
         self.in_need = somebody
         if not somebody:
             self.list.try_again()

@@ -14,7 +14,7 @@ from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.attached_stream import _PROBE_S
 from trainer_client.core.workers.connection import _NEXT, Connection, ConnectionState
-from trainer_client.core.workers.connections import _FIRST_LOCK_BYTE, _LAST_LOCK_BYTE, MOST_REMOTE
+from trainer_client.core.workers.open_connections import _FIRST_LOCK_BYTE, _LAST_LOCK_BYTE, MOST_REMOTE
 
 
 def opened(lone):
@@ -276,7 +276,7 @@ class TestGreeting:
         said = m.Welcome(
             worker="w1", incarnation=1, shared=True, reason="", float32="float32", compression="none", sealed_port=0
         )
-        lone.tell(e.WorkerSaid(lone.connection_id(1), said, payload=False))
+        lone.tell(e.WorkerSent(lone.connection_id(1), said, payload=False))
         assert not lone.wants()[0].in_slot
 
     @pytest.mark.fault(44)
