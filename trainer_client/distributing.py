@@ -78,8 +78,8 @@ def distribute(  # noqa: PLR0913 - a door for users: each is a keyword with a de
 
 def _restored(session: FeedSession, spec: Any) -> tf.data.Dataset:
     """Return the data set of a feed, with the structure that the user's data set has."""
-    values = values_of_element(session.fields)
-    fit = _as_here if session.producers == 1 else _as_it_came
+    values = values_of_element(session.spec.fields)
+    fit = _as_here if session.spec.producers == 1 else _as_it_came
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator] # TensorFlow has no types
     def whole(batch: Mapping[str, tf.Tensor]) -> Any:

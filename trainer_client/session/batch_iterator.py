@@ -1,4 +1,4 @@
-"""One pass over a feed, from where it was opened to the end of that epoch.
+"""One pass over a feed, from where it was opened to the end of that epoch; `Reading` is what users hold of it.
 
 Rules: taking batches does not move the cursor. Each batch is counted and timed: how long the consumer waited for it,
 and how long it took to make arrays of it. Where rows carry state, a pass that begins in mid-epoch begins with a reset.
@@ -7,12 +7,13 @@ and how long it took to make arrays of it. Where rows carry state, a pass that b
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from typing_extensions import Self
 
 from shared.wire.layout import RESET
 from trainer_client.network.outbox import Reader
+from trainer_client.session.call_checks import only_here
 from trainer_client.session.epoch_account import ReadTimes
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from trainer_client.network.receiver import Receiver
     from trainer_client.session.batch_maker import BatchMaker
     from trainer_client.session.epoch_account import Accounts
-    from trainer_client.session.lease_account import LeaseAccount
+    from trainer_client.session.trained_cursor import FeedCursor
 
-__all__ = ["BatchIterator"]
+__all__ = ["BatchIterator", "Reading"]
 
 
 class BatchIterator:
@@ -42,10 +43,10 @@ class BatchIterator:
         maker: BatchMaker,
         accounts: Accounts,
         start: Position,
-        leases: LeaseAccount | None = None,
+        cursor: FeedCursor,
     ) -> None:
         self.start = start
-        self._leases = leases
+        self._cursor = cursor
         self._receiver = receiver
         self._maker = maker
         self._accounts = accounts
@@ -60,7 +61,7 @@ class BatchIterator:
         began_s = time.perf_counter()
         item = self._take()
         taken_s = time.perf_counter()
-        batch = self._maker.make(item, self._leases)
+        batch = self._maker.make(item, self._cursor.settler(item.batch))
         self._forget_state(batch.get(RESET.key), 1)
         self._account([item], batch, began_s, taken_s)
         return batch
@@ -76,7 +77,7 @@ class BatchIterator:
         first = self._take()
         taken_s = time.perf_counter()
         alike = self._receiver.outbox.take_alike(self._reader, first, most - 1)
-        items = [first, *(item for item in alike if self._leases is None or self._leases.take(item))]
+        items = [first, *filter(self._cursor.take, alike)]
         arrays = self._maker.stack(items, {*keys, *self._accounts.keys})
         self._forget_state(arrays.get(RESET.key), len(items))
         self._account(items, arrays, began_s, taken_s)
@@ -84,18 +85,16 @@ class BatchIterator:
 
     def _take(self) -> Item:
         while (item := self._receiver.outbox.take(self._reader)) is not None:
-            if self._leases is None or self._leases.take(item):  # a batch whose lease was lost is skipped
+            if self._cursor.take(item):  # a batch whose lease was lost is skipped
                 return item
         # In queue mode an ended job ends readers like an epoch; only this error tells the two apart.
-        if self._leases is not None and self._receiver.outbox.ended is not None:
-            raise self._receiver.outbox.ended
+        self._cursor.refuse_ended()
         raise StopIteration
 
     def _forget_state(self, resets: Any, taken: int) -> None:
-        """Set `reset` in the first batches of a pass that starts in mid-epoch, one for each rank, if state is carried.
-
-        The model has no state from the batches before, which only the reader knows: a batch has the same bytes for all.
-        """
+        """Set `reset` in the first batch for each rank, of a pass that starts in mid-epoch, if state is carried."""
+        # The model has no state from the batches before, which only the reader knows: a batch has the same bytes for
+        # all.
         new = self._ranks.replicas - (self._reader.taken - taken)
         if self._carries and self.start.number and new > 0 and resets is not None:
             resets.reshape(taken, -1)[:new] = True
@@ -112,9 +111,77 @@ class BatchIterator:
         """Return how many batches were taken so far."""
         return self._reader.taken
 
+    @property
+    def rounds(self) -> int:
+        """Return how many whole rounds were taken so far."""
+        return self._reader.taken // self._ranks.replicas
+
     def close(self) -> None:
         """Stop early; the cursor stays where it is."""
         self._receiver.outbox.leave(self._reader)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Reading:
+    """One pass over a feed, from where it was opened to the end of that epoch; `Feed.open` makes one.
+
+    An iterator over batches that works in `with`. Asking for the next batch raises `LostError` if servers are lost,
+    `EndedError` if the job was ended, `WorldChangedError` in an elastic run whose trainers changed, and `ClosedError`
+    if the feed was closed.
+
+    Example:
+        >>> with feed.open() as reading:
+        ...     numbers = [batch.number for batch in reading]
+        >>> numbers == list(range(reading.rounds))
+        True
+    """
+
+    def __init__(self, batches: BatchIterator) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        return next(self._batches)
+
+    @property
+    def rounds(self) -> int:
+        """Return how many rounds were taken so far.
+
+        Returns:
+            A number from 0 on.
+
+        Example:
+            >>> reading = feed.open()
+            >>> batch = next(reading)
+            >>> reading.rounds
+            1
+        """
+        return self._batches.rounds
+
+    def close(self) -> None:
+        """Stop early; the cursor stays where it is.
+
+        Example:
+            >>> reading = feed.open()
+            >>> batch = next(reading)
+            >>> reading.close()
+            >>> feed.number
+            0
+        """
+        self._batches.close()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled."""
+        raise only_here("a reading")
 
     def __enter__(self) -> Self:
         return self

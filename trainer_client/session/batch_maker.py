@@ -7,7 +7,6 @@ consumer that holds nearly all slots is first asked to let go, and then given co
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from shared.wire.layout import Layout, Tensor
     from trainer_client.network.outbox import Item
     from trainer_client.network.receiver import Receiver
-    from trainer_client.session.lease_account import LeaseAccount
 
 __all__ = ["BatchMaker"]
 
@@ -42,11 +40,10 @@ class BatchMaker:
         self._receiver = receiver
         self._warned_of_copies = False
 
-    def make(self, item: Item, leases: LeaseAccount | None = None) -> Batch:
-        """Return the batch in this item's slot; in queue mode its outcome is reported to `leases`."""
+    def make(self, item: Item, settle: Callable[..., None] | None = None) -> Batch:
+        """Return the batch in this item's slot; `settle`, in queue mode, reports its outcome."""
         layout = self._layout_of(item)
         data = self._bytes_of(item, layout)
-        settle = None if leases is None else partial(leases.settle, item.batch)
         return Batch(layout.arrays(data), data, item.header, settle, self._receiver)
 
     def _layout_of(self, item: Item) -> Layout:

@@ -111,13 +111,13 @@ class Accounts:
 
     def __init__(self, fields: Iterable[Field]) -> None:
         self.counts = ReadCounts()
-        known = {one.key: one for one in fields}
+        known = {field.key: field for field in fields}
         # Bytes of one step along the padded axis. Fields without lengths of their own are left out: the marks beside a
         # packed key.
         self._step_bytes = {
-            key: np.dtype(one.dtype).itemsize * math.prod(axis or 1 for axis in one.shape[1:])
-            for key, one in known.items()
-            if one.padded and f"{key}_length" in known
+            key: np.dtype(field.dtype).itemsize * math.prod(axis or 1 for axis in field.shape[1:])
+            for key, field in known.items()
+            if field.padded and f"{key}_length" in known
         }
         #: The keys of a batch that `count_read` needs.
         self.keys = frozenset(f"{key}_length" for key in self._step_bytes)
@@ -176,10 +176,8 @@ class Accounts:
         epoch.padded_bytes += space * row_bytes
 
     def _note_untrained(self, batch: tuple[int, int], rows: int) -> None:
-        """Note a batch that is not trained on yet; of too many, merge the oldest into the next one of its epoch.
-
-        This bounds memory when nobody counts steps; after reading that far ahead only sums matter.
-        """
+        """Note a batch that is not trained on yet; of too many, merge the oldest into the next one of its epoch."""
+        # This bounds memory when nobody counts steps; after reading that far ahead only sums matter.
         self._untrained[batch] = rows
         if len(self._untrained) > _MOST_UNTRAINED:
             oldest, following = itertools.islice(self._untrained, 2)
@@ -194,14 +192,22 @@ class Accounts:
         if account is not None:
             account.step_wait_s = (account.step_wait_s or 0.0) + wait_s
 
+    def count_phase(self, phase: str, seconds: float) -> None:
+        """Add the training loop's time in one of PHASES."""
+        self.counts.phases_s[phase] += seconds
+
+    def count_retraces(self, traces: int) -> None:
+        """Add to the count of steps that were traced in the midst of training."""
+        self.counts.retraces += traces
+
     def count_trained(self, epoch: int, number: int, rounds: int = 1, *, stop: float = math.inf) -> None:
         """Count rounds as trained on: the epoch's batches from `number` to `stop` (excluded).
 
         Rounds of an epoch that is closed, or of which nothing was read, do not count.
         """
-        for one in list(self._untrained):  # a copy, because a reader in another thread may be adding more
-            if one[0] == epoch and number <= one[1] < stop:
-                self.counts.trained_rows += self._untrained.pop(one, 0)
+        for batch in list(self._untrained):  # a copy, because a reader in another thread may be adding more
+            if batch[0] == epoch and number <= batch[1] < stop:
+                self.counts.trained_rows += self._untrained.pop(batch, 0)
         account = self._epochs.get(epoch)
         if account is not None:
             self.counts.rounds += rounds
@@ -220,10 +226,10 @@ class Accounts:
     def close(self, epoch: int) -> EpochAccount | None:
         """Forget this epoch, which is over, and all earlier ones; return its account, or None if nothing was read."""
         account = self._epochs.get(epoch)
-        for old in [one for one in list(self._epochs) if one <= epoch]:  # a reader may be adding the next epoch
+        for old in [known for known in list(self._epochs) if known <= epoch]:  # a reader may be adding the next epoch
             del self._epochs[old]
-        for one in [one for one in list(self._untrained) if one[0] <= epoch]:
-            self._untrained.pop(one, 0)
+        for batch in [untrained for untrained in list(self._untrained) if untrained[0] <= epoch]:
+            self._untrained.pop(batch, 0)
         return account
 
 

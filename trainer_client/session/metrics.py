@@ -46,7 +46,7 @@ STEP_WAIT = _trainer.counter(
 )
 PHASE_TIME = _trainer.counter(
     "stoker_phase_seconds_total",
-    "What the training loop did besides waiting for data, where it says so (trainer-client train and FeedCheckpoint "
+    "What the training loop did besides waiting for data, where it reports it (trainer-client train and FeedCheckpoint "
     "do). warm_up: tracing the step for all shapes. step: training. checkpoint: writing checkpoints.",
     "checkpoint above a few per cent: save less often (--save-every). warm_up: fewer shapes.",
     ("stream", "phase"),
@@ -207,14 +207,18 @@ def trainer_samples(receiver: Receiver, maker: BatchMaker, accounts: Accounts) -
 
 def _wants(stream: AttachedStream, name: str) -> Iterator[MetricSamples]:
     wants, answers = stream.wants, stream.answers
-    yield MetricSamples.one(ASKED, wants.asked, name)
-    yield MetricSamples.one(ASKED_AGAIN, wants.asked_again, name)
-    yield MetricSamples.one(HEDGED, wants.hedged, name)
-    yield MetricSamples.one(STALE_BATCHES, answers.stale, name)
-    yield MetricSamples.one(REJECTED, answers.rejected, name)
-    yield MetricSamples.one(LOST_WANTS, answers.lost_on_the_way, name)
-    yield MetricSamples.one(RETRACTED, wants.retracted, name)
-    yield MetricSamples.one(SUSPECTED, stream.tickets.suspected, name)
+    numbers = {
+        ASKED: wants.asked,
+        ASKED_AGAIN: wants.asked_again,
+        HEDGED: wants.hedged,
+        STALE_BATCHES: answers.stale,
+        REJECTED: answers.rejected,
+        LOST_WANTS: answers.lost_on_the_way,
+        RETRACTED: wants.retracted,
+        SUSPECTED: stream.tickets.suspected,
+    }
+    for metric, number in numbers.items():
+        yield MetricSamples.one(metric, number, name)
 
 
 def _waits(counts: ReadCounts, stream: str) -> Iterator[MetricSamples]:
