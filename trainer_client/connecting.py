@@ -26,8 +26,7 @@ from trainer_client.session.call_checks import (
     seconds,
     whole,
 )
-from trainer_client.session.feed_session import ElasticMember, FeedSession
-from trainer_client.session.metrics_settings import MetricsSettings
+from trainer_client.session.feed_session import ElasticMember, FeedSession, MetricsSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from shared.bad_limit import BadLimit
 from shared.wire import messages as m
-from shared.wire.refusals import error_of
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.asking.answers import Answers
@@ -140,7 +139,7 @@ class AttachedStream:
             self.wants.extend(self.sharing.extend(room, now_s))
         self.questions.tick(self.connections.serving(), now_s)
 
-    def take(self, event: e.Event, now_s: float) -> None:  # noqa: C901, PLR0912 - a table of events
+    def take(self, event: e.Event, now_s: float) -> None:
         """Handle an event that concerns the stream or its workers; raise AssertionError for any other event."""
         match event:
             case e.Took():
@@ -160,14 +159,8 @@ class AttachedStream:
                 self.results.report(event, now_s)
             case e.QuestionAsked():
                 self.questions.ask(event.question, now_s)
-            case e.ConnectionUp():
-                self.connections.note_up(event.connection_id, now_s)
-            case e.ConnectionDown():
-                self.connections.note_down(event.connection_id, now_s)
-            case e.ConnectionFailed():
-                self.connections.note_turned_away(event.connection_id, event.error, now_s)
-            case e.GreetingFailed():
-                self.connections.note_greeting_failed(event.connection_id, now_s)
+            case e.ConnectionUp() | e.ConnectionDown() | e.ConnectionFailed() | e.GreetingFailed():
+                self.connections.take(event, now_s)
             case e.LockGone():
                 self.connections.note_lock_gone(event.incarnation, now_s)
             case _:  # about leases, or a saved checkpoint; lockstep refuses the former
@@ -205,19 +198,17 @@ class AttachedStream:
 
     def hear_worker(self, event: e.WorkerSent, now_s: float) -> bool:
         """Handle a worker's message; return False if it was not expected, or the connection serves no worker."""
-        message, connection_id = event.message, event.connection_id
-        match message:
-            case m.Welcome():
-                self.connections.welcome(connection_id, message, now_s, locked=bool(event.payload))
-            case m.Refused():
-                error = error_of(message, f"worker on connection {connection_id}")
-                self.connections.note_turned_away(connection_id, error, now_s)
-            case m.EpochAnswer() | m.NameAnswer():
-                self._on_answer(message, now_s)
+        match event.message:
+            case m.Welcome() | m.Refused():
+                self.connections.take(event, now_s)
+            case m.EpochAnswer() | m.NameAnswer() as answer:
+                self.questions.answer(answer)
+                if isinstance(answer, m.EpochAnswer):
+                    self.sharing.learn(answer.epoch, answer.group, answer.batches, now_s)
             case _:
                 # Only these four reach a worker's books. After a cut the connection serves nobody until its Welcome, so
                 # what was still on its way is a stray then.
-                worker = self.connections.worker_at(connection_id)
+                worker = self.connections.worker_at(event.connection_id)
                 return worker is not None and self._hear_known(worker, event, now_s)
         return True
 
@@ -245,11 +236,6 @@ class AttachedStream:
             self.connections.greet_again(worker.connection_id, now_s)
         elif unbuilt.code == "draining":
             self.connections.drain(worker.connection_id, now_s)
-
-    def _on_answer(self, answer: m.EpochAnswer | m.NameAnswer, now_s: float) -> None:
-        self.questions.answer(answer)
-        if isinstance(answer, m.EpochAnswer):
-            self.sharing.learn(answer.epoch, answer.group, answer.batches, now_s)
 
     def _on_checked(self, event: e.Checked, now_s: float) -> None:
         worker = self.connections.worker_at(event.connection_id)

@@ -19,6 +19,7 @@ __all__ = [
     "AttachAsked",
     "Checked",
     "ConnectionDown",
+    "ConnectionEvent",
     "ConnectionFailed",
     "ConnectionUp",
     "CoordinatorAway",
@@ -253,6 +254,8 @@ class TakenBack:
     won: bool
 
 
+ConnectionEvent = ConnectionUp | ConnectionDown | ConnectionFailed | GreetingFailed
+
 Event = (
     AttachAsked
     | Opened
@@ -269,10 +272,7 @@ Event = (
     | ResultsReported
     | CoordinatorSent
     | CoordinatorAway
-    | ConnectionUp
-    | ConnectionDown
-    | ConnectionFailed
-    | GreetingFailed
+    | ConnectionEvent
     | WorkerSent
     | Checked
     | LockGone

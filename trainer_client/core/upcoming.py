@@ -186,21 +186,17 @@ class Course:
         """Return the next batch; None while `missing` a size, or if the lap to repeat is empty."""
         while True:
             if self._lap_batches is None:
-                if self.missing() is not None or (self._repeats and self._is_at_the_end()):
+                if self.missing() is not None:
                     return None
+                if self._repeats and self._at.number >= self._known[self._at.epoch, self._at.group]:
+                    return None  # the lap is empty, and to repeat it would never end
                 self._lap_batches = self._batches_of_lap()
             batch = next(self._lap_batches, None)
             if batch is not None:
                 return batch
-            self._finish_lap()
-
-    def _is_at_the_end(self) -> bool:
-        return self._at.number >= self._known[self._at.epoch, self._at.group]
-
-    def _finish_lap(self) -> None:
-        self._lap += 1
-        self._lap_batches = None
-        self._at = self._start if self._repeats else Position(self._at.epoch + 1, 0, self._next_group)
+            self._lap += 1
+            self._lap_batches = None
+            self._at = self._start if self._repeats else Position(self._at.epoch + 1, 0, self._next_group)
 
     def _batches_of_lap(self) -> Iterator[UpcomingBatch]:
         """Yield the batches of one lap, each only once the next is known, so that the last can be marked."""

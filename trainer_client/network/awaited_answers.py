@@ -24,34 +24,23 @@ class AwaitedAnswers:
 
     def __init__(self) -> None:
         self._serials = itertools.count(1)
-        self._attaching: dict[int, Future[m.Attached]] = {}
-        #: By the serial of a request that is neither of those beside: it is known by nothing else.
         self._answers: dict[int, Future[Any]] = {}
-        #: By the serial of a report of results: whether to wait for all ranks, and the future.
-        self._results: dict[int, tuple[bool, Future[m.Aggregate]]] = {}
+        #: Serials of reports of results whose callers wait until the answer covers all ranks.
+        self._for_all_ranks: set[int] = set()
         self._questions: dict[m.Message, list[Future[Any]]] = {}
 
     # --- for consumers ---
 
-    def expect(self) -> tuple[int, Future[Any]]:
-        """Return the serial and the future of a new request."""
-        serial, answer = next(self._serials), Future[Any]()
-        self._answers[serial] = answer
-        return serial, answer
+    def expect(self, *, of_all: bool = False) -> tuple[int, Future[Any]]:
+        """Return the serial and the future of a new request.
 
-    def expect_attached(self) -> tuple[int, Future[m.Attached]]:
-        """Return the serial and the future of a new request to attach."""
-        serial, answer = next(self._serials), Future[Any]()
-        self._attaching[serial] = answer
-        return serial, answer
-
-    def expect_results(self, *, whole: bool) -> tuple[int, Future[m.Aggregate]]:
-        """Return the serial and the future of a new report of results.
-
-        With `whole` the future is resolved by the answer that covers all ranks, otherwise by the first one.
+        Of a report of results, the future is resolved by the first answer, or with `of_all` by the one that covers all
+        ranks.
         """
         serial, answer = next(self._serials), Future[Any]()
-        self._results[serial] = (whole, answer)
+        self._answers[serial] = answer
+        if of_all:
+            self._for_all_ranks.add(serial)
         return serial, answer
 
     def expect_answer(self, question: m.Message) -> Future[Any]:
@@ -62,23 +51,24 @@ class AwaitedAnswers:
 
     # --- for the receive thread ---
 
+    def take(self, serial: int) -> Future[Any] | None:
+        """Remove and return the future of a request, for the caller to resolve; None if it is not open.
+
+        It may be closed already: a coordinator that repeats an answer cannot know that the first one arrived.
+        """
+        self._for_all_ranks.discard(serial)
+        return self._answers.pop(serial, None)
+
     def answer(self, serial: int, content: object) -> None:
         """Resolve the request with this serial, if it is open."""
-        # It may be closed: a coordinator that repeats an answer cannot know that the first one arrived.
-        answer = self._answers.pop(serial, None)
+        answer = self.take(serial)
         if answer is not None:
             answer.set_result(content)
 
-    def take_attached(self, serial: int) -> Future[m.Attached] | None:
-        """Remove and return the future of a request to attach, for the caller to resolve; None if there is none."""
-        return self._attaching.pop(serial, None)
-
     def answer_results(self, aggregate: m.Aggregate) -> None:
         """Resolve a report of results, unless its caller waits for all ranks and the answer covers only some."""
-        whole, answer = self._results.get(aggregate.serial, (False, None))
-        if answer is not None and (aggregate.whole or not whole):
-            del self._results[aggregate.serial]
-            answer.set_result(aggregate)
+        if aggregate.whole or aggregate.serial not in self._for_all_ranks:
+            self.answer(aggregate.serial, aggregate)
 
     def answer_question(self, question: m.Message, content: object) -> None:
         """Resolve all futures of this question to workers."""
@@ -86,14 +76,15 @@ class AwaitedAnswers:
             answer.set_result(content)
 
     def fail(self, error: BaseException) -> None:
-        """Raise this error in callers that attach or wait for results, because no answer will come.
+        """Raise this error in callers that wait for an answer to a request, because none will come.
 
-        Callers with other questions look at the feed's error themselves while they wait (`Receiver.wait_for`).
+        Callers with questions to workers look at the feed's error themselves while they wait (`Receiver.wait_for`).
         """
-        for answer in [*self._attaching.values(), *(answer for _, answer in self._results.values())]:
-            answer.set_exception(error)
-        self._attaching.clear()
-        self._results.clear()
+        # Taken out one by one: a caller that gives up and asks again may add a request meanwhile.
+        for serial in list(self._answers):
+            answer = self.take(serial)
+            if answer is not None:
+                answer.set_exception(error)
 
 
 class SilentWait:

@@ -135,7 +135,7 @@ class Receiver:
     def attach(self, cursor: Cursor | None, done: DoneSet | None = None) -> Attached:
         """Attach (again) at a cursor, or in queue mode with a done-set; raise LostError after `connect_timeout_s`."""
         refuse_unsendable(attach_request(self.settings.core, cursor, done), "restore" if cursor or done else "connect")
-        serial, answer = self._answers.expect_attached()
+        serial, answer = self._answers.expect()
         self.outbox.tell(e.AttachAsked(serial, cursor, done))
         try:
             return self._wait_for_coordinator(answer)
@@ -172,10 +172,10 @@ class Receiver:
 
     def settle_end(self, *, done: bool) -> None:
         """Report that the work after training is done, or failed; return when this is on the coordinator's disk."""
-        answer = self._request(functools.partial(e.EndSettled, done=done))
+        answer: Future[bool] = self._request(functools.partial(e.EndSettled, done=done))
         self._wait_answered(answer, "the coordinator to note that the work after training is done")
 
-    def _request(self, event: Callable[[int], e.Event]) -> Future[Any]:
+    def _request(self, event: Callable[[int], e.Event]) -> Future[_T]:
         """Report the event made with a new serial; return the future of its answer."""
         # The future is there before the event: the answer could overtake it otherwise, and be dropped.
         serial, answer = self._answers.expect()
@@ -185,7 +185,7 @@ class Receiver:
     def report_results(self, results: e.ResultsReported, *, whole: bool) -> Future[m.Aggregate]:
         """Report results; return the future of the first answer, or with `whole` of the one about all ranks."""
         refuse_unsendable(results_message(self.settings.core, results), "results")
-        serial, answer = self._answers.expect_results(whole=whole)
+        serial, answer = self._answers.expect(of_all=whole)
         self.outbox.tell(replace(results, serial=serial))
         return answer
 
@@ -396,7 +396,7 @@ class Receiver:
             self.log.warning("connection to the coordinator cannot be made anew", error=str(error))
 
     def _answer_attach(self, order: i.AnswerAttach) -> None:
-        answer = self._answers.take_attached(order.serial)
+        answer = self._answers.take(order.serial)
         if answer is None:
             return  # the feed failed in this turn, and the caller got that error
         if isinstance(order.answer, BaseException):

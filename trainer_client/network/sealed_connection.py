@@ -110,7 +110,11 @@ class SealedConnection:
         """Replace the connection under the same identity; if that fails, log it and try again at each Pong."""
         former = self.socket
         try:
-            self.socket = self._connect() if self._port else None
+            self.socket = (
+                connect_sealed_dealer(self._context, at_port(self._endpoint, self._port), self._identity)
+                if self._port
+                else None
+            )
         except zmq.ZMQError as error:  # perhaps no descriptor is left
             self._connected_port = 0
             Log("trainer").warning("no connection for payloads yet", worker=self._endpoint, error=str(error))
@@ -118,9 +122,6 @@ class SealedConnection:
         self._connected_port = self._port
         if former is not None:
             former.close(linger=0)
-
-    def _connect(self) -> zmq.Socket[bytes]:
-        return connect_sealed_dealer(self._context, at_port(self._endpoint, self._port), self._identity)
 
     def read(self, now_s: float) -> Iterator[tuple[Pushed, SealedPayload]]:
         """Yield the headers that have arrived, each with its payload; drop and count what the key does not open."""

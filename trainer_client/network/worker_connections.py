@@ -88,7 +88,7 @@ class WorkerConnections:
             self._spoken_to.discard(connection_id)
             # Counters must never fall, so those of a closed connection stay in the totals.
             self._garbage += connection.count_garbage()
-            self._fallbacks += connection.count_fallbacks()
+            self._fallbacks += connection.sealed.fallbacks
             connection.close()
 
     def renew(self, order: i.Renew) -> Iterator[e.Event]:
@@ -135,8 +135,8 @@ class WorkerConnections:
             if connection.monitor in ready:
                 for up in connection.read_changes():
                     yield e.ConnectionUp(connection_id) if up else e.ConnectionDown(connection_id)
-            if connection.sealed is not None and connection.sealed.socket in ready:
-                for message, payload in connection.read_sealed(now_s):
+            if connection.sealed.socket in ready:
+                for message, payload in connection.sealed.read(now_s):
                     yield e.WorkerSent(connection_id, message, payload)
             if connection.socket in ready:
                 for message, raw in connection.read(now_s):
@@ -172,7 +172,7 @@ class WorkerConnections:
             shared=self._memory.offer(order.lock_byte) if core.shared_memory else None,
             verify=core.verify,
             yields=core.verifies,
-            seal=connection.sealed.make_seal() if connection.sealed is not None else None,
+            seal=connection.sealed.make_seal() if self._keys is not None else None,
         )
         connection.queue(hello)
         if not connection.flush():
@@ -221,7 +221,7 @@ class WorkerConnections:
 
     def count_fallbacks(self) -> int:
         """Return how many batches came by a connection for messages although sealed payloads have their own."""
-        return self._fallbacks + sum(connection.count_fallbacks() for connection in list(self._connections.values()))
+        return self._fallbacks + sum(connection.sealed.fallbacks for connection in list(self._connections.values()))
 
     def close_all(self) -> None:
         """Close all connections."""

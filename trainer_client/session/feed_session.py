@@ -10,31 +10,65 @@ know sockets or TensorFlow, and nothing that it imports knows the `Feed` in fron
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.errors import SettingsError, WorldChangedError
+from shared.metrics.listening import Listening, ListeningWords, listening_of
 from trainer_client.core.events import Saved
 from trainer_client.core.slot_states import SlotState
 from trainer_client.network.receiver import Receiver
 from trainer_client.network.world_places import wait_for_place
 from trainer_client.session.batch_iterator import BatchIterator
 from trainer_client.session.batch_maker import BatchMaker
+from trainer_client.session.call_checks import whole
 from trainer_client.session.epoch_account import Accounts
 from trainer_client.session.lease_account import LeaseAccount, only_in_lockstep
-from trainer_client.session.metrics_settings import NO_METRICS, MetricsSettings
 from trainer_client.session.shared_results import SharedResults
 from trainer_client.session.trained_cursor import TrainedCursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from shared.errors import EndedError
     from trainer_client.network.receiver import ReceiverSettings
 
-__all__ = ["ElasticMember", "FeedSession"]
+__all__ = ["ElasticMember", "FeedSession", "MetricsSettings"]
+
+_WORDS = ListeningWords(listen="metrics_listen", file="metrics_token =", insecure="metrics_insecure = True")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsSettings:
+    """The address to serve metrics at (None: nowhere), and the folder to announce it in."""
+
+    listening: Listening | None = None
+    targets: str | Path | None = None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        port: int | None,
+        listen: str | None,
+        token: str | Path | None,
+        insecure: bool,
+        targets: str | Path | None,
+    ) -> MetricsSettings:
+        """Return the settings for these arguments of `connect`; NO_METRICS if neither port nor address is given.
+
+        Raise SettingsError for an invalid port or address, or if anyone beyond this host could read without a token.
+        """
+        if port is None and not listen:
+            return NO_METRICS
+        port = 0 if port is None else whole(port, "metrics_port", "connect", most=2**16 - 1)
+        file = Path(token) if token is not None else None
+        return cls(listening=listening_of(listen or "", port, file, insecure=insecure, words=_WORDS), targets=targets)
+
+
+NO_METRICS = MetricsSettings()
 
 
 class FeedSession:

@@ -188,7 +188,7 @@ class LeaseAccount(FeedCursor):
         epoch = plan_epoch(self._spec.work, start.epoch)
         batches = self._receiver.ask_batches(epoch, start.group)
         self._log_epoch(epoch, batches, start.epoch)
-        # Whoever evaluates only a part of an evaluation must not take its mean for that of the whole.
+        # A user who evaluates only a part must not take its mean for the mean of the whole evaluation.
         if self._spec.work == "evaluate" and not self._is_named and self._settled < batches:
             self._receiver.log.warning(
                 "only a share of the evaluation was read here, others read the rest: a mean over it is that of a share",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from shared.wire import messages as m
 from shared.wire.parts import Failure
 from trainer_client.core import instructions as i
-from trainer_client.core.leasing.lease_wait import LeaseWait
+from trainer_client.core.leasing.known_book import LeaseWait
 
 if TYPE_CHECKING:
     from shared.wire.parts import Lease

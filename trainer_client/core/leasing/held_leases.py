@@ -9,7 +9,7 @@ Rules, each from an interleaving that failed without it:
 - A new reader gets the batches again that were taken and not settled, as in lockstep, where reading moves nothing.
 - Batches of an older generation are not reported: they are not in the model that was restored.
 - A named evaluation has a lease table of its own, of which nothing is known before its first answer.
-- A reader without upcoming batches waits for an answer no longer than `lease_wait` allows.
+- A reader without upcoming batches waits for an answer no longer than `LeaseWait` allows.
 - Once the coordinator has another book (`known_book`), nothing more is sent: the feed has ended.
 Pure.
 """
@@ -23,7 +23,7 @@ from shared.wire import messages as m
 from shared.wire.lease_work import MOST_LEASES, plan_epoch
 from shared.wire.parts import Failure
 from trainer_client.core import instructions as i
-from trainer_client.core.leasing.lease_wait import LeaseWait
+from trainer_client.core.leasing.known_book import LeaseWait
 from trainer_client.core.leasing.metric_states import DoneLeases, NamedEvaluation
 from trainer_client.core.upcoming import Entry, Position, Upcoming, UpcomingBatch
 
@@ -299,7 +299,7 @@ class HeldLeases:
     def decide(self, now_s: float) -> None:
         """End a reader whose epoch has no batches left, and send the message that is due.
 
-        A reader that has no upcoming batch while a message is open waits for leases, which `lease_wait` bounds.
+        A reader that has no upcoming batch while a message is open waits for leases, which `LeaseWait` bounds.
         """
         if self._book.is_lost:
             return

@@ -20,6 +20,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shared.wire import messages as m
+from shared.wire.refusals import error_of
+from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.workers.connection import SERVING, Connection, ConnectionState
 from trainer_client.core.workers.known_workers import KnownWorker
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from shared.errors import StokerError
-    from shared.wire import messages as m
     from shared.wire.parts import WorkerAddress
     from trainer_client.core.settings import CoreSettings
     from trainer_client.core.upcoming import Upcoming
@@ -212,12 +214,9 @@ class Connections:
         else:
             self._bury(worker, crashed=not worker.in_good_order)
 
-    def note_turned_away(self, connection_id: int, error: StokerError, now_s: float) -> None:
+    def _turn_away(self, connection: Connection, error: StokerError, now_s: float) -> None:
         """Close this connection, because the worker refused us or cannot be reached; connect to another instead."""
         # It costs no other connection, let alone the feed: another job's worker may have come up at a reused address.
-        connection = self._by_id.get(connection_id)
-        if connection is None:
-            return
         self.list.note_turned_away(connection.endpoint, error)
         self._log("warning", "connection to a worker is closed", worker=connection.endpoint, error=str(error))
         self._close(connection, now_s)
@@ -225,36 +224,45 @@ class Connections:
 
     # --- what happens to a connection ---
 
-    def note_up(self, connection_id: int, now_s: float) -> None:
-        """Note that the connection is up, and send Hello."""
-        connection = self._by_id.get(connection_id)
+    def take(self, event: e.ConnectionEvent | e.WorkerSent, now_s: float) -> None:
+        """Handle what happened to a connection, or a Welcome or Refused that came; ignore it if it is closed by now."""
+        connection = self._by_id.get(event.connection_id)
         if connection is None:
             return
+        match event:
+            case e.ConnectionUp():
+                self._note_up(connection, now_s)
+            case e.ConnectionDown():
+                self._note_down(connection, now_s)
+            case e.WorkerSent(message=m.Welcome() as welcome):
+                self._welcome(connection, welcome, now_s, locked=bool(event.payload))
+            case e.WorkerSent(message=m.Refused() as refusal):
+                self._turn_away(connection, error_of(refusal, f"worker on connection {connection.id}"), now_s)
+            case e.ConnectionFailed():
+                self._turn_away(connection, event.error, now_s)
+            case e.GreetingFailed():
+                # The connection is up but does not take messages yet: Hello is tried again soon.
+                if connection.state is ConnectionState.GREETING:
+                    connection.greet_at(now_s + _NOT_YET_S)
+
+    def _note_up(self, connection: Connection, now_s: float) -> None:
+        """Note that the connection is up, and send Hello."""
         if connection.state is not ConnectionState.DOWN:  # it broke and came back before we noticed
-            self.note_down(connection_id, now_s)
+            self._note_down(connection, now_s)
         connection.move("up", now_s)
         self._greet(connection, now_s)
 
-    def note_down(self, connection_id: int, now_s: float, *, by_us: bool = False) -> None:
+    def _note_down(self, connection: Connection, now_s: float, *, by_us: bool = False) -> None:
         """Note that the connection is down, with everything on its way; probe the lock of a worker writing in place.
 
         `by_us`: we replaced the connection, so the cut is no sign that a batch killed the worker.
         """
-        connection = self._by_id.get(connection_id)
-        if connection is None:
-            return
         connection.go_down(now_s)
         worker = self._worker_of(connection)
         if worker is not None:
             self._tickets.cut(worker, by_us=by_us)
             if worker.in_slot:
                 self._out.append(i.Probe(worker.incarnation, worker.lock_byte))
-
-    def note_greeting_failed(self, connection_id: int, now_s: float) -> None:
-        """Try Hello again soon: the connection is up, but does not take messages yet."""
-        connection = self._by_id.get(connection_id)
-        if connection is not None and connection.state is ConnectionState.GREETING:
-            connection.greet_at(now_s + _NOT_YET_S)
 
     def greet_again(self, connection_id: int, now_s: float) -> None:
         """Send Hello again, because the worker does not know us; if the connection is down, do nothing."""
@@ -274,12 +282,11 @@ class Connections:
         connection.greet_at(now_s + _HELLO_PAUSE_S)
         self._out.append(i.Greet(connection.id, connection.lock_byte))
 
-    def welcome(self, connection_id: int, welcome: m.Welcome, now_s: float, *, locked: bool) -> None:
+    def _welcome(self, connection: Connection, welcome: m.Welcome, now_s: float, *, locked: bool) -> None:
         """Note that the worker serves us; `locked` says that it holds the lock byte that was offered last."""
         # A Hello is repeated until it is answered, so a second Welcome may come; the lock taken with the first stays.
-        connection = self._by_id.get(connection_id)
-        if connection is None or connection.state is ConnectionState.DOWN:
-            return  # the Welcome was sent before the connection was closed or broke
+        if connection.state is ConnectionState.DOWN:
+            return  # the Welcome was sent before the connection broke
         former = self._worker_of(connection)
         if former is not None and former.incarnation != welcome.incarnation:
             self._part(connection, former)
@@ -288,7 +295,7 @@ class Connections:
         lock_byte = connection.lock_byte if took_lock else worker.lock_byte
         # A worker may write into slots only while it holds a lock: the lock's end is the only proof of its death.
         shared = welcome.shared and (locked or worker.in_slot)
-        worker.begin_to_serve(connection_id, shared=shared, lock_byte=lock_byte)
+        worker.begin_to_serve(connection.id, shared=shared, lock_byte=lock_byte)
         connection.serve(worker.incarnation, self._timeout_s, now_s, shared=shared, locked=took_lock)
         self._tickets.note_arrival()
         self._tickets.hear(worker, now_s)
@@ -380,7 +387,7 @@ class Connections:
             return
         if connection.is_renewed(_LONGEST_RENEWAL * self._timeout_s, now_s):
             self._log("info", "connection to a silent worker is made anew", worker=connection.endpoint)
-            self.note_down(connection.id, now_s, by_us=True)
+            self._note_down(connection, now_s, by_us=True)
             self._out.append(i.Renew(connection.id))
 
     def probe(self) -> bool:
