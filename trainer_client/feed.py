@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from typing_extensions import Self
 
-from trainer_client.session.batch_iterator import Reading
 from trainer_client.session.call_checks import only_here, refused, seconds, whole
 from trainer_client.session.shared_results import refuse_unsendable_results
 from trainer_client.tf.element_structure import ElementStructure
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from shared.wire.layout import BucketShape
     from trainer_client.batch import Batch
+    from trainer_client.session.batch_iterator import Reading
     from trainer_client.session.feed_session import FeedSession
     from trainer_client.tf.element_structure import Keys
 
@@ -128,7 +128,7 @@ class Feed:
             >>> first.number, feed.number
             (0, 1)
         """
-        return Reading(self._session.open())
+        return self._session.open()
 
     def interrupt(self, error: BaseException) -> None:
         """Raise an error in whoever waits for a batch, now or later; may be called from any thread.

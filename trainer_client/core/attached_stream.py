@@ -136,7 +136,7 @@ class AttachedStream:
     def _extend(self, now_s: float) -> None:
         room = self.upcoming.head + self.wants.prefetch - self.upcoming.end
         if room > 0:
-            self.wants.extend(self.sharing.extend(room, now_s))
+            self.tickets.extend(self.sharing.extend(room, now_s))
         self.questions.tick(self.connections.serving(), now_s)
 
     def take(self, event: e.Event, now_s: float) -> None:

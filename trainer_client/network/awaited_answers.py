@@ -80,11 +80,9 @@ class AwaitedAnswers:
 
         Callers with questions to workers look at the feed's error themselves while they wait (`Receiver.wait_for`).
         """
-        # Taken out one by one: a caller that gives up and asks again may add a request meanwhile.
-        for serial in list(self._answers):
-            answer = self.take(serial)
-            if answer is not None:
-                answer.set_exception(error)
+        answers, self._answers = list(self._answers.values()), {}
+        for answer in answers:
+            answer.set_exception(error)
 
 
 class SilentWait:

@@ -9,6 +9,7 @@ another one after each call.
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import time
 from dataclasses import dataclass
@@ -149,12 +150,13 @@ def wait_for_coordinator(endpoint: str, keys: ClientKeys | None, timeout_s: floa
 
 
 def _first_answer(client: CoordinatorClient, endpoint: str, timeout_s: float) -> m.Message:
-    began_s, has_warned, silence = time.monotonic(), False, Silence()
-    while (waited_s := time.monotonic() - began_s) < timeout_s:
-        if waited_s > WARN_AFTER_S and not has_warned:
-            has_warned = True
+    began_s, silence = time.monotonic(), Silence()
+    warn_s = began_s + WARN_AFTER_S
+    while (now_s := time.monotonic()) < began_s + timeout_s:
+        if now_s > warn_s:
+            warn_s = math.inf
             Log("trainer").warning("no coordinator answers yet: it goes on asking", endpoint=endpoint)
-        if silence.lose_patience(time.monotonic(), _SILENT_S):
+        if silence.lose_patience(now_s, _SILENT_S):
             client.renew()
         client.send(m.StatusQuery())
         if client.socket.poll(int(1000 * _PAUSE_S)):

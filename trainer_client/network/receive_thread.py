@@ -46,6 +46,9 @@ class TakesTurns(Protocol):
     def fail(self, error: BaseException, /) -> None:
         """End the feed with this error."""
 
+    def lose_thread(self) -> None:
+        """Make every later call raise, because this is a forked child."""
+
 
 class Wires:
     """The sockets and memory that the thread owns from `open` to `close`; other threads may call `end`, and read."""
@@ -165,17 +168,10 @@ def run_turns(held: weakref.ref[TakesTurns], wires: Wires) -> None:
 # --- forked children ---
 
 
-class HasThread(Protocol):
-    """An object that loses its thread in a forked child."""
-
-    def lose_thread(self) -> None:
-        """Make every later call raise."""
+_watched: weakref.WeakSet[TakesTurns] = weakref.WeakSet()
 
 
-_watched: weakref.WeakSet[HasThread] = weakref.WeakSet()
-
-
-def watch_forks(owner: HasThread) -> None:
+def watch_forks(owner: TakesTurns) -> None:
     """Call `owner.lose_thread` in each child forked from now on, as long as the owner exists (a weak reference)."""
     _register_once()
     _watched.add(owner)

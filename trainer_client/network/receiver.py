@@ -254,9 +254,9 @@ class Receiver:
                 if time.monotonic() >= until_s:
                     raise
             self.outbox.raise_if_over()
-            if of_all and self.outbox.ended is not None and self.outbox.parted:
-                raise self.outbox.ended
             if of_all:
+                if self.outbox.ended is not None and self.outbox.parted:
+                    raise self.outbox.ended
                 self.refuse_lost()
                 silence.look(self.core.attachment.heard_s, _LOOK_S, self.settings.endpoint)
 
@@ -338,9 +338,34 @@ class Receiver:
             events = [*events, *self.outbox.read_facts()]
         return events
 
-    # --- answers to consumers, and orders about the feed ---
+    # --- orders about consumers and the feed ---
 
     def _pass_on(self, order: i.Instruction) -> None:
+        match order:
+            case i.Offer():
+                self.memory.note_written(order.slot, order.header.nbytes)
+                self._offers.append(order)
+            case i.Serve():
+                self._flush_offers()
+                self.outbox.serve(order.reader, order.head, ended=order.ended)
+            case i.Restart():
+                self._flush_offers()  # offers of this turn are dropped there as well, and handed back like the rest
+                self.outbox.restart(order.reader, order.head)
+            case i.EndReading():
+                self.log.info("job was ended", at_once=order.at_once, last=order.last)
+                self.outbox.end(order.error, at_once=order.at_once, last=order.last, parted=not order.waits)
+            case i.WakeFor():
+                self.outbox.wake_for_room, self.outbox.wake_for_slots = order.room, order.slots
+            case i.Fail():
+                self.fail(order.error)
+            case i.HangUp():
+                self._wires.end()
+            case i.WriteLog():
+                getattr(self.log, order.level)(order.event, **order.fields)
+            case _:
+                self._answer(order)
+
+    def _answer(self, order: i.Instruction) -> None:
         match order:
             case i.AnswerState():
                 self._answers.answer(order.serial, order.done)
@@ -352,14 +377,6 @@ class Receiver:
                 self._answers.answer_results(order.answer)
             case i.AnswerQuestion():
                 self._answers.answer_question(order.question, order.answer)
-            case i.WakeFor():
-                self.outbox.wake_for_room, self.outbox.wake_for_slots = order.room, order.slots
-            case i.Fail():
-                self.fail(order.error)
-            case i.HangUp():
-                self._wires.end()
-            case i.WriteLog():
-                getattr(self.log, order.level)(order.event, **order.fields)
             case _:
                 raise AssertionError(f"{order} is carried out by nothing")
 
@@ -407,10 +424,6 @@ class Receiver:
             self.outbox.furthest = NOTHING_READ
             answer.set_result(order.answer)
 
-    def _end_reading(self, order: i.EndReading) -> None:
-        self.log.info("job was ended", at_once=order.at_once, last=order.last)
-        self.outbox.end(order.error, at_once=order.at_once, last=order.last, parted=not order.waits)
-
     def _stand_still(self, _order: i.StandStill) -> None:
         epoch, number = self.outbox.stand_still()
         core = self.settings.core
@@ -425,33 +438,17 @@ class Receiver:
         if self.settings.core.shared_memory and not self.memory.shareable:
             self.log.warning("batches come by TCP", reason=self.memory.why_not_shared)
 
-    def _offer(self, order: i.Offer) -> None:
-        self.memory.note_written(order.slot, order.header.nbytes)
-        self._offers.append(order)
-
     def _flush_offers(self) -> None:
         if self._offers:
             self.outbox.offer(self._offers)
             self._offers = []
 
-    def _serve(self, order: i.Serve) -> None:
-        self._flush_offers()
-        self.outbox.serve(order.reader, order.head, ended=order.ended)
-
-    def _restart(self, order: i.Restart) -> None:
-        self._flush_offers()  # offers of this turn are dropped there as well, and handed back like the rest
-        self.outbox.restart(order.reader, order.head)
-
     _own_orders: ClassVar[dict[type, Callable[..., None]]] = {
         i.SendProgress: _send_progress,
         i.RenewCoordinator: _renew_coordinator,
         i.AnswerAttach: _answer_attach,
-        i.EndReading: _end_reading,
         i.StandStill: _stand_still,
         i.MakeSlots: _make_slots,
-        i.Offer: _offer,
-        i.Serve: _serve,
-        i.Restart: _restart,
     }
     _worker_orders: ClassVar[dict[type, Callable[..., Iterator[e.Event]]]] = {
         i.Open: WorkerConnections.open,

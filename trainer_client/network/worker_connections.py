@@ -61,9 +61,6 @@ class WorkerConnections:
         self._garbage = self._fallbacks = 0
         self._log = Log("trainer", stream=spec.stream)
 
-    def __len__(self) -> int:
-        return len(self._connections)
-
     # --- making and ending ---
 
     def open(self, order: i.Open) -> Iterator[e.Event]:
@@ -136,8 +133,8 @@ class WorkerConnections:
                 for up in connection.read_changes():
                     yield e.ConnectionUp(connection_id) if up else e.ConnectionDown(connection_id)
             if connection.sealed.socket in ready:
-                for message, payload in connection.sealed.read(now_s):
-                    yield e.WorkerSent(connection_id, message, payload)
+                for header, payload in connection.sealed.read(now_s):
+                    yield e.WorkerSent(connection_id, header, payload)
             if connection.socket in ready:
                 for message, raw in connection.read(now_s):
                     yield e.WorkerSent(connection_id, message, self._look_at(connection, message, raw))

@@ -1,4 +1,4 @@
-"""One pass over a feed, from where it was opened to the end of that epoch; `Reading` is what users hold of it.
+"""One pass over a feed, from where it was opened to the end of that epoch; users hold it as a `Reading`.
 
 Rules: taking batches does not move the cursor. Each batch is counted and timed: how long the consumer waited for it,
 and how long it took to make arrays of it. Where rows carry state, a pass that begins in mid-epoch begins with a reset.
@@ -34,8 +34,19 @@ if TYPE_CHECKING:
 __all__ = ["BatchIterator", "Reading"]
 
 
-class BatchIterator:
-    """Iterator over the batches from `start` to the end of its epoch."""
+class Reading:
+    """One pass over a feed, from where it was opened to the end of that epoch; `Feed.open` makes one.
+
+    An iterator over batches that works in `with`. Asking for the next batch raises `LostError` if servers are lost,
+    `EndedError` if the job was ended, `WorldChangedError` in an elastic run whose trainers changed, and `ClosedError`
+    if the feed was closed.
+
+    Example:
+        >>> with feed.open() as reading:
+        ...     numbers = [batch.number for batch in reading]
+        >>> numbers == list(range(reading.rounds))
+        True
+    """
 
     def __init__(
         self,
@@ -45,7 +56,6 @@ class BatchIterator:
         start: Position,
         cursor: FeedCursor,
     ) -> None:
-        self.start = start
         self._cursor = cursor
         self._receiver = receiver
         self._maker = maker
@@ -66,6 +76,82 @@ class BatchIterator:
         self._account([item], batch, began_s, taken_s)
         return batch
 
+    @property
+    def rounds(self) -> int:
+        """Return how many rounds were taken so far.
+
+        Returns:
+            A number from 0 on.
+
+        Example:
+            >>> reading = feed.open()
+            >>> batch = next(reading)
+            >>> reading.rounds
+            1
+        """
+        return self._reader.taken // self._ranks.replicas
+
+    def close(self) -> None:
+        """Stop early; the cursor stays where it is.
+
+        Example:
+            >>> reading = feed.open()
+            >>> batch = next(reading)
+            >>> reading.close()
+            >>> feed.number
+            0
+        """
+        self._receiver.outbox.leave(self._reader)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled."""
+        raise only_here("a reading")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _take(self) -> Item:
+        while (item := self._receiver.outbox.take(self._reader)) is not None:
+            if self._cursor.take(item):  # a batch whose lease was lost is skipped
+                return item
+        # In queue mode an ended job ends readers like an epoch; only this error tells the two apart.
+        self._cursor.refuse_ended()
+        raise StopIteration
+
+    def _forget_state(self, resets: Any, taken: int) -> None:
+        """Set `reset` in the first batch for each rank, of a pass that starts in mid-epoch, if state is carried."""
+        # The model has no state from the batches before, which only the reader knows: a batch has the same bytes for
+        # all.
+        new = self._ranks.replicas - (self._reader.taken - taken)
+        if self._carries and self._reader.start.number and new > 0 and resets is not None:
+            resets.reshape(taken, -1)[:new] = True
+
+    def _account(self, items: Sequence[Item], arrays: Mapping[str, Any], began_s: float, taken_s: float) -> None:
+        conversion_s = time.perf_counter() - taken_s
+        times = ReadTimes(at_s=taken_s, wait_s=taken_s - began_s, conversion_s=conversion_s)
+        self._accounts.count_read([item.header for item in items], arrays, times)
+        if self._accounts.counts.step_wait_s is None:  # waits that a training loop reports take precedence
+            self._receiver.standing.waited_s = self._accounts.counts.wait_s
+
+
+class BatchIterator(Reading):
+    """A reading with what frameworks need of it; `start` is where it began."""
+
+    @property
+    def start(self) -> Position:
+        """Return where the reading began."""
+        return self._reader.start
+
+    @property
+    def taken(self) -> int:
+        """Return how many batches were taken so far."""
+        return self._reader.taken
+
     def take_stacked(self, keys: Collection[str], most: int) -> dict[str, NDArray[np.generic]]:
         """Wait for the next batch; return its arrays of these keys, stacked with those of batches of the same shape.
 
@@ -82,111 +168,3 @@ class BatchIterator:
         self._forget_state(arrays.get(RESET.key), len(items))
         self._account(items, arrays, began_s, taken_s)
         return arrays
-
-    def _take(self) -> Item:
-        while (item := self._receiver.outbox.take(self._reader)) is not None:
-            if self._cursor.take(item):  # a batch whose lease was lost is skipped
-                return item
-        # In queue mode an ended job ends readers like an epoch; only this error tells the two apart.
-        self._cursor.refuse_ended()
-        raise StopIteration
-
-    def _forget_state(self, resets: Any, taken: int) -> None:
-        """Set `reset` in the first batch for each rank, of a pass that starts in mid-epoch, if state is carried."""
-        # The model has no state from the batches before, which only the reader knows: a batch has the same bytes for
-        # all.
-        new = self._ranks.replicas - (self._reader.taken - taken)
-        if self._carries and self.start.number and new > 0 and resets is not None:
-            resets.reshape(taken, -1)[:new] = True
-
-    def _account(self, items: Sequence[Item], arrays: Mapping[str, Any], began_s: float, taken_s: float) -> None:
-        conversion_s = time.perf_counter() - taken_s
-        times = ReadTimes(at_s=taken_s, wait_s=taken_s - began_s, conversion_s=conversion_s)
-        self._accounts.count_read([item.header for item in items], arrays, times)
-        if self._accounts.counts.step_wait_s is None:  # waits that a training loop reports take precedence
-            self._receiver.standing.waited_s = self._accounts.counts.wait_s
-
-    @property
-    def taken(self) -> int:
-        """Return how many batches were taken so far."""
-        return self._reader.taken
-
-    @property
-    def rounds(self) -> int:
-        """Return how many whole rounds were taken so far."""
-        return self._reader.taken // self._ranks.replicas
-
-    def close(self) -> None:
-        """Stop early; the cursor stays where it is."""
-        self._receiver.outbox.leave(self._reader)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class Reading:
-    """One pass over a feed, from where it was opened to the end of that epoch; `Feed.open` makes one.
-
-    An iterator over batches that works in `with`. Asking for the next batch raises `LostError` if servers are lost,
-    `EndedError` if the job was ended, `WorldChangedError` in an elastic run whose trainers changed, and `ClosedError`
-    if the feed was closed.
-
-    Example:
-        >>> with feed.open() as reading:
-        ...     numbers = [batch.number for batch in reading]
-        >>> numbers == list(range(reading.rounds))
-        True
-    """
-
-    def __init__(self, batches: BatchIterator) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Batch:
-        return next(self._batches)
-
-    @property
-    def rounds(self) -> int:
-        """Return how many rounds were taken so far.
-
-        Returns:
-            A number from 0 on.
-
-        Example:
-            >>> reading = feed.open()
-            >>> batch = next(reading)
-            >>> reading.rounds
-            1
-        """
-        return self._batches.rounds
-
-    def close(self) -> None:
-        """Stop early; the cursor stays where it is.
-
-        Example:
-            >>> reading = feed.open()
-            >>> batch = next(reading)
-            >>> reading.close()
-            >>> feed.number
-            0
-        """
-        self._batches.close()
-
-    def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled."""
-        raise only_here("a reading")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -28,7 +28,6 @@ __all__ = [
     "refuse_work",
     "refused",
     "seconds",
-    "text",
     "whole",
 ]
 
@@ -71,13 +70,6 @@ def seconds(value: Any, name: str, where: str, *, may_be_zero: bool = False) -> 
     return float(value)
 
 
-def text(value: Any, name: str, where: str) -> str:
-    """Return the value if it is a string."""
-    if not isinstance(value, str):
-        raise refused(f"{name}, a string", value, where)
-    return value
-
-
 def fields_of_state(state: Any, names: tuple[str, ...], where: str) -> Mapping[str, Any]:
     """Return a state from a checkpoint, if it is a mapping with all these names."""
     if not isinstance(state, Mapping):
@@ -117,8 +109,8 @@ def refuse_numbers(**numbers: int | None) -> None:
 def refuse_texts(**texts: str | None) -> None:
     """Raise SettingsError for a value that is no string; None is allowed except for the endpoint and the stream."""
     for name, value in texts.items():
-        if value is not None or name in ("endpoint", "stream"):
-            text(value, name, "connect")
+        if not isinstance(value, str) and (value is not None or name in ("endpoint", "stream")):
+            raise refused(f"{name}, a string", value, "connect")
 
 
 def refuse_work(work: str | None) -> None:

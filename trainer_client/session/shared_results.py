@@ -132,9 +132,8 @@ class SharedResults:
 
     def agree(self, value: float, *, epoch: int, step: int) -> float:
         """Return the mean of all ranks' values at this step, after waiting for all; it is no result of the run."""
-        report = ResultsReported(0, epoch, step, 1, (("value", float(value)),), aside=True)
-        answer = self._receiver.report_results(report, whole=True)
-        ((_, mean),) = self._receiver.wait_for(answer, of_all=True).values
+        aggregate = self._wait_whole(ResultsReported(0, epoch, step, 1, (("value", float(value)),), aside=True))
+        ((_, mean),) = aggregate.values
         assert mean is not None
         return mean
 
@@ -150,9 +149,14 @@ class SharedResults:
             report = ResultsReported(
                 0, epoch, step, 1, (), aside=True, evaluation=self._run, part=1 + part, states=piece
             )
-            answer = self._receiver.wait_for(self._receiver.report_results(report, whole=True), of_all=True)
+            answer = self._wait_whole(report)
             if len(answer.states) != len(piece):
-                raise _other_metrics()
+                raise SettingsError(
+                    expected="the same metrics on all ranks",
+                    got="metrics whose states differ in size",
+                    where="evaluation",
+                    remedy="Give all processes the same model and the same metrics, in the same order.",
+                )
             summed += answer.states
         return summed
 
@@ -174,16 +178,11 @@ class SharedResults:
         """
         # The first to finish would otherwise end the world of the others in their last step.
         why, epoch, step = self._ended or ("training is done", self._cursor.at.epoch, 0)
-        answer = self._receiver.report_results(ResultsReported(0, epoch, step, 0, (), why), whole=True)
         with contextlib.suppress(EndedError):
-            self._receiver.wait_for(answer, of_all=True)
+            self._wait_whole(ResultsReported(0, epoch, step, 0, (), why))
 
-
-def _other_metrics() -> SettingsError:
-    return SettingsError(
-        expected="the same metrics on all ranks", got="metrics whose states differ in size", where="evaluation",
-        remedy="Give all processes the same model and the same metrics, in the same order.",
-    )  # fmt: skip
+    def _wait_whole(self, report: ResultsReported) -> Aggregate:
+        return self._receiver.wait_for(self._receiver.report_results(report, whole=True), of_all=True)
 
 
 def _wait_a_moment(answer: Future[Aggregate]) -> Aggregate | None:

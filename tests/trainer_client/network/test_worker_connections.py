@@ -103,12 +103,12 @@ def test_sockets_are_polled_as_long_as_they_are_open(ends):
     ends.open(1)
     ends.open(2)
     first = ends.polled()[:2]
-    assert len(ends.connections) == 2
+    assert len(ends.connections._connections) == 2
     assert len(ends.polled()) == 4
     assert list(ends.connections.close(i.Close(1))) == []
     assert all(socket.closed for socket in first)
     assert len(ends.polled()) == 2
-    assert len(ends.connections) == 1
+    assert len(ends.connections._connections) == 1
     assert list(ends.connections.close(i.Close(1))) == []  # nobody there
     assert list(ends.connections.close(i.Close(2))) == []
     assert ends.polled() == []
@@ -146,7 +146,7 @@ def test_nonsense_for_an_endpoint_is_told_and_leaves_nothing(ends, context, endp
     assert failed.connection_id == LINK
     assert isinstance(failed.error, StokerError)
     assert str(failed.error) == words
-    assert len(ends.connections) == 0
+    assert len(ends.connections._connections) == 0
     assert ends.polled() == []
     assert all(socket.closed for socket in context._sockets)
 
@@ -164,7 +164,7 @@ def test_a_connection_that_cannot_be_made_anew_fails_alone(sealed_ends, context)
     assert failed.connection_id == LINK
     assert isinstance(failed.error, StokerError)
     assert ends.polled() == []
-    assert len(ends.connections) == 0
+    assert len(ends.connections._connections) == 0
     assert ends.connections.count_garbage() == 1
     assert list(ends.connections.flush()) == []
     assert list(ends.connections.close(i.Close(LINK))) == []

@@ -111,13 +111,11 @@ class Answers:
     def _drop(self, worker: KnownWorker, ticket: Ticket) -> None:
         """Free the slot and ticket of a batch that is no longer needed."""
         self.stale += 1
-        self._slots.release(ticket)
-        self._tickets.close(worker, ticket)
+        self._tickets.free(worker, ticket)
 
     def _reject(self, worker: KnownWorker, ticket: Ticket) -> None:
         self.rejected += 1
-        self._slots.release(ticket)
-        _, entry = self._tickets.close(worker, ticket)
+        _, entry = self._tickets.free(worker, ticket)
         if entry is not None:
             entry.refuse(worker.incarnation, wrong_bytes(worker.name, entry.batch))
 
@@ -157,9 +155,8 @@ class Answers:
         self._tickets.hear(worker, now_s)
         if ticket not in worker.asks:  # a refusal and a Cancel may cross
             return
-        self._slots.release(ticket)
         oldest = next(iter(worker.asks)) == ticket
-        ask, entry = self._tickets.close(worker, ticket)
+        ask, entry = self._tickets.free(worker, ticket)
         in_hand_s = worker.in_hand_s(ask, now_s)
         # Only the oldest want is certain to have been in hand; the others may have been waiting behind it.
         if in_hand_s > worker.service_s and oldest:
@@ -198,8 +195,7 @@ class Answers:
         for ticket, ask in list(worker.asks.items()):
             if ask.after_ping < pong.number and ticket not in held and not ask.arrived:
                 self.lost_on_the_way += 1
-                self._slots.release(ticket)
-                self._tickets.close(worker, ticket)
+                self._tickets.free(worker, ticket)
         worker.note_list()
         if worker.connection_id is not None:
             void = (ticket for ticket in pong.tickets if ticket not in worker.asks)

@@ -89,10 +89,6 @@ class Wants:
 
     # --- the sequence of batches ---
 
-    def extend(self, seqs: range) -> None:
-        """Add these batches, of which no worker has been asked for any."""
-        self._tickets.extend(seqs)
-
     def refocus(self) -> None:
         """Cancel every open want, because the sequence was redirected to other batches."""
         # The tickets stay open until the workers answer: one may be writing into its slot at this moment.
@@ -264,8 +260,10 @@ class Wants:
         if now_s - latest_s < max(self._settings.hedge_floor_s, 3 * self._answers.usual_answer_s):
             return
         worker = least_busy(self._live, entry, usual_pace_s(self._live), now_s)
-        ticket = self._lend_slot_for(head) if worker is not None else None
-        if worker is not None and ticket is not None:
+        if worker is None:
+            return
+        ticket = self._lend_slot_for(head)
+        if ticket is not None:
             entry.hedge()
             self.hedged += 1
             self._send(head, worker, ticket, now_s)

@@ -327,7 +327,7 @@ class HeldLeases:
             self._out.append(i.Serve(self._reader[0], self._upcoming.head, ended=True))
 
     def _has_to_say(self, now_s: float) -> bool:
-        is_news = bool(self._done or self._failed or self._returned or self._states_asked) or self._is_called
+        is_news = any((self._done, self._failed, self._returned, self._states_asked, self._is_called))
         is_news |= self._evaluation is not None and self._evaluation.asked is not None
         is_hungry = now_s >= self._poll_s and self._wanted() > len(self._held)
         in_hand = self._in_hand()

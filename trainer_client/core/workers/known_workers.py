@@ -181,7 +181,7 @@ class KnownWorker:
 
     def is_live(self, now_s: float) -> bool:
         """Return whether it may be sent a want now."""
-        return not (self.silent or self.takes_no_wants or now_s < self.busy_until_s)
+        return self.may_be_asked and now_s >= self.busy_until_s
 
     def could_write(self) -> bool:
         """Return whether it holds tickets for writing into slots in place."""

@@ -84,9 +84,6 @@ class Connections:
         #: Names of workers that served us, by endpoint, the latest last; some may be off the list and gone by now.
         self._served: dict[str, str] = {}
 
-    def __len__(self) -> int:
-        return len(self._by_id)
-
     def __iter__(self) -> Iterator[Connection]:
         return iter(self._by_id.values())
 
@@ -396,7 +393,7 @@ class Connections:
         for worker in self._workers.values():
             if worker.in_slot and (worker.silent or worker.takes_no_wants or worker.connection_id is None):
                 self._out.append(i.Probe(worker.incarnation, worker.lock_byte))
-                writers = writers or worker.could_write()
+                writers |= worker.could_write()
         return writers
 
     def due_s(self) -> float:

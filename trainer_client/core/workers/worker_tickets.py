@@ -103,8 +103,7 @@ class WorkerTickets:
         `suspicious` blames their batches for the worker's death, except those that a cut has blamed already.
         """
         for ticket in tickets:
-            self._slots.release(ticket)
-            ask, entry = self.close(worker, ticket)
+            ask, entry = self.free(worker, ticket)
             if entry is not None and suspicious and not ask.blamed:
                 entry.blame()
 
@@ -140,6 +139,11 @@ class WorkerTickets:
             entry.take_ticket_back(worker.incarnation)
             self.reopen(ask.seq, entry)
         return ask, entry
+
+    def free(self, worker: KnownWorker, ticket: Ticket) -> tuple[Ask, Entry | None]:
+        """Free the ticket's slot, into which nobody can write any more, and `close` the ticket."""
+        self._slots.release(ticket)
+        return self.close(worker, ticket)
 
     def reopen(self, seq: int, entry: Entry) -> None:
         """Add this batch to `unasked` if no live worker has it in hand."""

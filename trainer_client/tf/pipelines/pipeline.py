@@ -43,7 +43,7 @@ class _ConsumerContext(TrainersContext):
     """Context of a trainer: the marker returns the feed."""
 
     def __init__(self, session: FeedSession, device: str, *, in_rounds: bool) -> None:
-        spec = session.receiver.spec
+        spec = session.spec
         super().__init__(
             dataset_name=spec.stream,
             base_dataset=samples_dataset(spec.base_fields),
@@ -73,7 +73,7 @@ def make(
     if not session.spec.producers:
         raise SettingsError(
             expected='a stream with source = "pipeline"',
-            got=f"{session.receiver.spec.stream}, whose batches the planner makes",
+            got=f"{session.spec.stream}, whose batches the planner makes",
             where=where,
             remedy="Use feed.dataset(…), or make the stream a pipeline in the job file.",
         )

@@ -145,7 +145,7 @@ class Judged:
 def sums_of(session: FeedSession, judged: Judged) -> EvaluationSums:
     """Return the sums for this stream, by how trainers share it: leases, ranks in lockstep, or one process."""
     if session.cursor.names_evaluations:
-        version = f"{judged.version} {judged.epoch} {judged.step} {session.receiver.spec.plan_digest}"
+        version = f"{judged.version} {judged.epoch} {judged.step} {session.spec.plan_digest}"
         return LeasedSums(session, label=judged.label, version=version)
     if session.cursor.goes_in_step:
         return RankSums(session, epoch=judged.epoch, step=judged.step)

@@ -176,7 +176,7 @@ def _name_is_taken(outputs: dict[str, Any]) -> DataError:
 
 
 def _described(order: PredictOrder, feed: Feed) -> dict[str, Any]:
-    spec, group = feed._session.receiver.spec, feed._session.cursor.at.group
+    spec, group = feed._session.spec, feed._session.cursor.at.group
     return {
         "model": order.module.full_name,
         "parameters": dict(order.module.parameters),
