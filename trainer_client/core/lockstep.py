@@ -85,7 +85,7 @@ class Lockstep:
         self._questions.ask(query, now_s)
 
     def take(self, event: Event, now_s: float) -> None:
-        """Ignore that a checkpoint was saved; fail on any other event, because it is about leases."""
+        """Ignore that a checkpoint was saved; raise AssertionError for any other event, because it is about leases."""
         assert isinstance(event, Saved), f"{event} in lockstep"
 
     def receive(self, message: m.Leases | m.Recalled, now_s: float) -> bool:

@@ -111,7 +111,7 @@ class Entry:
         self.header, self.slot = header, slot
 
     def retract(self) -> None:
-        """Note that the batch was taken back before a consumer took it, so that it will be asked for again."""
+        """Note that the batch, which must have arrived, was taken back unread, so that it will be asked for again."""
         assert self.header is not None
         self.header, self.slot = None, -1
 

@@ -163,15 +163,24 @@ class Receiver:
         return self._wait_answered(self._request(e.StateAsked), "the coordinator to say what is done")
 
     def ask_sums(self) -> i.AnswerSums:
-        """Return the sums over all batches of the named evaluation, once the coordinator has this trainer's reports."""
+        """Return the sums over all batches of the named evaluation, once the coordinator has this trainer's reports.
+
+        Raise LostError if it does not answer within `lost_timeout_s`.
+        """
         return self._wait_answered(self._request(e.SumsAsked), "the coordinator to tell the sums of an evaluation")
 
     def ask_end(self) -> bool:
-        """Wait, in queue mode, until the work after training is leased to us (True), or done by another (False)."""
+        """Wait, in queue mode, until the work after training is leased to us (True), or done by another (False).
+
+        Raise LostError if the coordinator is silent for `lost_timeout_s`.
+        """
         return self.wait_for(self._request(e.EndAsked), of_all=True)
 
     def settle_end(self, *, done: bool) -> None:
-        """Report that the work after training is done, or failed; return when this is on the coordinator's disk."""
+        """Report that the work after training is done, or failed; return when this is on the coordinator's disk.
+
+        Raise LostError if the coordinator does not answer within `lost_timeout_s`.
+        """
         answer: Future[bool] = self._request(functools.partial(e.EndSettled, done=done))
         self._wait_answered(answer, "the coordinator to note that the work after training is done")
 
@@ -190,7 +199,10 @@ class Receiver:
         return answer
 
     def ask_batches(self, epoch: int, group: int) -> int:
-        """Return how many batches an epoch has; ask the workers if that is not known yet."""
+        """Return how many batches an epoch has; ask the workers if that is not known yet.
+
+        Raise LostError if none answers within `lost_timeout_s`.
+        """
         known = self.stream.upcoming.epochs.get((epoch, group))
         if known is not None:
             return known

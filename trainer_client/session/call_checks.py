@@ -50,7 +50,10 @@ _LIMITS = 2
 
 
 def whole(value: Any, name: str, where: str, *, least: int = 0, most: int = 2**48) -> int:
-    """Return a whole number from `least` to `most` as int; numpy's integers are allowed, booleans are not."""
+    """Return a whole number from `least` to `most` as int; raise SettingsError for any other value.
+
+    numpy's integers are allowed, booleans are not.
+    """
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -63,7 +66,10 @@ def whole(value: Any, name: str, where: str, *, least: int = 0, most: int = 2**4
 
 
 def seconds(value: Any, name: str, where: str, *, may_be_zero: bool = False) -> float:
-    """Return a time in seconds as float: above 0, or at least 0 if it `may_be_zero`; infinity is allowed."""
+    """Return a time in seconds as float: above 0, or at least 0 if it `may_be_zero`; infinity is allowed.
+
+    Raise SettingsError for any other value.
+    """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or math.isnan(value) or value < 0 or (value == 0 and not may_be_zero):
         raise refused(f"{name}, seconds {'of at least' if may_be_zero else 'above'} 0", value, where)
@@ -71,7 +77,7 @@ def seconds(value: Any, name: str, where: str, *, may_be_zero: bool = False) -> 
 
 
 def fields_of_state(state: Any, names: tuple[str, ...], where: str) -> Mapping[str, Any]:
-    """Return a state from a checkpoint, if it is a mapping with all these names."""
+    """Return a state from a checkpoint; raise SettingsError unless it is a mapping with all these names."""
     if not isinstance(state, Mapping):
         raise refused("what state() returned", state, where)
     missing = [name for name in names if name not in state]

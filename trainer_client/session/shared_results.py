@@ -131,7 +131,10 @@ class SharedResults:
             )
 
     def agree(self, value: float, *, epoch: int, step: int) -> float:
-        """Return the mean of all ranks' values at this step, after waiting for all; it is no result of the run."""
+        """Return the mean of all ranks' values at this step, after waiting for all; it is no result of the run.
+
+        Raise LostError if a rank or the coordinator is lost, or the error of a feed that ended.
+        """
         aggregate = self._wait_whole(ResultsReported(0, epoch, step, 1, (("value", float(value)),), aside=True))
         ((_, mean),) = aggregate.values
         assert mean is not None

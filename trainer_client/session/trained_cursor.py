@@ -132,7 +132,10 @@ class TrainedCursor(FeedCursor):
         )
 
     def begin_reading(self) -> Position:
-        """Return the start of a reader that is opened now; one rank of several first attaches at its cursor, once."""
+        """Return the start of a reader that is opened now; one rank of several first attaches at its cursor, once.
+
+        Raise RefusedError if other ranks stand at another cursor.
+        """
         self._all_counted = False
         # Each rank has its own word for where it stands, from its own checkpoint: the coordinator compares them before
         # anybody reads, or ranks would train on different rounds as one step.
@@ -207,11 +210,14 @@ class TrainedCursor(FeedCursor):
     # --- rounds of an epoch ---
 
     def rounds_left(self) -> int:
-        """Return the number of rounds from the cursor to the end of its epoch."""
+        """Return the number of rounds from the cursor to the end of its epoch; raise LostError if no worker answers."""
         return rounds_left(self.at.number, self._batches(), self.at.group, self._ranks.world)
 
     def epoch_rounds(self) -> tuple[int, int] | None:
-        """Return how many rounds the cursor's whole epoch has, and how many of them are left."""
+        """Return how many rounds the cursor's whole epoch has, and how many of them are left; in queue mode None.
+
+        Raise LostError if no worker says how many batches the epoch has.
+        """
         return rounds_left(0, self._batches(), self.at.group, self._ranks.world), self.rounds_left()
 
     def is_within_epoch(self) -> bool:
@@ -259,7 +265,10 @@ class TrainedCursor(FeedCursor):
         self._reattach(Position(epoch, number, group))
 
     def rewind(self) -> None:
-        """Attach again at the very beginning, for a model without a checkpoint, unless the cursor is there."""
+        """Attach again at the very beginning, for a model without a checkpoint, unless the cursor is there.
+
+        The coordinator refuses it with RefusedError if other ranks are elsewhere.
+        """
         if (self.at.epoch, self.at.number) != (0, 0):
             self._reattach(Position(0, 0, self.at.group))
 

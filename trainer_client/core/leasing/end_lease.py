@@ -49,14 +49,9 @@ class EndLease:
         self._lease: Lease | None = None
         self._is_report = False
 
-    def ask(self, serial: int, now_s: float) -> None:
-        """Ask the coordinator for the lease of the work, for the caller with this serial."""
-        self._asked, self._is_report = serial, False
-        self._say(now_s)
-
-    def settle(self, serial: int, now_s: float, *, done: bool) -> None:
-        """Report that the work is done, or that the user failed at it, for the caller with this serial."""
-        self._asked, self._is_report = serial, True
+    def ask(self, serial: int, now_s: float, *, done: bool | None = None) -> None:
+        """Ask for the lease of the work, or report it as `done` or failed, for the caller with this serial."""
+        self._asked, self._is_report = serial, done is not None
         self._say(now_s, done=done)
 
     def repeat(self, now_s: float) -> None:

@@ -222,7 +222,7 @@ class HeldLeases:
         self._evaluation = NamedEvaluation(name, nbytes, self._out)
 
     def ask_sums(self, serial: int) -> None:
-        """Ask the coordinator for the sums over the whole evaluation, once it has all reports of this trainer."""
+        """Ask the coordinator for the sums over the named evaluation, once it has all reports of this trainer."""
         assert self._evaluation is not None
         self._evaluation.ask(serial)
 

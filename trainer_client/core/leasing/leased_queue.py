@@ -85,7 +85,7 @@ class LeasedQueue:
             case e.EndAsked():
                 self.end.ask(event.serial, now_s)
             case e.EndSettled():
-                self.end.settle(event.serial, now_s, done=event.done)
+                self.end.ask(event.serial, now_s, done=event.done)
             case _:
                 raise AssertionError(f"{event} in queue mode")
 

@@ -73,7 +73,7 @@ class Connection:
         self.hello_s = float("inf")
 
     def greet_at(self, time_s: float) -> None:
-        """Schedule the next Hello, which a Welcome makes unnecessary."""
+        """Schedule the next Hello, which a Welcome makes unnecessary; the connection must be waiting for one."""
         assert self.state is ConnectionState.GREETING
         self.hello_s = time_s
 

@@ -97,12 +97,12 @@ class KnownWorker:
         return is_back
 
     def fall_silent(self) -> None:
-        """Note that the worker was not heard for too long, or that its connection is gone."""
+        """Note that the worker, which counts as live, was not heard for too long, or that its connection is gone."""
         assert not self.silent
         self.silent = True
 
     def cut_off(self) -> None:
-        """Note that its connection is gone: it stays silent until it welcomes us again."""
+        """Note that its connection is gone: it stays silent until it welcomes us again; it must be silent already."""
         assert self.silent
         self.cut = True
 

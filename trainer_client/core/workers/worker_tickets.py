@@ -128,7 +128,7 @@ class WorkerTickets:
         self._upcoming.entries[seq].lend(worker.incarnation, ticket)
 
     def close(self, worker: KnownWorker, ticket: Ticket) -> tuple[Ask, Entry | None]:
-        """Close a ticket that is answered or void; return its want, and its batch if that is still upcoming.
+        """Close a ticket that is answered or void; return its want, and its batch, or None if that is not upcoming.
 
         A batch that is still missing may be asked for again at once. The slot is the caller's to offer or release.
         """
@@ -141,7 +141,7 @@ class WorkerTickets:
         return ask, entry
 
     def free(self, worker: KnownWorker, ticket: Ticket) -> tuple[Ask, Entry | None]:
-        """Free the ticket's slot, into which nobody can write any more, and `close` the ticket."""
+        """Free a ticket's slot, which nobody can write into now, and close the ticket; return what `close` does."""
         self._slots.release(ticket)
         return self.close(worker, ticket)
 
