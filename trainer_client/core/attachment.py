@@ -178,18 +178,12 @@ class Attachment:
         has_caller = self.answer(error)
         is_superseded = isinstance(error, RefusedError) and error.code == "superseded"
         if not has_caller or (self.attached and is_superseded):
-            self._end(error, stays=isinstance(error, WorldChangedError))
-
-    def _end(self, error: StokerError, *, stays: bool) -> None:
-        """End the feed with this error, and hang up unless the trainer `stays`.
-
-        A member of a world that is over stays until its user leaves. The next world begins once all members have left,
-        and must not restore a checkpoint while this one may still be committing another.
-        """
-        self._out.append(i.Fail(error))
-        if not stays:
-            self._is_over = True
-            self._out.append(i.HangUp())
+            self._out.append(i.Fail(error))
+            # A member of a world that is over stays until its user leaves. The next world begins once all members have
+            # left, and must not restore a checkpoint while this one may still be committing another.
+            if not isinstance(error, WorldChangedError):
+                self._is_over = True
+                self._out.append(i.HangUp())
 
     def come_back(self, now_s: float) -> None:
         """Attach again at the first cursor: the coordinator does not know us, after its restart or our long silence."""

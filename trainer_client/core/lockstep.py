@@ -59,8 +59,9 @@ class Lockstep:
         over = upcoming.is_over(event.start)
         # A reader may come before any worker has said how long its epoch is; `learn` opens it again then. Only the
         # newest waits: an older one asks again by itself once it may take over.
-        self._opened = event if over is None else None
+        self._opened = None
         if over is None:
+            self._opened = event
             self._ask_about(event.start.epoch, event.start.group, now_s)
         elif over:
             self._out.append(i.Serve(event.reader, upcoming.head, ended=True))

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.wire import messages as m
 from shared.wire.refusals import error_of
 from trainer_client.core import instructions as i
 from trainer_client.core.feed_errors import failing_machines, wrong_bytes
 
 if TYPE_CHECKING:
+    from shared.wire import messages as m
     from shared.wire.parts import Ticket
     from trainer_client.core.asking.bad_row_limit import BadRowLimit
     from trainer_client.core.settings import CoreSettings
@@ -197,6 +197,6 @@ class Answers:
                 self.lost_on_the_way += 1
                 self._tickets.free(worker, ticket)
         worker.note_list()
-        if worker.connection_id is not None:
-            void = (ticket for ticket in pong.tickets if ticket not in worker.asks)
-            self._out.extend(i.ToWorker(worker.connection_id, m.Cancel(ticket=ticket)) for ticket in void)
+        for ticket in pong.tickets:
+            if ticket not in worker.asks:
+                self._tickets.send_cancel(worker, ticket)

@@ -86,15 +86,12 @@ class EndLease:
         self._open, self._generation = None, answer.generation
         self._lease = answer.leases[0] if answer.leases and not self._is_report else None
         if self._is_report or self._lease is not None or answer.unsettled:
-            self._answer(is_ours=self._lease is not None)
+            assert self._asked is not None
+            self._out.append(i.AnswerEnd(self._asked, self._lease is not None))
+            self._asked, self.due_s = None, float("inf")
         else:
             self.due_s = now_s + self._timeout_s / 2
         return True
-
-    def _answer(self, *, is_ours: bool) -> None:
-        assert self._asked is not None
-        self._out.append(i.AnswerEnd(self._asked, is_ours))
-        self._asked, self.due_s = None, float("inf")
 
     def decide(self, now_s: float) -> None:
         """Send the message that is due."""

@@ -97,9 +97,8 @@ class Connections:
     def top_up(self, now_s: float) -> None:
         """Forget workers that are gone; connect to all workers on this host, and to others up to the bound."""
         self._forget_the_gone(now_s)
-        for endpoint in self.list.local:
-            if self._may_open(endpoint):
-                self._open(endpoint, now_s, local=True)
+        for endpoint in filter(self._may_open, self.list.local):
+            self._open(endpoint, now_s, local=True)
         self._top_up_remote(now_s)
 
     def _top_up_remote(self, now_s: float) -> None:
@@ -108,17 +107,13 @@ class Connections:
         # workers may recover.
         useful = sum(self._is_useful(connection, now_s) for connection in remote)
         most = MOST_REMOTE if self.in_need else min(self._settings.workers, MOST_REMOTE)
-        if useful >= most:
-            return
-        for endpoint in self.list.remote:
-            if not self._may_open(endpoint):
-                continue
+        for endpoint in filter(self._may_open, self.list.remote):
+            if useful >= most:
+                return
             if len(remote) >= MOST_REMOTE and not self._make_room(remote, now_s):
                 return
             remote.append(self._open(endpoint, now_s, local=False))
             useful += 1
-            if useful >= most:
-                return
 
     def _may_open(self, endpoint: str) -> bool:
         return not (endpoint in self._by_endpoint or self.list.is_out(endpoint))
