@@ -71,15 +71,6 @@ class Wires:
         self.is_over = True
         self.waker.wake()
 
-    def count_garbage(self) -> int:
-        """Return how many frames were not valid messages."""
-        workers = self.workers.count_garbage() if self.workers is not None else 0
-        return workers + self.coordinator.garbage
-
-    def count_fallbacks(self) -> int:
-        """Return how many batches came by the connection for messages although sealed payloads have their own."""
-        return self.workers.count_fallbacks() if self.workers is not None else 0
-
     # --- for the thread ---
 
     def open(self) -> None:

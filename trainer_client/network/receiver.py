@@ -126,11 +126,13 @@ class Receiver:
 
     def count_garbage(self) -> int:
         """Return how many frames were not valid messages, and how many messages were not expected."""
-        return self._wires.count_garbage() + self.core.strays
+        workers = self._wires.workers
+        from_workers = workers.count_garbage() if workers is not None else 0
+        return self._wires.coordinator.garbage + from_workers + self.core.strays
 
     def count_fallbacks(self) -> int:
         """Return how many batches came by a connection for messages although sealed payloads have their own."""
-        return self._wires.count_fallbacks()
+        return self._wires.workers.count_fallbacks() if self._wires.workers is not None else 0
 
     def attach(self, cursor: Cursor | None, done: DoneSet | None = None) -> Attached:
         """Attach (again) at a cursor, or in queue mode with a done-set; raise LostError after `connect_timeout_s`."""

@@ -29,9 +29,6 @@ __all__ = ["Answers"]
 #: A batch that failed this often through the fault of machines, not of the data, ends the feed.
 _MOST_FAILURES = 5
 
-#: Refusal codes that say nothing about the data: no child could try samples, or memory or descriptors ran out.
-_OF_MACHINES = frozenset(("machine", "exhausted"))
-
 #: How long to leave an overloaded worker alone, and the first pause after a machine's failure.
 _BUSY_PAUSE_S = 0.25
 
@@ -169,27 +166,29 @@ class Answers:
         # "draining", "busy" and "unknown" are temporary, and what is the machine's fault may pass: those leave the want
         # to be asked again. All other reasons hold for this worker for good: it would refuse again, and the want would
         # go round for ever.
-        if unbuilt.code == "draining":
-            worker.announce_leaving()
-            self._tickets.stop_asking(worker)
-        elif unbuilt.code == "busy":
-            worker.rest_until(now_s + _BUSY_PAUSE_S)
-        elif unbuilt.code != "unknown" and entry is not None:
-            error = error_of(unbuilt, unbuilt.where)
-            if unbuilt.code in _OF_MACHINES:
+        match unbuilt.code:
+            case "draining":
+                worker.announce_leaving()
+                self._tickets.stop_asking(worker)
+            case "busy":
+                worker.rest_until(now_s + _BUSY_PAUSE_S)
+            case "unknown":
+                pass  # it does not know us at the moment, and is greeted again
+            # These say nothing about the data: no child could try samples, or memory or descriptors ran out.
+            case "machine" | "exhausted" if entry is not None:
                 if unbuilt.code == "exhausted":  # the next builder finds out whose fault that is
                     entry.blame()
                 entry.fail_at(f"{worker.name}: {unbuilt.got}", _BUSY_PAUSE_S, now_s)
                 if len(entry.failures) >= _MOST_FAILURES:
-                    self._out.append(i.Fail(failing_machines(entry, error)))
-            else:
-                entry.refuse(worker.incarnation, error)
+                    self._out.append(i.Fail(failing_machines(entry, error_of(unbuilt, unbuilt.where))))
+            case _ if entry is not None:
+                entry.refuse(worker.incarnation, error_of(unbuilt, unbuilt.where))
 
     def reconcile(self, worker: KnownWorker, pong: m.Pong, now_s: float) -> None:
         """Compare the worker's list of our tickets with ours: free those that it lacks, cancel those we do not know."""
         self._tickets.hear(worker, now_s)
         # A want, or its answer, may be lost with a connection that neither side saw end. One that was sent after the
-        # ping may be missing because it is still on its way, so only older ones count as lost; so does none whose
+        # ping may be missing because it is still on its way, so only older ones count as lost, and of these none whose
         # payload is being checked at this moment.
         held = frozenset(pong.tickets)
         for ticket, ask in list(worker.asks.items()):
