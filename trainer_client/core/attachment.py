@@ -143,10 +143,10 @@ class Attachment:
         """Become attached; return False if this answers another request, or another position than the requested one."""
         if not self._take_answer(attached.serial):
             return False
-        asked, cursor = self._asked, attached.cursor
-        expected = (0, 0) if asked is None else (asked.epoch, asked.number)
+        requested, cursor = self._asked, attached.cursor
+        expected = (0, 0) if requested is None else (requested.epoch, requested.number)
         # At the beginning of an epoch the coordinator may give another group; in mid-epoch batches would differ.
-        same_group = asked is None or not asked.number or asked.group == cursor.group
+        same_group = requested is None or not requested.number or requested.group == cursor.group
         if not attached.work and ((cursor.epoch, cursor.number) != expected or not same_group):
             self.refuse(_elsewhere(expected, cursor))
             return False

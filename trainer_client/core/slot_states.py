@@ -80,6 +80,8 @@ class SlotStates:
 
         Raise AssertionError if the ticket is stale.
         """
+        # Not before: a worker that is stopped in the middle of a write, and whose want is built elsewhere, goes on
+        # writing into whatever the slot holds by then.
         self._require_current(ticket)
         self._move(ticket.slot, "release")
 

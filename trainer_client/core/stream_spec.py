@@ -85,20 +85,20 @@ class StreamSpec:
     def _new_layout(self, wire: WireShape) -> Layout | None:
         # A batch may be padded to its longest row, so its shape is any that lies within a bucket. A larger one would
         # not fit into a slot.
-        asked = wire.bucket()
+        wanted = wire.bucket()
         padded = {field.key for field in self.fields if field.padded}
         fits = any(
-            asked.rows <= shape.rows and all(asked.lengths[key] <= shape.lengths[key] for key in padded)
+            wanted.rows <= shape.rows and all(wanted.lengths[key] <= shape.lengths[key] for key in padded)
             for shape in self.shapes
-            if padded <= asked.lengths.keys()
+            if padded <= wanted.lengths.keys()
         )
-        return layout_of(self.fields, asked) if fits else None
+        return layout_of(self.fields, wanted) if fits else None
 
     def fits(self, header: Pushed, batch: UpcomingBatch) -> bool:
         """Return whether the header announces the requested batch, in a permitted shape and with the right size."""
         # A worker that answers with another batch under a valid ticket would be trained on unnoticed.
-        asked = (batch.position.epoch, batch.number, batch.empty)
-        if (header.epoch, header.number, header.empty) != asked:
+        wanted = (batch.position.epoch, batch.number, batch.empty)
+        if (header.epoch, header.number, header.empty) != wanted:
             return False
         layout = self.layout(header.shape)
         return layout is not None and layout.nbytes == header.nbytes and header.rows <= header.shape.rows

@@ -95,6 +95,7 @@ class Wires:
             self._poller.unregister(self._polled)
             self._polled = self.coordinator.socket
             self._poller.register(self._polled, zmq.POLLIN)
+        # A consumer's wake-up is a byte on a socket pair, so one poll waits for it and for messages alike.
         ready: set[object] = {socket for socket, _ in self._poller.poll(timeout_ms)}
         if self.waker.fileno() in ready:
             self.waker.clear()

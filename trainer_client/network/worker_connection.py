@@ -62,10 +62,10 @@ class WorkerConnection:
 
     def renew(self) -> None:
         """Replace all sockets, and drop queued messages; raise zmq.ZMQError if that fails, and keep the former ones."""
-        made = self._connect()  # first, so that a failure leaves the former connection as it is
+        sockets = self._connect()  # first, so that a failure leaves the former connection as it is
         self._hang_up(linger=0)
         self._queued.clear()
-        self.socket, self.monitor = made
+        self.socket, self.monitor = sockets
         self.sealed.renew()
 
     def queue(self, message: Message) -> None:

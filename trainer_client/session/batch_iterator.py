@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from trainer_client.batch import Batch
     from trainer_client.core.upcoming import Position
-    from trainer_client.network.outbox import Item
+    from trainer_client.network.outbox import OfferedBatch
     from trainer_client.network.receiver import Receiver
     from trainer_client.session.batch_maker import BatchMaker
     from trainer_client.session.epoch_account import Accounts
@@ -69,11 +69,11 @@ class Reading:
 
     def __next__(self) -> Batch:
         began_s = time.perf_counter()
-        item = self._take()
+        offered = self._take()
         taken_s = time.perf_counter()
-        batch = self._maker.make(item, self._cursor.settler(item.batch))
+        batch = self._maker.make(offered, self._cursor.settler(offered.batch))
         self._forget_state(batch.get(RESET.key), 1)
-        self._account([item], batch, began_s, taken_s)
+        self._account([offered], batch, began_s, taken_s)
         return batch
 
     @property
@@ -115,10 +115,10 @@ class Reading:
     ) -> None:
         self.close()
 
-    def _take(self) -> Item:
-        while (item := self._receiver.outbox.take(self._reader)) is not None:
-            if self._cursor.take(item):  # a batch whose lease was lost is skipped
-                return item
+    def _take(self) -> OfferedBatch:
+        while (offered := self._receiver.outbox.take(self._reader)) is not None:
+            if self._cursor.take(offered):  # a batch whose lease was lost is skipped
+                return offered
         # In queue mode an ended job ends readers like an epoch; only this error tells the two apart.
         self._cursor.refuse_ended()
         raise StopIteration
@@ -127,14 +127,16 @@ class Reading:
         """Set `reset` in the first batch for each rank, of a pass that starts in mid-epoch, if state is carried."""
         # The model has no state from the batches before, which only the reader knows: a batch has the same bytes for
         # all.
-        new = self._ranks.replicas - (self._reader.taken - taken)
-        if self._carries and self._reader.start.number and new > 0 and resets is not None:
-            resets.reshape(taken, -1)[:new] = True
+        stateless = self._ranks.replicas - (self._reader.taken - taken)
+        if self._carries and self._reader.start.number and stateless > 0 and resets is not None:
+            resets.reshape(taken, -1)[:stateless] = True
 
-    def _account(self, items: Sequence[Item], arrays: Mapping[str, Any], began_s: float, taken_s: float) -> None:
+    def _account(
+        self, offered_batches: Sequence[OfferedBatch], arrays: Mapping[str, Any], began_s: float, taken_s: float
+    ) -> None:
         conversion_s = time.perf_counter() - taken_s
         times = ReadTimes(at_s=taken_s, wait_s=taken_s - began_s, conversion_s=conversion_s)
-        self._accounts.count_read([item.header for item in items], arrays, times)
+        self._accounts.count_read([offered.header for offered in offered_batches], arrays, times)
         if self._accounts.counts.step_wait_s is None:  # waits that a training loop reports take precedence
             self._receiver.standing.waited_s = self._accounts.counts.wait_s
 
@@ -163,8 +165,8 @@ class BatchIterator(Reading):
         first = self._take()
         taken_s = time.perf_counter()
         alike = self._receiver.outbox.take_alike(self._reader, first, most - 1)
-        items = [first, *filter(self._cursor.take, alike)]
-        arrays = self._maker.stack(items, {*keys, *self._accounts.keys})
-        self._forget_state(arrays.get(RESET.key), len(items))
-        self._account(items, arrays, began_s, taken_s)
+        offered_batches = [first, *filter(self._cursor.take, alike)]
+        arrays = self._maker.stack(offered_batches, {*keys, *self._accounts.keys})
+        self._forget_state(arrays.get(RESET.key), len(offered_batches))
+        self._account(offered_batches, arrays, began_s, taken_s)
         return arrays

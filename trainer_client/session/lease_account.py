@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shared.wire.messages import Attached
     from shared.wire.parts import Lease
     from trainer_client.core.upcoming import UpcomingBatch
-    from trainer_client.network.outbox import Item
+    from trainer_client.network.outbox import OfferedBatch
     from trainer_client.network.receiver import Receiver
     from trainer_client.session.epoch_account import Accounts
 
@@ -64,16 +64,16 @@ class LeaseAccount(FeedCursor):
         self._settled = self._counted = 0
         return self.at
 
-    def take(self, item: Item) -> bool:
+    def take(self, offered: OfferedBatch) -> bool:
         """Note that a consumer takes this batch; return False if its lease is lost, so that it has to be skipped."""
-        lease = item.batch.lease
+        lease = offered.batch.lease
         assert lease is not None
         # The lease may be lost while its batch waits here: to train on it as well as its new holder would count it
         # twice.
         if lease in self._receiver.stream.leases.void:
-            self._tell(item.batch, done=False)
+            self._tell(offered.batch, done=False)
             return False
-        self._taken.append(item.batch)
+        self._taken.append(offered.batch)
         return True
 
     @property

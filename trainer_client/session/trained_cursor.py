@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shared.wire.messages import Attached
     from shared.wire.parts import Lease
     from trainer_client.core.upcoming import UpcomingBatch
-    from trainer_client.network.outbox import Item
+    from trainer_client.network.outbox import OfferedBatch
     from trainer_client.network.receiver import Receiver
     from trainer_client.session.epoch_account import Accounts
 
@@ -51,7 +51,7 @@ class FeedCursor:
         #: Where the next reader begins.
         self.at = Position(answer.cursor.epoch, answer.cursor.number, answer.cursor.group)
 
-    def take(self, item: Item) -> bool:
+    def take(self, offered: OfferedBatch) -> bool:
         """Note that a consumer takes this batch; return False if it has to be skipped."""
         return True
 

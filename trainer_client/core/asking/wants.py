@@ -132,7 +132,7 @@ class Wants:
         self.short_of_slots = False
         if not self._tickets.unasked:
             return
-        upcoming, left = self._upcoming, []
+        upcoming, unasked = self._upcoming, []
         horizon, usual_s = upcoming.head + self.prefetch, usual_pace_s(self._live)
         for at, seq in enumerate(self._tickets.unasked):
             entry = upcoming.entries.get(seq)
@@ -140,17 +140,17 @@ class Wants:
                 continue
             worker = self._choose(entry, usual_s, now_s) if seq < horizon and now_s >= entry.again_s else None
             if worker is None:
-                left.append(seq)
+                unasked.append(seq)
                 continue
             ticket = self._lend_slot_for(seq)
             if ticket is None:  # batches further ahead have to wait as well
                 self.short_of_slots = True
-                left += self._tickets.unasked[at:]
+                unasked += self._tickets.unasked[at:]
                 break
             if entry.askers:  # not the first asking: wait twice as long before the next
                 entry.wait_longer(self._spec.heartbeat_timeout_s, now_s)
             self._send(seq, worker, ticket, now_s)
-        self._tickets.leave_unasked(left)
+        self._tickets.leave_unasked(unasked)
 
     def _choose(self, entry: Entry, usual_s: float, now_s: float) -> KnownWorker | None:
         if self._holders is not None:

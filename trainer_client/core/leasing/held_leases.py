@@ -265,11 +265,11 @@ class HeldLeases:
         # A batch that we settled while the answer was on its way may still be listed as ours. Taking it for a new lease
         # would train on the batch twice, so listed leases with a report that waits are left out.
         settled = self._failed.keys() | self._returned.keys()
-        ours = [lease for lease in answer.leases if lease not in settled and lease not in self._done]
-        self._lose([lease for lease in self._held if lease not in set(ours)])
-        fresh = [lease for lease in ours if lease not in self._held]
-        self._held.update(dict.fromkeys(fresh))
-        self._upcoming.add(fresh, self._generation)
+        listed = [lease for lease in answer.leases if lease not in settled and lease not in self._done]
+        self._lose([lease for lease in self._held if lease not in set(listed)])
+        new_leases = [lease for lease in listed if lease not in self._held]
+        self._held.update(dict.fromkeys(new_leases))
+        self._upcoming.add(new_leases, self._generation)
         # We may want more by now. But if we got less than we asked for, there is no more, and asking again at once
         # would only be a busy loop: the coordinator calls us, and half a heartbeat timeout is the fallback.
         self._poll_s = now_s + (self._timeout_s / 2 if len(answer.leases) < wanted else 0.0)
@@ -379,7 +379,7 @@ class HeldLeases:
 
 def _take(leases: dict[Lease, None]) -> tuple[Lease, ...]:
     """Remove and return as many leases as fit into a message, oldest first."""
-    some = tuple(leases)[:MOST_LEASES]
-    for lease in some:
+    taken = tuple(leases)[:MOST_LEASES]
+    for lease in taken:
         del leases[lease]
-    return some
+    return taken

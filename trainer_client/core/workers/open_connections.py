@@ -161,10 +161,10 @@ class Connections:
             and self._may_forget(connection)
         ]
         gone = [connection for connection in cut if self._is_gone(connection, now_s)]
-        kept = sorted(
+        remembered = sorted(
             (connection for connection in cut if connection not in gone), key=lambda connection: connection.since_s
         )
-        for connection in [*gone, *kept[:-MOST_REMOTE]]:
+        for connection in [*gone, *remembered[:-MOST_REMOTE]]:
             self._close(connection, now_s)
 
     def _is_gone(self, connection: Connection, now_s: float) -> bool:
