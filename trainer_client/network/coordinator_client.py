@@ -94,13 +94,6 @@ class CoordinatorClient:
         former, self.socket = self.socket, self._connect()
         former.close(linger=0)
 
-    def _follow(self) -> None:
-        """Connect to the coordinator's new address, if it is silent and its file names another one."""
-        now_s = time.monotonic()
-        if self._followed.has_moved(self._connected, now_s - self._heard_s, now_s):
-            with contextlib.suppress(zmq.ZMQError):  # perhaps no descriptor is left: a later message tries again
-                self.renew()
-
     def read(self) -> Iterator[m.Message]:
         """Yield the messages that have arrived; count and skip invalid ones."""
         for frames in read_waiting(self.socket):
@@ -112,7 +105,12 @@ class CoordinatorClient:
 
     def send(self, message: m.Message) -> bool:
         """Send a message if the connection is up, else drop it; return whether it was sent."""
-        self._follow()
+        # A coordinator that was started on another host has written its new address into the file: this connection
+        # would wait for the old one for ever.
+        now_s = time.monotonic()
+        if self._followed.has_moved(self._connected, now_s - self._heard_s, now_s):
+            with contextlib.suppress(zmq.ZMQError):  # perhaps no descriptor is left: a later message tries again
+                self.renew()
         return send_if_up(self.socket, encode(message))
 
     def close(self) -> None:

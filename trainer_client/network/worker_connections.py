@@ -136,8 +136,8 @@ class WorkerConnections:
                 for header, payload in connection.sealed.read(now_s):
                     yield e.WorkerSent(connection_id, header, payload)
             if connection.socket in ready:
-                for message, payload in connection.read(now_s):
-                    yield e.WorkerSent(connection_id, message, self._look_at(connection, message, payload))
+                for message, content in connection.read(now_s):
+                    yield e.WorkerSent(connection_id, message, self._look_at(connection, message, content))
                 self._poll(connection_id)  # a Welcome may have opened the connection for sealed payloads
         if self._keys is not None:
             yield from self._read_late(now_s)

@@ -14,7 +14,6 @@ from typing_extensions import Self
 from shared.wire.layout import RESET
 from trainer_client.network.outbox import Reader
 from trainer_client.session.call_checks import only_here
-from trainer_client.session.epoch_account import ReadTimes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -135,8 +134,8 @@ class Reading:
         self, offered_batches: Sequence[OfferedBatch], arrays: Mapping[str, Any], began_s: float, taken_s: float
     ) -> None:
         conversion_s = time.perf_counter() - taken_s
-        times = ReadTimes(at_s=taken_s, wait_s=taken_s - began_s, conversion_s=conversion_s)
-        self._accounts.count_read([offered.header for offered in offered_batches], arrays, times)
+        headers = [offered.header for offered in offered_batches]
+        self._accounts.count_read(headers, arrays, at_s=taken_s, wait_s=taken_s - began_s, conversion_s=conversion_s)
         if self._accounts.counts.step_wait_s is None:  # waits that a training loop reports take precedence
             self._receiver.standing.waited_s = self._accounts.counts.wait_s
 

@@ -31,16 +31,7 @@ _MOST_UNTRAINED = 4096
 #: The phases of a training loop other than waiting for data.
 PHASES = ("warm_up", "step", "checkpoint")
 
-__all__ = ["PHASES", "Accounts", "EpochAccount", "ReadCounts", "ReadTimes", "split_wait"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadTimes:
-    """Times of a read: when the batch was taken, how long the consumer waited, and how long making arrays took."""
-
-    at_s: float
-    wait_s: float
-    conversion_s: float
+__all__ = ["PHASES", "Accounts", "EpochAccount", "ReadCounts", "split_wait"]
 
 
 @dataclass(slots=True)
@@ -130,29 +121,34 @@ class Accounts:
         """Return how many batches with samples were handed to the reader and are not trained on, up to 4096."""
         return len(self._untrained)
 
-    def count_read(self, headers: Sequence[Pushed], arrays: Mapping[str, Any], times: ReadTimes) -> None:
-        """Count batches of one shape that were handed to the reader together, after a wait for the first."""
+    def count_read(
+        self, headers: Sequence[Pushed], arrays: Mapping[str, Any], *, at_s: float, wait_s: float, conversion_s: float
+    ) -> None:
+        """Count batches of one shape that were handed to the reader together, at `at_s`.
+
+        The consumer waited `wait_s` for the first; making arrays of them took `conversion_s`.
+        """
         first = headers[0]
         epoch = self._epochs.get(first.epoch)
         if epoch is None:
-            epoch = self._epochs[first.epoch] = EpochAccount(times.at_s - times.wait_s)
-        epoch.read_wait_s += times.wait_s
+            epoch = self._epochs[first.epoch] = EpochAccount(at_s - wait_s)
+        epoch.read_wait_s += wait_s
         epoch.shapes.add(first.shape)
         epoch.masked_samples += sum(header.masked for header in headers)
-        self._count_times(first, len(headers), times)
+        self.counts.conversion_s += conversion_s
+        self._count_wait(first, len(headers), wait_s)
         self._count_rows(headers, arrays, epoch)
 
-    def _count_times(self, header: Pushed, batches: int, times: ReadTimes) -> None:
+    def _count_wait(self, header: Pushed, batches: int, wait_s: float) -> None:
         counts = self.counts
-        build_s, transfer_s = split_wait(times.wait_s, header.build_us / 1e6, in_slot=header.in_slot)
+        build_s, transfer_s = split_wait(wait_s, header.build_us / 1e6, in_slot=header.in_slot)
         counts.batches += batches
         counts.nbytes += batches * header.nbytes
         counts.waits[0] += batches - 1  # only the first was waited for
-        counts.wait_s += times.wait_s
+        counts.wait_s += wait_s
         counts.build_wait_s += build_s
         counts.transfer_wait_s += transfer_s
-        counts.conversion_s += times.conversion_s
-        counts.waits[bisect_left(WAIT_BOUNDS_S, times.wait_s)] += 1
+        counts.waits[bisect_left(WAIT_BOUNDS_S, wait_s)] += 1
 
     def _count_rows(self, headers: Sequence[Pushed], arrays: Mapping[str, Any], epoch: EpochAccount) -> None:
         counts, shape = self.counts, headers[0].shape
