@@ -206,8 +206,8 @@ class AttachedStream:
                 if isinstance(answer, m.EpochAnswer):
                     self.sharing.learn(answer.epoch, answer.group, answer.batches, now_s)
             case _:
-                # Only these four reach a worker's books. After a cut the connection serves nobody until its Welcome, so
-                # what was still on its way is a stray then.
+                # A connection serves nobody before its first Welcome, nor once its worker was buried or replaced; what
+                # comes then is a stray.
                 worker = self.connections.worker_at(event.connection_id)
                 return worker is not None and self._hear_known(worker, event, now_s)
         return True

@@ -59,8 +59,7 @@ class Core:
         self._seen_s = now_s
         for event in events:
             self._take(event, now_s)
-        # One decision for all events of the turn: a late answer, a cut and a consumer's signal may come together in any
-        # order, and deciding after each would act on half of them.
+        # One decision for all events of the turn: deciding after each would double the cost.
         members, due_s = self._decide(now_s)
         self.attachment.tick(members, now_s)
         self.due_s = min(self.attachment.due_s, due_s)
@@ -121,7 +120,7 @@ class Core:
 
     def _leave_world(self, is_over: bool, reason: str) -> None:  # noqa: FBT001 - it is what is asked
         """End the feed, once, if our elastic world is over; the user then joins the next one."""
-        # The news may come twice, as the answer to a request and by itself: a second error would reach the next reader.
+        # The news may come twice: as the answer to a request, and by itself.
         if is_over and not self._is_out:
             self._is_out = True
             self._out.append(i.Fail(world_over(reason)))

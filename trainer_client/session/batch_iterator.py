@@ -70,7 +70,7 @@ class Reading:
         began_s = time.perf_counter()
         offered = self._take()
         taken_s = time.perf_counter()
-        batch = self._maker.make(offered, self._cursor.settler(offered.batch))
+        batch = self._maker.make(offered, self._cursor.reporter(offered.batch))
         self._forget_state(batch.get(RESET.key), 1)
         self._account([offered], batch, began_s, taken_s)
         return batch

@@ -103,7 +103,7 @@ class LeaseAccount(FeedCursor):
 
     # --- settling batches ---
 
-    def settler(self, batch: UpcomingBatch) -> Callable[..., None]:
+    def reporter(self, batch: UpcomingBatch) -> Callable[..., None]:
         """Return the function that reports what became of this batch."""
         return partial(self.settle, batch)
 

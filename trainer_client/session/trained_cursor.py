@@ -55,7 +55,7 @@ class FeedCursor:
         """Note that a consumer takes this batch; return False if it has to be skipped."""
         return True
 
-    def settler(self, batch: UpcomingBatch) -> Callable[..., None] | None:
+    def reporter(self, batch: UpcomingBatch) -> Callable[..., None] | None:
         """Return the function that reports the outcome of this batch; None if batches are not reported one by one."""
         return None
 

@@ -56,7 +56,7 @@ class EndLease:
 
     def repeat(self, now_s: float) -> None:
         """Repeat the open message or ask again at once, because the coordinator knows us again or has news."""
-        # The trainer that has the lease may have died in the work: then it is ours, and nobody else waits to do it.
+        # The trainer that had the lease may have died in the work, so that the lease may be ours now.
         if self._asked is not None:
             self.due_s = now_s
 

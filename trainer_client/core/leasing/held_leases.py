@@ -339,8 +339,7 @@ class HeldLeases:
         return first if first in self._upcoming.taken else None
 
     def _wanted(self) -> int:
-        # A consumer that is stuck on a lost batch would be stuck on each new one, too, and take them all from trainers
-        # that are well.
+        # Nothing new while lost batches are in the consumer's hands: if it is stuck, it would be stuck on that, too.
         if self._reader is None or self._lost or self._drains or self._before() <= self._unsettled:
             return len(self._held)
         # Batches in the consumer's hands do not count as prefetched.
