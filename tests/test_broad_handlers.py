@@ -1,4 +1,4 @@
-"""Handlers of any exception in what loaders run: each says why, and what it catches is never lost."""
+"""Handlers of any exception in the product: each says why, and what it catches is never lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REPORTS = {"print_exc", "exception", "format_exc"}
 
 
 def _modules() -> Iterator[Path]:
-    for package in ("loader_server", "shared"):
+    for package in ("loader_server", "shared", "trainer_client"):
         yield from sorted((_ROOT / package).rglob("*.py"))
 
 

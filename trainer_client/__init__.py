@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from trainer_client.distributing import distribute
     from trainer_client.feed import Feed
     from trainer_client.roles import Role, role
-    from trainer_client.session.reading import Reading
+    from trainer_client.session.batch_iterator import Reading
     from trainer_client.tf.pipelines.alone import run_pipeline
     from trainer_client.training.checkpoints.feed_checkpoint import FeedCheckpoint
     from trainer_client.training.evaluating.validation import Validation
@@ -107,7 +107,7 @@ _MODULES = {
     "PeerError": "shared.errors",
     "ProtocolError": "shared.errors",
     "ReadError": "shared.errors",
-    "Reading": "trainer_client.session.reading",
+    "Reading": "trainer_client.session.batch_iterator",
     "RefusedError": "shared.errors",
     "Role": "trainer_client.roles",
     "role": "trainer_client.roles",

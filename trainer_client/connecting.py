@@ -17,17 +17,16 @@ from trainer_client.core.upcoming import Ranks
 from trainer_client.feed import Feed
 from trainer_client.network.receiver import ReceiverSettings, trainer_name
 from trainer_client.roles import ranks_said
-from trainer_client.session.call_checks import seconds, whole
-from trainer_client.session.connect_checks import (
+from trainer_client.session.call_checks import (
     refuse_fixed_places,
     refuse_nonsense,
     refuse_numbers,
     refuse_texts,
     refuse_work,
+    seconds,
+    whole,
 )
-from trainer_client.session.elastic_member import ElasticMember
-from trainer_client.session.feed_session import FeedSession
-from trainer_client.session.metrics_settings import MetricsSettings
+from trainer_client.session.feed_session import ElasticMember, FeedSession, MetricsSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ import tensorflow as tf
 from shared.keys import ClientKeys
 from shared.pipelines.element_values import values_of_element
 from trainer_client.connecting import connect
-from trainer_client.network.graph_sender import GraphSender, Sending, send_graph
+from trainer_client.network.graph_sender import Sending, send_graph
 from trainer_client.tf import dataset as feed_dataset
 from trainer_client.tf.element_structure import ElementStructure
 from trainer_client.tf.pipelines.graph import packed_element, sent_graph
@@ -69,7 +69,7 @@ def distribute(  # noqa: PLR0913 - a door for users: each is a keyword with a de
     """
     sending = Sending(job or "", stream, sent_graph(dataset).encode())
     own = ClientKeys.read(keys, "trainer", to="coordinator") if keys else None
-    send_graph(GraphSender(endpoint=endpoint, keys=own, silence_s=connect_timeout_s), sending)
+    send_graph(endpoint, own, sending, connect_timeout_s)
     feed = connect(endpoint, stream=stream, job=job, keys=keys, connect_timeout_s=connect_timeout_s, **connection)
     data: Any = _restored(feed._session, dataset.element_spec)
     data.feed = feed
@@ -78,8 +78,8 @@ def distribute(  # noqa: PLR0913 - a door for users: each is a keyword with a de
 
 def _restored(session: FeedSession, spec: Any) -> tf.data.Dataset:
     """Return the data set of a feed, with the structure that the user's data set has."""
-    values = values_of_element(session.fields)
-    fit = _as_here if session.producers == 1 else _as_it_came
+    values = values_of_element(session.spec.fields)
+    fit = _as_here if session.spec.producers == 1 else _as_it_came
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator] # TensorFlow has no types
     def whole(batch: Mapping[str, tf.Tensor]) -> Any:

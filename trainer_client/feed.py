@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from typing_extensions import Self
 
 from trainer_client.session.call_checks import only_here, refused, seconds, whole
-from trainer_client.session.lease_account import only_in_queue
-from trainer_client.session.reading import Reading
-from trainer_client.session.shared_results import refuse_what_cannot_be_told
+from trainer_client.session.shared_results import refuse_unsendable_results
 from trainer_client.tf.element_structure import ElementStructure
 
 if TYPE_CHECKING:
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
 
     from shared.wire.layout import BucketShape
     from trainer_client.batch import Batch
+    from trainer_client.session.batch_iterator import Reading
     from trainer_client.session.feed_session import FeedSession
     from trainer_client.tf.element_structure import Keys
 
@@ -61,7 +60,7 @@ class Feed:
             >>> shape.rows > 0, sorted(shape.lengths)
             (True, ['audio', 'text'])
         """
-        return self._session.shapes
+        return self._session.spec.shapes
 
     def tag(self, number: int) -> str:
         """Return the source's name for a sample, such as the path of its recording.
@@ -90,7 +89,7 @@ class Feed:
             >>> feed.rank
             0
         """
-        return self._session.rank
+        return self._session.ranks.rank
 
     @property
     def world(self) -> int:
@@ -100,7 +99,7 @@ class Feed:
             >>> feed.world
             1
         """
-        return self._session.world
+        return self._session.ranks.world
 
     # --- reading ---
 
@@ -108,9 +107,8 @@ class Feed:
         with self._session.open() as batches:
             for batch in batches:
                 yield batch
-                if self._session.leases is not None:
-                    self._session.leases.settle_read()
-        self._session.count_to_end(batches)
+                self._session.cursor.settle_read()
+        self._session.cursor.count_to_end(batches.start, batches.rounds)
 
     def open(self) -> Reading:
         """Start reading at the cursor, and return the reading; the cursor stays where it is.
@@ -130,7 +128,7 @@ class Feed:
             >>> first.number, feed.number
             (0, 1)
         """
-        return Reading(self._session.open(), self._session.replicas)
+        return self._session.open()
 
     def interrupt(self, error: BaseException) -> None:
         """Raise an error in whoever waits for a batch, now or later; may be called from any thread.
@@ -293,9 +291,7 @@ class Feed:
         """
         if not callable(work):
             raise refused("a function without arguments", work, "feed.finish")
-        if self._session.leases is None:
-            raise only_in_queue("finish")
-        return self._session.leases.finish(work)
+        return self._session.cursor.finish(work)
 
     def aggregate(
         self, values: Mapping[str, float], *, rows: int, epoch: int | None = None, step: int = 0
@@ -321,10 +317,10 @@ class Feed:
             >>> feed.aggregate({"loss": 0.5}, rows=32)
             {'loss': 0.5}
         """
-        refuse_what_cannot_be_told(values)
+        refuse_unsendable_results(values)
         at = self.epoch if epoch is None else whole(epoch, "epoch", "aggregate", most=2**31)
         rows, step = whole(rows, "rows", "aggregate"), whole(step, "step", "aggregate")
-        shared = self._session.share_results(values, rows=rows, epoch=at, step=step, wait=True)
+        shared = self._session.results.share(values, rows=rows, epoch=at, step=step, wait=True)
         assert shared is not None
         return shared
 

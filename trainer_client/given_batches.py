@@ -23,7 +23,7 @@ class GivenBatches:
     """Batches of one feed with arrays of a framework, from the cursor to the end of its epoch."""
 
     def __init__(self, feed: Feed, convert: Callable[[Any], Any], where: str) -> None:
-        replicas = feed._session.replicas
+        replicas = feed._session.ranks.replicas
         if replicas != 1:
             raise SettingsError(
                 expected="a feed of one rank", got=f"one of {replicas}", where=where,

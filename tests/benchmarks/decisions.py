@@ -42,7 +42,7 @@ class Fed(LoneCore):
         self.spent_s = 0.0
         listed = tuple(address(one, local=local) for one in range(1, workers + 1))
         self.tell(e.AttachAsked(1, None))
-        self.tell(e.CoordinatorSaid(attached(workers=listed, batches=10**6, most_batches=10**6)))
+        self.tell(e.CoordinatorSent(attached(workers=listed, batches=10**6, most_batches=10**6)))
         for endpoint in list(self.connection_ids):
             number = int(endpoint.rpartition(":")[2]) - 7000
             self.tell(e.ConnectionUp(self.connection_ids[endpoint]))
@@ -92,10 +92,10 @@ class Fed(LoneCore):
             facts += [e.Took(offer.seq, offer.slot), e.HandedBack(offer.seq, offer.slot)]
         if isinstance(came, m.Want):
             connection_id = self.connection_ids[f"tcp://127.0.0.1:{7000 + came.worker}"]
-            facts.append(e.WorkerSaid(connection_id, pushed(came)))
+            facts.append(e.WorkerSent(connection_id, pushed(came)))
             self.decisions += 1
         else:
-            facts.append(e.WorkerSaid(*came))
+            facts.append(e.WorkerSent(*came))
         self.tell(*facts, after_s=_PACE_S)
 
 

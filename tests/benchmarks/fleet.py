@@ -93,7 +93,7 @@ class Fleet:
     def _start(self, trainer: FleetTrainer) -> None:
         self._tell(trainer, e.AttachAsked(1, None))
         plenty = attached(workers=self._listed, batches=10**6, most_batches=10**6)
-        self._tell(trainer, e.CoordinatorSaid(plenty))
+        self._tell(trainer, e.CoordinatorSent(plenty))
         self._tell(trainer, e.Opened(1, Position(0, 0, 4), 0))
 
     def _tell(self, trainer: FleetTrainer, *events: e.Event) -> None:
@@ -145,7 +145,7 @@ class Fleet:
             worker=f"w{number}", incarnation=number, shared=False, reason="", float32="float32", compression="none",
             sealed_port=0,
         )  # fmt: skip
-        self._tell(trainer, e.WorkerSaid(connection_id, said, payload=False))
+        self._tell(trainer, e.WorkerSent(connection_id, said, payload=False))
 
     # --- workers ---
 
@@ -160,13 +160,13 @@ class Fleet:
         elif isinstance(message, m.Ping):
             held = worker.held(trainer.number)
             pong = m.Pong(number=message.number, tickets=held, sealed=0, waiting=self._waiting(worker))
-            self._later(_WAY_S, self._tell, trainer, e.WorkerSaid(connection_id, pong))
+            self._later(_WAY_S, self._tell, trainer, e.WorkerSent(connection_id, pong))
 
     def _cancel(self, worker: FleetWorker, trainer: FleetTrainer, connection_id: int, ticket: Ticket) -> None:
         want = worker.waiting.pop((trainer.number, ticket), None)
         if want is not None and worker.queue.remove(trainer.number, want):
             worker.tickets[trainer.number].answer(ticket)
-            self._later(_WAY_S, self._tell, trainer, e.WorkerSaid(connection_id, m.Cancelled(ticket=ticket)))
+            self._later(_WAY_S, self._tell, trainer, e.WorkerSent(connection_id, m.Cancelled(ticket=ticket)))
 
     @staticmethod
     def _waiting(worker: FleetWorker) -> int:
@@ -188,7 +188,7 @@ class Fleet:
         )
         build_us = int(1e6 * self.build_s)
         header = pushed(want, build_us=build_us, waiting=self._waiting(worker))
-        self._later(_WAY_S, self._tell, trainer, e.WorkerSaid(connection_id, header, "payload"))
+        self._later(_WAY_S, self._tell, trainer, e.WorkerSent(connection_id, header, "payload"))
         self._build(worker)
 
 

@@ -17,7 +17,7 @@ from loader_server.building.build_counts import BuildCounts, Built
 from shared.wire.layout import Field, fields_of_batch
 from shared.wire.messages import Pushed
 from shared.wire.parts import Ticket, WireShape
-from trainer_client.session.epoch_account import Accounts, ReadTimes
+from trainer_client.session.epoch_account import Accounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,8 +56,8 @@ def trainer_us(rows: int) -> float:
         began_s = time.perf_counter()
         taken_s = time.perf_counter()
         conversion_s = time.perf_counter() - taken_s
-        times = ReadTimes(at_s=taken_s, wait_s=taken_s - began_s, conversion_s=conversion_s)
-        accounts.count_read([headers[number % 16]], arrays, times)
+        waited = {"at_s": taken_s, "wait_s": taken_s - began_s, "conversion_s": conversion_s}
+        accounts.count_read([headers[number % 16]], arrays, **waited)
         accounts.count_step_wait(0, 0.001)
         accounts.count_trained(0, number)
 

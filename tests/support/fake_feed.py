@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,10 +17,11 @@ from typing_extensions import Self
 
 from shared.errors import ClosedError, LostError, SettingsError, WorldChangedError
 from shared.wire.layout import ALIGNMENT, BucketShape, Field, fields_of_batch, layout_of
-from trainer_client.core.upcoming import Position
+from trainer_client.core.upcoming import Position, Ranks
 from trainer_client.feed import Feed
 from trainer_client.session.epoch_account import Accounts
 from trainer_client.session.shared_results import MeansOfTrainers
+from trainer_client.session.trained_cursor import FeedCursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -72,7 +74,7 @@ class FakeFeed(Feed):
         super().__init__(self.session)  # type: ignore[arg-type]
 
 
-class FakeCursor:
+class FakeCursor(FeedCursor):
     """What was trained on, of a session's epochs."""
 
     def __init__(self, session: FakeSession) -> None:
@@ -98,7 +100,26 @@ class FakeCursor:
     def refuse_unread(self, rounds: int) -> None:
         """What was read ahead is not kept here."""
 
-    def count_to_end(self, start: Position) -> None:
+    @property
+    def goes_in_step(self) -> bool:
+        return self.session.world > self.session.replicas
+
+    def in_hand(self) -> Any:
+        return self.at
+
+    def is_within_epoch(self) -> bool:
+        return bool(self.at.number)
+
+    def ends_unseen(self) -> bool:
+        return False
+
+    def refuse_lockstep(self, error: SettingsError) -> None:
+        raise error
+
+    def may_count_pass(self, *, is_seen: bool) -> bool:
+        return not self.session.evaluation
+
+    def count_to_end(self, start: Position, rounds: int) -> None:
         if not self.session.evaluation and self.at == start:
             self._go_to(self.at.epoch + 1, 0)
             self._all_counted = True
@@ -106,8 +127,8 @@ class FakeCursor:
     def _go_to(self, epoch: int, number: int) -> None:
         self.at = Position(epoch, number, self.session.replicas)
 
-    def epoch_rounds(self) -> int:
-        return self.session.batches(self.at.epoch) // self.session.replicas
+    def epoch_rounds(self) -> tuple[int, int] | None:
+        return self.session.batches(self.at.epoch) // self.session.replicas, self.rounds_left()
 
     def rounds_left(self) -> int:
         return (self.session.batches(self.at.epoch) - self.at.number) // self.session.replicas
@@ -136,6 +157,26 @@ class LeasedCursor(FakeCursor):
     """Of a trainer that is leased batches: the epoch moves only once a reader has come to its end."""
 
     done = 0
+    goes_in_step = False
+    names_evaluations = True
+
+    def is_within_epoch(self) -> bool:
+        return self.epoch_of(self.state()) == self.at.epoch
+
+    def ends_unseen(self) -> bool:
+        return not self.is_within_epoch()
+
+    def refuse_queue(self, error: SettingsError) -> None:
+        raise error
+
+    def refuse_lockstep(self, error: SettingsError) -> None:
+        """It is leased its batches."""
+
+    def may_count_pass(self, *, is_seen: bool) -> bool:
+        return is_seen
+
+    def epoch_rounds(self) -> None:
+        """Others take some of them."""
 
     def begin_reading(self) -> Position:
         return Position(self.at.epoch, self.done, 1)
@@ -144,7 +185,7 @@ class LeasedCursor(FakeCursor):
         self.session.trained_rows += self.session.rows(self.at.epoch, self.done)
         self.done += rounds
 
-    def count_to_end(self, start: Position) -> None:
+    def count_to_end(self, start: Position, rounds: int) -> None:
         self._go_to(self.at.epoch + 1, 0)
         self.done = 0
 
@@ -178,9 +219,9 @@ class FakeSession:
         self.waits_s: list[float] = []
         self.yielded: list[tuple[int, int]] = []
         self.copies = 0
-        self.world, self.in_queue, self.stream = self.replicas, False, "fake"
+        self.world, self.stream = self.replicas, "fake"
         self.trained_rows = 0
-        self.leases = self.ended = None
+        self.results = FakeResults(self)
         self.most_epochs: int | None = None
         self.ended: list[tuple[str, int, int]] = []
         self.ahead: Callable[[], tuple[int, int]] = lambda: (0, len(self.yielded) - self.trained_batches)
@@ -208,23 +249,25 @@ class FakeSession:
             self.error = None
         return FakeIterator(self, self.cursor.begin_reading())
 
-    def count_to_end(self, batches: FakeIterator) -> None:
-        self.cursor.count_to_end(batches.start)
+    @property
+    def spec(self) -> Any:
+        """As the coordinator would describe the stream, with what a test has set since."""
+        names = ("fields", "shapes", "producers", "at_a_time", "stream", "evaluation")
+        return SimpleNamespace(base_fields=(), **{name: getattr(self, name) for name in names})
+
+    @property
+    def ranks(self) -> Ranks:
+        return Ranks(rank=self.rank, replicas=self.replicas, world=self.world)
+
+    @property
+    def leases(self) -> Any:
+        return self.cursor
 
     def watch_others(self, refuse_lost: Callable[[], None]) -> None:
         self.refuse_lost = refuse_lost
 
     def count_step_wait(self, wait_s: float) -> None:
         self.waits_s.append(wait_s)
-
-    def count_phase(self, phase: str, seconds: float) -> None:
-        self.accounts.counts.phases_s[phase] += seconds
-
-    def count_retraces(self, traces: int) -> None:
-        self.accounts.counts.retraces += traces
-
-    def epoch_rounds(self) -> tuple[int, int]:
-        return self.cursor.epoch_rounds(), self.cursor.rounds_left()
 
     def batches_ahead(self) -> tuple[int, int]:
         """Batches are made when they are asked for; a test may set what is said to be there instead."""
@@ -236,25 +279,6 @@ class FakeSession:
     def rows(self, epoch: int, number: int) -> int:
         """How many rows of a batch hold a sample."""
         return 0 if self.empty_at(epoch, number) else self.shapes[(number // self.replicas) % len(self.shapes)].rows
-
-    def share_results(self, values: Any, *, wait: bool = False, **how: Any) -> Any:
-        """Noted in `told`; a test puts into `shared` what all ranks came to."""
-        self.told.append((how["epoch"], how["step"], how["rows"], dict(values)))
-        return self.shared.get(how["epoch"], dict(values)) if wait else None
-
-    def gather_results(self, values: Any, **how: Any) -> MeansOfTrainers:
-        """A test puts into `gathered` what all trainers came to."""
-        self.share_results(values, step=0, **how)
-        own = MeansOfTrainers(means=dict(values), rows=how["rows"], parts=1, trainers=1)
-        return self.gathered.get(how["epoch"], own)
-
-    def sum_states(self, states: bytes, **at: int) -> bytes:
-        """A test may set `summed`, which is given the states and where they were said."""
-        return self.summed(states, at)
-
-    def agree(self, value: float, **at: int) -> float:
-        """A test may set `agreed`, which is given the value and where it was said."""
-        return self.agreed(value, at)
 
     def end_run(self, why: str, *, epoch: int, step: int) -> None:
         """Noted in `ended`."""
@@ -312,6 +336,32 @@ class FakeSession:
         arrays["tag"][...] = [tag_of(epoch, number, row) for row in range(rows)]
 
 
+class FakeResults:
+    """What a session shares with other ranks: each test says what these came to."""
+
+    def __init__(self, session: FakeSession) -> None:
+        self.session = session
+
+    def share(self, values: Any, *, wait: bool = False, **how: Any) -> Any:
+        """Noted in `told`; a test puts into `shared` what all ranks came to."""
+        self.session.told.append((how["epoch"], how["step"], how["rows"], dict(values)))
+        return self.session.shared.get(how["epoch"], dict(values)) if wait else None
+
+    def gather(self, values: Any, **how: Any) -> MeansOfTrainers:
+        """A test puts into `gathered` what all trainers came to."""
+        self.share(values, step=0, **how)
+        own = MeansOfTrainers(means=dict(values), rows=how["rows"], parts=1, trainers=1)
+        return self.session.gathered.get(how["epoch"], own)
+
+    def sum_states(self, states: bytes, **at: int) -> bytes:
+        """A test may set `summed`, which is given the states and where they were said."""
+        return self.session.summed(states, at)
+
+    def agree(self, value: float, **at: int) -> float:
+        """A test may set `agreed`, which is given the value and where it was said."""
+        return self.session.agreed(value, at)
+
+
 class FakeIterator:
     """One pass over an epoch from where it was opened."""
 
@@ -322,6 +372,10 @@ class FakeIterator:
         self.next_number = 0 if session.evaluation else start.number
         self.taken = 0
         self.closed = False
+
+    @property
+    def rounds(self) -> int:
+        return self.taken // self.session.replicas
 
     def __iter__(self) -> Iterator[FakeBatch]:
         return self

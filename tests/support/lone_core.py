@@ -115,11 +115,11 @@ class LoneCore:
     def attach(self, *workers: WorkerAddress, **said: object) -> None:
         """Attach, and learn of these workers."""
         self.tell(e.AttachAsked(1, None))
-        self.tell(e.CoordinatorSaid(attached(workers=tuple(workers), **said)))
+        self.tell(e.CoordinatorSent(attached(workers=tuple(workers), **said)))
 
     def members(self, version: int, *workers: WorkerAddress) -> list[i.Instruction]:
         """The list changes."""
-        return self.tell(e.CoordinatorSaid(m.Members(version=version, workers=tuple(workers))))
+        return self.tell(e.CoordinatorSent(m.Members(version=version, workers=tuple(workers))))
 
     # --- workers ---
 
@@ -138,7 +138,7 @@ class LoneCore:
             worker=f"w{number}", incarnation=incarnation or number, shared=shared, reason="", float32="float32",
             compression="none", sealed_port=0,
         )  # fmt: skip
-        return self.tell(e.WorkerSaid(self.connection_id(number), said, shared))
+        return self.tell(e.WorkerSent(self.connection_id(number), said, shared))
 
     def with_workers(self, number: int, *, shared: bool = True, **said: object) -> list[m.Want]:
         """Attach, with so many workers of this host that serve us, numbered from 1; what is asked for then."""
@@ -151,7 +151,7 @@ class LoneCore:
 
     def say(self, number: int, message: m.Message, payload: object = None) -> list[i.Instruction]:
         """Worker `number` says something."""
-        return self.tell(e.WorkerSaid(self.connection_id(number), message, payload))
+        return self.tell(e.WorkerSent(self.connection_id(number), message, payload))
 
     def push(self, want: m.Want, **other: object) -> list[i.Instruction]:
         """The worker that was asked pushes the batch; by TCP its payload turns out valid."""

@@ -124,7 +124,7 @@ def test_a_rank_among_others_reads_its_part_of_each_round():
 
 def test_an_evaluation_feed_gives_its_epoch_again_and_again():
     with Ends(evaluation=True) as ends, trainer_client.connect(ends.endpoint) as feed:
-        assert feed._session.evaluation
+        assert feed._session.spec.evaluation
         with feed.open() as reading:
             assert [next(reading).number for _ in range(3)] == [0, 1, 2]
         feed.trained(3)

@@ -7,33 +7,30 @@ differs between lockstep and queue mode is decided in `lockstep` and `leasing.le
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from shared.bad_limit import BadLimit
 from shared.wire import messages as m
-from shared.wire.refusals import error_of
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.asking.answers import Answers
-from trainer_client.core.asking.bad_rows import BadRows
+from trainer_client.core.asking.bad_row_limit import BadRowLimit
 from trainer_client.core.asking.questions import Questions
 from trainer_client.core.asking.wants import Wants
-from trainer_client.core.failures import job_ended, nobody_left, refused_by_all
+from trainer_client.core.feed_errors import job_ended, nobody_left, refused_by_all
 from trainer_client.core.job_end import JobEnd
 from trainer_client.core.leasing.held_leases import HeldLeases, LeasedUpcoming
 from trainer_client.core.leasing.leased_queue import LeasedQueue
 from trainer_client.core.lockstep import Lockstep
-from trainer_client.core.results import OpenResults
+from trainer_client.core.open_results import OpenResults
 from trainer_client.core.settings import CoreSettings, slots_for
 from trainer_client.core.slot_states import SlotStates
 from trainer_client.core.stream_spec import StreamSpec
 from trainer_client.core.upcoming import Position, Upcoming
-from trainer_client.core.workers.connections import Connections
+from trainer_client.core.workers.open_connections import Connections
 from trainer_client.core.workers.worker_tickets import WorkerTickets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from shared.errors import StokerError
     from trainer_client.core.workers.known_workers import KnownWorker
 
@@ -61,8 +58,8 @@ class AttachedStream:
         )
         self.slots = SlotStates(slots)
         self.tickets = WorkerTickets(self.upcoming, self.slots, workers, out)
-        bad_rows = BadRows(BadLimit(attached.max_bad, attached.max_bad_samples))
-        self.answers = Answers(settings, spec, self.upcoming, self.slots, self.tickets, bad_rows, out)
+        limit = BadRowLimit(BadLimit(attached.max_bad, attached.max_bad_samples))
+        self.answers = Answers(settings, spec, self.upcoming, self.slots, self.tickets, limit, out)
         self.wants = Wants(
             settings, spec, prefetch, self.upcoming, self.slots, workers, self.tickets, self.answers, out
         )
@@ -97,16 +94,17 @@ class AttachedStream:
         return min(self._tick_s, self.sharing.due_s, *parts)
 
     def excuse(self, now_s: float) -> None:
-        """Restart all timers: we stalled.
-
-        Everyone seems silent to a trainer that was stopped itself, and it would give up all workers at once.
-        """
+        """Restart all timers: we stalled, and could hear nobody."""
+        # To a trainer that was stopped itself everyone seems silent: it would suspect all workers at once, and ask for
+        # every batch again.
         self.tickets.excuse(now_s)
         self.connections.excuse(now_s)
         self.sharing.excuse(now_s)
 
     def attach(self, answer: m.Attached, now_s: float, *, restores: bool) -> None:
         """Take in an Attached message, the first one or one after the coordinator was away."""
+        # The answer's list of workers may be short: a coordinator that was just restarted knows only a few. So the list
+        # opens connections here, and closes none.
         self.upcoming.regroup(answer.next_group)
         self.connections.update_list(answer.members, answer.workers, now_s)
         self.sharing.attach(answer, now_s, restores=restores)
@@ -138,107 +136,95 @@ class AttachedStream:
     def _extend(self, now_s: float) -> None:
         room = self.upcoming.head + self.wants.prefetch - self.upcoming.end
         if room > 0:
-            self.wants.extend(self.sharing.extend(room, now_s))
+            self.tickets.extend(self.sharing.extend(room, now_s))
         self.questions.tick(self.connections.serving(), now_s)
 
     def take(self, event: e.Event, now_s: float) -> None:
-        """Handle an event that concerns the stream or its workers."""
-        self._doors[type(event)](self, event, now_s)
-
-    # --- consumers ---
-
-    def _on_opened(self, event: e.Opened, now_s: float) -> None:
-        self.sharing.open(event, now_s)
-
-    def _on_took(self, event: e.Took, _now_s: float) -> None:
-        self.slots.take(event.slot)
-        self._pass(event.seq, event.slot)
-
-    def _on_handed_back(self, event: e.HandedBack, _now_s: float) -> None:
-        self.slots.hand_back(event.slot)
-        self._pass(event.seq, event.slot)
+        """Handle an event that concerns the stream or its workers; raise AssertionError for any other event."""
+        match event:
+            case e.Took():
+                self.slots.take(event.slot)
+                self._pass(event.seq, event.slot)
+            case e.HandedBack():
+                # The batch was taken, even if a signal kept the consumer from reporting that.
+                self.slots.hand_back(event.slot)
+                self._pass(event.seq, event.slot)
+            case e.TakenBack():
+                self.wants.take_back(event.seq, won=event.won)
+            case e.Opened():
+                self.sharing.open(event, now_s)
+            case e.Checked():
+                self._on_checked(event, now_s)
+            case e.ResultsReported():
+                self.results.report(event, now_s)
+            case e.QuestionAsked():
+                self.questions.ask(event.question, now_s)
+            case e.ConnectionUp() | e.ConnectionDown() | e.ConnectionFailed() | e.GreetingFailed():
+                self.connections.take(event, now_s)
+            case e.LockGone():
+                self.connections.note_lock_gone(event.incarnation, now_s)
+            case _:  # about leases, or a saved checkpoint; lockstep refuses the former
+                self.sharing.take(event, now_s)
 
     def _pass(self, seq: int, slot: int) -> None:
-        """Advance the head behind batch `seq`, which was consumed, as were all before it.
-
-        A batch that is handed back was taken, even if a signal kept the consumer from reporting it. After a redirection
-        the entry is gone, or its batch is in another slot; then nothing moves.
-        """
+        """Advance the head behind batch `seq`, which was consumed, as were all before it."""
         entry = self.upcoming.entries.get(seq)
+        # After a redirection the entry is gone, or its batch is in another slot: a late report must not move the head
+        # of the new sequence.
         if entry is not None and entry.slot == slot:
             self.upcoming.pass_to(seq + 1)
-
-    def _on_taken_back(self, event: e.TakenBack, _now_s: float) -> None:
-        self.wants.take_back(event.seq, won=event.won)
-
-    def _on_lease_event(self, event: e.Event, now_s: float) -> None:
-        self.sharing.take(event, now_s)
-
-    def _on_results_told(self, event: e.ResultsTold, now_s: float) -> None:
-        self.results.tell(event, now_s)
-
-    def _on_question_asked(self, event: e.QuestionAsked, now_s: float) -> None:
-        self.questions.ask(event.question, now_s)
 
     # --- the coordinator ---
 
     def hear_coordinator(self, message: m.Message, now_s: float) -> bool:
         """Handle a message about the stream; return False if it was not expected."""
-        if isinstance(message, m.Members):
-            self.connections.update_list(message.version, message.workers, now_s)
-        elif isinstance(message, m.Failing):
-            self.connections.note_failing(message)
-        elif isinstance(message, m.Leases | m.Recalled):
-            return self.sharing.receive(message, now_s)
-        elif isinstance(message, m.Aggregate):
-            return self.results.receive(message)
-        elif isinstance(message, m.JobEnds):
-            self.sharing.drain()
-            self.job_end.hear(message, now_s)
-        else:
-            return isinstance(message, m.Noted)
+        match message:
+            case m.Members():
+                self.connections.update_list(message.version, message.workers, now_s)
+            case m.Failing():
+                self.connections.list.note_failing(message)
+            case m.Leases() | m.Recalled():
+                return self.sharing.receive(message, now_s)
+            case m.Aggregate():
+                return self.results.receive(message)
+            case m.JobEnds():
+                self.sharing.drain()
+                self.job_end.hear(message, now_s)
+            case _:
+                return isinstance(message, m.Noted)
         return True
 
     # --- workers ---
 
-    def _on_connection_up(self, event: e.ConnectionUp, now_s: float) -> None:
-        self.connections.note_up(event.connection_id, now_s)
-
-    def _on_connection_down(self, event: e.ConnectionDown, now_s: float) -> None:
-        self.connections.note_down(event.connection_id, now_s)
-
-    def _on_connection_failed(self, event: e.ConnectionFailed, now_s: float) -> None:
-        self.connections.note_turned_away(event.connection_id, event.error, now_s)
-
-    def _on_greeting_failed(self, event: e.GreetingFailed, now_s: float) -> None:
-        self.connections.note_greeting_failed(event.connection_id, now_s)
-
-    def _on_lock_gone(self, event: e.LockGone, now_s: float) -> None:
-        self.connections.note_lock_gone(event.incarnation, now_s)
-
-    def hear_worker(self, event: e.WorkerSaid, now_s: float) -> bool:
+    def hear_worker(self, event: e.WorkerSent, now_s: float) -> bool:
         """Handle a worker's message; return False if it was not expected, or the connection serves no worker."""
-        message, connection_id = event.message, event.connection_id
-        worker = self.connections.worker_at(connection_id)
-        if isinstance(message, m.Welcome):
-            self.connections.welcome(connection_id, message, now_s, locked=bool(event.payload))
-        elif isinstance(message, m.Refused):
-            error = error_of(message, f"worker on connection {connection_id}")
-            self.connections.note_turned_away(connection_id, error, now_s)
-        elif isinstance(message, m.EpochAnswer | m.NameAnswer):
-            self._on_answer(message, now_s)
-        elif worker is None:
-            return False
-        elif isinstance(message, m.Pushed):
-            self.answers.receive(worker, message, event.payload, now_s)
-        elif isinstance(message, m.Cancelled):
-            self.answers.give_up(worker, message.ticket, now_s)
-        elif isinstance(message, m.Unbuilt):
-            self._on_unbuilt(worker, message, now_s)
-        elif isinstance(message, m.Pong):
-            self.answers.reconcile(worker, message, now_s)
-        else:
-            return False
+        match event.message:
+            case m.Welcome() | m.Refused():
+                self.connections.take(event, now_s)
+            case m.EpochAnswer() | m.NameAnswer() as answer:
+                self.questions.answer(answer)
+                if isinstance(answer, m.EpochAnswer):
+                    self.sharing.learn(answer.epoch, answer.group, answer.batches, now_s)
+            case _:
+                # A connection serves nobody before its first Welcome, nor once its worker was buried or replaced; what
+                # comes then is a stray.
+                worker = self.connections.worker_at(event.connection_id)
+                return worker is not None and self._hear_known(worker, event, now_s)
+        return True
+
+    def _hear_known(self, worker: KnownWorker, event: e.WorkerSent, now_s: float) -> bool:
+        message = event.message
+        match message:
+            case m.Pushed():
+                self.answers.receive(worker, message, event.payload, now_s)
+            case m.Cancelled():
+                self.answers.give_up(worker, message.ticket, now_s)
+            case m.Unbuilt():
+                self._on_unbuilt(worker, message, now_s)
+            case m.Pong():
+                self.answers.reconcile(worker, message, now_s)
+            case _:
+                return False
         return True
 
     def _on_unbuilt(self, worker: KnownWorker, unbuilt: m.Unbuilt, now_s: float) -> None:
@@ -250,11 +236,6 @@ class AttachedStream:
             self.connections.greet_again(worker.connection_id, now_s)
         elif unbuilt.code == "draining":
             self.connections.drain(worker.connection_id, now_s)
-
-    def _on_answer(self, answer: m.EpochAnswer | m.NameAnswer, now_s: float) -> None:
-        self.questions.answer(answer)
-        if isinstance(answer, m.EpochAnswer):
-            self.sharing.learn(answer.epoch, answer.group, answer.batches, now_s)
 
     def _on_checked(self, event: e.Checked, now_s: float) -> None:
         worker = self.connections.worker_at(event.connection_id)
@@ -271,6 +252,7 @@ class AttachedStream:
         """
         head = self.upcoming.entries.get(self.upcoming.head)
         refused = head.refused if head is not None else {}
+        # Without a head there is nothing that anybody could refuse: any live worker will do then.
         if self._failed or (head is not None and head.ready) or self.wants.somebody_can(refused):
             self._alone_since_s = None
             self.connections.need(somebody=False)
@@ -288,6 +270,7 @@ class AttachedStream:
     def _fail(self, errors: list[StokerError]) -> None:
         self._failed = True
         tried, listed = self.connections.tried()
+        # Once a job is ended by order, the lack of workers is its end and no loss.
         if self.job_end.drains is not None:
             self._out.append(i.Fail(job_ended()))
         elif errors:
@@ -295,25 +278,3 @@ class AttachedStream:
         else:
             failing = self.connections.list.failing
             self._out.append(i.Fail(nobody_left(tried, listed, self._settings.lost_timeout_s, failing)))
-
-    _doors: ClassVar[dict[type, Callable[..., None]]] = {
-        e.Opened: _on_opened,
-        e.Took: _on_took,
-        e.HandedBack: _on_handed_back,
-        e.TakenBack: _on_taken_back,
-        e.LeaseSettled: _on_lease_event,
-        e.StateAsked: _on_lease_event,
-        e.EvaluationNamed: _on_lease_event,
-        e.SumsAsked: _on_lease_event,
-        e.Saved: _on_lease_event,
-        e.EndAsked: _on_lease_event,
-        e.EndSettled: _on_lease_event,
-        e.QuestionAsked: _on_question_asked,
-        e.ResultsTold: _on_results_told,
-        e.ConnectionUp: _on_connection_up,
-        e.ConnectionDown: _on_connection_down,
-        e.ConnectionFailed: _on_connection_failed,
-        e.GreetingFailed: _on_greeting_failed,
-        e.LockGone: _on_lock_gone,
-        e.Checked: _on_checked,
-    }

@@ -81,6 +81,7 @@ class Attachment:
     def ask(self, cursor: Cursor | None, now_s: float, *, waiting: int | None, done: DoneSet | None = None) -> None:
         """Request to attach at this cursor with the next `tick`; `waiting` is the serial of the waiting caller."""
         self._serial += 1
+        # The coordinator had nothing to answer until now, so its silence so far is no reason to replace the connection.
         self._silence.excuse(now_s)
         self._asked, self._asked_done, self._open, self._answer_to = cursor, done, True, waiting
         self._again_s, self._pause_s = now_s, _FIRST_PAUSE_S
@@ -123,36 +124,38 @@ class Attachment:
         self.heard_s = now_s
         self._silence.hear(now_s)
 
-    def wait(self, said: m.Wait, now_s: float) -> None:
+    def wait(self, wait: m.Wait, now_s: float) -> None:
         """Put the open request off for as long as the coordinator asks, because it is not ready yet."""
-        if self._take_answer(said.serial):
-            self.last_reason = said.reason
-            self._again_s = now_s + said.retry_ms / 1000
+        if self._take_answer(wait.serial):
+            self.last_reason = wait.reason
+            self._again_s = now_s + wait.retry_ms / 1000
             # The coordinator says nothing before we ask again, so that pause must not count as silence.
             self._silence.excuse(self._again_s)
 
     def _take_answer(self, serial: int) -> bool:
+        # An answer from before a restore must not be taken for the one after it: both would name a position, and the
+        # ranks would stand at different ones.
         answers = self._open and serial == self._serial
         self.late_answers += not answers
         return answers
 
-    def agree(self, said: m.Attached, now_s: float) -> bool:
+    def agree(self, attached: m.Attached, now_s: float) -> bool:
         """Become attached; return False if this answers another request, or another position than the requested one."""
-        if not self._take_answer(said.serial):
+        if not self._take_answer(attached.serial):
             return False
-        asked, cursor = self._asked, said.cursor
-        expected = (0, 0) if asked is None else (asked.epoch, asked.number)
+        requested, cursor = self._asked, attached.cursor
+        expected = (0, 0) if requested is None else (requested.epoch, requested.number)
         # At the beginning of an epoch the coordinator may give another group; in mid-epoch batches would differ.
-        same_group = asked is None or not asked.number or asked.group == cursor.group
-        if not said.work and ((cursor.epoch, cursor.number) != expected or not same_group):
+        same_group = requested is None or not requested.number or requested.group == cursor.group
+        if not attached.work and ((cursor.epoch, cursor.number) != expected or not same_group):
             self.refuse(_elsewhere(expected, cursor))
             return False
-        self._timeout_s = said.heartbeat_timeout_ms / 1000
-        self.attached, self._tenure = True, said.tenure
+        self._timeout_s = attached.heartbeat_timeout_ms / 1000
+        self.attached, self._tenure = True, attached.tenure
         self._beat_s = now_s + self._timeout_s / 4
-        if (
-            self._answer_to is not None and not said.work
-        ):  # in queue mode a trainer does not go back to where it attached
+        # Only a caller's request sets where to attach again: by the time that the coordinator comes back each rank may
+        # be at a different step, and all have to name the same position. In queue mode the coordinator knows it.
+        if self._answer_to is not None and not attached.work:
             self._attached_at = cursor
         return True
 
@@ -172,21 +175,15 @@ class Attachment:
         if self._is_over or (serial is not None and not self._take_answer(serial)):
             return
         # A superseded trainer is over even if a caller gets the refusal, because a newer one has its rank.
-        is_told = self.answer(error)
+        has_caller = self.answer(error)
         is_superseded = isinstance(error, RefusedError) and error.code == "superseded"
-        if not is_told or (self.attached and is_superseded):
-            self._end(error, stays=isinstance(error, WorldChangedError))
-
-    def _end(self, error: StokerError, *, stays: bool) -> None:
-        """End the feed with this error, and hang up unless the trainer `stays`.
-
-        A member of a world that is over stays until its user leaves. The next world begins once all members have left,
-        and must not restore a checkpoint while this one may still be committing another.
-        """
-        self._out.append(i.Fail(error))
-        if not stays:
-            self._is_over = True
-            self._out.append(i.HangUp())
+        if not has_caller or (self.attached and is_superseded):
+            self._out.append(i.Fail(error))
+            # A member of a world that is over stays until its user leaves. The next world begins once all members have
+            # left, and must not restore a checkpoint while this one may still be committing another.
+            if not isinstance(error, WorldChangedError):
+                self._is_over = True
+                self._out.append(i.HangUp())
 
     def come_back(self, now_s: float) -> None:
         """Attach again at the first cursor: the coordinator does not know us, after its restart or our long silence."""

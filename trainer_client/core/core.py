@@ -14,7 +14,7 @@ not know sockets, threads, memory, TensorFlow, or what time it is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from shared.wire import messages as m
 from shared.wire.refusals import error_of
@@ -22,10 +22,10 @@ from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.attached_stream import AttachedStream
 from trainer_client.core.attachment import Attachment
-from trainer_client.core.failures import other_plan, world_over
+from trainer_client.core.feed_errors import other_plan, world_over
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from trainer_client.core.settings import CoreSettings
 
@@ -58,7 +58,8 @@ class Core:
             self.attachment.excuse(now_s)
         self._seen_s = now_s
         for event in events:
-            self._doors.get(type(event), Core._on_attached_event)(self, event, now_s)
+            self._take(event, now_s)
+        # One decision for all events of the turn: deciding after each would double the cost.
         members, due_s = self._decide(now_s)
         self.attachment.tick(members, now_s)
         self.due_s = min(self.attachment.due_s, due_s)
@@ -79,76 +80,62 @@ class Core:
         assert self.stream is not None
         return self.stream
 
-    def _on_attached_event(self, event: e.Event, now_s: float) -> None:
-        self._attached.take(event, now_s)
-
-    def _on_saved(self, event: e.Saved, now_s: float) -> None:
-        if self.stream is not None:
-            self.stream.take(event, now_s)
-
-    def _on_worker_said(self, event: e.WorkerSaid, now_s: float) -> None:
-        self.strays += not self._attached.hear_worker(event, now_s)
+    def _take(self, event: e.Event, now_s: float) -> None:
+        match event:
+            case e.WorkerSent():
+                self.strays += not self._attached.hear_worker(event, now_s)
+            case e.CoordinatorSent():
+                self.attachment.hear(now_s)
+                self._hear_coordinator(event.message, now_s)
+            case e.CoordinatorAway():
+                self.attachment.try_soon(now_s)
+            case e.AttachAsked():
+                self.attachment.ask(event.cursor, now_s, waiting=event.serial, done=event.done)
+            case e.Saved() if self.stream is None:
+                pass  # a user may restore a checkpoint before the coordinator has agreed
+            case _:
+                self._attached.take(event, now_s)
 
     # --- the coordinator ---
 
-    def _on_attach_asked(self, event: e.AttachAsked, now_s: float) -> None:
-        self.attachment.ask(event.cursor, now_s, waiting=event.serial, done=event.done)
-
-    def _on_coordinator_said(self, event: e.CoordinatorSaid, now_s: float) -> None:
-        self.attachment.hear(now_s)
-        message = event.message
-        if isinstance(message, m.Attached):
-            self._on_attached(message, now_s)
-        elif isinstance(message, m.Wait):
-            self.attachment.wait(message, now_s)
-        elif isinstance(message, m.NotAttached | m.Refused):
-            self._on_refused(message, now_s)
-        elif isinstance(message, m.WorldOver):
-            self._leave_world(message.version == self._settings.world_version, message.reason)
-        elif self.stream is not None:
-            self.strays += not self.stream.hear_coordinator(message, now_s)
-        else:  # messages to a former trainer of these ranks may still arrive
-            self.strays += not isinstance(message, m.Noted | m.Members | m.Failing)
-
-    def _on_refused(self, message: m.NotAttached | m.Refused, now_s: float) -> None:
-        if isinstance(message, m.NotAttached):
-            self.attachment.refuse(error_of(message, "coordinator"), serial=message.serial)
-            self._leave_world(message.code == "changed", message.got)
-        elif message.code == "unknown":
-            self.attachment.come_back(now_s)
-        else:
-            self.attachment.refuse(error_of(message, "coordinator"))
+    def _hear_coordinator(self, message: m.Message, now_s: float) -> None:
+        match message:
+            case m.Attached():
+                self._on_attached(message, now_s)
+            case m.Wait():
+                self.attachment.wait(message, now_s)
+            case m.NotAttached():
+                self.attachment.refuse(error_of(message, "coordinator"), serial=message.serial)
+                self._leave_world(message.code == "changed", message.got)
+            case m.Refused() if message.code == "unknown":
+                self.attachment.come_back(now_s)
+            case m.Refused():
+                self.attachment.refuse(error_of(message, "coordinator"))
+            case m.WorldOver():
+                self._leave_world(message.version == self._settings.world_version, message.reason)
+            case _ if self.stream is not None:
+                self.strays += not self.stream.hear_coordinator(message, now_s)
+            case _:  # messages to a former trainer of these ranks may still arrive
+                self.strays += not isinstance(message, m.Noted | m.Members | m.Failing)
 
     def _leave_world(self, is_over: bool, reason: str) -> None:  # noqa: FBT001 - it is what is asked
         """End the feed, once, if our elastic world is over; the user then joins the next one."""
+        # The news may come twice: as the answer to a request, and by itself.
         if is_over and not self._is_out:
             self._is_out = True
             self._out.append(i.Fail(world_over(reason)))
 
-    def _on_coordinator_away(self, _event: e.CoordinatorAway, now_s: float) -> None:
-        self.attachment.try_soon(now_s)
-
     def _on_attached(self, answer: m.Attached, now_s: float) -> None:
-        """Become attached, or take in what changed while the coordinator was away.
-
-        A coordinator that was restarted on other data may answer with another plan. Its batch 7 is not our batch 7, so
-        the request is refused before any batch is asked for.
-        """
+        """Become attached, or take in what changed while the coordinator was away; refuse an answer of another plan."""
         if not self.attachment.agree(answer, now_s):
             return
         if self.stream is None:
             self.stream = AttachedStream(self._settings, answer, self._out)
+        # A coordinator that was restarted on other data has another plan: its batch 7 is not our batch 7. So this comes
+        # before any batch is asked for.
         ours, theirs = self.stream.spec.plan_digest, answer.cursor.plan_digest
         if ours != theirs:
             self.attachment.refuse(other_plan(ours, theirs))
             return
         self.stream.attach(answer, now_s, restores=self.attachment.restores)
         self.attachment.answer(answer)
-
-    _doors: ClassVar[dict[type, Callable[..., None]]] = {
-        e.AttachAsked: _on_attach_asked,
-        e.CoordinatorSaid: _on_coordinator_said,
-        e.CoordinatorAway: _on_coordinator_away,
-        e.Saved: _on_saved,
-        e.WorkerSaid: _on_worker_said,
-    }

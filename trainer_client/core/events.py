@@ -19,10 +19,11 @@ __all__ = [
     "AttachAsked",
     "Checked",
     "ConnectionDown",
+    "ConnectionEvent",
     "ConnectionFailed",
     "ConnectionUp",
     "CoordinatorAway",
-    "CoordinatorSaid",
+    "CoordinatorSent",
     "EndAsked",
     "EndSettled",
     "EvaluationNamed",
@@ -33,13 +34,13 @@ __all__ = [
     "LockGone",
     "Opened",
     "QuestionAsked",
-    "ResultsTold",
+    "ResultsReported",
     "Saved",
     "StateAsked",
     "SumsAsked",
     "TakenBack",
     "Took",
-    "WorkerSaid",
+    "WorkerSent",
 ]
 
 # --- from consumers ---
@@ -70,6 +71,7 @@ class Opened:
 class Took:
     """A consumer took the batch. A signal may prevent this report; the core then infers it from later ones."""
 
+    #: With the slot it tells a report about this sequence from one about the sequence before a redirection.
     seq: int
     slot: int
 
@@ -87,6 +89,7 @@ class LeaseSettled:
     """In queue mode: a batch is `done`, failed, or (if not `costs_try`) given back without counting as a try."""
 
     lease: Lease
+    #: Of the lease table that leased the batch: after a restore, batches of an older one are in no model.
     generation: int
     done: bool
     costs_try: bool = True
@@ -141,7 +144,7 @@ class EndSettled:
 
 
 @dataclass(frozen=True, slots=True)
-class ResultsTold:
+class ResultsReported:
     """The user reports the results of an epoch or an evaluation: means over a number of rows. Serials grow."""
 
     serial: int
@@ -171,7 +174,7 @@ class QuestionAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class CoordinatorSaid:
+class CoordinatorSent:
     """A message came from the coordinator."""
 
     message: m.Message
@@ -212,7 +215,7 @@ class GreetingFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSaid:
+class WorkerSent:
     """A message came from a worker; `payload` follows a `Pushed` whose batch is not in a slot.
 
     With a `Welcome`, `payload` says whether the worker holds its lock on our shared memory.
@@ -237,8 +240,9 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class LockGone:
-    """Proof that this worker cannot write into any slot any more."""
+    """Proof that this worker cannot write into any slot any more: nobody locks its byte of our memory."""
 
+    #: Of the worker: another incarnation at its endpoint is no such proof.
     incarnation: int
 
 
@@ -249,6 +253,8 @@ class TakenBack:
     seq: int
     won: bool
 
+
+ConnectionEvent = ConnectionUp | ConnectionDown | ConnectionFailed | GreetingFailed
 
 Event = (
     AttachAsked
@@ -263,14 +269,11 @@ Event = (
     | EndAsked
     | EndSettled
     | QuestionAsked
-    | ResultsTold
-    | CoordinatorSaid
+    | ResultsReported
+    | CoordinatorSent
     | CoordinatorAway
-    | ConnectionUp
-    | ConnectionDown
-    | ConnectionFailed
-    | GreetingFailed
-    | WorkerSaid
+    | ConnectionEvent
+    | WorkerSent
     | Checked
     | LockGone
     | TakenBack

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shared.silence import GONE_AFTER
 from trainer_client.core import instructions as i
-from trainer_client.core.failures import job_ended
+from trainer_client.core.feed_errors import job_ended
 
 if TYPE_CHECKING:
     from shared.wire import messages as m
@@ -38,20 +38,21 @@ class JobEnd:
         self._patience_s = _PATIENCE * attached.heartbeat_timeout_ms / 1000
         self._ordered: i.EndReading | None = None
 
-    def hear(self, said: m.JobEnds, now_s: float) -> None:
-        """Order readers to stop, drain or stand still, as the coordinator says.
-
-        The message is repeated, and a later one may forbid draining, which an earlier repetition must not allow again.
-        """
-        self.drains = said.drains and self.drains is not False
+    def hear(self, word: m.JobEnds, now_s: float) -> None:
+        """Order readers to stop, drain or stand still, as the coordinator says."""
+        # The message is repeated, and a later one may forbid draining; a repetition that was on its way meanwhile must
+        # not allow it again.
+        self.drains = word.drains and self.drains is not False
         if not self._is_rank:
             self._end(i.EndReading(job_ended(), at_once=not (self._leases and self.drains)))
             return
         self.due_s = now_s + self._patience_s
-        if said.last is None:
+        # A rank that went on by itself would wait in the next step for ranks that have stopped. So all stand still
+        # until the coordinator, which knows how far each has come, names the last round.
+        if word.last is None:
             self._out.append(i.StandStill())
         else:
-            last = (said.last.epoch, said.last.number)
+            last = (word.last.epoch, word.last.number)
             self._end(i.EndReading(job_ended(), at_once=False, last=last, waits=self.drains))
 
     def tick(self, now_s: float) -> None:
@@ -62,7 +63,7 @@ class JobEnd:
 
     def _end(self, order: i.EndReading) -> None:
         # The coordinator repeats its message. An unchanged order is given once; its error is a new object each time.
-        said = self._ordered
-        if said is None or (said.at_once, said.last, said.waits) != (order.at_once, order.last, order.waits):
+        former = self._ordered
+        if former is None or (former.at_once, former.last, former.waits) != (order.at_once, order.last, order.waits):
             self._ordered = order
             self._out.append(order)

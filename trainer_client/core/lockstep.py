@@ -52,15 +52,16 @@ class Lockstep:
             self.open(self._opened, now_s)
 
     def open(self, event: Opened, now_s: float) -> None:
-        """Serve this reader from now on; keep prefetched batches if they are those that the reader needs next.
-
-        A reader that was dropped in mid-epoch may have taken batches that nobody trained on. The next reader starts
-        before those (the sequence is redirected), or they would be missing from the epoch.
-        """
+        """Serve this reader from now on; keep prefetched batches if they are those that the reader needs next."""
+        # A reader that was dropped in mid-epoch may have taken batches that nobody trained on. The next reader starts
+        # before those (the sequence is redirected), or they would be missing from the epoch.
         upcoming = self._upcoming
         over = upcoming.is_over(event.start)
-        self._opened = event if over is None else None
+        # A reader may come before any worker has said how long its epoch is; `learn` opens it again then. Only the
+        # newest waits: an older one asks again by itself once it may take over.
+        self._opened = None
         if over is None:
+            self._opened = event
             self._ask_about(event.start.epoch, event.start.group, now_s)
         elif over:
             self._out.append(i.Serve(event.reader, upcoming.head, ended=True))
@@ -85,7 +86,7 @@ class Lockstep:
         self._questions.ask(query, now_s)
 
     def take(self, event: Event, now_s: float) -> None:
-        """Ignore that a checkpoint was saved; fail on any other event, because it is about leases."""
+        """Ignore that a checkpoint was saved; raise AssertionError for any other event, because it is about leases."""
         assert isinstance(event, Saved), f"{event} in lockstep"
 
     def receive(self, message: m.Leases | m.Recalled, now_s: float) -> bool:

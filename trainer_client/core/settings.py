@@ -26,6 +26,7 @@ class CoreSettings:
     ranks: Ranks
     incarnation: int
     name: str
+    #: The running system's id, which shows what workers run on this host; empty if unknown.
     boot_id: str
     #: In queue mode: what is done with the batches (empty: what the stream is for), and the most epochs.
     work: str = ""

@@ -59,10 +59,9 @@ class SlotStates:
         return self._lend(self._free.pop()) if self._free else None
 
     def lend_reserve(self) -> Ticket | None:
-        """Lend the reserve slot and return its ticket; return None if it is in use.
-
-        All ordinary slots may be at silent workers when the head needs one. Its batch then comes by TCP.
-        """
+        """Lend the reserve slot and return its ticket; return None if it is in use."""
+        # All ordinary slots may be at silent workers when the head needs one. Its batch then comes by TCP: a writer in
+        # place that is stopped would hold this slot as well.
         return self._lend(self.reserve) if self._states[self.reserve] is SlotState.FREE else None
 
     def _lend(self, slot: int) -> Ticket:
@@ -81,6 +80,8 @@ class SlotStates:
 
         Raise AssertionError if the ticket is stale.
         """
+        # Not before: a worker that is stopped in the middle of a write, and whose want is built elsewhere, goes on
+        # writing into whatever the slot holds by then.
         self._require_current(ticket)
         self._move(ticket.slot, "release")
 
@@ -105,6 +106,7 @@ class SlotStates:
         return self._counts[state]
 
     def _require_current(self, ticket: Ticket) -> None:
+        # By now the slot may be lent to another worker, whose write a late answer would offer as its own batch.
         if self._generations[ticket.slot] != ticket.generation:
             raise AssertionError(f"{ticket} is stale: generation {self._generations[ticket.slot]} is current")
 
@@ -114,6 +116,7 @@ class SlotStates:
         if after is None:
             raise AssertionError(f"slot {slot}: cannot {event} while {before.value}")
         self._states[slot] = after
+        # Counted here, so that metrics, which are read in another thread, need not go through all slots.
         self._counts[before] -= 1
         self._counts[after] += 1
         if after is SlotState.FREE and slot != self.reserve:

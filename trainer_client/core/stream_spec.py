@@ -57,10 +57,10 @@ class StreamSpec:
             evaluation=attached.evaluation,
             work=attached.work or "",
             plan_digest=attached.cursor.plan_digest,
-            fields=tuple(one.field() for one in attached.fields),
-            shapes=tuple(one.bucket() for one in attached.shapes),
+            fields=tuple(wire.field() for wire in attached.fields),
+            shapes=tuple(wire.bucket() for wire in attached.shapes),
             producers=attached.producers,
-            base_fields=tuple(one.field() for one in attached.base_fields),
+            base_fields=tuple(wire.field() for wire in attached.base_fields),
             most_batches=attached.most_batches,
             heartbeat_timeout_s=attached.heartbeat_timeout_ms / 1000,
         )
@@ -83,19 +83,22 @@ class StreamSpec:
         return self._layouts[shape]
 
     def _new_layout(self, wire: WireShape) -> Layout | None:
-        asked = wire.bucket()
-        padded = {one.key for one in self.fields if one.padded}
+        # A batch may be padded to its longest row, so its shape is any that lies within a bucket. A larger one would
+        # not fit into a slot.
+        wanted = wire.bucket()
+        padded = {field.key for field in self.fields if field.padded}
         fits = any(
-            asked.rows <= shape.rows and all(asked.lengths[key] <= shape.lengths[key] for key in padded)
+            wanted.rows <= shape.rows and all(wanted.lengths[key] <= shape.lengths[key] for key in padded)
             for shape in self.shapes
-            if padded <= asked.lengths.keys()
+            if padded <= wanted.lengths.keys()
         )
-        return layout_of(self.fields, asked) if fits else None
+        return layout_of(self.fields, wanted) if fits else None
 
     def fits(self, header: Pushed, batch: UpcomingBatch) -> bool:
         """Return whether the header announces the requested batch, in a permitted shape and with the right size."""
-        asked = (batch.position.epoch, batch.number, batch.empty)
-        if (header.epoch, header.number, header.empty) != asked:
+        # A worker that answers with another batch under a valid ticket would be trained on unnoticed.
+        wanted = (batch.position.epoch, batch.number, batch.empty)
+        if (header.epoch, header.number, header.empty) != wanted:
             return False
         layout = self.layout(header.shape)
         return layout is not None and layout.nbytes == header.nbytes and header.rows <= header.shape.rows

@@ -93,10 +93,8 @@ class Entry:
         return self.header is not None
 
     def lend(self, incarnation: int, ticket: Ticket) -> None:
-        """Note that this worker holds a ticket for the batch.
-
-        A worker never holds two: its answer to the first would leave the slot of the second lent for ever.
-        """
+        """Note that this worker holds a ticket for the batch; it must not hold one already."""
+        # With two, its answer to the first would leave the slot of the second lent for ever.
         assert incarnation not in self.askers
         self.askers[incarnation] = ticket
 
@@ -106,29 +104,26 @@ class Entry:
         self.again_s = 0.0
 
     def arrive(self, header: Pushed, slot: int) -> None:
-        """Note that the batch has arrived, in this slot.
-
-        The first valid answer wins: a hedged or suspected worker's later answer must not replace a batch that a
-        consumer may be reading.
-        """
+        """Note that the batch has arrived, in this slot; it must not have arrived already."""
+        # The first valid answer wins: a hedged or suspected worker's later answer must not replace a batch that a
+        # consumer may be reading.
         assert self.header is None
         self.header, self.slot = header, slot
 
     def retract(self) -> None:
-        """Note that the batch was taken back before a consumer took it, so that it will be asked for again."""
+        """Note that the batch, which must have arrived, was taken back unread, so that it will be asked for again."""
         assert self.header is not None
         self.header, self.slot = None, -1
 
     def refuse(self, incarnation: int, error: StokerError) -> None:
         """Never ask this worker for the batch again; its ticket must be closed already."""
+        # Without this a refusal and a resend cross, and the want goes round for ever.
         assert incarnation not in self.askers
         self.refused[incarnation] = error
 
     def blame(self) -> None:
-        """Note that the batch may have killed a worker, so that the next builder tries its samples in a child first.
-
-        The batch may have arrived from another worker meanwhile; the count matters if it is taken back and asked again.
-        """
+        """Note that the batch may have killed a worker, so that the next builder tries its samples in a child first."""
+        # It may have arrived from another worker meanwhile; the count matters if it is taken back and asked for again.
         self.attempt += 1
 
     def fail_at(self, machine: str, pause_s: float, now_s: float) -> None:
@@ -139,9 +134,9 @@ class Entry:
     def wait_longer(self, first_s: float, now_s: float) -> None:
         """Double the back-off before another worker is asked; the first pause is `first_s`.
 
-        Only a batch that a silent worker holds waits like this. Without back-off, a fleet that is merely slow would be
-        asked for the same batch in every turn.
+        Only a batch that a silent worker holds waits like this.
         """
+        # Without back-off, a fleet that is merely slow would be asked for the same batch in every turn.
         assert self.askers
         self.patience_s = 2 * self.patience_s or first_s
         self.again_s = now_s + self.patience_s
@@ -152,7 +147,9 @@ class Entry:
         self.hedged = True
 
     def count_rows(self) -> bool:
-        """Return True the first time only: a batch that was taken back and comes again delivers no new rows."""
+        """Return True the first time only."""
+        # A batch that was taken back for the head and comes again delivers no new rows: counted twice, its bad samples
+        # could end a job that is within its limit.
         is_first, self.counted = not self.counted, True
         return is_first
 
@@ -189,31 +186,27 @@ class Course:
         """Return the next batch; None while `missing` a size, or if the lap to repeat is empty."""
         while True:
             if self._lap_batches is None:
-                if self.missing() is not None or (self._repeats and self._is_at_the_end()):
+                if self.missing() is not None:
                     return None
-                self._lap_batches = self._one_lap()
+                if self._repeats and self._at.number >= self._known[self._at.epoch, self._at.group]:
+                    return None  # the lap is empty, and to repeat it would never end
+                self._lap_batches = self._batches_of_lap()
             batch = next(self._lap_batches, None)
             if batch is not None:
                 return batch
-            self._finish_lap()
+            self._lap += 1
+            self._lap_batches = None
+            self._at = self._start if self._repeats else Position(self._at.epoch + 1, 0, self._next_group)
 
-    def _is_at_the_end(self) -> bool:
-        return self._at.number >= self._known[self._at.epoch, self._at.group]
-
-    def _finish_lap(self) -> None:
-        self._lap += 1
-        self._lap_batches = None
-        self._at = self._start if self._repeats else Position(self._at.epoch + 1, 0, self._next_group)
-
-    def _one_lap(self) -> Iterator[UpcomingBatch]:
+    def _batches_of_lap(self) -> Iterator[UpcomingBatch]:
         """Yield the batches of one lap, each only once the next is known, so that the last can be marked."""
         at, ranks = self._at, self._ranks
         batches = self._known[at.epoch, at.group]
         previous: UpcomingBatch | None = None
-        for one in rounds(at.number, batches, at.group, ranks.world):
-            start = replace(at, number=one.start)
+        for round_ in rounds(at.number, batches, at.group, ranks.world):
+            start = replace(at, number=round_.start)
             for replica in range(ranks.replicas):
-                place = one.place(ranks.rank + replica)
+                place = round_.place(ranks.rank + replica)
                 if previous is not None:
                     yield previous
                 previous = UpcomingBatch(start, replica, self._lap, place.number, place.empty)
@@ -276,16 +269,16 @@ class Upcoming:
         """
         if taken:
             return False
+        # Batches that were prefetched for a reader that was dropped before it took any are still the right ones:
+        # keeping them saves building an epoch's first batches twice.
         first = self.entries.get(self.head)
         if first is not None:
             return first.batch.position == start and first.batch.replica == 0
         return self._course.next_lap() == start
 
     def redirect(self, start: Position, taken: int) -> None:
-        """Drop the upcoming batches, and go on where a reader stands that began at `start` and took `taken` batches.
-
-        Numbers go on from the last one: an answer from before a restore must not be taken for one after it.
-        """
+        """Drop the upcoming batches, and go on where a reader stands that began at `start` and took `taken` batches."""
+        # Numbers go on from the last one: an answer from before a restore must not be taken for one after it.
         self._course = self._new_course(start)
         for _ in range(taken):
             self._course.advance()

@@ -20,7 +20,7 @@ from trainer_client.load_test.report.histogram import Histogram
 if TYPE_CHECKING:
     from trainer_client.batch import Batch
     from trainer_client.feed import Feed
-    from trainer_client.session.reading import Reading
+    from trainer_client.session.batch_iterator import Reading
 
 __all__ = ["ThinRun", "ThinTrainer"]
 

@@ -1,8 +1,8 @@
-"""Answers that a feed's consumers wait for, each in a future under the serial of its request.
+"""Answers that a feed's consumers wait for, each in a future, and for how long a silent coordinator is waited for.
 
 Rules: serials grow, and each request has its own. Consumers register a future before they ask, or the answer could
-overtake it; the receive thread resolves it. An answer without a future is dropped. Must not know what is asked,
-sockets, or how long callers wait.
+overtake it; the receive thread resolves it. An answer without a future is dropped. Must not know what is asked, or
+sockets.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import itertools
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from shared.errors import LostError
+
 if TYPE_CHECKING:
     from shared.wire import messages as m
-    from shared.wire.parts import DoneSet
-    from trainer_client.core import instructions as i
 
-__all__ = ["AwaitedAnswers"]
+__all__ = ["AwaitedAnswers", "SilentWait"]
 
 
 class AwaitedAnswers:
@@ -24,47 +24,23 @@ class AwaitedAnswers:
 
     def __init__(self) -> None:
         self._serials = itertools.count(1)
-        self._attaching: dict[int, Future[m.Attached]] = {}
+        self._answers: dict[int, Future[Any]] = {}
+        #: Serials of reports of results whose callers wait until the answer covers all ranks.
+        self._for_all_ranks: set[int] = set()
         self._questions: dict[m.Message, list[Future[Any]]] = {}
-        self._states: dict[int, Future[DoneSet]] = {}
-        self._sums: dict[int, Future[i.AnswerSums]] = {}
-        self._ends: dict[int, Future[bool]] = {}
-        #: By the serial of a report of results: whether to wait for all ranks, and the future.
-        self._results: dict[int, tuple[bool, Future[m.Aggregate]]] = {}
 
     # --- for consumers ---
 
-    def expect_attached(self) -> tuple[int, Future[m.Attached]]:
-        """Return the serial and the future of a new request to attach."""
-        serial, answer = next(self._serials), Future[Any]()
-        self._attaching[serial] = answer
-        return serial, answer
+    def expect(self, *, of_all: bool = False) -> tuple[int, Future[Any]]:
+        """Return the serial and the future of a new request.
 
-    def expect_state(self) -> tuple[int, Future[DoneSet]]:
-        """Return the serial and the future of a new question for the done-set."""
-        serial, answer = next(self._serials), Future[Any]()
-        self._states[serial] = answer
-        return serial, answer
-
-    def expect_sums(self) -> tuple[int, Future[i.AnswerSums]]:
-        """Return the serial and the future of a new question for the sums of an evaluation."""
-        serial, answer = next(self._serials), Future[Any]()
-        self._sums[serial] = answer
-        return serial, answer
-
-    def expect_end(self) -> tuple[int, Future[bool]]:
-        """Return the serial and the future of a new question or report about the work after training."""
-        serial, answer = next(self._serials), Future[Any]()
-        self._ends[serial] = answer
-        return serial, answer
-
-    def expect_results(self, *, whole: bool) -> tuple[int, Future[m.Aggregate]]:
-        """Return the serial and the future of a new report of results.
-
-        With `whole` the future is resolved by the answer that covers all ranks, otherwise by the first one.
+        Of a report of results, the future is resolved by the first answer, or with `of_all` by the one that covers all
+        ranks.
         """
         serial, answer = next(self._serials), Future[Any]()
-        self._results[serial] = (whole, answer)
+        self._answers[serial] = answer
+        if of_all:
+            self._for_all_ranks.add(serial)
         return serial, answer
 
     def expect_answer(self, question: m.Message) -> Future[Any]:
@@ -75,48 +51,60 @@ class AwaitedAnswers:
 
     # --- for the receive thread ---
 
-    def take_attached(self, serial: int) -> Future[m.Attached] | None:
-        """Remove and return the future of a request to attach, for the caller to resolve; None if there is none."""
-        return self._attaching.pop(serial, None)
+    def take(self, serial: int) -> Future[Any] | None:
+        """Remove and return the future of a request, for the caller to resolve; None if it is not open.
 
-    def answer_state(self, serial: int, done: DoneSet) -> None:
-        """Resolve the question for the done-set with this serial, if it is open."""
-        answer = self._states.pop(serial, None)
-        if answer is not None:
-            answer.set_result(done)
+        It may be closed already: a coordinator that repeats an answer cannot know that the first one arrived.
+        """
+        self._for_all_ranks.discard(serial)
+        return self._answers.pop(serial, None)
 
-    def answer_sums(self, sums: i.AnswerSums) -> None:
-        """Resolve the question for sums of an evaluation, if it is open."""
-        answer = self._sums.pop(sums.serial, None)
+    def answer(self, serial: int, content: object) -> None:
+        """Resolve the request with this serial, if it is open."""
+        answer = self.take(serial)
         if answer is not None:
-            answer.set_result(sums)
-
-    def answer_end(self, serial: int, *, is_ours: bool) -> None:
-        """Resolve the question or report about the work after training, if it is open."""
-        answer = self._ends.pop(serial, None)
-        if answer is not None:
-            answer.set_result(is_ours)
+            answer.set_result(content)
 
     def answer_results(self, aggregate: m.Aggregate) -> None:
         """Resolve a report of results, unless its caller waits for all ranks and the answer covers only some."""
-        whole, answer = self._results.get(aggregate.serial, (False, None))
-        if answer is not None and (aggregate.whole or not whole):
-            del self._results[aggregate.serial]
-            answer.set_result(aggregate)
+        if aggregate.whole or aggregate.serial not in self._for_all_ranks:
+            self.answer(aggregate.serial, aggregate)
 
-    def answer_question(self, question: m.Message, answer: object) -> None:
+    def answer_question(self, question: m.Message, content: object) -> None:
         """Resolve all futures of this question to workers."""
-        for asked in self._questions.pop(question, ()):
-            asked.set_result(answer)
+        for answer in self._questions.pop(question, ()):
+            answer.set_result(content)
 
     def fail(self, error: BaseException) -> None:
-        """Raise this error in callers that attach or wait for results, because no answer will come.
+        """Raise this error in callers that wait for an answer to a request, because none will come.
 
-        Callers with other questions look at the feed's error themselves while they wait (`Receiver.wait_for`).
+        Callers with questions to workers look at the feed's error themselves while they wait (`Receiver.wait_for`).
         """
-        for attached in list(self._attaching.values()):
-            attached.set_exception(error)
-        for _, told in list(self._results.values()):
-            told.set_exception(error)
-        self._attaching.clear()
-        self._results.clear()
+        answers, self._answers = list(self._answers.values()), {}
+        for answer in answers:
+            answer.set_exception(error)
+
+
+class SilentWait:
+    """A consumer's wait for other ranks; `patience_s` is how long the coordinator may be silent meanwhile."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._heard_s = -1.0
+        self._waited_s = 0.0
+
+    def look(self, heard_s: float, looked_for_s: float, endpoint: str) -> None:
+        """Raise LostError if the coordinator has been silent for `patience_s` of looking.
+
+        `heard_s` is the time of its last message, `looked_for_s` how long this look has waited.
+        """
+        # The sum of the looks and not clock time: a process that was stopped must not blame the coordinator for it.
+        self._waited_s = self._waited_s + looked_for_s if heard_s == self._heard_s else 0.0
+        self._heard_s = heard_s
+        if self._waited_s > self._patience_s:
+            raise LostError(
+                expected=f"a word of the coordinator within {self._patience_s:g} s, while all ranks are waited for",
+                got="none",
+                where=endpoint,
+                remedy="Start the loaders again, or allow more time with lost_timeout_s.",
+            )

@@ -1,4 +1,4 @@
-"""A trainer's connection to the coordinator.
+"""A trainer's connection to the coordinator, and the check that one answers.
 
 Rules: used in one thread only; the caller decides what to send and when. A message that cannot be sent right now is
 dropped, because the caller will repeat it. A coordinator whose address is in a file is followed: while it is silent,
@@ -9,24 +9,57 @@ another one after each call.
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import zmq
 
-from shared.errors import ProtocolError
+from shared.endpoints import check_coordinator
+from shared.errors import LostError, ProtocolError
+from shared.logs import Log
+from shared.silence import Silence
 from shared.sockets import connect_dealer, read_waiting, send_if_up
 from shared.system.endpoint_file import FollowedEndpoint
+from shared.system.limits import refuse_small_limits_of_client
+from shared.wire import messages as m
 from shared.wire.codec import decode, encode
+from shared.wire.refusals import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shared.keys import ClientKeys
-    from shared.wire.messages import Message
+    from trainer_client.core.settings import CoreSettings
 
-__all__ = ["CoordinatorClient"]
+__all__ = [
+    "WARN_AFTER_S",
+    "CoordinatorClient",
+    "ReceiverSettings",
+    "lone_client",
+    "nobody_answers",
+    "wait_for_coordinator",
+]
+
+#: How long to wait for a coordinator before the log mentions it: the endpoint may be wrong, and the timeout is long.
+WARN_AFTER_S = 5.0
+
+#: How often to ask whether a coordinator is there, and after how much silence to replace the connection.
+_PAUSE_S = 0.1
+_SILENT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverSettings:
+    """The coordinator to attach to, the keys, and the trainer's identity (`core`)."""
+
+    core: CoreSettings
+    endpoint: str
+    coordinator_keys: ClientKeys | None
+    worker_keys: ClientKeys | None
+    connect_timeout_s: float
 
 
 class CoordinatorClient:
@@ -61,14 +94,7 @@ class CoordinatorClient:
         former, self.socket = self.socket, self._connect()
         former.close(linger=0)
 
-    def _follow(self) -> None:
-        """Connect to the coordinator's new address, if it is silent and its file names another one."""
-        now_s = time.monotonic()
-        if self._followed.has_moved(self._connected, now_s - self._heard_s, now_s):
-            with contextlib.suppress(zmq.ZMQError):  # perhaps no descriptor is left: a later message tries again
-                self.renew()
-
-    def read(self) -> Iterator[Message]:
+    def read(self) -> Iterator[m.Message]:
         """Yield the messages that have arrived; count and skip invalid ones."""
         for frames in read_waiting(self.socket):
             self._heard_s = time.monotonic()
@@ -77,11 +103,72 @@ class CoordinatorClient:
             except ProtocolError:
                 self.garbage += 1
 
-    def send(self, message: Message) -> bool:
+    def send(self, message: m.Message) -> bool:
         """Send a message if the connection is up, else drop it; return whether it was sent."""
-        self._follow()
+        # A coordinator that was started on another host has written its new address into the file: this connection
+        # would wait for the old one for ever.
+        now_s = time.monotonic()
+        if self._followed.has_moved(self._connected, now_s - self._heard_s, now_s):
+            with contextlib.suppress(zmq.ZMQError):  # perhaps no descriptor is left: a later message tries again
+                self.renew()
         return send_if_up(self.socket, encode(message))
 
     def close(self) -> None:
         """Close the socket; queued messages get 100 ms to leave."""
         self.socket.close(linger=100)
+
+
+@contextlib.contextmanager
+def lone_client(endpoint: str, keys: ClientKeys | None) -> Iterator[CoordinatorClient]:
+    """Yield a connection with a context of its own, for a caller that has no feed yet; close both at the end."""
+    refuse_small_limits_of_client()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    client = CoordinatorClient(context, endpoint, keys)
+    try:
+        yield client
+    finally:
+        client.close()
+        context.term()
+
+
+def wait_for_coordinator(endpoint: str, keys: ClientKeys | None, timeout_s: float) -> None:
+    """Return once the coordinator answers.
+
+    Raises:
+        LostError: No answer came within `timeout_s`.
+        RefusedError: The coordinator refused us.
+
+    """
+    # This comes before anything that takes long or takes a rank from another trainer: what it finds is cheap to find.
+    check_coordinator(endpoint, where="connect")
+    with lone_client(endpoint, keys) as client:
+        answer = _first_answer(client, endpoint, timeout_s)
+    if isinstance(answer, m.Refused):
+        raise error_of(answer, f"coordinator at {endpoint}")
+
+
+def _first_answer(client: CoordinatorClient, endpoint: str, timeout_s: float) -> m.Message:
+    began_s, silence = time.monotonic(), Silence()
+    warn_s = began_s + WARN_AFTER_S
+    while (now_s := time.monotonic()) < began_s + timeout_s:
+        if now_s > warn_s:
+            warn_s = math.inf
+            Log("trainer").warning("no coordinator answers yet: it goes on asking", endpoint=endpoint)
+        if silence.lose_patience(now_s, _SILENT_S):
+            client.renew()
+        client.send(m.StatusQuery())
+        if client.socket.poll(int(1000 * _PAUSE_S)):
+            for answer in client.read():
+                return answer
+    raise nobody_answers(endpoint, client.problem or "no answer", timeout_s)
+
+
+def nobody_answers(endpoint: str, got: str, timeout_s: float) -> LostError:
+    """Return the error for a coordinator that does not answer in time; `got` is its last word, or "no answer"."""
+    return LostError(
+        expected=f"a coordinator that answers within {timeout_s:g} s",
+        got=got,
+        where=endpoint,
+        remedy="Start the loaders (`loader-server run job.toml`), correct the endpoint, or allow more time with "
+        "connect_timeout_s.",
+    )

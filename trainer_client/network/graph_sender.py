@@ -7,7 +7,6 @@ answer the offer is repeated; so a coordinator that is restarted in between only
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import zmq
@@ -15,16 +14,16 @@ import zmq
 from shared.errors import LostError
 from shared.logs import Log
 from shared.pipelines.sent_graph import digest_of_graph
-from shared.system.limits import refuse_small_limits_of_client
 from shared.wire import messages as m
 from shared.wire.parts import PIECE_BYTES
 from shared.wire.refusals import error_of
-from trainer_client.network.coordinator_client import CoordinatorClient
+from trainer_client.network.coordinator_client import lone_client
 
 if TYPE_CHECKING:
     from shared.keys import ClientKeys
+    from trainer_client.network.coordinator_client import CoordinatorClient
 
-__all__ = ["GraphSender", "Sending", "send_graph"]
+__all__ = ["Sending", "send_graph"]
 
 #: How long to wait for an answer before the offer is repeated.
 _PAUSE_S = 0.5
@@ -39,76 +38,62 @@ class Sending:
         #: Whether the coordinator has the whole graph, and whether its stream can be attached to.
         self.kept = self.runs = False
 
-    def answer(self, said: m.Message) -> m.GraphPiece | None:
+    def answer(self, answer: m.Message) -> m.GraphPiece | None:
         """Return the next piece after this answer; None if there is nothing to send but to wait.
 
         Raise RefusedError if the answer is a refusal.
         """
-        if isinstance(said, m.Refused):
-            raise error_of(said, "coordinator")
-        if not isinstance(said, m.GraphKept | m.GraphWanted) or said.digest != self.offer.digest:
+        if isinstance(answer, m.Refused):
+            raise error_of(answer, "coordinator")
+        if not isinstance(answer, m.GraphKept | m.GraphWanted) or answer.digest != self.offer.digest:
             return None
-        if isinstance(said, m.GraphKept):
-            self.kept, self.runs = True, said.runs
+        if isinstance(answer, m.GraphKept):
+            self.kept, self.runs = True, answer.runs
             return None
         return m.GraphPiece(
             stream=self.offer.stream,
-            digest=said.digest,
+            digest=answer.digest,
             nbytes=self.offer.nbytes,
-            offset=said.offset,
-            content=self._content[said.offset : said.offset + PIECE_BYTES],
+            offset=answer.offset,
+            content=self._content[answer.offset : answer.offset + PIECE_BYTES],
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphSender:
-    """The coordinator to send a graph to, and how long to wait for it."""
-
-    endpoint: str
-    keys: ClientKeys | None
-    #: How long the coordinator may be silent before the upload fails.
-    silence_s: float
-
-
-def send_graph(to: GraphSender, sending: Sending) -> None:
+def send_graph(endpoint: str, keys: ClientKeys | None, sending: Sending, silence_s: float) -> None:
     """Send the graph and return once the coordinator has it and its stream can be attached to.
 
     Raise LostError if the coordinator is silent for `silence_s`, and RefusedError if it refuses the graph.
     """
-    refuse_small_limits_of_client()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    client = CoordinatorClient(context, to.endpoint, to.keys)
-    try:
-        _talk(client, to, sending)
-    finally:
-        client.close()
-        context.term()
+    with lone_client(endpoint, keys) as client:
+        heard_s, has_logged = time.monotonic(), False
+        client.socket.poll(int(1000 * _PAUSE_S), zmq.POLLOUT)
+        client.send(sending.offer)
+        while not sending.runs:
+            if client.socket.poll(int(1000 * _PAUSE_S)):
+                heard_s = time.monotonic()
+                _answer_all(client, sending)
+                if sending.kept and not has_logged:
+                    has_logged = True
+                    Log("trainer").info("the data set is there; its first epoch is run, to count its batches")
+            elif time.monotonic() - heard_s > silence_s:
+                raise _nobody(endpoint, client.problem, silence_s)
+            else:
+                # A coordinator that was restarted has the whole graph, a part of it or nothing: its answer to the offer
+                # says from which byte to go on.
+                client.send(sending.offer)
 
 
-def _talk(client: CoordinatorClient, to: GraphSender, sending: Sending) -> None:
-    heard_s, told = time.monotonic(), False
-    client.socket.poll(int(1000 * _PAUSE_S), zmq.POLLOUT)
-    client.send(sending.offer)
-    while not sending.runs:
-        if client.socket.poll(int(1000 * _PAUSE_S)):
-            heard_s = time.monotonic()
-            for message in client.read():
-                piece = sending.answer(message)
-                if piece is not None:
-                    client.send(piece)
-            if sending.kept and not told:
-                told = True
-                Log("trainer").info("the data set is there; its first epoch is run, to count its batches")
-        elif time.monotonic() - heard_s > to.silence_s:
-            raise _nobody(to, client.problem)
-        else:
-            client.send(sending.offer)
+def _answer_all(client: CoordinatorClient, sending: Sending) -> None:
+    for message in client.read():
+        piece = sending.answer(message)
+        if piece is not None:
+            client.send(piece)
 
 
-def _nobody(to: GraphSender, problem: str) -> LostError:
+def _nobody(endpoint: str, problem: str, silence_s: float) -> LostError:
     return LostError(
-        expected=f"a coordinator that answers within {to.silence_s:g} s",
+        expected=f"a coordinator that answers within {silence_s:g} s",
         got=problem or "no answer",
-        where=to.endpoint,
+        where=endpoint,
         remedy="Start it with `loader-server run job.toml`, or correct the endpoint.",
     )

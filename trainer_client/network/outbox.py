@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from trainer_client.core.instructions import Offer
     from trainer_client.core.upcoming import Position, UpcomingBatch
 
-__all__ = ["NOTHING_READ", "Item", "Outbox", "Reader", "Waiting"]
+__all__ = ["NOTHING_READ", "OfferedBatch", "Outbox", "Reader", "Waiting"]
 
 #: How long the served reader has to pause before an older one may take over.
 _LEFT_BEHIND_S = 0.1
@@ -50,10 +50,9 @@ class _Claim:
 
 
 class _Loan(weakref.ref[_Claim]):
-    """Weak reference to a claim; its callback is a built-in method that takes the reference itself, so no Python runs.
+    """Weak reference to a claim; its callback is a built-in method that takes the reference, so no Python runs."""
 
-    A Python callback could be interrupted by a signal handler that raises, and the slot would be lost.
-    """
+    # A Python callback could be interrupted by a signal handler that raises, and the slot would be lost.
 
     __slots__ = ("seq", "slot")
 
@@ -73,7 +72,7 @@ class _Knock:
         self._call()
 
 
-class Item:
+class OfferedBatch:
     """A complete batch in its slot; when the last reference to it goes, the slot is handed back."""
 
     # CPython releases slots in alphabetical order: the claim goes first, so the fact is in the deque before the knock
@@ -115,38 +114,35 @@ class Reader:
         """Note that the reader is served from this number on, after the batches that it took already."""
         self.first, self.end = head - self.taken, None
 
-    def count(self, item: Item, replicas: int) -> None:
-        """Count a batch that is about to be taken, for one of our `replicas`.
-
-        Counting twice changes nothing: the count follows from the batch's number, so a signal before the batch is taken
-        out does no harm.
-        """
-        self.taken = item.seq + 1 - self.first
-        at = item.batch.position
+    def count(self, offered: OfferedBatch, replicas: int) -> None:
+        """Count a batch that is about to be taken, for one of our `replicas`."""
+        # Counting twice changes nothing: the count follows from the batch's number, so a signal before the batch is
+        # taken out does no harm.
+        self.taken = offered.seq + 1 - self.first
+        at = offered.batch.position
         self.begun = (at.epoch, at.number + 1)
-        self.passed = self.begun if item.batch.replica + 1 == replicas else (at.epoch, at.number)
-        self.end = item.seq + 1 if item.batch.last else None
+        self.passed = self.begun if offered.batch.replica + 1 == replicas else (at.epoch, at.number)
+        self.end = offered.seq + 1 if offered.batch.last else None
 
-    def ends_before(self, item: Item) -> bool:
+    def ends_before(self, offered: OfferedBatch) -> bool:
         """Return whether this batch belongs to a later epoch, and if so note the reader's end.
 
         In queue mode nothing else tells where an epoch ends.
         """
-        is_later = item.batch.lease is not None and item.batch.lap > self.start.epoch
+        is_later = offered.batch.lease is not None and offered.batch.lap > self.start.epoch
         if is_later:
-            self.end = item.seq
+            self.end = offered.seq
         return is_later
 
-    def is_due(self, item: Item) -> bool:
+    def is_due(self, offered: OfferedBatch) -> bool:
         """Return whether this batch is still to be taken, even by a reader that counted it and was interrupted."""
-        return not self.ended or item.seq < self.first + self.taken
+        return not self.ended or offered.seq < self.first + self.taken
 
 
 class Waiting:
-    """Readers that wait, each at a bell (a lock) of its own.
+    """Readers that wait, each at a bell (a lock) of its own."""
 
-    A condition variable would not do: a signal handler that raises could leave its lock taken.
-    """
+    # A condition variable would not do: a signal handler that raises could leave its lock taken.
 
     def __init__(self) -> None:
         #: The waiting readers, by bell.
@@ -205,7 +201,7 @@ class Outbox:
         # Re-entrant: a signal handler may close the feed in a thread that holds the lock.
         self._lock = threading.RLock()
         self._waiting = Waiting()
-        self._inbox: Inbox[Item] = Inbox()
+        self._inbox: Inbox[OfferedBatch] = Inbox()
         #: The reader that gets batches, and the one that asked to be served last.
         self._served: Reader | None = None
         self._wanted: Reader | None = None
@@ -216,53 +212,56 @@ class Outbox:
 
     # --- for consumers, in any thread ---
 
-    def take(self, reader: Reader) -> Item | None:
+    def take(self, reader: Reader) -> OfferedBatch | None:
         """Wait for the next batch of this reader and return it; return None at the end of its epoch.
 
         Raise the error that stopped the feed, ClosedError if feed or reader is closed, or EndedError if the job ended.
         """
         # In the usual case the batch is here, and taking it needs the lock once and no bell.
         with self._lock:
-            item = self._take_next(reader)
-        return item if item is not None or reader.ended else self._wait_and_take(reader)
+            offered = self._take_next(reader)
+        return offered if offered is not None or reader.ended else self._wait_and_take(reader)
 
-    def _wait_and_take(self, reader: Reader) -> Item | None:
+    def _wait_and_take(self, reader: Reader) -> OfferedBatch | None:
         bell = threading.Lock()
         try:
             while True:
                 # Look and queue up under one lock, or a batch that is offered in between would ring no bell.
                 with self._lock:
-                    item = self._take_next(reader)
-                    if item is not None or reader.ended:
-                        return item
+                    offered = self._take_next(reader)
+                    if offered is not None or reader.ended:
+                        return offered
                     self._waiting.add(bell, reader)
                     pause_s = self._queue_up(reader)
                 self._waiting.wait(bell, pause_s)
         finally:
             self._waiting.readers.pop(bell, None)  # a single instruction, whatever happens
 
-    def _take_next(self, reader: Reader) -> Item | None:
+    def _take_next(self, reader: Reader) -> OfferedBatch | None:
         if self.error is not None:
             raise self.error
         if self._closed or reader.closed:
             raise _closed()
         if self.ended is not None and (self._ends_at_once or self._has_had_its_last(reader)):
             raise self.ended
-        item = self._inbox.peek() if self._served is reader else None
-        if item is not None and not reader.ends_before(item) and reader.is_due(item) and self._may_go_out(item):
-            self._pop(reader, item)
-            return item
+        offered = self._inbox.peek() if self._served is reader else None
+        if (
+            offered is not None
+            and not reader.ends_before(offered)
+            and reader.is_due(offered)
+            and self._may_go_out(offered)
+        ):
+            self._pop(reader, offered)
+            return offered
         return None
 
     def _has_had_its_last(self, reader: Reader) -> bool:
-        """Return whether the job ends before the reader's next round.
-
-        A reader at the end of its epoch ends normally: that end is the same for all ranks, and comes first.
-        """
+        """Return whether the job ends before the reader's next round."""
+        # A reader at the end of its epoch ends normally: that end is the same for all ranks, and comes first.
         return self._last is not None and reader.passed >= self._last and not reader.ended
 
-    def _may_go_out(self, item: Item) -> bool:
-        at = item.batch.position
+    def _may_go_out(self, offered: OfferedBatch) -> bool:
+        at = offered.batch.position
         return not self._is_still or (self._last is not None and (at.epoch, at.number) < self._last)
 
     def _queue_up(self, reader: Reader) -> float:
@@ -277,10 +276,8 @@ class Outbox:
         return -1 if newest and self._wanted is reader else _LEFT_BEHIND_S
 
     def _may_take_over(self, reader: Reader) -> bool:
-        """Return whether this reader may replace the served one: it is newer, or the served one is done or has paused.
-
-        An iterator that a framework abandoned is never closed, so a pause is the only sign of it.
-        """
+        """Return whether this reader may replace the served one: it is newer, or that one is done or has paused."""
+        # An iterator that a framework abandoned is never closed, so a pause is the only sign of it.
         served = self._served
         if served is None or served.closed or served.ended or reader.serial > served.serial:
             return True
@@ -291,33 +288,33 @@ class Outbox:
         self._wanted = reader
         self.tell(Opened(reader.serial, reader.start, reader.taken))
 
-    def _pop(self, reader: Reader, item: Item) -> None:
+    def _pop(self, reader: Reader, offered: OfferedBatch) -> None:
         self._taken_s, self._waiting_since_s = time.monotonic(), 0.0
-        self.read_to = (item.batch.position.epoch, item.batch.number + 1)
-        self.furthest = max(self.furthest, (item.batch.position.epoch, item.batch.position.number))
+        self.read_to = (offered.batch.position.epoch, offered.batch.number + 1)
+        self.furthest = max(self.furthest, (offered.batch.position.epoch, offered.batch.position.number))
         # A signal handler may raise between any two of these lines. The count may be repeated, and `_settle` mends it;
         # a batch that was taken and not reported is inferred from later facts.
-        reader.count(item, self._replicas)
+        reader.count(offered, self._replicas)
         self._inbox.take()
-        self._facts.append(Took(item.seq, item.slot))
+        self._facts.append(Took(offered.seq, offered.slot))
         if self.wake_for_room or reader.ended:
             self._wake()
 
-    def take_alike(self, reader: Reader, first: Item, most: int) -> list[Item]:
+    def take_alike(self, reader: Reader, first: OfferedBatch, most: int) -> list[OfferedBatch]:
         """Take and return up to `most` further batches that have arrived and have the shape of the first.
 
         Stop at the first batch of another shape or epoch; never wait.
         """
-        alike: list[Item] = []
+        alike: list[OfferedBatch] = []
         with self._lock:
             while len(alike) < most and self._served is reader and not reader.ended:
-                item = self._inbox.peek()
-                if item is None or reader.ends_before(item) or item.header.shape != first.header.shape:
+                offered = self._inbox.peek()
+                if offered is None or reader.ends_before(offered) or offered.header.shape != first.header.shape:
                     break
-                if not self._may_go_out(item):
+                if not self._may_go_out(offered):
                     break
-                self._pop(reader, item)
-                alike.append(item)
+                self._pop(reader, offered)
+                alike.append(offered)
         return alike
 
     def holds_more_than(self, most: int) -> bool:
@@ -351,12 +348,14 @@ class Outbox:
 
     def interrupt(self, error: BaseException) -> None:
         """Stop the feed with this error, which is raised in all present and later readers; the first error counts."""
+        # The first error counts: those that follow are its consequences.
         with self._lock:
             self.error = self.error or error
             self._waiting.ring()
 
     def stand_still(self) -> tuple[int, int]:
         """Hand out nothing more until the last round is known; return the first round of which nothing was taken."""
+        # Under the lock: a batch that is taken after this answer would be of a round that the ranks do not train on.
         with self._lock:
             self._is_still = True
             return self._wanted.begun if self._wanted is not None else (0, 0)
@@ -391,10 +390,8 @@ class Outbox:
                 self.error = None
 
     def begin_anew(self, error: BaseException) -> None:
-        """Raise this error from now on, in a forked child.
-
-        The lock and bells are replaced, because a thread that does not exist here may have held them.
-        """
+        """Raise this error from now on, in a forked child."""
+        # A thread that does not exist here may have held the lock or a bell, and would never release them.
         self._lock = threading.RLock()
         self._waiting = Waiting()
         self.error = error
@@ -430,31 +427,27 @@ class Outbox:
                 claim = _Claim()
                 loan = self._loans[offer.slot] = _Loan(claim, self._facts.append)
                 loan.seq, loan.slot = offer.seq, offer.slot
-                self._inbox.put(offer.seq, Item(offer, claim, self._wake_for_slot))
+                self._inbox.put(offer.seq, OfferedBatch(offer, claim, self._wake_for_slot))
             self._waiting.ring()
 
     def take_back(self, seq: int) -> bool:
-        """Take an offered batch back; return False if a consumer was faster.
-
-        The consumer pops under the same lock, so exactly one of the two gets it.
-        """
+        """Take an offered batch back; return False if a consumer was faster."""
+        # The consumer pops under the same lock, so exactly one of the two gets it.
         with self._lock:
-            item = self._inbox.retract(seq)
-            if item is not None:
-                # The core frees the slot itself, and without its loan the dying item reports nothing.
-                del self._loans[item.slot]
-            return item is not None
+            offered = self._inbox.retract(seq)
+            if offered is not None:
+                # The core frees the slot itself, and without its loan the dying batch reports nothing.
+                del self._loans[offered.slot]
+            return offered is not None
 
     def serve(self, serial: int, head: int, *, ended: bool = False) -> None:
-        """Serve this reader with the batches from `head` on, or end it.
-
-        If another reader took some of them after the core decided, this reader asks to be served again.
-        """
+        """Serve this reader with the batches from `head` on, or end it."""
         with self._lock:
             reader = self._reader_of(serial)
             if reader is not None and ended:
                 reader.end = reader.first + reader.taken
             elif reader is not None and head != self._inbox.head:
+                # Another reader took some of them after the core decided: this one would begin in the midst.
                 self._ask_to_be_served(reader)
             elif reader is not None:
                 self._begin(reader)
@@ -464,13 +457,13 @@ class Outbox:
         """Start over at `head` for this reader; the slots of dropped batches are handed back."""
         with self._lock:
             self._settle()
-            left = self._inbox.restart(head)
+            dropped = self._inbox.restart(head)
             self._served = None
             reader = self._reader_of(serial)
             if reader is not None:
                 self._begin(reader)
             self._waiting.ring()
-        del left  # outside the lock, because this runs finalisers
+        del dropped  # outside the lock, because this runs finalisers
 
     def _begin(self, reader: Reader) -> None:
         self._settle()
@@ -478,10 +471,8 @@ class Outbox:
         self._served = reader
 
     def _settle(self) -> None:
-        """Correct the served reader's count by what was taken out.
-
-        A signal may have come after the reader counted a batch and before it took the batch.
-        """
+        """Correct the served reader's count by what was taken out."""
+        # A signal may have come after the reader counted a batch and before it took the batch.
         if self._served is not None:
             self._served.taken = self._inbox.head - self._served.first
 

@@ -3,48 +3,38 @@
 Rules: every socket is made, used and closed in this thread. The loop wakes for a message, for a consumer, or at the
 time that the receiver's last turn returned. While it waits it references the receiver weakly: a feed without references
 dies, which wakes the thread, and the thread leaves the job and ends. So finalisers only signal, and all waiting at the
-end happens here.
+end happens here. A forked child has no such thread: without `watch_forks` it would wait for ever for a batch that no
+thread brings, or at a lock that the lost thread held. So each feed raises there at once; the parent's feeds go on.
 """
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import dataclass
+import functools
+import os
+import weakref
 from typing import TYPE_CHECKING, Protocol
 
 import zmq
 
+from shared.errors import SettingsError
 from shared.logs import Log
 from shared.memory import SlotMemory
 from shared.sockets import Waker
 from shared.wire import messages as m
 from trainer_client.core import events as e
 from trainer_client.network.coordinator_client import CoordinatorClient
-from trainer_client.network.worker_connections import WorkerConnections, WorkerConnectionsParts
+from trainer_client.network.worker_connections import WorkerConnections
 
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Callable, Iterator
 
-    from shared.keys import ClientKeys
-    from trainer_client.core.settings import CoreSettings
     from trainer_client.core.stream_spec import StreamSpec
+    from trainer_client.network.coordinator_client import ReceiverSettings
 
-__all__ = ["ReceiverSettings", "Wires", "run_turns"]
+__all__ = ["Wires", "run_turns", "used_after_fork", "watch_forks"]
 
 #: libzmq's own limit would be 1023 sockets; a connection to a worker takes up to four.
 _MOST_SOCKETS = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiverSettings:
-    """The coordinator to attach to, the keys, and the trainer's identity (`core`)."""
-
-    core: CoreSettings
-    endpoint: str
-    coordinator_keys: ClientKeys | None
-    worker_keys: ClientKeys | None
-    connect_timeout_s: float
 
 
 class TakesTurns(Protocol):
@@ -55,6 +45,9 @@ class TakesTurns(Protocol):
 
     def fail(self, error: BaseException, /) -> None:
         """End the feed with this error."""
+
+    def lose_thread(self) -> None:
+        """Make every later call raise, because this is a forked child."""
 
 
 class Wires:
@@ -78,15 +71,6 @@ class Wires:
         self.is_over = True
         self.waker.wake()
 
-    def count_garbage(self) -> int:
-        """Return how many frames were not valid messages."""
-        workers = self.workers.count_garbage() if self.workers is not None else 0
-        return workers + self.coordinator.garbage
-
-    def count_fallbacks(self) -> int:
-        """Return how many batches came by the connection for messages although sealed payloads have their own."""
-        return self.workers.count_fallbacks() if self.workers is not None else 0
-
     # --- for the thread ---
 
     def open(self) -> None:
@@ -103,16 +87,7 @@ class Wires:
     def make_slots(self, slots: int, spec: StreamSpec) -> None:
         """Make the slots' memory, and the (still empty) connections to workers."""
         self.memory = SlotMemory(slots, spec.largest_bytes())
-        self.workers = WorkerConnections(
-            WorkerConnectionsParts(
-                context=self._context,
-                poller=self._poller,
-                keys=self._settings.worker_keys,
-                settings=self._settings.core,
-                spec=spec,
-                memory=self.memory,
-            )
-        )
+        self.workers = WorkerConnections(self._settings, spec, self.memory, self._context, self._poller)
 
     def wait(self, timeout_ms: int) -> set[object]:
         """Wait at most this long for messages or a wake-up; return the sockets that are ready."""
@@ -120,6 +95,7 @@ class Wires:
             self._poller.unregister(self._polled)
             self._polled = self.coordinator.socket
             self._poller.register(self._polled, zmq.POLLIN)
+        # A consumer's wake-up is a byte on a socket pair, so one poll waits for it and for messages alike.
         ready: set[object] = {socket for socket, _ in self._poller.poll(timeout_ms)}
         if self.waker.fileno() in ready:
             self.waker.clear()
@@ -129,12 +105,12 @@ class Wires:
         """Yield the events of messages on these sockets."""
         if self.coordinator.socket in ready:
             for message in self.coordinator.read():
-                yield e.CoordinatorSaid(message)
+                yield e.CoordinatorSent(message)
         if self.workers is not None:
             yield from self.workers.read(ready, now_s)
 
     def leave(self) -> None:
-        """Tell the coordinator that we leave the job."""
+        """Send the coordinator word that we leave the job."""
         core = self._settings.core
         self.coordinator.send(m.Detach(stream=core.stream, rank=core.ranks.rank, incarnation=core.incarnation))
 
@@ -149,21 +125,14 @@ class Wires:
         if self.memory is not None:
             self.memory.close()
         for close in self.at_end:
-            with _logged():
+            try:
                 close()
-
-
-@contextlib.contextmanager
-def _logged() -> Iterator[None]:
-    """Log an exception instead of raising it: at the end of the thread no caller waits for it."""
-    try:
-        yield
-    except Exception as error:  # each function at the end must run, whatever the one before it raised
-        Log("trainer").error("feed does not end in good order", error=str(error))
+            except Exception as error:  # nobody waits here to get it, and the functions behind this one must run
+                Log("trainer").error("feed does not end in good order", error=str(error))
 
 
 def run_turns(held: weakref.ref[TakesTurns], wires: Wires) -> None:
-    """Run a receiver's turns until its wires are told to end, or the receiver is not referenced any more.
+    """Run a receiver's turns until its wires have to end, or the receiver is not referenced any more.
 
     An error in a turn stops the feed, so that it is raised in the consumer; the wires are closed in any case.
     """
@@ -172,11 +141,13 @@ def run_turns(held: weakref.ref[TakesTurns], wires: Wires) -> None:
     try:
         while not wires.is_over:
             ready = wires.wait(pause_ms)
+            # Referenced only for the turn: a feed that nobody else references dies in the wait, and its weak
+            # reference's callback wakes us.
             receiver = held()
             if receiver is None:
                 break
             pause_ms = receiver.turn(ready)
-            del receiver  # while we wait, only its users may keep it
+            del receiver
         wires.leave()
     except BaseException as error:  # it would end in the thread: the consumer has to raise it
         receiver = held()
@@ -184,3 +155,37 @@ def run_turns(held: weakref.ref[TakesTurns], wires: Wires) -> None:
             receiver.fail(error)
     finally:
         wires.close()
+
+
+# --- forked children ---
+
+
+_watched: weakref.WeakSet[TakesTurns] = weakref.WeakSet()
+
+
+def watch_forks(owner: TakesTurns) -> None:
+    """Call `owner.lose_thread` in each child forked from now on, as long as the owner exists (a weak reference)."""
+    _register_once()
+    _watched.add(owner)
+
+
+@functools.cache
+def _register_once() -> None:
+    # Python cannot forget such a function, so one for each feed would keep all feeds for ever.
+    os.register_at_fork(after_in_child=_lose_threads)
+
+
+def _lose_threads() -> None:
+    for owner in list(_watched):
+        owner.lose_thread()
+
+
+def used_after_fork(name: str) -> SettingsError:
+    """Return the error for a feed that is used in a forked child of the trainer with this name."""
+    return SettingsError(
+        expected=f"a feed that is used by the process that connected it, {name}",
+        got=f"process {os.getpid()}, which was forked from it and has no connection to the loaders",
+        where="feed",
+        remedy="Connect in the process that reads; leave out a framework's own worker processes (num_workers=0): "
+        "the job's workers prepare batches ahead.",
+    )

@@ -32,13 +32,11 @@ from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.attachment import attach_request
 from trainer_client.core.core import Core
-from trainer_client.core.results import results_message
-from trainer_client.network.awaited_answers import AwaitedAnswers
-from trainer_client.network.first_word import nobody_answers
-from trainer_client.network.forks import used_after_fork, watch_forks
+from trainer_client.core.open_results import results_message
+from trainer_client.network.awaited_answers import AwaitedAnswers, SilentWait
+from trainer_client.network.coordinator_client import WARN_AFTER_S, ReceiverSettings, nobody_answers
 from trainer_client.network.outbox import NOTHING_READ, Outbox
-from trainer_client.network.receive_thread import ReceiverSettings, Wires, run_turns
-from trainer_client.network.silent_wait import SilentWait
+from trainer_client.network.receive_thread import Wires, run_turns, used_after_fork, watch_forks
 from trainer_client.network.worker_connections import WorkerConnections
 
 if TYPE_CHECKING:
@@ -51,9 +49,6 @@ if TYPE_CHECKING:
     from trainer_client.core.stream_spec import StreamSpec
 
 _T = TypeVar("_T")
-
-#: After how long to log that no coordinator answers.
-_SAYS_SO_AFTER_S = 5.0
 
 __all__ = ["Receiver", "ReceiverSettings", "Standing", "trainer_name"]
 
@@ -103,7 +98,7 @@ class Receiver:
         self._offers: list[i.Offer] = []
         self._is_forked = False
         #: When progress was sent last, and how long the consumer had waited by then.
-        self._told = (0.0, 0.0)
+        self._reported = (0.0, 0.0)
         watch_forks(self)
         # The thread has only a weak reference, whose callback wakes it: a finaliser may not wait for anything.
         held = weakref.ref(self, functools.partial(_wake, self._wires))
@@ -131,16 +126,18 @@ class Receiver:
 
     def count_garbage(self) -> int:
         """Return how many frames were not valid messages, and how many messages were not expected."""
-        return self._wires.count_garbage() + self.core.strays
+        workers = self._wires.workers
+        from_workers = workers.count_garbage() if workers is not None else 0
+        return self._wires.coordinator.garbage + from_workers + self.core.strays
 
     def count_fallbacks(self) -> int:
         """Return how many batches came by a connection for messages although sealed payloads have their own."""
-        return self._wires.count_fallbacks()
+        return self._wires.workers.count_fallbacks() if self._wires.workers is not None else 0
 
     def attach(self, cursor: Cursor | None, done: DoneSet | None = None) -> Attached:
         """Attach (again) at a cursor, or in queue mode with a done-set; raise LostError after `connect_timeout_s`."""
         refuse_unsendable(attach_request(self.settings.core, cursor, done), "restore" if cursor or done else "connect")
-        serial, answer = self._answers.expect_attached()
+        serial, answer = self._answers.expect()
         self.outbox.tell(e.AttachAsked(serial, cursor, done))
         try:
             return self._wait_for_coordinator(answer)
@@ -150,55 +147,70 @@ class Receiver:
     def _wait_for_coordinator(self, answer: Future[Attached]) -> Attached:
         """Wait up to `connect_timeout_s`, but warn after 5 s that no coordinator answers: the endpoint may be wrong."""
         timeout_s = self.settings.connect_timeout_s
-        if timeout_s > _SAYS_SO_AFTER_S:
+        if timeout_s > WARN_AFTER_S:
             with contextlib.suppress(FutureTimeoutError):
-                return self.wait_for(answer, timeout_s=_SAYS_SO_AFTER_S)
+                return self.wait_for(answer, timeout_s=WARN_AFTER_S)
             self.log.warning(
                 "no coordinator has let this trainer in yet: it goes on asking", endpoint=self.settings.endpoint,
-                reason=self.core.attachment.last_reason, waits_s=timeout_s - _SAYS_SO_AFTER_S,
+                reason=self.core.attachment.last_reason, waits_s=timeout_s - WARN_AFTER_S,
             )  # fmt: skip
-            timeout_s -= _SAYS_SO_AFTER_S
+            timeout_s -= WARN_AFTER_S
         return self.wait_for(answer, timeout_s=timeout_s)
 
     def ask_state(self) -> DoneSet:
-        """Return the done-set, in queue mode, once the coordinator has all reports of this trainer on disk."""
-        serial, answer = self._answers.expect_state()
-        self.outbox.tell(e.StateAsked(serial))
-        return self._wait_answered(answer, "the coordinator to say what is done")
+        """Return the done-set, in queue mode, once the coordinator has all reports of this trainer on disk.
+
+        Raise LostError if it does not answer within `lost_timeout_s`.
+        """
+        return self._wait_answered(self._request(e.StateAsked), "the coordinator to say what is done")
 
     def ask_sums(self) -> i.AnswerSums:
-        """Return the sums over all batches of the named evaluation, once the coordinator has this trainer's reports."""
-        serial, answer = self._answers.expect_sums()
-        self.outbox.tell(e.SumsAsked(serial))
-        return self._wait_answered(answer, "the coordinator to tell the sums of an evaluation")
+        """Return the sums over all batches of the named evaluation, once the coordinator has this trainer's reports.
+
+        Raise LostError if it does not answer within `lost_timeout_s`.
+        """
+        return self._wait_answered(self._request(e.SumsAsked), "the coordinator to tell the sums of an evaluation")
 
     def ask_end(self) -> bool:
-        """Wait, in queue mode, until the work after training is leased to us (True), or done by another (False)."""
-        serial, answer = self._answers.expect_end()
-        self.outbox.tell(e.EndAsked(serial))
-        return self.wait_for(answer, of_all=True)
+        """Wait, in queue mode, until the work after training is leased to us (True), or done by another (False).
+
+        Raise LostError if the coordinator is silent for `lost_timeout_s`.
+        """
+        return self.wait_for(self._request(e.EndAsked), of_all=True)
 
     def settle_end(self, *, done: bool) -> None:
-        """Report that the work after training is done, or failed; return when this is on the coordinator's disk."""
-        serial, answer = self._answers.expect_end()
-        self.outbox.tell(e.EndSettled(serial, done))
+        """Report that the work after training is done, or failed; return when this is on the coordinator's disk.
+
+        Raise LostError if the coordinator does not answer within `lost_timeout_s`.
+        """
+        answer: Future[bool] = self._request(functools.partial(e.EndSettled, done=done))
         self._wait_answered(answer, "the coordinator to note that the work after training is done")
 
-    def tell_results(self, told: e.ResultsTold, *, whole: bool) -> Future[m.Aggregate]:
+    def _request(self, event: Callable[[int], e.Event]) -> Future[_T]:
+        """Report the event made with a new serial; return the future of its answer."""
+        # The future is there before the event: the answer could overtake it otherwise, and be dropped.
+        serial, answer = self._answers.expect()
+        self.outbox.tell(event(serial))
+        return answer
+
+    def report_results(self, results: e.ResultsReported, *, whole: bool) -> Future[m.Aggregate]:
         """Report results; return the future of the first answer, or with `whole` of the one about all ranks."""
-        refuse_unsendable(results_message(self.settings.core, told), "results")
-        serial, answer = self._answers.expect_results(whole=whole)
-        self.outbox.tell(replace(told, serial=serial))
+        refuse_unsendable(results_message(self.settings.core, results), "results")
+        serial, answer = self._answers.expect(of_all=whole)
+        self.outbox.tell(replace(results, serial=serial))
         return answer
 
     def ask_batches(self, epoch: int, group: int) -> int:
-        """Return how many batches an epoch has; ask the workers if that is not known yet."""
+        """Return how many batches an epoch has; ask the workers if that is not known yet.
+
+        Raise LostError if none answers within `lost_timeout_s`.
+        """
         known = self.stream.upcoming.epochs.get((epoch, group))
         if known is not None:
             return known
         spec = self.spec
         query = m.EpochQuery(stream=spec.stream, plan_digest=spec.plan_digest, epoch=epoch, group=group)
-        batches: int = self._ask(query)
+        batches: int = self._wait_answered(self._put(query), "a worker's answer")
         return batches
 
     def ask_names(self, samples: Iterable[int]) -> list[str]:
@@ -218,9 +230,6 @@ class Receiver:
                 remedy="Take the number from a row with a sample: rows without one have -1.",
             )
         return name
-
-    def _ask(self, question: m.EpochQuery) -> Any:
-        return self._wait_answered(self._put(question), "a worker's answer")
 
     def _wait_answered(self, answer: Future[_T], expected: str) -> _T:
         patience_s = self.settings.core.lost_timeout_s
@@ -259,9 +268,9 @@ class Receiver:
                 if time.monotonic() >= until_s:
                     raise
             self.outbox.raise_if_over()
-            if of_all and self.outbox.ended is not None and self.outbox.parted:
-                raise self.outbox.ended
             if of_all:
+                if self.outbox.ended is not None and self.outbox.parted:
+                    raise self.outbox.ended
                 self.refuse_lost()
                 silence.look(self.core.attachment.heard_s, _LOOK_S, self.settings.endpoint)
 
@@ -308,35 +317,82 @@ class Receiver:
                 return self._pause_ms()
 
     def _pause_ms(self) -> int:
+        # A consumer wakes us only for what the core asked to be woken for, so that taking a batch usually costs it no
+        # call to the system.
         if self.outbox.has_facts and (self.outbox.wake_for_slots or self.outbox.wake_for_room):
             return 0  # some came before the core asked to be woken for them, so no wake-up follows
         pause_s = min(self.core.due_s - time.monotonic(), _LONGEST_PAUSE_S)
         return max(0, int(1000 * pause_s) + 1)
 
     def _carry_out(self, orders: list[i.Instruction]) -> list[e.Event]:
-        """Carry out instructions in order, and return the events that came of them."""
+        """Carry out instructions in order, and return the resulting events."""
         events: list[e.Event] = []
         for order in orders:
-            own = self._own_orders.get(type(order))
+            carry_out = self._own_orders.get(type(order))
             if isinstance(order, i.ToCoordinator):
                 events += [] if self._wires.coordinator.send(order.message) else [e.CoordinatorAway()]
-            elif own is not None:
-                own(self, order)
             elif isinstance(order, i.TakeBack):
                 # The batch may have been offered in this very turn, and must be in the outbox to be found.
                 self._flush_offers()
                 events.append(e.TakenBack(order.seq, self.outbox.take_back(order.seq)))
-            else:
+            elif carry_out is not None:
+                carry_out(self, order)
+            elif type(order) in self._worker_orders:
                 assert self._wires.workers is not None
                 events += self._worker_orders[type(order)](self._wires.workers, order)
+            else:
+                self._pass_on(order)
+        # Offers and messages of a turn go together: one lock of the outbox for all offers, one call for each worker.
         self._flush_offers()
         if self._wires.workers is not None:
             events += self._wires.workers.flush()
+        # What consumers did meanwhile comes in the same turn: the core learns at once that a batch could not be taken
+        # back and that a consumer has taken it.
         if events:
             events = [*events, *self.outbox.read_facts()]
         return events
 
-    # --- orders ---
+    # --- orders about consumers and the feed ---
+
+    def _pass_on(self, order: i.Instruction) -> None:
+        match order:
+            case i.Offer():
+                self.memory.note_written(order.slot, order.header.nbytes)
+                self._offers.append(order)
+            case i.Serve():
+                self._flush_offers()
+                self.outbox.serve(order.reader, order.head, ended=order.ended)
+            case i.Restart():
+                self._flush_offers()  # offers of this turn are dropped there as well, and handed back like the rest
+                self.outbox.restart(order.reader, order.head)
+            case i.EndReading():
+                self.log.info("job was ended", at_once=order.at_once, last=order.last)
+                self.outbox.end(order.error, at_once=order.at_once, last=order.last, parted=not order.waits)
+            case i.WakeFor():
+                self.outbox.wake_for_room, self.outbox.wake_for_slots = order.room, order.slots
+            case i.Fail():
+                self.fail(order.error)
+            case i.HangUp():
+                self._wires.end()
+            case i.WriteLog():
+                getattr(self.log, order.level)(order.event, **order.fields)
+            case _:
+                self._answer(order)
+
+    def _answer(self, order: i.Instruction) -> None:
+        match order:
+            case i.AnswerState():
+                self._answers.answer(order.serial, order.done)
+            case i.AnswerSums():
+                self._answers.answer(order.serial, order)
+            case i.AnswerEnd():
+                self._answers.answer(order.serial, order.is_ours)
+            case i.AnswerResults():
+                self._answers.answer_results(order.answer)
+            case i.AnswerQuestion():
+                self._answers.answer_question(order.question, order.answer)
+            case _:
+                raise AssertionError(f"{order} is carried out by nothing")
 
     def _send_progress(self, order: i.SendProgress) -> None:
         core = self.settings.core
@@ -359,9 +415,9 @@ class Receiver:
         """Return which part of the time since the last call the consumer has waited, in thousandths."""
         now_s = time.monotonic()
         waited_s = self.standing.waited_s + self.outbox.waiting_s(now_s)
-        told_s, told_waited_s = self._told
-        self._told = (now_s, waited_s)
-        return max(0, min(1000, round(1000 * (waited_s - told_waited_s) / max(now_s - told_s, 1e-3))))
+        reported_s, reported_waited_s = self._reported
+        self._reported = (now_s, waited_s)
+        return max(0, min(1000, round(1000 * (waited_s - reported_waited_s) / max(now_s - reported_s, 1e-3))))
 
     def _renew_coordinator(self, _order: i.RenewCoordinator) -> None:
         self.log.info("connection to a silent coordinator is made anew")
@@ -371,7 +427,7 @@ class Receiver:
             self.log.warning("connection to the coordinator cannot be made anew", error=str(error))
 
     def _answer_attach(self, order: i.AnswerAttach) -> None:
-        answer = self._answers.take_attached(order.serial)
+        answer = self._answers.take(order.serial)
         if answer is None:
             return  # the feed failed in this turn, and the caller got that error
         if isinstance(order.answer, BaseException):
@@ -381,25 +437,6 @@ class Receiver:
             self.standing.trained_to = self.outbox.read_to = (cursor.epoch, cursor.number)
             self.outbox.furthest = NOTHING_READ
             answer.set_result(order.answer)
-
-    def _answer_question(self, order: i.AnswerQuestion) -> None:
-        self._answers.answer_question(order.question, order.answer)
-
-    def _answer_state(self, order: i.AnswerState) -> None:
-        self._answers.answer_state(order.serial, order.done)
-
-    def _answer_sums(self, order: i.AnswerSums) -> None:
-        self._answers.answer_sums(order)
-
-    def _answer_end(self, order: i.AnswerEnd) -> None:
-        self._answers.answer_end(order.serial, is_ours=order.is_ours)
-
-    def _answer_results(self, order: i.AnswerResults) -> None:
-        self._answers.answer_results(order.answer)
-
-    def _end_reading(self, order: i.EndReading) -> None:
-        self.log.info("job was ended", at_once=order.at_once, last=order.last)
-        self.outbox.end(order.error, at_once=order.at_once, last=order.last, parted=not order.waits)
 
     def _stand_still(self, _order: i.StandStill) -> None:
         epoch, number = self.outbox.stand_still()
@@ -415,54 +452,17 @@ class Receiver:
         if self.settings.core.shared_memory and not self.memory.shareable:
             self.log.warning("batches come by TCP", reason=self.memory.why_not_shared)
 
-    def _offer(self, order: i.Offer) -> None:
-        self.memory.note_written(order.slot, order.header.nbytes)
-        self._offers.append(order)
-
     def _flush_offers(self) -> None:
         if self._offers:
             self.outbox.offer(self._offers)
             self._offers = []
 
-    def _serve(self, order: i.Serve) -> None:
-        self._flush_offers()
-        self.outbox.serve(order.reader, order.head, ended=order.ended)
-
-    def _restart(self, order: i.Restart) -> None:
-        self._flush_offers()  # offers of this turn are dropped there as well, and handed back like the rest
-        self.outbox.restart(order.reader, order.head)
-
-    def _wake_for(self, order: i.WakeFor) -> None:
-        self.outbox.wake_for_room, self.outbox.wake_for_slots = order.room, order.slots
-
-    def _fail_feed(self, order: i.Fail) -> None:
-        self.fail(order.error)
-
-    def _hang_up(self, _order: i.HangUp) -> None:
-        self._wires.end()
-
-    def _log(self, order: i.WriteLog) -> None:
-        getattr(self.log, order.level)(order.event, **order.fields)
-
     _own_orders: ClassVar[dict[type, Callable[..., None]]] = {
         i.SendProgress: _send_progress,
         i.RenewCoordinator: _renew_coordinator,
         i.AnswerAttach: _answer_attach,
-        i.AnswerQuestion: _answer_question,
-        i.AnswerState: _answer_state,
-        i.AnswerSums: _answer_sums,
-        i.AnswerEnd: _answer_end,
-        i.AnswerResults: _answer_results,
-        i.EndReading: _end_reading,
         i.StandStill: _stand_still,
         i.MakeSlots: _make_slots,
-        i.Offer: _offer,
-        i.Serve: _serve,
-        i.Restart: _restart,
-        i.WakeFor: _wake_for,
-        i.Fail: _fail_feed,
-        i.HangUp: _hang_up,
-        i.WriteLog: _log,
     }
     _worker_orders: ClassVar[dict[type, Callable[..., Iterator[e.Event]]]] = {
         i.Open: WorkerConnections.open,

@@ -87,10 +87,12 @@ class SealedConnection:
         self.fallbacks = 0
         #: When the first fallback since the last payload here came; None if there was none.
         self._fallback_s: float | None = None
-        self._is_told = False
+        self._has_warned = False
 
     def make_seal(self) -> Seal:
         """Make a new key for the next Hello; payloads are numbered from the start under it."""
+        # A number is sealed once under a key. A worker that restarted would begin at the first again, so each Hello
+        # brings a key of its own.
         self._opener = Opener()
         self.forget()  # the waiting Pong counts payloads under the former key
         return Seal(self._opener.key, self._identity)
@@ -108,7 +110,11 @@ class SealedConnection:
         """Replace the connection under the same identity; if that fails, log it and try again at each Pong."""
         former = self.socket
         try:
-            self.socket = self._connect() if self._port else None
+            self.socket = (
+                connect_sealed_dealer(self._context, at_port(self._endpoint, self._port), self._identity)
+                if self._port
+                else None
+            )
         except zmq.ZMQError as error:  # perhaps no descriptor is left
             self._connected_port = 0
             Log("trainer").warning("no connection for payloads yet", worker=self._endpoint, error=str(error))
@@ -116,9 +122,6 @@ class SealedConnection:
         self._connected_port = self._port
         if former is not None:
             former.close(linger=0)
-
-    def _connect(self) -> zmq.Socket[bytes]:
-        return connect_sealed_dealer(self._context, at_port(self._endpoint, self._port), self._identity)
 
     def read(self, now_s: float) -> Iterator[tuple[Pushed, SealedPayload]]:
         """Yield the headers that have arrived, each with its payload; drop and count what the key does not open."""
@@ -142,16 +145,14 @@ class SealedConnection:
         return message if isinstance(message, Pushed) and not message.in_slot else None
 
     def note_fallback(self, now_s: float) -> None:
-        """Count a batch that came by the slower connection for messages; warn once if that goes on.
-
-        The first fallbacks are normal: they are built before the worker has seen this connection.
-        """
+        """Count a batch that came by the slower connection for messages; warn once if that goes on."""
+        # The first fallbacks are normal: they are built before the worker has seen this connection.
         if not self._port:
             return
         self.fallbacks += 1
         self._fallback_s = now_s if self._fallback_s is None else self._fallback_s
-        if now_s - self._fallback_s >= _FALLBACK_S and not self._is_told:
-            self._is_told = True
+        if now_s - self._fallback_s >= _FALLBACK_S and not self._has_warned:
+            self._has_warned = True
             Log("trainer").warning(
                 "payloads come by the connection for messages, which is slower: nothing comes from the worker's port "
                 "for sealed payloads. Open that port in the firewall between",
@@ -162,10 +163,9 @@ class SealedConnection:
     # --- Pongs that overtake payloads ---
 
     def put_off(self, pong: Pong, now_s: float) -> bool:
-        """Return whether this Pong has to wait for payloads that the worker sent before it; if so, keep it.
-
-        Without the wait, the core would take the missing tickets for lost and ask for their batches again.
-        """
+        """Return whether this Pong has to wait for payloads that the worker sent before it; if so, keep it."""
+        # It comes by another connection and may overtake them. Without the wait, the core would take their tickets for
+        # lost, which the Pong no longer lists, and ask for their batches again.
         self._follow()
         if not self._is_behind(pong):
             self._early = None

@@ -45,8 +45,8 @@ class WorkerConnection:
         #: How many frames were not valid messages, or payloads that could not be decoded.
         self.garbage = 0
         self.encoding = PayloadEncoding()
-        #: With keys: the connection of its own on which sealed payloads come.
-        self.sealed = SealedConnection(context, endpoint) if keys is not None else None
+        #: The connection on which sealed payloads come; without keys it is never opened.
+        self.sealed = SealedConnection(context, endpoint)
         self._context = context
         self._keys = keys
         self._identity = secrets.token_bytes(16)
@@ -58,17 +58,15 @@ class WorkerConnection:
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
         """Return the sockets to poll."""
-        sealed = self.sealed.socket if self.sealed is not None else None
-        return [self.socket, self.monitor, *([sealed] if sealed is not None else ())]
+        return [socket for socket in (self.socket, self.monitor, self.sealed.socket) if socket is not None]
 
     def renew(self) -> None:
         """Replace all sockets, and drop queued messages; raise zmq.ZMQError if that fails, and keep the former ones."""
-        made = self._connect()  # first, so that a failure leaves the former connection as it is
+        sockets = self._connect()  # first, so that a failure leaves the former connection as it is
         self._hang_up(linger=0)
         self._queued.clear()
-        self.socket, self.monitor = made
-        if self.sealed is not None:
-            self.sealed.renew()
+        self.socket, self.monitor = sockets
+        self.sealed.renew()
 
     def queue(self, message: Message) -> None:
         """Queue a message for the next `flush`."""
@@ -76,6 +74,7 @@ class WorkerConnection:
 
     def flush(self) -> bool:
         """Send the queued messages; if the connection is down, drop them and return False."""
+        # Dropped, not kept: the core then takes the connection for down, which voids the wants among them.
         queued, self._queued = self._queued, []
         try:
             if queued:
@@ -87,7 +86,7 @@ class WorkerConnection:
     def read_changes(self) -> Iterator[bool]:
         """Yield each change of the connection: True if it came up, False if it went down."""
         for event in read_connection_events(self.monitor):
-            if not event.up and self.sealed is not None:
+            if not event.up:
                 self.sealed.forget()
             yield event.up
 
@@ -97,17 +96,14 @@ class WorkerConnection:
             for message, payload in self._read_all(iter(frames)):
                 if isinstance(message, Welcome):
                     self._take_in(message)
-                if payload is not None and self.sealed is not None:
+                if payload is not None:
                     self.sealed.note_fallback(now_s)
-                if isinstance(message, Pong) and self.sealed is not None and self.sealed.put_off(message, now_s):
-                    continue
-                yield message, payload
+                if not (isinstance(message, Pong) and self.sealed.put_off(message, now_s)):
+                    yield message, payload
 
     def _read_all(self, frames: Iterator[zmq.Frame]) -> Iterator[tuple[Message, memoryview | None]]:
-        """Yield the messages of one multipart message, each with its payload.
-
-        Frames after an invalid one are dropped, because any of them may be a payload.
-        """
+        """Yield the messages of a multipart message, each with its payload; drop the frames from an invalid one on."""
+        # What follows an invalid frame may be its payload, and a payload must not be read as a message.
         for frame in frames:
             try:
                 message = decode(frame.buffer)
@@ -122,24 +118,19 @@ class WorkerConnection:
 
     def _take_in(self, welcome: Welcome) -> None:
         self.encoding = PayloadEncoding(float32=welcome.float32, compression=welcome.compression)
-        if self.sealed is not None:
+        # Without keys there is nothing to open a payload with, whatever port the worker names.
+        if self._keys is not None:
             self.sealed.expect(welcome.sealed_port)
-
-    def read_sealed(self, now_s: float) -> Iterator[tuple[Message, SealedPayload | None]]:
-        """Yield the headers of sealed payloads that have arrived, with the payloads."""
-        if self.sealed is not None:
-            yield from self.sealed.read(now_s)
 
     def read_late(self, now_s: float, patience_s: float) -> Iterator[tuple[Message, None]]:
         """Yield the Pong that was held back, once its payloads are here or count as lost.
 
         If they are lost, so may be their connection, which is replaced.
         """
-        due = self.sealed.take_due(now_s, patience_s) if self.sealed is not None else None
+        due = self.sealed.take_due(now_s, patience_s)
         if due is not None:
             pong, lost = due
             if lost:
-                assert self.sealed is not None
                 self.sealed.renew()
             yield pong, None
 
@@ -163,11 +154,7 @@ class WorkerConnection:
 
     def count_garbage(self) -> int:
         """Return how many frames were invalid, on both connections."""
-        return self.garbage + (self.sealed.garbage if self.sealed is not None else 0)
-
-    def count_fallbacks(self) -> int:
-        """Return how many batches came by this connection although sealed payloads have their own."""
-        return self.sealed.fallbacks if self.sealed is not None else 0
+        return self.garbage + self.sealed.garbage
 
     def _hang_up(self, *, linger: int) -> None:
         self.socket.disable_monitor()
@@ -176,6 +163,5 @@ class WorkerConnection:
 
     def close(self) -> None:
         """Hang up."""
-        if self.sealed is not None:
-            self.sealed.close()
+        self.sealed.close()
         self._hang_up(linger=100)

@@ -7,50 +7,51 @@ sealed. Poll registrations follow the sockets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import zmq
 
 from shared.errors import LostError, StokerError
 from shared.hashing import digest64
+from shared.huge_pages import HUGE_PAGE, collapse
 from shared.logs import Log
 from shared.wire import messages as m
 from trainer_client.core import events as e
-from trainer_client.network.frame_memory import keep_in_huge_pages
 from trainer_client.network.worker_connection import WorkerConnection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shared.keys import ClientKeys
     from shared.memory import SlotMemory
     from trainer_client.core import instructions as i
-    from trainer_client.core.settings import CoreSettings
     from trainer_client.core.stream_spec import StreamSpec
+    from trainer_client.network.coordinator_client import ReceiverSettings
 
-__all__ = ["WorkerConnections", "WorkerConnectionsParts"]
+__all__ = ["WorkerConnections"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerConnectionsParts:
-    """The parts that all connections share."""
-
-    context: zmq.Context[zmq.Socket[bytes]]
-    poller: zmq.Poller
-    keys: ClientKeys | None
-    settings: CoreSettings
-    spec: StreamSpec
-    memory: SlotMemory
+#: Addresses of earlier large frames, which are not collapsed again: malloc returns the same few again and again.
+_seen_places: set[int] = set()
+_MOST_SEEN = 256
 
 
 class WorkerConnections:
     """The connections to workers, by the core's id for each."""
 
-    def __init__(self, parts: WorkerConnectionsParts) -> None:
-        self._parts = parts
-        self._spec = parts.spec
-        self._memory = parts.memory
+    def __init__(
+        self,
+        settings: ReceiverSettings,
+        spec: StreamSpec,
+        memory: SlotMemory,
+        context: zmq.Context[zmq.Socket[bytes]],
+        poller: zmq.Poller,
+    ) -> None:
+        self._core, self._keys = settings.core, settings.worker_keys
+        self._spec = spec
+        self._memory = memory
+        self._context = context
+        self._poller = poller
         self._connections: dict[int, WorkerConnection] = {}
         #: The polled sockets of each connection.
         self._polled: dict[int, list[zmq.Socket[bytes]]] = {}
@@ -58,17 +59,14 @@ class WorkerConnections:
         #: Ids of connections with queued messages.
         self._spoken_to: set[int] = set()
         self._garbage = self._fallbacks = 0
-        self._log = Log("trainer", stream=parts.spec.stream)
-
-    def __len__(self) -> int:
-        return len(self._connections)
+        self._log = Log("trainer", stream=spec.stream)
 
     # --- making and ending ---
 
     def open(self, order: i.Open) -> Iterator[e.Event]:
         """Connect to a worker; yield `ConnectionFailed` if no connection can be made."""
         try:
-            connection = WorkerConnection(self._parts.context, order.endpoint, self._parts.keys)
+            connection = WorkerConnection(self._context, order.endpoint, self._keys)
         except (StokerError, zmq.ZMQError) as error:
             yield e.ConnectionFailed(order.connection_id, _unreachable(order.endpoint, error))
             return
@@ -87,7 +85,7 @@ class WorkerConnections:
             self._spoken_to.discard(connection_id)
             # Counters must never fall, so those of a closed connection stay in the totals.
             self._garbage += connection.count_garbage()
-            self._fallbacks += connection.count_fallbacks()
+            self._fallbacks += connection.sealed.fallbacks
             connection.close()
 
     def renew(self, order: i.Renew) -> Iterator[e.Event]:
@@ -118,40 +116,42 @@ class WorkerConnections:
         self._polled[connection_id] = sockets
         for socket in sockets:
             self._by_socket[socket] = connection_id
-            self._parts.poller.register(socket, zmq.POLLIN)
+            self._poller.register(socket, zmq.POLLIN)
 
     def _forget_sockets(self, connection_id: int) -> None:
         for socket in self._polled.pop(connection_id, ()):
             del self._by_socket[socket]
-            self._parts.poller.unregister(socket)
+            self._poller.unregister(socket)
 
     # --- receiving ---
 
     def read(self, ready: set[object], now_s: float) -> Iterator[e.Event]:
         """Yield the events of these sockets: messages of workers, and connections that came up or went down."""
-        for connection_id in sorted({self._by_socket[one] for one in ready if one in self._by_socket}):
+        for connection_id in sorted({self._by_socket[socket] for socket in ready if socket in self._by_socket}):
             connection = self._connections[connection_id]
             if connection.monitor in ready:
                 for up in connection.read_changes():
                     yield e.ConnectionUp(connection_id) if up else e.ConnectionDown(connection_id)
-            if connection.sealed is not None and connection.sealed.socket in ready:
-                for message, payload in connection.read_sealed(now_s):
-                    yield e.WorkerSaid(connection_id, message, payload)
+            if connection.sealed.socket in ready:
+                for header, payload in connection.sealed.read(now_s):
+                    yield e.WorkerSent(connection_id, header, payload)
             if connection.socket in ready:
-                for message, raw in connection.read(now_s):
-                    yield e.WorkerSaid(connection_id, message, self._look_at(connection, message, raw))
+                for message, content in connection.read(now_s):
+                    yield e.WorkerSent(connection_id, message, self._look_at(connection, message, content))
                 self._poll(connection_id)  # a Welcome may have opened the connection for sealed payloads
-        if self._parts.keys is not None:
+        if self._keys is not None:
             yield from self._read_late(now_s)
 
     def _read_late(self, now_s: float) -> Iterator[e.Event]:
         for connection_id, connection in self._connections.items():
             for message, _ in connection.read_late(now_s, self._spec.heartbeat_timeout_s):
-                yield e.WorkerSaid(connection_id, message)
+                yield e.WorkerSent(connection_id, message)
                 self._poll(connection_id)
 
     def _look_at(self, connection: WorkerConnection, message: m.Message, payload: object) -> object:
         """Return the payload; for a Welcome, whether the worker really holds the lock that it claims to hold."""
+        # A claim is not enough: a lock that nobody holds looks as if its holder had died, and its slots would be lent
+        # again while it writes.
         if isinstance(message, m.Welcome):
             return message.shared and self._memory.is_locked(connection.lock_byte)
         return payload
@@ -160,16 +160,16 @@ class WorkerConnections:
 
     def greet(self, order: i.Greet) -> Iterator[e.Event]:
         """Send Hello with the order's lock byte; yield `GreetingFailed` if the connection does not take it."""
-        connection, settings = self._connections[order.connection_id], self._parts.settings
+        connection, core = self._connections[order.connection_id], self._core
         connection.lock_byte = order.lock_byte
         hello = m.Hello(
             job=self._spec.job,
             stream=self._spec.stream,
-            incarnation=settings.incarnation,
-            shared=self._memory.offer(order.lock_byte) if settings.shared_memory else None,
-            verify=settings.verify,
-            yields=settings.verifies,
-            seal=connection.sealed.make_seal() if connection.sealed is not None else None,
+            incarnation=core.incarnation,
+            shared=self._memory.offer(order.lock_byte) if core.shared_memory else None,
+            verify=core.verify,
+            yields=core.verifies,
+            seal=connection.sealed.make_seal() if self._keys is not None else None,
         )
         connection.queue(hello)
         if not connection.flush():
@@ -197,7 +197,7 @@ class WorkerConnections:
         assert layout is not None, "the core has checked the header"
         place = self._memory.slot(header.ticket.slot)[: header.nbytes]
         if isinstance(payload, memoryview):
-            keep_in_huge_pages(payload)
+            _keep_in_huge_pages(payload)
         yield e.Checked(order.connection_id, header, connection.write(payload, header.digest, layout, place))
 
     def check(self, order: i.Check) -> Iterator[e.Event]:
@@ -218,7 +218,7 @@ class WorkerConnections:
 
     def count_fallbacks(self) -> int:
         """Return how many batches came by a connection for messages although sealed payloads have their own."""
-        return self._fallbacks + sum(connection.count_fallbacks() for connection in list(self._connections.values()))
+        return self._fallbacks + sum(connection.sealed.fallbacks for connection in list(self._connections.values()))
 
     def close_all(self) -> None:
         """Close all connections."""
@@ -235,3 +235,21 @@ def _unreachable(endpoint: str, error: Exception) -> StokerError:
         where="trainer",
         remedy="Look at that worker's endpoint, and at this machine's limit of open files.",
     )
+
+
+def _keep_in_huge_pages(frame: memoryview) -> None:
+    """Move the memory of a large frame to huge pages, so that the next frame there is faster to receive and to copy.
+
+    Frames below two huge pages are left alone, as are addresses that were handled already.
+    """
+    # libzmq allocates with malloc for each frame, so nothing can be prepared before the frame is there.
+    if frame.nbytes < 2 * HUGE_PAGE:
+        return
+    frame_bytes = np.frombuffer(frame, np.uint8)
+    place = frame_bytes.ctypes.data
+    if place in _seen_places:
+        return
+    if len(_seen_places) >= _MOST_SEEN:
+        _seen_places.clear()
+    _seen_places.add(place)
+    collapse(frame_bytes)

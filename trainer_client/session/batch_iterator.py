@@ -1,4 +1,4 @@
-"""One pass over a feed, from where it was opened to the end of that epoch.
+"""One pass over a feed, from where it was opened to the end of that epoch; users hold it as a `Reading`.
 
 Rules: taking batches does not move the cursor. Each batch is counted and timed: how long the consumer waited for it,
 and how long it took to make arrays of it. Where rows carry state, a pass that begins in mid-epoch begins with a reset.
@@ -7,13 +7,13 @@ and how long it took to make arrays of it. Where rows carry state, a pass that b
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from typing_extensions import Self
 
 from shared.wire.layout import RESET
 from trainer_client.network.outbox import Reader
-from trainer_client.session.epoch_account import ReadTimes
+from trainer_client.session.call_checks import only_here
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -24,17 +24,28 @@ if TYPE_CHECKING:
 
     from trainer_client.batch import Batch
     from trainer_client.core.upcoming import Position
-    from trainer_client.network.outbox import Item
+    from trainer_client.network.outbox import OfferedBatch
     from trainer_client.network.receiver import Receiver
     from trainer_client.session.batch_maker import BatchMaker
     from trainer_client.session.epoch_account import Accounts
-    from trainer_client.session.lease_account import LeaseAccount
+    from trainer_client.session.trained_cursor import FeedCursor
 
-__all__ = ["BatchIterator"]
+__all__ = ["BatchIterator", "Reading"]
 
 
-class BatchIterator:
-    """Iterator over the batches from `start` to the end of its epoch."""
+class Reading:
+    """One pass over a feed, from where it was opened to the end of that epoch; `Feed.open` makes one.
+
+    An iterator over batches that works in `with`. Asking for the next batch raises `LostError` if servers are lost,
+    `EndedError` if the job was ended, `WorldChangedError` in an elastic run whose trainers changed, and `ClosedError`
+    if the feed was closed.
+
+    Example:
+        >>> with feed.open() as reading:
+        ...     numbers = [batch.number for batch in reading]
+        >>> numbers == list(range(reading.rounds))
+        True
+    """
 
     def __init__(
         self,
@@ -42,10 +53,9 @@ class BatchIterator:
         maker: BatchMaker,
         accounts: Accounts,
         start: Position,
-        leases: LeaseAccount | None = None,
+        cursor: FeedCursor,
     ) -> None:
-        self.start = start
-        self._leases = leases
+        self._cursor = cursor
         self._receiver = receiver
         self._maker = maker
         self._accounts = accounts
@@ -58,12 +68,90 @@ class BatchIterator:
 
     def __next__(self) -> Batch:
         began_s = time.perf_counter()
-        item = self._take()
+        offered = self._take()
         taken_s = time.perf_counter()
-        batch = self._maker.make(item, self._leases)
+        batch = self._maker.make(offered, self._cursor.reporter(offered.batch))
         self._forget_state(batch.get(RESET.key), 1)
-        self._account([item], batch, began_s, taken_s)
+        self._account([offered], batch, began_s, taken_s)
         return batch
+
+    @property
+    def rounds(self) -> int:
+        """Return how many rounds were taken so far.
+
+        Returns:
+            A number from 0 on.
+
+        Example:
+            >>> reading = feed.open()
+            >>> batch = next(reading)
+            >>> reading.rounds
+            1
+        """
+        return self._reader.taken // self._ranks.replicas
+
+    def close(self) -> None:
+        """Stop early; the cursor stays where it is.
+
+        Example:
+            >>> reading = feed.open()
+            >>> batch = next(reading)
+            >>> reading.close()
+            >>> feed.number
+            0
+        """
+        self._receiver.outbox.leave(self._reader)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled."""
+        raise only_here("a reading")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _take(self) -> OfferedBatch:
+        while (offered := self._receiver.outbox.take(self._reader)) is not None:
+            if self._cursor.take(offered):  # a batch whose lease was lost is skipped
+                return offered
+        # In queue mode an ended job ends readers like an epoch; only this error tells the two apart.
+        self._cursor.refuse_ended()
+        raise StopIteration
+
+    def _forget_state(self, resets: Any, taken: int) -> None:
+        """Set `reset` in the first batch for each rank, of a pass that starts in mid-epoch, if state is carried."""
+        # The model has no state from the batches before, which only the reader knows: a batch has the same bytes for
+        # all.
+        stateless = self._ranks.replicas - (self._reader.taken - taken)
+        if self._carries and self._reader.start.number and stateless > 0 and resets is not None:
+            resets.reshape(taken, -1)[:stateless] = True
+
+    def _account(
+        self, offered_batches: Sequence[OfferedBatch], arrays: Mapping[str, Any], began_s: float, taken_s: float
+    ) -> None:
+        conversion_s = time.perf_counter() - taken_s
+        headers = [offered.header for offered in offered_batches]
+        self._accounts.count_read(headers, arrays, at_s=taken_s, wait_s=taken_s - began_s, conversion_s=conversion_s)
+        if self._accounts.counts.step_wait_s is None:  # waits that a training loop reports take precedence
+            self._receiver.standing.waited_s = self._accounts.counts.wait_s
+
+
+class BatchIterator(Reading):
+    """A reading with what frameworks need of it; `start` is where it began."""
+
+    @property
+    def start(self) -> Position:
+        """Return where the reading began."""
+        return self._reader.start
+
+    @property
+    def taken(self) -> int:
+        """Return how many batches were taken so far."""
+        return self._reader.taken
 
     def take_stacked(self, keys: Collection[str], most: int) -> dict[str, NDArray[np.generic]]:
         """Wait for the next batch; return its arrays of these keys, stacked with those of batches of the same shape.
@@ -76,50 +164,8 @@ class BatchIterator:
         first = self._take()
         taken_s = time.perf_counter()
         alike = self._receiver.outbox.take_alike(self._reader, first, most - 1)
-        items = [first, *(item for item in alike if self._leases is None or self._leases.take(item))]
-        arrays = self._maker.stack(items, {*keys, *self._accounts.keys})
-        self._forget_state(arrays.get(RESET.key), len(items))
-        self._account(items, arrays, began_s, taken_s)
+        offered_batches = [first, *filter(self._cursor.take, alike)]
+        arrays = self._maker.stack(offered_batches, {*keys, *self._accounts.keys})
+        self._forget_state(arrays.get(RESET.key), len(offered_batches))
+        self._account(offered_batches, arrays, began_s, taken_s)
         return arrays
-
-    def _take(self) -> Item:
-        while (item := self._receiver.outbox.take(self._reader)) is not None:
-            if self._leases is None or self._leases.take(item):  # a batch whose lease was lost is skipped
-                return item
-        # In queue mode an ended job ends readers like an epoch; only this error tells the two apart.
-        if self._leases is not None and self._receiver.outbox.ended is not None:
-            raise self._receiver.outbox.ended
-        raise StopIteration
-
-    def _forget_state(self, resets: Any, taken: int) -> None:
-        """Set `reset` in the first batches of a pass that starts in mid-epoch, one for each rank, if state is carried.
-
-        The model has no state from the batches before, which only the reader knows: a batch has the same bytes for all.
-        """
-        new = self._ranks.replicas - (self._reader.taken - taken)
-        if self._carries and self.start.number and new > 0 and resets is not None:
-            resets.reshape(taken, -1)[:new] = True
-
-    def _account(self, items: Sequence[Item], arrays: Mapping[str, Any], began_s: float, taken_s: float) -> None:
-        conversion_s = time.perf_counter() - taken_s
-        times = ReadTimes(at_s=taken_s, wait_s=taken_s - began_s, conversion_s=conversion_s)
-        self._accounts.count_read([item.header for item in items], arrays, times)
-        if self._accounts.counts.step_wait_s is None:  # waits that a training loop reports take precedence
-            self._receiver.standing.waited_s = self._accounts.counts.wait_s
-
-    @property
-    def taken(self) -> int:
-        """Return how many batches were taken so far."""
-        return self._reader.taken
-
-    def close(self) -> None:
-        """Stop early; the cursor stays where it is."""
-        self._receiver.outbox.leave(self._reader)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

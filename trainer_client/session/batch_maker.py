@@ -7,7 +7,6 @@ consumer that holds nearly all slots is first asked to let go, and then given co
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,9 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shared.wire.layout import Layout, Tensor
-    from trainer_client.network.outbox import Item
+    from trainer_client.network.outbox import OfferedBatch
     from trainer_client.network.receiver import Receiver
-    from trainer_client.session.lease_account import LeaseAccount
 
 __all__ = ["BatchMaker"]
 
@@ -42,36 +40,35 @@ class BatchMaker:
         self._receiver = receiver
         self._warned_of_copies = False
 
-    def make(self, item: Item, leases: LeaseAccount | None = None) -> Batch:
-        """Return the batch in this item's slot; in queue mode its outcome is reported to `leases`."""
-        layout = self._layout_of(item)
-        data = self._bytes_of(item, layout)
-        settle = None if leases is None else partial(leases.settle, item.batch)
-        return Batch(layout.arrays(data), data, item.header, settle, self._receiver)
+    def make(self, offered: OfferedBatch, settle: Callable[..., None] | None = None) -> Batch:
+        """Return the batch in this item's slot; `settle`, in queue mode, reports its outcome."""
+        layout = self._layout_of(offered)
+        data = self._bytes_of(offered, layout)
+        return Batch(layout.arrays(data), data, offered.header, settle, self._receiver)
 
-    def _layout_of(self, item: Item) -> Layout:
-        layout = self._receiver.spec.layout(item.header.shape)
+    def _layout_of(self, offered: OfferedBatch) -> Layout:
+        layout = self._receiver.spec.layout(offered.header.shape)
         assert layout is not None
         return layout
 
-    def _bytes_of(self, item: Item, layout: Layout) -> NDArray[np.uint8]:
+    def _bytes_of(self, offered: OfferedBatch, layout: Layout) -> NDArray[np.uint8]:
         """Return the slot's bytes, which keep the slot lent as long as they live, or a copy of them."""
         receiver = self._receiver
-        data = receiver.memory.slot(item.slot)[: layout.nbytes]
+        data = receiver.memory.slot(offered.slot)[: layout.nbytes]
         # The reserve slot serves one head after another, so a consumer that keeps its batches must never hold it.
-        copied = item.slot == receiver.stream.slots.reserve or not self._make_room()
-        return data.copy() if copied else owned(data, item)
+        copied = offered.slot == receiver.stream.slots.reserve or not self._make_room()
+        return data.copy() if copied else owned(data, offered)
 
-    def stack(self, items: Sequence[Item], keys: Collection[str]) -> dict[str, NDArray[np.generic]]:
+    def stack(self, offered_batches: Sequence[OfferedBatch], keys: Collection[str]) -> dict[str, NDArray[np.generic]]:
         """Return an array for each of these keys, with the batches (all of one shape) along a new first axis.
 
         A single batch is not copied, unless slots run short. Several are copied, and their slots may come back at once.
         """
-        layout = self._layout_of(items[0])
-        if len(items) == 1:
-            data = self._bytes_of(items[0], layout)
+        layout = self._layout_of(offered_batches[0])
+        if len(offered_batches) == 1:
+            data = self._bytes_of(offered_batches[0], layout)
             return {t.key: np.ndarray((1, *t.shape), t.dtype, data, t.offset) for t in layout.tensors if t.key in keys}
-        payloads = [self._receiver.memory.slot(item.slot) for item in items]
+        payloads = [self._receiver.memory.slot(offered.slot) for offered in offered_batches]
         return {tensor.key: _stack_of(tensor, payloads) for tensor in layout.tensors if tensor.key in keys}
 
     def _make_room(self) -> bool:

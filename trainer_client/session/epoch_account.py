@@ -31,16 +31,7 @@ _MOST_UNTRAINED = 4096
 #: The phases of a training loop other than waiting for data.
 PHASES = ("warm_up", "step", "checkpoint")
 
-__all__ = ["PHASES", "Accounts", "EpochAccount", "ReadCounts", "ReadTimes", "split_wait"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadTimes:
-    """Times of a read: when the batch was taken, how long the consumer waited, and how long making arrays took."""
-
-    at_s: float
-    wait_s: float
-    conversion_s: float
+__all__ = ["PHASES", "Accounts", "EpochAccount", "ReadCounts", "split_wait"]
 
 
 @dataclass(slots=True)
@@ -111,13 +102,13 @@ class Accounts:
 
     def __init__(self, fields: Iterable[Field]) -> None:
         self.counts = ReadCounts()
-        known = {one.key: one for one in fields}
+        known = {field.key: field for field in fields}
         # Bytes of one step along the padded axis. Fields without lengths of their own are left out: the marks beside a
         # packed key.
         self._step_bytes = {
-            key: np.dtype(one.dtype).itemsize * math.prod(axis or 1 for axis in one.shape[1:])
-            for key, one in known.items()
-            if one.padded and f"{key}_length" in known
+            key: np.dtype(field.dtype).itemsize * math.prod(axis or 1 for axis in field.shape[1:])
+            for key, field in known.items()
+            if field.padded and f"{key}_length" in known
         }
         #: The keys of a batch that `count_read` needs.
         self.keys = frozenset(f"{key}_length" for key in self._step_bytes)
@@ -130,29 +121,34 @@ class Accounts:
         """Return how many batches with samples were handed to the reader and are not trained on, up to 4096."""
         return len(self._untrained)
 
-    def count_read(self, headers: Sequence[Pushed], arrays: Mapping[str, Any], times: ReadTimes) -> None:
-        """Count batches of one shape that were handed to the reader together, after a wait for the first."""
+    def count_read(
+        self, headers: Sequence[Pushed], arrays: Mapping[str, Any], *, at_s: float, wait_s: float, conversion_s: float
+    ) -> None:
+        """Count batches of one shape that were handed to the reader together, at `at_s`.
+
+        The consumer waited `wait_s` for the first; making arrays of them took `conversion_s`.
+        """
         first = headers[0]
         epoch = self._epochs.get(first.epoch)
         if epoch is None:
-            epoch = self._epochs[first.epoch] = EpochAccount(times.at_s - times.wait_s)
-        epoch.read_wait_s += times.wait_s
+            epoch = self._epochs[first.epoch] = EpochAccount(at_s - wait_s)
+        epoch.read_wait_s += wait_s
         epoch.shapes.add(first.shape)
         epoch.masked_samples += sum(header.masked for header in headers)
-        self._count_times(first, len(headers), times)
+        self.counts.conversion_s += conversion_s
+        self._count_wait(first, len(headers), wait_s)
         self._count_rows(headers, arrays, epoch)
 
-    def _count_times(self, header: Pushed, batches: int, times: ReadTimes) -> None:
+    def _count_wait(self, header: Pushed, batches: int, wait_s: float) -> None:
         counts = self.counts
-        build_s, transfer_s = split_wait(times.wait_s, header.build_us / 1e6, in_slot=header.in_slot)
+        build_s, transfer_s = split_wait(wait_s, header.build_us / 1e6, in_slot=header.in_slot)
         counts.batches += batches
         counts.nbytes += batches * header.nbytes
         counts.waits[0] += batches - 1  # only the first was waited for
-        counts.wait_s += times.wait_s
+        counts.wait_s += wait_s
         counts.build_wait_s += build_s
         counts.transfer_wait_s += transfer_s
-        counts.conversion_s += times.conversion_s
-        counts.waits[bisect_left(WAIT_BOUNDS_S, times.wait_s)] += 1
+        counts.waits[bisect_left(WAIT_BOUNDS_S, wait_s)] += 1
 
     def _count_rows(self, headers: Sequence[Pushed], arrays: Mapping[str, Any], epoch: EpochAccount) -> None:
         counts, shape = self.counts, headers[0].shape
@@ -176,10 +172,8 @@ class Accounts:
         epoch.padded_bytes += space * row_bytes
 
     def _note_untrained(self, batch: tuple[int, int], rows: int) -> None:
-        """Note a batch that is not trained on yet; of too many, merge the oldest into the next one of its epoch.
-
-        This bounds memory when nobody counts steps; after reading that far ahead only sums matter.
-        """
+        """Note a batch that is not trained on yet; of too many, merge the oldest into the next one of its epoch."""
+        # This bounds memory when nobody counts steps; after reading that far ahead only sums matter.
         self._untrained[batch] = rows
         if len(self._untrained) > _MOST_UNTRAINED:
             oldest, following = itertools.islice(self._untrained, 2)
@@ -194,14 +188,22 @@ class Accounts:
         if account is not None:
             account.step_wait_s = (account.step_wait_s or 0.0) + wait_s
 
+    def count_phase(self, phase: str, seconds: float) -> None:
+        """Add the training loop's time in one of PHASES."""
+        self.counts.phases_s[phase] += seconds
+
+    def count_retraces(self, traces: int) -> None:
+        """Add to the count of steps that were traced in the midst of training."""
+        self.counts.retraces += traces
+
     def count_trained(self, epoch: int, number: int, rounds: int = 1, *, stop: float = math.inf) -> None:
         """Count rounds as trained on: the epoch's batches from `number` to `stop` (excluded).
 
         Rounds of an epoch that is closed, or of which nothing was read, do not count.
         """
-        for one in list(self._untrained):  # a copy, because a reader in another thread may be adding more
-            if one[0] == epoch and number <= one[1] < stop:
-                self.counts.trained_rows += self._untrained.pop(one, 0)
+        for batch in list(self._untrained):  # a copy, because a reader in another thread may be adding more
+            if batch[0] == epoch and number <= batch[1] < stop:
+                self.counts.trained_rows += self._untrained.pop(batch, 0)
         account = self._epochs.get(epoch)
         if account is not None:
             self.counts.rounds += rounds
@@ -220,10 +222,10 @@ class Accounts:
     def close(self, epoch: int) -> EpochAccount | None:
         """Forget this epoch, which is over, and all earlier ones; return its account, or None if nothing was read."""
         account = self._epochs.get(epoch)
-        for old in [one for one in list(self._epochs) if one <= epoch]:  # a reader may be adding the next epoch
+        for old in [known for known in list(self._epochs) if known <= epoch]:  # a reader may be adding the next epoch
             del self._epochs[old]
-        for one in [one for one in list(self._untrained) if one[0] <= epoch]:
-            self._untrained.pop(one, 0)
+        for batch in [untrained for untrained in list(self._untrained) if untrained[0] <= epoch]:
+            self._untrained.pop(batch, 0)
         return account
 
 

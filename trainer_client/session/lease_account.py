@@ -1,6 +1,6 @@
 """In queue mode: which of the batches that a consumer took are done, and the done-set of a checkpoint.
 
-Rules: a batch is done when the user says so, or asks for the next one; a user who leaves a loop early gets the last
+Rules: a batch is done when the user reports it, or asks for the next one; a user who leaves a loop early gets the last
 batch again. A framework takes batches ahead, so there only those that it handed over count. The coordinator knows the
 done-set, so a checkpoint asks there, after all reports of this trainer have arrived; other trainers of the same model
 have to settle their batches before. Must not know sockets.
@@ -8,9 +8,9 @@ have to settle their batches before. Must not know sockets.
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shared.errors import SettingsError
 from shared.wire.lease_work import plan_epoch
@@ -18,6 +18,7 @@ from shared.wire.parts import NAME, DoneSet, EpochDone
 from trainer_client.core.events import EvaluationNamed, LeaseSettled
 from trainer_client.core.upcoming import Position
 from trainer_client.session.call_checks import fields_of_state, refused, whole
+from trainer_client.session.trained_cursor import FeedCursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,27 +26,32 @@ if TYPE_CHECKING:
     from shared.wire.messages import Attached
     from shared.wire.parts import Lease
     from trainer_client.core.upcoming import UpcomingBatch
-    from trainer_client.network.outbox import Item
+    from trainer_client.network.outbox import OfferedBatch
     from trainer_client.network.receiver import Receiver
     from trainer_client.session.epoch_account import Accounts
 
-__all__ = ["LeaseAccount", "only_in_lockstep", "only_in_queue"]
+__all__ = ["LeaseAccount", "only_in_lockstep"]
 
 
-class LeaseAccount:
-    """The batches that one feed took; `at` is the epoch that the next reader reads."""
+_T = TypeVar("_T")
+
+
+class LeaseAccount(FeedCursor):
+    """The batches that one feed took in queue mode; `at` is the epoch that the next reader reads."""
+
+    names_evaluations = True
+    #: Trainers take what they lease, so no two are at the same step.
+    goes_in_step = False
 
     def __init__(self, receiver: Receiver, accounts: Accounts, answer: Attached) -> None:
-        self._receiver = receiver
-        self._spec = receiver.spec
-        self._accounts = accounts
+        super().__init__(receiver, accounts, answer)
+        self.at = Position(answer.cursor.epoch, 0, answer.cursor.group)
         #: Batches that were taken and are not settled, oldest first.
         self._taken: deque[UpcomingBatch] = deque()
         #: The number of the newest reading.
         self.reading = 0
         #: How many batches of the newest reading are settled, and how many the user counted as trained on.
         self._settled = self._counted = 0
-        self.at = Position(answer.cursor.epoch, 0, answer.cursor.group)
         #: In a named evaluation: what a batch that is not settled yet adds to the metrics' variables.
         self._states: dict[Lease, bytes] = {}
         self._is_named = False
@@ -58,22 +64,48 @@ class LeaseAccount:
         self._settled = self._counted = 0
         return self.at
 
-    def take(self, item: Item) -> bool:
+    def take(self, offered: OfferedBatch) -> bool:
         """Note that a consumer takes this batch; return False if its lease is lost, so that it has to be skipped."""
-        lease = item.batch.lease
+        lease = offered.batch.lease
         assert lease is not None
+        # The lease may be lost while its batch waits here: to train on it as well as its new holder would count it
+        # twice.
         if lease in self._receiver.stream.leases.void:
-            self._tell(item.batch, done=False)
+            self._tell(offered.batch, done=False)
             return False
-        self._taken.append(item.batch)
+        self._taken.append(offered.batch)
         return True
 
     @property
-    def is_taken_back(self) -> bool:
+    def is_taken_back(self) -> bool:  # type: ignore[override] # a fact of the core here
         """Return whether another trainer has restored a checkpoint since this one did."""
         return self._receiver.stream.leases.is_taken_back
 
+    def refuse_ended(self) -> None:
+        """Raise the error of a job that was ended by order; a reader ends then as it does with its epoch."""
+        if self._receiver.outbox.ended is not None:
+            raise self._receiver.outbox.ended
+
+    def step_of_results(self, step: int) -> int:
+        """Return 0: steps of trainers of unequal speed do not compare, so results are those of an epoch."""
+        return 0
+
+    def refuse_queue(self, error: SettingsError) -> None:
+        """Raise this error."""
+        raise error
+
+    def refuse_lockstep(self, error: SettingsError) -> None:
+        """Do nothing: batches are leased."""
+
+    def hand_over(self, elements: _T, watch: Callable[[_T, Any], Any]) -> Any:
+        """Return what `watch` makes of a framework's elements and this account, to report those that are done."""
+        return watch(elements, self)
+
     # --- settling batches ---
+
+    def reporter(self, batch: UpcomingBatch) -> Callable[..., None]:
+        """Return the function that reports what became of this batch."""
+        return partial(self.settle, batch)
 
     def settle(self, batch: UpcomingBatch, *, done: bool, costs_try: bool = True, reason: str = "") -> None:
         """Report that a batch is `done`, failed for this reason, or (without `costs_try`) is given back.
@@ -126,6 +158,7 @@ class LeaseAccount:
             self._settle_to(rounds)
 
     def _settle_to(self, number: int) -> None:
+        # What a framework took ahead is not done; only what it handed over before it asked for the next is.
         while self._settled < number and self._taken:
             self._settled += 1
             self._tell(self._taken.popleft(), done=True)
@@ -137,8 +170,13 @@ class LeaseAccount:
         else:
             self._accounts.count_given_back(batch.position.epoch, batch.number)
         states = self._states.pop(batch.lease, b"") if done else b""
-        told = LeaseSettled(batch.lease, batch.generation, done, costs_try, states, reason[: NAME.longest])
-        self._receiver.outbox.tell(told)
+        self._receiver.outbox.tell(
+            LeaseSettled(batch.lease, batch.generation, done, costs_try, states, reason[: NAME.longest])
+        )
+
+    def may_count_pass(self, *, is_seen: bool) -> bool:
+        """Return whether a framework's pass to its end counts: only if the consumer is seen to get there."""
+        return is_seen
 
     def count_to_end(self, start: Position, _rounds: int) -> None:
         """Move to the next epoch and log this one, when a reader that began at `start` has reached its end.
@@ -149,20 +187,14 @@ class LeaseAccount:
             return
         epoch = plan_epoch(self._spec.work, start.epoch)
         batches = self._receiver.ask_batches(epoch, start.group)
-        account = self._accounts.close(epoch)
-        if account is not None:
-            fields = account.log_fields(now_s=time.perf_counter(), batches=batches)
-            self._receiver.log.info("epoch done", epoch=start.epoch, **fields)
-        self._warn_of_share(batches)
-        self._move(start.epoch + 1)
-
-    def _warn_of_share(self, batches: int) -> None:
-        """Warn a user who evaluates only part of an evaluation, whose mean is not that of the whole."""
+        self._log_epoch(epoch, batches, start.epoch)
+        # A user who evaluates only a part must not take its mean for the mean of the whole evaluation.
         if self._spec.work == "evaluate" and not self._is_named and self._settled < batches:
             self._receiver.log.warning(
                 "only a share of the evaluation was read here, others read the rest: a mean over it is that of a share",
                 batches=self._settled, of=batches,
             )  # fmt: skip
+        self._move(start.epoch + 1)
 
     # --- named evaluations, whose metrics are summed ---
 
@@ -215,11 +247,22 @@ class LeaseAccount:
         self._receiver.settle_end(done=True)
         return True
 
-    # --- only in lockstep ---
+    # --- rounds, which only lockstep has ---
 
     def rounds_left(self) -> int:
         """Raise SettingsError: in queue mode the rounds that are left depend on how fast the other trainers are."""
         raise only_in_lockstep("the number of rounds that are left")
+
+    def epoch_rounds(self) -> None:
+        """Return None: how many rounds of an epoch come here depends on the other trainers."""
+
+    def is_within_epoch(self) -> bool:
+        """Return whether the epoch of the next reader still has batches that are not done; it asks the coordinator."""
+        return self.epoch_of(self.state()) == self.at.epoch
+
+    def ends_unseen(self) -> bool:
+        """Return whether the epoch is over, which a reader sees only by asking for another batch."""
+        return not self.is_within_epoch()
 
     def most_rounds(self) -> int:
         """Return a number of rounds above that of any epoch, so that a loop of this many always sees the end."""
@@ -242,7 +285,7 @@ class LeaseAccount:
             "stream": self._spec.stream,
             "plan_digest": self._spec.plan_digest,
             "work": self._spec.work,
-            "epochs": [[one.epoch, one.fresh, list(one.missing)] for one in done.epochs],
+            "epochs": [[epoch.epoch, epoch.fresh, list(epoch.missing)] for epoch in done.epochs],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -251,16 +294,7 @@ class LeaseAccount:
         Raise SettingsError if the state is of another job, stream, plan or kind of work.
         """
         state = fields_of_state(state, ("job", "stream", "plan_digest", "work", "epochs"), "restore")
-        mine = {"plan_digest": self._spec.plan_digest, "job": self._spec.job, "stream": self._spec.stream}
-        mine["work"] = self._spec.work
-        for name, value in mine.items():
-            if state.get(name) != value:
-                raise SettingsError(
-                    expected=f"a checkpoint of {name} {value}, in queue mode",
-                    got=str(state.get(name)),
-                    where="restore",
-                    remedy="Job file or data changed since the checkpoint: restore them, or start without it.",
-                )
+        self._refuse_other(state, ("plan_digest", "job", "stream", "work"), "a checkpoint of {}, in queue mode")
         self._rewind(DoneSet(tuple(_epoch_done(epoch) for epoch in state["epochs"])))
 
     def rewind(self) -> None:
@@ -304,14 +338,4 @@ def only_in_lockstep(what: str) -> SettingsError:
         got=f"a stream in queue mode, which does not have {what}",
         where="feed",
         remedy="Read the feed itself, `for batch in feed:`, or leave mode out of the stream in the job file.",
-    )
-
-
-def only_in_queue(what: str) -> SettingsError:
-    """Return the error for a call that only streams in queue mode have."""
-    return SettingsError(
-        expected="a stream in queue mode",
-        got="a stream in lockstep, whose ranks know without asking who is first",
-        where=f"feed.{what}",
-        remedy="Ask `trainer_client.role().is_master`, or go by the rank that you gave to connect.",
     )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shared.metrics.listening import Listening
+    from shared.metrics.names import Metric
     from trainer_client.core.attached_stream import AttachedStream
     from trainer_client.network.receiver import Receiver
     from trainer_client.session.batch_maker import BatchMaker
@@ -46,7 +47,7 @@ STEP_WAIT = _trainer.counter(
 )
 PHASE_TIME = _trainer.counter(
     "stoker_phase_seconds_total",
-    "What the training loop did besides waiting for data, where it says so (trainer-client train and FeedCheckpoint "
+    "What the training loop did besides waiting for data, where it reports it (trainer-client train and FeedCheckpoint "
     "do). warm_up: tracing the step for all shapes. step: training. checkpoint: writing checkpoints.",
     "checkpoint above a few per cent: save less often (--save-every). warm_up: fewer shapes.",
     ("stream", "phase"),
@@ -194,48 +195,48 @@ def _samples_while_used(
 
 def trainer_samples(receiver: Receiver, maker: BatchMaker, accounts: Accounts) -> Iterator[MetricSamples]:
     """Yield the samples of all metrics of a feed."""
-    name, stream = receiver.settings.core.stream, receiver.stream
+    stream, counts = receiver.settings.core.stream, accounts.counts
     yield MetricSamples.one(GARBAGE, receiver.count_garbage())
-    yield MetricSamples.one(UNSEALED, receiver.count_fallbacks(), name)
-    yield MetricSamples.one(COPIED, maker.copied, name)
-    yield MetricSamples(SLOTS, {(name, state.value): stream.slots.count(state) for state in SlotState})
-    yield MetricSamples.one(STAGED, accounts.staged, name)
-    yield from _wants(stream, name)
-    yield from _waits(accounts.counts, name)
-    yield from _reads(accounts.counts, name)
-
-
-def _wants(stream: AttachedStream, name: str) -> Iterator[MetricSamples]:
-    wants, answers = stream.wants, stream.answers
-    yield MetricSamples.one(ASKED, wants.asked, name)
-    yield MetricSamples.one(ASKED_AGAIN, wants.asked_again, name)
-    yield MetricSamples.one(HEDGED, wants.hedged, name)
-    yield MetricSamples.one(STALE_BATCHES, answers.stale, name)
-    yield MetricSamples.one(REJECTED, answers.rejected, name)
-    yield MetricSamples.one(LOST_WANTS, answers.lost_on_the_way, name)
-    yield MetricSamples.one(RETRACTED, wants.retracted, name)
-    yield MetricSamples.one(SUSPECTED, stream.tickets.suspected, name)
-
-
-def _waits(counts: ReadCounts, stream: str) -> Iterator[MetricSamples]:
     yield MetricSamples(DATA_WAIT, {(stream,): Spread(tuple(counts.waits), counts.wait_s)})
-    parts = {
-        "build": counts.build_wait_s,
-        "transfer": counts.transfer_wait_s,
-        "conversion": counts.conversion_s,
-    }
-    yield MetricSamples(WAIT_SPLIT, {(stream, part): seconds for part, seconds in parts.items()})
     if counts.step_wait_s is not None:
         yield MetricSamples.one(STEP_WAIT, counts.step_wait_s, stream)
-    yield MetricSamples(PHASE_TIME, {(stream, phase): seconds for phase, seconds in counts.phases_s.items()})
-    yield MetricSamples.one(RETRACES, counts.retraces, stream)
+    for metric, number in _numbers(receiver, maker, accounts).items():
+        yield MetricSamples.one(metric, number, stream)
+    for metric, parts in _parts(receiver.stream, counts).items():
+        yield MetricSamples(metric, {(stream, part): number for part, number in parts.items()})
 
 
-def _reads(counts: ReadCounts, stream: str) -> Iterator[MetricSamples]:
-    yield MetricSamples.one(READ_BATCHES, counts.batches, stream)
-    yield MetricSamples.one(READ_BYTES, counts.nbytes, stream)
-    yield MetricSamples.one(TRAINED_ROUNDS, counts.rounds, stream)
-    rows = {"sample": counts.sample_rows, "masked": counts.masked_rows, "vacant": counts.vacant_rows}
-    yield MetricSamples(READ_ROWS, {(stream, kind): count for kind, count in rows.items()})
-    padded = {"sample": counts.sample_bytes, "padding": counts.padding_bytes, "masked": counts.masked_bytes}
-    yield MetricSamples(PADDED_BYTES, {(stream, kind): nbytes for kind, nbytes in padded.items()})
+def _numbers(receiver: Receiver, maker: BatchMaker, accounts: Accounts) -> dict[Metric, float]:
+    counts, wants, answers = accounts.counts, receiver.stream.wants, receiver.stream.answers
+    return {
+        UNSEALED: receiver.count_fallbacks(),
+        COPIED: maker.copied,
+        STAGED: accounts.staged,
+        ASKED: wants.asked,
+        ASKED_AGAIN: wants.asked_again,
+        HEDGED: wants.hedged,
+        RETRACTED: wants.retracted,
+        STALE_BATCHES: answers.stale,
+        REJECTED: answers.rejected,
+        LOST_WANTS: answers.lost_on_the_way,
+        SUSPECTED: receiver.stream.tickets.suspected,
+        RETRACES: counts.retraces,
+        READ_BATCHES: counts.batches,
+        READ_BYTES: counts.nbytes,
+        TRAINED_ROUNDS: counts.rounds,
+    }
+
+
+def _parts(stream: AttachedStream, counts: ReadCounts) -> dict[Metric, dict[str, float]]:
+    """Return the numbers of metrics with a second label, by that label."""
+    return {
+        SLOTS: {state.value: stream.slots.count(state) for state in SlotState},
+        WAIT_SPLIT: {
+            "build": counts.build_wait_s,
+            "transfer": counts.transfer_wait_s,
+            "conversion": counts.conversion_s,
+        },
+        PHASE_TIME: dict(counts.phases_s),
+        READ_ROWS: {"sample": counts.sample_rows, "masked": counts.masked_rows, "vacant": counts.vacant_rows},
+        PADDED_BYTES: {"sample": counts.sample_bytes, "padding": counts.padding_bytes, "masked": counts.masked_bytes},
+    }

@@ -23,7 +23,7 @@ import numpy as np
 from shared.errors import EndedError, SettingsError
 from shared.wire.parts import PIECE_BYTES
 from shared.wire.topics.result_messages import LONGEST_NAME, MOST_MEANS
-from trainer_client.core.events import ResultsTold
+from trainer_client.core.events import ResultsReported
 from trainer_client.session.call_checks import refused
 
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
     from shared.wire.messages import Aggregate
     from trainer_client.network.receiver import Receiver
+    from trainer_client.session.trained_cursor import FeedCursor
 
-__all__ = ["MeansOfTrainers", "SharedResults", "refuse_what_cannot_be_told"]
+__all__ = ["MeansOfTrainers", "SharedResults", "refuse_unsendable_results"]
 
 #: How long to wait for the coordinator's receipt, which matters to a process that is about to end.
 _MOMENT_S = 1.0
@@ -42,6 +43,9 @@ _NO_NUMBERS = "SUMmc"
 
 #: The pause before asking again for other trainers' reports.
 _AGAIN_S = 0.1
+
+#: How long to wait for other trainers' results of an epoch, which they report as soon as they hear of its end.
+_GATHERING_S = 5.0
 
 Values = tuple[tuple[str, float | None], ...]
 
@@ -64,30 +68,39 @@ class MeansOfTrainers:
 class SharedResults:
     """The results that one feed shares about its stream."""
 
-    def __init__(self, receiver: Receiver) -> None:
+    def __init__(self, receiver: Receiver, cursor: FeedCursor) -> None:
         self._receiver = receiver
+        self._cursor = cursor
+        #: The training stream of the run that this feed evaluates for; empty if not known.
+        self._run = ""
         #: The latest report of the run's end: why, and at which epoch and step.
         self._ended: tuple[str, int, int] | None = None
         #: Names of values that are not shared, which the log has mentioned already.
         self._left_out: set[str] = set()
 
+    def join_run(self, stream: str) -> None:
+        """Evaluate for the run that trains on this stream."""
+        self._run = stream
+
     def share(  # noqa: PLR0913 - each is a fact of its own
-        self, values: Mapping[str, Any], *, rows: int, epoch: int, step: int, wait: bool, evaluation: str = ""
+        self, values: Mapping[str, Any], *, rows: int, epoch: int, step: int, wait: bool = False, evaluation: str = ""
     ) -> dict[str, float] | None:
         """Report those means that are plain numbers, over this many rows; return the means over all ranks.
 
         With `wait`, wait for all ranks; otherwise return None if they are not known within a second. Other values are
-        left out, with a warning in the log.
+        left out, with a warning in the log. Means of a named `evaluation` cover all its batches.
         """
-        told = _plain(values)
-        self._log_left_out(values, told)
-        answer = self._receiver.tell_results(ResultsTold(0, epoch, step, rows, told, evaluation=evaluation), whole=wait)
-        said = self._receiver.wait_for(answer, of_all=True) if wait else _wait_a_moment(answer)
-        if said is None or not said.whole:
-            return None
-        return {name: math.nan if value is None else value for name, value in said.values}
+        means = _plain(values)
+        self._log_left_out(values, means)
+        at_step = step if evaluation else self._cursor.step_of_results(step)
+        report = ResultsReported(0, epoch, at_step, rows, means, evaluation=evaluation)
+        answer = self._receiver.report_results(report, whole=wait)
+        aggregate = self._receiver.wait_for(answer, of_all=True) if wait else _wait_a_moment(answer)
+        return None if aggregate is None or not aggregate.whole else _means_of(aggregate)
 
-    def gather(self, values: Mapping[str, Any], *, rows: int, epoch: int, patience_s: float) -> MeansOfTrainers:
+    def gather(
+        self, values: Mapping[str, Any], *, rows: int, epoch: int, patience_s: float = _GATHERING_S
+    ) -> MeansOfTrainers:
         """Report means of an epoch, in queue mode, and return those over all trainers.
 
         Wait at most `patience_s` until every attached trainer has reported, then return the means so far: only our own
@@ -96,20 +109,21 @@ class SharedResults:
         until_s = time.monotonic() + patience_s
         gathered = MeansOfTrainers(means=dict(values), rows=rows, parts=1, trainers=1)
         while (left_s := until_s - time.monotonic()) > 0:
-            answer = self._receiver.tell_results(ResultsTold(0, epoch, 0, rows, _plain(values)), whole=True)
+            answer = self._receiver.report_results(ResultsReported(0, epoch, 0, rows, _plain(values)), whole=True)
             try:
-                said = self._receiver.wait_for(answer, timeout_s=left_s)
+                aggregate = self._receiver.wait_for(answer, timeout_s=left_s)
             except FutureTimeoutError:  # the coordinator is away
                 break
-            means = {name: math.nan if value is None else value for name, value in said.values}
-            gathered = MeansOfTrainers(means=means, rows=said.rows, parts=said.parts, trainers=said.trainers)
-            if said.parts >= said.trainers:
+            gathered = MeansOfTrainers(
+                means=_means_of(aggregate), rows=aggregate.rows, parts=aggregate.parts, trainers=aggregate.trainers
+            )
+            if gathered.parts >= gathered.trainers:
                 break
             threading.Event().wait(_AGAIN_S)
         return gathered
 
-    def _log_left_out(self, values: Mapping[str, Any], told: Values) -> None:
-        names = set(values) - {name for name, _ in told} - self._left_out
+    def _log_left_out(self, values: Mapping[str, Any], means: Values) -> None:
+        names = set(values) - {name for name, _ in means} - self._left_out
         if names:
             self._left_out |= names
             self._receiver.log.warning(
@@ -117,55 +131,61 @@ class SharedResults:
             )
 
     def agree(self, value: float, *, epoch: int, step: int) -> float:
-        """Return the mean of all ranks' values at this step, after waiting for all; it is no result of the run."""
-        told = (("value", float(value)),)
-        answer = self._receiver.tell_results(ResultsTold(0, epoch, step, 1, told, aside=True), whole=True)
-        ((_, mean),) = self._receiver.wait_for(answer, of_all=True).values
+        """Return the mean of all ranks' values at this step, after waiting for all; it is no result of the run.
+
+        Raise LostError if a rank or the coordinator is lost, or the error of a feed that ended.
+        """
+        aggregate = self._wait_whole(ResultsReported(0, epoch, step, 1, (("value", float(value)),), aside=True))
+        ((_, mean),) = aggregate.values
         assert mean is not None
         return mean
 
-    def sum_states(self, states: bytes, *, epoch: int, step: int, run: str) -> bytes:
-        """Return the sums over all ranks of a run of their metric states, after waiting for all; they are no results.
+    def sum_states(self, states: bytes, *, epoch: int, step: int) -> bytes:
+        """Return the sums over all ranks of the run of their metric states, after waiting for all; they are no results.
 
-        The states go in pieces, one after the other. Raise SettingsError if ranks have states of different sizes.
+        Raise SettingsError if ranks have states of different sizes.
         """
+        # In pieces, one after the other: a message is bounded, and a metric may have more states than one holds.
         summed = b""
         for part, start in enumerate(range(0, len(states), PIECE_BYTES)):
             piece = states[start : start + PIECE_BYTES]
-            told = ResultsTold(0, epoch, step, 1, (), aside=True, evaluation=run, part=1 + part, states=piece)
-            answer = self._receiver.wait_for(self._receiver.tell_results(told, whole=True), of_all=True)
+            report = ResultsReported(
+                0, epoch, step, 1, (), aside=True, evaluation=self._run, part=1 + part, states=piece
+            )
+            answer = self._wait_whole(report)
             if len(answer.states) != len(piece):
-                raise _other_metrics()
+                raise SettingsError(
+                    expected="the same metrics on all ranks",
+                    got="metrics whose states differ in size",
+                    where="evaluation",
+                    remedy="Give all processes the same model and the same metrics, in the same order.",
+                )
             summed += answer.states
         return summed
 
     def end(self, why: str, *, epoch: int, step: int, together: bool = False) -> None:
         """Report that the run ended in good order; if the coordinator is away, the report is repeated while we live.
 
-        A run that ends `together` with others reports in `end_together` instead: until then, a lost rank is still a
-        change of the world.
+        A run that ends `together` with others reports in `end_together` instead.
         """
+        step = self._cursor.step_of_results(step)
         self._ended = (why, epoch, step)
-        if together:
+        if together:  # until all have come so far, a lost rank is still a change of the world
             return
-        _wait_a_moment(self._receiver.tell_results(ResultsTold(0, epoch, step, 0, (), why), whole=False))
+        _wait_a_moment(self._receiver.report_results(ResultsReported(0, epoch, step, 0, (), why), whole=False))
 
-    def end_together(self, epoch: int) -> None:
-        """Report the end of the run, as given to `end` or else at this epoch, and wait until all ranks have reached it.
+    def end_together(self) -> None:
+        """Report the end of the run, as given to `end` or else at the cursor, and wait until all ranks have reached it.
 
         If the job is ended by order, stop waiting.
         """
-        why, epoch, step = self._ended or ("training is done", epoch, 0)
-        answer = self._receiver.tell_results(ResultsTold(0, epoch, step, 0, (), why), whole=True)
+        # The first to finish would otherwise end the world of the others in their last step.
+        why, epoch, step = self._ended or ("training is done", self._cursor.at.epoch, 0)
         with contextlib.suppress(EndedError):
-            self._receiver.wait_for(answer, of_all=True)
+            self._wait_whole(ResultsReported(0, epoch, step, 0, (), why))
 
-
-def _other_metrics() -> SettingsError:
-    return SettingsError(
-        expected="the same metrics on all ranks", got="metrics whose states differ in size", where="evaluation",
-        remedy="Give all processes the same model and the same metrics, in the same order.",
-    )  # fmt: skip
+    def _wait_whole(self, report: ResultsReported) -> Aggregate:
+        return self._receiver.wait_for(self._receiver.report_results(report, whole=True), of_all=True)
 
 
 def _wait_a_moment(answer: Future[Aggregate]) -> Aggregate | None:
@@ -175,12 +195,12 @@ def _wait_a_moment(answer: Future[Aggregate]) -> Aggregate | None:
     return None
 
 
-def refuse_what_cannot_be_told(values: Mapping[str, Any]) -> None:
+def refuse_unsendable_results(values: Mapping[str, Any]) -> None:
     """Raise SettingsError if any of these values cannot be sent: values that a user named are never left out."""
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
         raise refused("a dict of numbers by their names", values, "aggregate")
-    told = {name for name, _ in _plain(values)}
-    missing = [name for name in values if name not in told]
+    sendable = {name for name, _ in _plain(values)}
+    missing = [name for name in values if name not in sendable]
     if missing:
         raise SettingsError(
             expected=f"at most {MOST_MEANS} numbers, with names of at most {LONGEST_NAME} characters",
@@ -193,8 +213,12 @@ def refuse_what_cannot_be_told(values: Mapping[str, Any]) -> None:
 def _plain(values: Mapping[str, Any]) -> Values:
     """Return the values that fit into a message: plain numbers with short names, non-finite ones as None."""
     numbers = ((name, _number(value)) for name, value in values.items() if len(name) <= LONGEST_NAME)
-    told = [(name, number) for name, number in numbers if number is not None]
-    return tuple((name, number if math.isfinite(number) else None) for name, number in told[:MOST_MEANS])
+    means = [(name, number) for name, number in numbers if number is not None]
+    return tuple((name, number if math.isfinite(number) else None) for name, number in means[:MOST_MEANS])
+
+
+def _means_of(aggregate: Aggregate) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in aggregate.values}
 
 
 def _number(value: Any) -> float | None:

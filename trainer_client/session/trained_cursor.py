@@ -1,14 +1,15 @@
-"""The cursor in lockstep: the first batch that was not trained on yet.
+"""What a feed has trained on: in lockstep the cursor, the first batch that was not trained on yet.
 
 Rules: it moves with batches that were trained on, never with those that were read. All ranks stand at the same place,
 which is checked when they attach at a cursor. The cursor of an evaluation stream never moves: each opening gives the
-same epoch.
+same epoch. What differs between lockstep and queue mode is a method of `FeedCursor`, so that nobody asks which of the
+two a feed is in; `lease_account` has the queue's.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shared.errors import SettingsError
 from shared.rounds import rounds as rounds_of
@@ -18,38 +19,127 @@ from trainer_client.core.upcoming import Position
 from trainer_client.session.call_checks import fields_of_state, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from shared.wire.messages import Attached
+    from shared.wire.parts import Lease
+    from trainer_client.core.upcoming import UpcomingBatch
+    from trainer_client.network.outbox import OfferedBatch
     from trainer_client.network.receiver import Receiver
     from trainer_client.session.epoch_account import Accounts
 
-__all__ = ["TrainedCursor"]
+__all__ = ["FeedCursor", "TrainedCursor"]
+
+_T = TypeVar("_T")
 
 #: The names in a state.
 _NAMES = ("job", "stream", "plan_digest", "epoch", "number", "group")
 
 
-class TrainedCursor:
-    """The cursor of one feed, at `at`."""
+class FeedCursor:
+    """What a feed has trained on, by whichever way of sharing batches; without more it is that of ranks in lockstep."""
+
+    #: Whether another trainer restored a checkpoint since this one did; ranks in lockstep restore together.
+    is_taken_back = False
+    #: Whether evaluations have names, under which other trainers take part in them.
+    names_evaluations = False
 
     def __init__(self, receiver: Receiver, accounts: Accounts, answer: Attached) -> None:
         self._receiver = receiver
         self._spec = receiver.spec
-        self._ranks = receiver.settings.core.ranks
         self._accounts = accounts
+        #: Where the next reader begins.
+        self.at = Position(answer.cursor.epoch, answer.cursor.number, answer.cursor.group)
+
+    def take(self, offered: OfferedBatch) -> bool:
+        """Note that a consumer takes this batch; return False if it has to be skipped."""
+        return True
+
+    def reporter(self, batch: UpcomingBatch) -> Callable[..., None] | None:
+        """Return the function that reports the outcome of this batch; None if batches are not reported one by one."""
+        return None
+
+    def settle_read(self) -> None:
+        """Report what was read as done, because the user asks for the next batch; in lockstep do nothing."""
+
+    def refuse_ended(self) -> None:
+        """Raise the error of an ended job, if a reader's end does not show it; in lockstep do nothing."""
+
+    def step_of_results(self, step: int) -> int:
+        """Return the step under which all trainers report results of the same moment."""
+        return step
+
+    def refuse_queue(self, error: SettingsError) -> None:
+        """Raise this error if batches are leased."""
+
+    def hand_over(self, elements: _T, watch: Callable[[_T, Any], Any]) -> Any:
+        """Return a framework's elements, in queue mode as `watch` makes them of the elements and this account."""
+        return elements
+
+    def _log_epoch(self, epoch: int, batches: int, shown: int) -> None:
+        """Log the account of an epoch that is over, as number `shown`, if any of it was read."""
+        account = self._accounts.close(epoch)
+        if account is not None:
+            fields = account.log_fields(now_s=time.perf_counter(), batches=batches)
+            self._receiver.log.info("epoch done", epoch=shown, **fields)
+
+    def _refuse_other(self, state: Mapping[str, Any], names: Iterable[str], words: str) -> None:
+        """Raise SettingsError if one of these facts of the state is another than this stream's."""
+        for name in names:
+            own = getattr(self._spec, name)
+            if state.get(name) != own:
+                raise SettingsError(
+                    expected=words.format(f"{name} {own}"),
+                    got=str(state.get(name)),
+                    where="restore",
+                    remedy="Job file or data changed since the checkpoint: restore them, or start without it.",
+                )
+
+
+class TrainedCursor(FeedCursor):
+    """The cursor of one feed in lockstep, at `at`."""
+
+    def __init__(self, receiver: Receiver, accounts: Accounts, answer: Attached) -> None:
+        super().__init__(receiver, accounts, answer)
+        self._ranks = receiver.settings.core.ranks
         self._next_group = answer.next_group
         #: Whether this rank has attached at its cursor, so that the coordinator could compare it with other ranks'.
         self._stated = False
         #: Whether an iterator that reached its end has counted its whole epoch, and none was opened since. Until then
         #: `count` adds nothing, or the rounds would count twice.
         self._all_counted = False
-        self.at = Position(answer.cursor.epoch, answer.cursor.number, answer.cursor.group)
+
+    @property
+    def goes_in_step(self) -> bool:
+        """Return whether other ranks take the same steps, so that all have to decide alike."""
+        return self._ranks.world > self._ranks.replicas
+
+    def in_hand(self) -> Position | Lease:
+        """Return epoch and number of the batch that is trained on; of several replicas' batches the first."""
+        return self.at
+
+    def refuse_lockstep(self, error: SettingsError) -> None:
+        """Raise this error: batches are not leased."""
+        raise error
+
+    def finish(self, work: Callable[[], object]) -> bool:
+        """Raise SettingsError: ranks in lockstep know without asking which of them does such work."""
+        raise SettingsError(
+            expected="a stream in queue mode",
+            got="a stream in lockstep, whose ranks know without asking who is first",
+            where="feed.finish",
+            remedy="Ask `trainer_client.role().is_master`, or go by the rank that you gave to connect.",
+        )
 
     def begin_reading(self) -> Position:
-        """Return the start of a reader that is opened now; one rank of several first attaches at its cursor, once."""
+        """Return the start of a reader that is opened now; one rank of several first attaches at its cursor, once.
+
+        Raise RefusedError if other ranks stand at another cursor.
+        """
         self._all_counted = False
-        is_alone = self._ranks.world == self._ranks.replicas and self._receiver.settings.core.world_version is None
+        # Each rank has its own word for where it stands, from its own checkpoint: the coordinator compares them before
+        # anybody reads, or ranks would train on different rounds as one step.
+        is_alone = not self.goes_in_step and self._receiver.settings.core.world_version is None
         if not self._stated and not is_alone and not self._spec.evaluation:
             self._reattach(self.at)
         return self.at
@@ -61,7 +151,7 @@ class TrainedCursor:
         if self._spec.evaluation or self._all_counted:
             return
         for _ in range(rounds):
-            self._count_one()
+            self._count_round()
 
     def refuse_unread(self, rounds: int) -> None:
         """Raise SettingsError if the user counts rounds of which no batch was read: the cursor would skip data."""
@@ -79,13 +169,13 @@ class TrainedCursor:
                 )
             at = self._after(at)
 
-    def _count_one(self) -> None:
+    def _count_round(self) -> None:
         at, batches = self.at, self._batches()
         stop = self._stop_of_round(at, batches)
         self._accounts.count_trained(at.epoch, at.number, stop=stop)
         self._move(Position(at.epoch, stop, at.group), batches)
         if stop >= batches:
-            self._log_epoch(at.epoch, batches)
+            self._log_epoch(at.epoch, batches, at.epoch)
 
     def _stop_of_round(self, at: Position, batches: int) -> int:
         return next(rounds_of(at.number, batches, at.group, self._ranks.world)).stop
@@ -96,6 +186,10 @@ class TrainedCursor:
         stop = self._stop_of_round(at, batches)
         return Position(at.epoch, stop, at.group) if stop < batches else Position(at.epoch + 1, 0, self._next_group)
 
+    def may_count_pass(self, *, is_seen: bool) -> bool:
+        """Return whether a framework's pass that was consumed to its end counts as trained on."""
+        return not self._spec.evaluation
+
     def count_to_end(self, start: Position, rounds: int) -> None:
         """Count and log a whole epoch whose reader, begun at `start`, reached its end, unless rounds were counted.
 
@@ -104,7 +198,7 @@ class TrainedCursor:
         if self.at != start:
             return
         self._accounts.count_trained(start.epoch, start.number, rounds)
-        self._log_epoch(start.epoch, self._receiver.ask_batches(start.epoch, start.group))
+        self._log_epoch(start.epoch, self._receiver.ask_batches(start.epoch, start.group), start.epoch)
         if not self._spec.evaluation:
             self._all_counted = True
             self._move(Position(start.epoch + 1, 0, self._next_group), 1)
@@ -113,22 +207,26 @@ class TrainedCursor:
         self.at = to if to.number < batches else Position(to.epoch + 1, 0, self._next_group)
         self._receiver.standing.trained_to = (self.at.epoch, self.at.number)
 
-    def _log_epoch(self, epoch: int, batches: int) -> None:
-        """Log the account of an epoch that is over, if any of it was read."""
-        account = self._accounts.close(epoch)
-        if account is not None:
-            fields = account.log_fields(now_s=time.perf_counter(), batches=batches)
-            self._receiver.log.info("epoch done", epoch=epoch, **fields)
-
     # --- rounds of an epoch ---
 
     def rounds_left(self) -> int:
-        """Return the number of rounds from the cursor to the end of its epoch."""
+        """Return the number of rounds from the cursor to the end of its epoch; raise LostError if no worker answers."""
         return rounds_left(self.at.number, self._batches(), self.at.group, self._ranks.world)
 
-    def epoch_rounds(self) -> int:
-        """Return the number of rounds of the cursor's whole epoch."""
-        return rounds_left(0, self._batches(), self.at.group, self._ranks.world)
+    def epoch_rounds(self) -> tuple[int, int] | None:
+        """Return how many rounds the cursor's whole epoch has, and how many of them are left; in queue mode None.
+
+        Raise LostError if no worker says how many batches the epoch has.
+        """
+        return rounds_left(0, self._batches(), self.at.group, self._ranks.world), self.rounds_left()
+
+    def is_within_epoch(self) -> bool:
+        """Return whether an epoch is begun and not over."""
+        return bool(self.at.number)
+
+    def ends_unseen(self) -> bool:
+        """Return whether the epoch is over and only asking for another batch would show it: never in lockstep."""
+        return False
 
     def most_rounds(self) -> int:
         """Return an upper bound on the number of rounds of any epoch."""
@@ -161,20 +259,16 @@ class TrainedCursor:
         Raise SettingsError if it is of another job, stream or plan; the coordinator refuses it if other ranks are
         elsewhere.
         """
-        state, mine = fields_of_state(state, _NAMES, "restore"), self.state()
-        for name in ("job", "stream", "plan_digest"):
-            if state.get(name) != mine[name]:
-                raise SettingsError(
-                    expected=f"a cursor of {name} {mine[name]}",
-                    got=str(state.get(name)),
-                    where="restore",
-                    remedy="Job file or data changed since the checkpoint: restore them, or start without it.",
-                )
+        state = fields_of_state(state, _NAMES, "restore")
+        self._refuse_other(state, ("job", "stream", "plan_digest"), "a cursor of {}")
         epoch, number, group = (whole(state[name], name, "restore") for name in ("epoch", "number", "group"))
         self._reattach(Position(epoch, number, group))
 
     def rewind(self) -> None:
-        """Attach again at the very beginning, for a model without a checkpoint, unless the cursor is there."""
+        """Attach again at the very beginning, for a model without a checkpoint, unless the cursor is there.
+
+        The coordinator refuses it with RefusedError if other ranks are elsewhere.
+        """
         if (self.at.epoch, self.at.number) != (0, 0):
             self._reattach(Position(0, 0, self.at.group))
 

@@ -67,9 +67,9 @@ def make(
 
     With `ahead`, a thread fetches elements while a step computes.
     """
-    if session.replicas > 1 and not in_rounds:
+    if session.ranks.replicas > 1 and not in_rounds:
         _warn(
-            f"This feed occupies {session.replicas} ranks, and dataset() yields their batches one after another. "
+            f"This feed occupies {session.ranks.replicas} ranks, and dataset() yields their batches one after another. "
             "Under a strategy use feed.distributed(strategy)."
         )
     _prepare(session)
@@ -88,10 +88,10 @@ def distributed(
 ) -> tf.distribute.DistributedDataset:
     """Return the dataset that gives replica r the r-th batch of each round; raise SettingsError for other replicas."""
     replicas = ranks_of(strategy).replicas
-    if replicas != session.replicas:
+    if replicas != session.ranks.replicas:
         raise SettingsError(
             expected=f"a feed of {replicas} ranks, one for each replica here",
-            got=f"one of {session.replicas}",
+            got=f"one of {session.ranks.replicas}",
             where="feed.distributed",
             remedy="Connect with connect(..., strategy=strategy).",
         )
@@ -136,7 +136,7 @@ def _prepare(session: FeedSession) -> None:
 
 def _pipeline(openings: Openings) -> tf.data.Dataset:
     """Return the dataset that reads these openings' elements, with the user's `map` applied."""
-    dtypes = {field.key: field.dtype for field in openings.session.fields}
+    dtypes = {field.key: field.dtype for field in openings.session.spec.fields}
     shapes = {key: openings.stacks.shape_of(shape) for key, shape in shapes_of(openings.session).items()}
     specs = {key: tf.TensorSpec(shape, dtypes[key]) for key, shape in shapes.items()}
     data = openings.stacks.taken_apart(untuned(generate(openings, openings.structure.of(specs))))
@@ -194,8 +194,8 @@ class _Counting:
     def on_ended(self) -> None:
         """Count the pass as trained on, because its consumer has seen the end."""
         batches, self._batches = self._batches, None
-        if batches is not None and (self.session.in_queue or not self.session.evaluation):
-            self.session.count_to_end(batches)
+        if batches is not None and self.session.cursor.may_count_pass(is_seen=True):
+            self.session.cursor.count_to_end(batches.start, batches.rounds)
 
     def settle(self) -> None:
         """Count the last pass if a consumer inside a graph, which cannot be observed, has read it to its end.
@@ -203,7 +203,7 @@ class _Counting:
         It takes an element of the iterator, so call it only when the old consumer wants no more.
         """
         session = self.session
-        if session.evaluation or session.in_queue or session.error is not None:
+        if session.error is not None or not session.cursor.may_count_pass(is_seen=False):
             return
         if self._iterator is None or self._batches is None:
             return
@@ -247,8 +247,7 @@ class _Derived:
 
     def on_opening(self) -> None:
         """Raise SettingsError in queue mode, where somebody has to report which batches are done."""
-        if self._session.in_queue:
-            raise refuse_uncounted()
+        self._session.cursor.refuse_queue(refuse_uncounted())
 
     def on_opened(self, batches: BatchIterator) -> None:
         """Ignore it: opening alone is no training."""
@@ -259,7 +258,7 @@ class _Derived:
     def on_read_to_end(self, batches: BatchIterator) -> None:
         """Warn: one full pass may be just a look, but several from the same cursor suggest training."""
         self._starts.append(batches.start)
-        if self._starts == [batches.start] * _LOOKS and not self._session.evaluation:
+        if self._starts == [batches.start] * _LOOKS and not self._session.spec.evaluation:
             Log("trainer").warning(
                 "datasets derived from a feed's own are read again and again, and count nothing: to train on one, use "
                 "FeedCheckpoint or feed.trained(), or give the mapping to feed.dataset(map=...)",
@@ -302,21 +301,21 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
     def cardinality(self) -> tf.Tensor:
         """Return the length of the longest epoch: with less Keras would cut all epochs to the first one's length."""
         session = self._counting.session
-        return tf.constant(session.cursor.most_rounds() * session.replicas, tf.int64)
+        return tf.constant(session.cursor.most_rounds() * session.ranks.replicas, tf.int64)
 
     def __iter__(self) -> Iterator[Any]:
         self._warn_of_replicas()
-        leases = self._counting.session.leases
+        cursor = self._counting.session.cursor
         if not tf.executing_eagerly():
-            if leases is not None:
-                raise refuse_graph()
+            cursor.refuse_queue(refuse_graph())
             keep_with_graph(self)
             return iter(self._counted)
         self._counting.settle()
         iterator = _Iterator(self._counted)
         iterator.counting = self._counting
         self._counting.on_began(iterator)
-        return iterator if leases is None else LeasedElements(iterator, leases)
+        elements: Iterator[Any] = cursor.hand_over(iterator, LeasedElements)
+        return elements
 
     def example(self) -> Any:
         """Return an element of the smallest shape without samples, for code that has to know shapes before reading."""

@@ -112,9 +112,9 @@ def shapes_of(session: FeedSession) -> dict[str, tuple[int | None, ...]]:
 
     Batches that producers make whole have the shapes of their fields, with one row.
     """
-    if session.producers:
-        return {field.key: (1, *field.shape) for field in session.fields}
-    layouts = [layout_of(session.fields, shape) for shape in session.shapes]
+    if session.spec.producers:
+        return {field.key: (1, *field.shape) for field in session.spec.fields}
+    layouts = [layout_of(session.spec.fields, shape) for shape in session.spec.shapes]
     tensors = zip(*(layout.tensors for layout in layouts), strict=True)
     return {same[0].key: _agreed([tensor.shape for tensor in same]) for same in tensors}
 
@@ -126,6 +126,8 @@ def _agreed(shapes: list[tuple[int, ...]]) -> tuple[int | None, ...]:
 
 def masked_batches(session: FeedSession) -> Iterator[dict[str, NDArray[np.generic]]]:
     """Yield a batch of each padded shape with all rows masked, largest first."""
-    layouts = sorted((layout_of(session.fields, shape) for shape in session.shapes), key=lambda layout: -layout.nbytes)
+    layouts = sorted(
+        (layout_of(session.spec.fields, shape) for shape in session.spec.shapes), key=lambda layout: -layout.nbytes
+    )
     for layout in layouts:
         yield {t.key: np.full(t.shape, _MASKED_TAG if t.key == "tag" else 0, t.dtype) for t in layout.tensors}

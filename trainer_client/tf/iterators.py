@@ -78,7 +78,7 @@ class Openings:
     @cached_property
     def stacks(self) -> Stacks:
         """Return how batches enter TensorFlow."""
-        return Stacks.of(self.session)
+        return Stacks.of(self.session.spec)
 
     def __call__(self) -> FeedPass:
         """Begin a pass."""
@@ -99,7 +99,7 @@ class FeedPass:
         self._batches = batches
         self._openings = openings
         self._error: BaseException | None = None
-        known = {field.key: field.key for field in openings.session.fields}
+        known = {field.key: field.key for field in openings.session.spec.fields}
         self._listed = tf.nest.flatten(openings.structure.of(known))
         self._keys = frozenset(self._listed)
         exit_guard.watch(self)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
     from numpy.typing import NDArray
 
+    from trainer_client.core.stream_spec import StreamSpec
     from trainer_client.session.batch_iterator import BatchIterator
-    from trainer_client.session.feed_session import FeedSession
 
 __all__ = ["Stacks"]
 
@@ -43,11 +43,11 @@ class Stacks:
     joined: bool
 
     @classmethod
-    def of(cls, session: FeedSession) -> Self:
-        """Return the way that suits what a session's batches may hold."""
-        has_room = all(0 not in field.shape for field in session.fields)
-        joined = session.producers > 0
-        return cls(session.at_a_time if joined or has_room else 1, joined)
+    def of(cls, spec: StreamSpec) -> Self:
+        """Return the way that suits what a stream's batches may hold."""
+        has_room = all(0 not in field.shape for field in spec.fields)
+        joined = spec.producers > 0
+        return cls(spec.at_a_time if joined or has_room else 1, joined)
 
     def shape_of(self, batch: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """Return the shape in which a tensor of this batch shape enters."""

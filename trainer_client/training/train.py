@@ -17,7 +17,7 @@ from shared.keys import ClientKeys
 from shared.quick_import import quick_import
 from shared.system.closed_places import refuse_closed
 from trainer_client.connecting import connect
-from trainer_client.network.first_word import wait_for_coordinator
+from trainer_client.network.coordinator_client import wait_for_coordinator
 from trainer_client.training.runs.lines import exported_line, strategy_line
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _connect_judge(order: TrainOrder, stream: str, **how: Any) -> Feed:
     Raise SettingsError if the stream is one for training.
     """
     feed = _connect(order, stream, work="evaluate", **how)
-    if not feed._session.evaluation:
+    if not feed._session.spec.evaluation:
         feed.close()
         raise SettingsError(
             expected="a stream with evaluation = true", got="one for training", where=f"--validate {stream}",
@@ -169,8 +169,8 @@ def _placement(order: TrainOrder) -> Placement:
 
 
 def _refuse_evaluation(feed: Feed) -> None:
-    stream = feed._session.stream
-    if feed._session.evaluation:
+    stream = feed._session.spec.stream
+    if feed._session.spec.evaluation:
         raise SettingsError(
             expected="a stream for training", got=f"{stream}, which is for evaluation", where=f"--stream {stream}",
             remedy=f"Judge by it: --validate {stream}.",
@@ -202,7 +202,7 @@ def _refuse_without_roles(module: ModelModule) -> None:
 def _data(order: TrainOrder, feed: Feed, placement: Placement) -> TrainingData:
     from trainer_client.training.loop.training_loop import TrainingData
 
-    if feed._session.producers:
+    if feed._session.spec.producers:
         elements = placement.pipeline(feed, order.module.require("dataset_pipeline"))
         return TrainingData(feed=feed, elements=elements, for_each_shape=None)
     keys = order.module.feed_keys()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trainer_client.core import instructions as i
     from trainer_client.core.slot_states import SlotStates
     from trainer_client.core.upcoming import Position
-    from trainer_client.network.outbox import Item
+    from trainer_client.network.outbox import OfferedBatch
 
 __all__ = ["Checks", "Follow"]
 
@@ -86,7 +86,7 @@ class Checks:
         """A batch is said to lie whole in its slot."""
         self._require_whole(trainer, order)
 
-    def _require_whole(self, trainer: Trainer, of: i.Offer | Item) -> None:
+    def _require_whole(self, trainer: Trainer, of: i.Offer | OfferedBatch) -> None:
         assert trainer.memory is not None
         pieces, header = trainer.memory.slots[of.slot], of.header
         first = pieces[0]
@@ -111,7 +111,7 @@ class Checks:
 
         return Follow(due(), start)
 
-    def on_taken(self, trainer: Trainer, follow: Follow, item: Item) -> None:
+    def on_taken(self, trainer: Trainer, follow: Follow, item: OfferedBatch) -> None:
         """A consumer has the next batch."""
         batch = item.batch
         due = next(follow.due, None)
@@ -126,7 +126,7 @@ class Checks:
         if missing is not None:
             raise Broken(f"S2: the iterator from {follow.start} ends before {missing}")
 
-    def on_let_go(self, trainer: Trainer, item: Item) -> None:
+    def on_let_go(self, trainer: Trainer, item: OfferedBatch) -> None:
         """A consumer drops a batch; nobody wrote into it meanwhile."""
         self._require_whole(trainer, item)
 

@@ -14,7 +14,7 @@ from shared.wire import messages as m
 from tests.support.simulation.process import Timer
 from tests.support.simulation.trainer import WouldWait
 from trainer_client.core.upcoming import Position
-from trainer_client.network.outbox import Item, Reader
+from trainer_client.network.outbox import OfferedBatch, Reader
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -49,7 +49,7 @@ class Consumer:
         self.taken = 0
         self.passes = 0
         #: The batch that each reader gets next; by its serial.
-        self._hands: deque[Item] = deque()
+        self._hands: deque[OfferedBatch] = deque()
         self._hold = world.scheduler.random.choice((0, 0, 1, 1, 2, 5))
         self._work: Doing | None = self.work()
         self._running = False
@@ -152,7 +152,7 @@ class Consumer:
         self._wait_no_more()
         return answers[0]
 
-    def _take(self, reader: Reader) -> Generator[Pause, None, Item | None]:
+    def _take(self, reader: Reader) -> Generator[Pause, None, OfferedBatch | None]:
         """The next batch; raises what the feed fails with, and Interrupted."""
         self._wait("for a batch")
         while True:
@@ -173,7 +173,7 @@ class Consumer:
         self.world.checks.on_end_of_wait(self)
         self.waits_since_s = _FOR_EVER
 
-    def _keep(self, item: Item) -> None:
+    def _keep(self, item: OfferedBatch) -> None:
         """Look at a batch and hold it for a while, or copy it out."""
         outbox, stream = self.trainer.outbox, self.trainer.core.stream
         assert stream is not None

@@ -16,7 +16,7 @@ from trainer_client.core.asking.wants import Wants
 from trainer_client.core.attachment import Attachment
 from trainer_client.core.leasing.held_leases import HeldLeases
 from trainer_client.core.upcoming import Upcoming
-from trainer_client.core.workers.connections import Connections
+from trainer_client.core.workers.open_connections import Connections
 from trainer_client.core.workers.worker_tickets import WorkerTickets
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.support.simulation.consumer import Doing, Pause
     from tests.support.simulation.trainer import Trainer
     from tests.support.simulation.world import World
-    from trainer_client.network.outbox import Item
+    from trainer_client.network.outbox import OfferedBatch
 
 __all__ = ["Sharer", "Sharing"]
 
@@ -125,14 +125,14 @@ class Sharing:
 
     # --- trainers ---
 
-    def on_taken(self, trainer: Trainer, item: Item) -> None:
+    def on_taken(self, trainer: Trainer, item: OfferedBatch) -> None:
         """A consumer has a batch that is its trainer's."""
         lease = item.batch.lease
         assert lease is not None
         if self._holder.setdefault((item.batch.generation, lease), trainer.incarnation) != trainer.incarnation:
             raise Broken(f"Q3: {trainer} has {lease}, which another trainer has had")
 
-    def on_trained(self, trainer: Trainer, item: Item) -> None:
+    def on_trained(self, trainer: Trainer, item: OfferedBatch) -> None:
         """It was trained on, and nobody else knows yet."""
         lease = item.batch.lease
         assert lease is not None
@@ -237,7 +237,7 @@ class Sharer(Consumer):
         mine = {at for one, at in self._did if one == generation == stream.leases._generation}
         self._sharing.on_saved(self.trainer, answers[0], mine)
 
-    def _settle(self, account: LeaseAccount, item: Item) -> None:
+    def _settle(self, account: LeaseAccount, item: OfferedBatch) -> None:
         """It is trained on, or the user fails at it."""
         world = self.world
         done = world.healed_s is not None or not world.scheduler.chance(world.setting.failures)
@@ -247,7 +247,7 @@ class Sharer(Consumer):
             self._did.add((item.batch.generation, (item.batch.lease.epoch, item.batch.lease.number)))
         account.settle(item.batch, done=done)
 
-    def _take_mine(self, reader: Reader, account: LeaseAccount) -> Generator[Pause, None, Item | None]:
+    def _take_mine(self, reader: Reader, account: LeaseAccount) -> Generator[Pause, None, OfferedBatch | None]:
         self.trainer.facts.interrupt_next = self.world.scheduler.chance(self.world.setting.interrupts)
         while (item := (yield from self._take(reader))) is not None:
             if account.take(item):

@@ -163,7 +163,7 @@ class Trainer(Process):
     def _read_network(self) -> Iterable[e.Event]:
         self._coordinator.news.clear()
         for message in self._coordinator.read():
-            yield e.CoordinatorSaid(message)
+            yield e.CoordinatorSent(message)
         ready, self._ready = sorted(self._ready), set()
         for connection_id in ready:
             port = self.ports[connection_id]
@@ -176,13 +176,13 @@ class Trainer(Process):
     def _came(self, connection_id: int, message: Any) -> e.Event:
         if isinstance(message, tuple):
             header, payload = message
-            return e.WorkerSaid(connection_id, header, payload)
+            return e.WorkerSent(connection_id, header, payload)
         if isinstance(message, m.Welcome):
             assert self.memory is not None
-            return e.WorkerSaid(
+            return e.WorkerSent(
                 connection_id, message, message.shared and self._lock_bytes.get(connection_id, 0) in self.memory.locks
             )
-        return e.WorkerSaid(connection_id, message)
+        return e.WorkerSent(connection_id, message)
 
     def _consumer_runs(self) -> None:
         if self.consumer is not None and self.world.races():

@@ -25,7 +25,7 @@ def answers(lone):
 
 
 def said(lone, message):
-    return lone.tell(e.CoordinatorSaid(message))
+    return lone.tell(e.CoordinatorSent(message))
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ class Told:
         self.orders: list[i.Instruction] = []
         self.tell(e.AttachAsked(1, None))
         self.tell(
-            e.CoordinatorSaid(
+            e.CoordinatorSent(
                 m.Attached(
                     serial=1, job="job", stream="train", evaluation=False, work=None, book=None,
                     cursor=Cursor(0, 0, 1, "plan"), next_group=1, tenure=1, batches=batches, most_batches=batches,
@@ -69,12 +69,12 @@ class Told:
         return self.core.stream.slots.count(state)
 
 
-def welcome(connection_id: int, worker: int, *, shared: bool, locked: bool = True) -> e.WorkerSaid:
+def welcome(connection_id: int, worker: int, *, shared: bool, locked: bool = True) -> e.WorkerSent:
     said = m.Welcome(
         worker=f"w{worker}", incarnation=worker, shared=shared, reason="", float32="float32", compression="none",
         sealed_port=0,
     )  # fmt: skip
-    return e.WorkerSaid(connection_id, said, shared and locked)
+    return e.WorkerSent(connection_id, said, shared and locked)
 
 
 def pushed(want: m.Want) -> m.Pushed:
@@ -98,7 +98,7 @@ def test_a_pong_that_comes_in_one_turn_with_the_batch_does_not_deny_it(verify):
     assert len(wants) == 2
     told.tell(after_s=0.3)
     (ping,) = told.said(m.Ping)
-    told.tell(e.WorkerSaid(1, pushed(wants[0]), b"payload"), e.WorkerSaid(1, pong(ping.number, wants[1].ticket)))
+    told.tell(e.WorkerSent(1, pushed(wants[0]), b"payload"), e.WorkerSent(1, pong(ping.number, wants[1].ticket)))
     assert told.core.stream.answers.lost_on_the_way == 0
     assert told.said(m.Want) == []
     told.tell(e.Checked(1, pushed(wants[0]), valid=True))
@@ -110,7 +110,7 @@ def test_a_batch_that_comes_twice_in_one_turn_is_looked_at_once():
     told = Told(address(7))
     told.greet(1, 7, shared=False)
     want = told.said(m.Want)[0]
-    told.tell(*[e.WorkerSaid(1, pushed(want), b"payload")] * 2)
+    told.tell(*[e.WorkerSent(1, pushed(want), b"payload")] * 2)
     assert len(told.ordered(i.Write)) == 1
     assert told.core.stream.answers.stale == 1
 
@@ -138,7 +138,7 @@ def test_a_refusal_is_read_after_the_news_that_its_connection_is_gone():
     told.greet(1, 7, shared=False)
     want = told.said(m.Want)[0]
     unknown = m.Unbuilt(ticket=want.ticket, code="unknown", expected="", got="", where="", remedy="")
-    told.tell(e.ConnectionDown(1), e.WorkerSaid(1, unknown))
+    told.tell(e.ConnectionDown(1), e.WorkerSent(1, unknown))
     assert told.ordered(i.Greet) == []
     told.tell(e.ConnectionUp(1))
     assert len(told.ordered(i.Greet)) == 1
@@ -152,7 +152,7 @@ def test_a_welcome_on_a_connection_that_was_closed_in_the_same_turn():
     told.tell(e.ConnectionUp(2))
     no = m.Refused(code="job", expected="a", got="b", remedy="c")
     told.tell(
-        e.WorkerSaid(2, no), welcome(2, 8, shared=True), e.WorkerSaid(2, no), e.ConnectionUp(2), e.ConnectionDown(2)
+        e.WorkerSent(2, no), welcome(2, 8, shared=True), e.WorkerSent(2, no), e.ConnectionUp(2), e.ConnectionDown(2)
     )
     assert len(told.ordered(i.Close)) == 1
     assert told.core.stream.connections.worker_at(2) is None

@@ -482,7 +482,7 @@ class TestRefusal:
         lone = LoneCore(prefetch=1, lost_timeout_s=10.0)
         lone.with_workers(1)
         lone.tell(e.ConnectionDown(lone.connection_id(1)))
-        lone.tell(e.CoordinatorSaid(failing("w1")))
+        lone.tell(e.CoordinatorSent(failing("w1")))
         lone.wait(16)
         error = failure(lone)
         assert isinstance(error, DataError)

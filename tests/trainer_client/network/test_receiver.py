@@ -19,8 +19,8 @@ from tests.support.lone_core import BATCHES, DIGEST
 from tests.support.unheard import expect_unheard_ctrl_c
 from trainer_client.core.settings import CoreSettings
 from trainer_client.core.upcoming import Position, Ranks
-from trainer_client.network import joining as joining_module
 from trainer_client.network import receiver as receiver_module
+from trainer_client.network import world_places as places_module
 from trainer_client.network.outbox import Reader
 from trainer_client.network.receiver import Receiver, ReceiverSettings
 
@@ -87,7 +87,7 @@ def test_a_coordinator_that_does_not_answer(ends):
 
 
 def test_that_no_coordinator_answers_is_said_long_before_patience_ends(ends, caplog, monkeypatch):
-    monkeypatch.setattr(receiver_module, "_SAYS_SO_AFTER_S", 0.05)
+    monkeypatch.setattr(receiver_module, "WARN_AFTER_S", 0.05)
     answers = ends.answers.pop(m.Attach, None)
     ends.answers[m.Attach] = lambda said: []
     ours = receiver(ends.endpoint, connect_timeout_s=60.0)
@@ -108,7 +108,7 @@ def test_that_no_coordinator_answers_is_said_long_before_patience_ends(ends, cap
 
 
 def test_five_seconds_are_long_enough_to_wait_in_silence():
-    assert receiver_module._SAYS_SO_AFTER_S == joining_module._SAYS_SO_AFTER_S == 5.0
+    assert receiver_module.WARN_AFTER_S == places_module.WARN_AFTER_S == 5.0
 
 
 def test_ctrl_c_just_before_it_waits_for_the_coordinator_is_heeded(ends, ours):
@@ -157,7 +157,7 @@ def test_the_share_of_time_waited_is_told_in_permille_of_the_time_since_it_was_t
     def told(waited_s, waiting_s=0.0):
         """After 100 000 s, of which this was waited, the last of it until now."""
         now_s = time.monotonic()
-        ours._told = (now_s - 100e3, ours.standing.waited_s)
+        ours._reported = (now_s - 100e3, ours.standing.waited_s)
         ours.standing.waited_s += waited_s
         ours.outbox._waiting_since_s = now_s - waiting_s if waiting_s else 0.0
         return ours._measure_waited_permille()
@@ -167,7 +167,7 @@ def test_the_share_of_time_waited_is_told_in_permille_of_the_time_since_it_was_t
     assert told(30e3, waiting_s=40e3) == pytest.approx(700, abs=1)
     assert told(200e3) == 1000
     assert told(-5e3) == 0, "what was counted as waiting meanwhile is counted once"
-    at_s, waited_s = ours._told
+    at_s, waited_s = ours._reported
     assert at_s == pytest.approx(time.monotonic(), abs=60)
     assert waited_s == pytest.approx(255e3, abs=0.1)
 

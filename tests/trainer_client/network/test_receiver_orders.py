@@ -50,7 +50,7 @@ def test_what_is_offered_in_the_turn_of_a_restart_is_handed_back(receiver):
 def test_whoever_waits_to_be_attached_when_the_feed_fails_is_told_once(receiver):
     """The answer to its request may be decided in the same turn."""
     receiver._answers = AwaitedAnswers()
-    serial, waiting = receiver._answers.expect_attached()
+    serial, waiting = receiver._answers.expect()
     first, second = (LostError(expected="a", got=got, where="c", remedy="d") for got in ("first", "second"))
     receiver._carry_out([i.Fail(first), i.AnswerAttach(serial, second)])
     assert waiting.exception(0) is first

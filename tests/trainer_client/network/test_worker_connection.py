@@ -248,8 +248,9 @@ def test_nothing_is_open_after_closing(context, keys):
 
 
 def test_without_keys_nothing_is_sealed(ends):
-    assert ends.trainer.sealed is None
-    assert list(ends.trainer.read_sealed(0.0)) == []
+    ends.say(welcome(sealed_port=7411))
+    assert ends.trainer.sealed.socket is None, "whatever port the worker names"
+    assert ends.trainer.sockets() == [ends.trainer.socket, ends.trainer.monitor]
     assert list(ends.trainer.read_late(9.0, 1.0)) == []
 
 
@@ -257,7 +258,7 @@ def test_sealed_payloads_come_on_their_own_connection(sealed_ends):
     trainer = sealed_ends.trainer
     assert trainer.sockets() == [trainer.socket, trainer.monitor, trainer.sealed.socket]
     sealed_ends.push_sealed()
-    [(header, payload)] = trainer.read_sealed(0.0)
+    [(header, payload)] = trainer.sealed.read(0.0)
     place = np.zeros(128, np.uint8)
     assert trainer.write(payload, header.digest, LAYOUT, place)
     assert header == PUSHED
@@ -268,7 +269,7 @@ def test_a_sealed_payload_is_packed_as_the_welcome_says(sealed_ends):
     sealed_ends.say(welcome(compression="lz4", sealed_port=sealed_ends.worker.sealed_port))
     encoded = encode_payload(DATA, LAYOUT, PayloadEncoding(compression="lz4"))
     sealed_ends.push_sealed(data=np.frombuffer(encoded, np.uint8))
-    [(_, payload)] = sealed_ends.trainer.read_sealed(0.0)
+    [(_, payload)] = sealed_ends.trainer.sealed.read(0.0)
     place = np.zeros(128, np.uint8)
     assert sealed_ends.trainer.write(payload, 0, LAYOUT, place)
     assert (place == DATA).all()
@@ -278,7 +279,7 @@ def test_garbage_of_both_connections_counts(sealed_ends):
     sealed_ends.say(b"nonsense")
     sealed_ends.sealer = Sealer(bytes(32))
     sealed_ends.push_sealed()
-    assert list(sealed_ends.trainer.read_sealed(0.0)) == []
+    assert list(sealed_ends.trainer.sealed.read(0.0)) == []
     assert sealed_ends.trainer.count_garbage() == 2
 
 
@@ -288,7 +289,7 @@ def test_a_pong_waits_for_the_payloads_that_were_sent_before_it(sealed_ends):
     assert list(trainer.read_late(0.5, 2.0)) == []
     sealed_ends.push_sealed()
     before = trainer.sealed.socket
-    assert len(list(trainer.read_sealed(0.5))) == 1
+    assert len(list(trainer.sealed.read(0.5))) == 1
     assert list(trainer.read_late(0.5, 2.0)) == [(pong(1, sealed=1), None)]
     assert trainer.sealed.socket is before
     assert sealed_ends.say(pong(2, sealed=1)) == [(pong(2, sealed=1), None)]
@@ -304,7 +305,7 @@ def test_where_payloads_are_lost_their_connection_is_made_anew(sealed_ends):
     assert before.closed
     assert trainer.sockets()[2] is trainer.sealed.socket
     sealed_ends.push_sealed()
-    assert len(list(trainer.read_sealed(2.0))) == 1
+    assert len(list(trainer.sealed.read(2.0))) == 1
 
 
 def test_a_pong_that_waits_is_forgotten_when_the_connection_goes(sealed_ends):
@@ -339,6 +340,6 @@ def test_a_worker_that_sends_from_elsewhere_is_followed(sealed_ends, context):
     sealed_ends.worker.sealed = other
     sealed_ends.say(welcome(sealed_port=port_of(other.getsockopt_string(zmq.LAST_ENDPOINT))))
     sealed_ends.push_sealed()
-    assert len(list(trainer.read_sealed(0.0))) == 1
+    assert len(list(trainer.sealed.read(0.0))) == 1
     sealed_ends.say(welcome(sealed_port=0))
     assert trainer.sealed.socket is None

@@ -21,7 +21,8 @@ from trainer_client.core import instructions as i
 from trainer_client.core.settings import CoreSettings
 from trainer_client.core.stream_spec import StreamSpec
 from trainer_client.core.upcoming import Ranks
-from trainer_client.network.worker_connections import WorkerConnections, WorkerConnectionsParts
+from trainer_client.network.coordinator_client import ReceiverSettings
+from trainer_client.network.worker_connections import WorkerConnections
 
 SETTINGS = CoreSettings(
     job="", stream="train", ranks=Ranks(rank=0, replicas=1, world=1), incarnation=77, name="here:1", boot_id="here",
@@ -48,12 +49,12 @@ class Ends:
         self.context, self.keys = context, keys
         self.memory = SlotMemory(3, SPEC.largest_bytes())
         self.poller = zmq.Poller()
-        self.connections = WorkerConnections(
-            WorkerConnectionsParts(
-                context=context, poller=self.poller, keys=keys[1], settings=replace(SETTINGS, **settings), spec=SPEC,
-                memory=self.memory,
-            )
+        used = ReceiverSettings(
+            core=replace(SETTINGS, **settings), endpoint="", coordinator_keys=None, worker_keys=keys[1],
+            connect_timeout_s=1.0,
         )  # fmt: skip
+        self.parts = used, SPEC, self.memory, context, self.poller
+        self.connections = WorkerConnections(*self.parts)
         self.workers = {}
 
     def open(self, connection_id=LINK):
@@ -102,12 +103,12 @@ def test_sockets_are_polled_as_long_as_they_are_open(ends):
     ends.open(1)
     ends.open(2)
     first = ends.polled()[:2]
-    assert len(ends.connections) == 2
+    assert len(ends.connections._connections) == 2
     assert len(ends.polled()) == 4
     assert list(ends.connections.close(i.Close(1))) == []
     assert all(socket.closed for socket in first)
     assert len(ends.polled()) == 2
-    assert len(ends.connections) == 1
+    assert len(ends.connections._connections) == 1
     assert list(ends.connections.close(i.Close(1))) == []  # nobody there
     assert list(ends.connections.close(i.Close(2))) == []
     assert ends.polled() == []
@@ -145,7 +146,7 @@ def test_nonsense_for_an_endpoint_is_told_and_leaves_nothing(ends, context, endp
     assert failed.connection_id == LINK
     assert isinstance(failed.error, StokerError)
     assert str(failed.error) == words
-    assert len(ends.connections) == 0
+    assert len(ends.connections._connections) == 0
     assert ends.polled() == []
     assert all(socket.closed for socket in context._sockets)
 
@@ -163,7 +164,7 @@ def test_a_connection_that_cannot_be_made_anew_fails_alone(sealed_ends, context)
     assert failed.connection_id == LINK
     assert isinstance(failed.error, StokerError)
     assert ends.polled() == []
-    assert len(ends.connections) == 0
+    assert len(ends.connections._connections) == 0
     assert ends.connections.count_garbage() == 1
     assert list(ends.connections.flush()) == []
     assert list(ends.connections.close(i.Close(LINK))) == []
@@ -189,7 +190,7 @@ def test_nothing_is_open_after_the_end(ends):
     sockets = ends.polled()
     ends.connections.close_all()
     assert all(socket.closed for socket in sockets)
-    ends.connections = WorkerConnections(ends.connections._parts)
+    ends.connections = WorkerConnections(*ends.parts)
 
 
 # --- what is said ---
@@ -277,7 +278,7 @@ def test_what_workers_say_comes_in_the_order_of_their_connections(ends):
         worker.say(pong(connection_id))
     for socket in [one for one in ends.polled() if one.type == zmq.DEALER]:
         assert socket.poll(PATIENCE_MS)
-    assert ends.read() == [e.WorkerSaid(connection_id, pong(connection_id)) for connection_id in (1, 2, 8)]
+    assert ends.read() == [e.WorkerSent(connection_id, pong(connection_id)) for connection_id in (1, 2, 8)]
 
 
 def test_that_a_connection_came_is_told_before_what_came_on_it(ends):
@@ -290,7 +291,7 @@ def test_that_a_connection_came_is_told_before_what_came_on_it(ends):
     worker.identity = worker.router.recv_multipart()[0]
     worker.say(pong(1))
     assert socket.poll(PATIENCE_MS)
-    assert ends.read() == [e.ConnectionUp(LINK), e.WorkerSaid(LINK, pong(1))]
+    assert ends.read() == [e.ConnectionUp(LINK), e.WorkerSent(LINK, pong(1))]
 
 
 def test_only_what_is_ready_is_read(ends):
@@ -299,7 +300,7 @@ def test_only_what_is_ready_is_read(ends):
     worker.say(pong(1))
     assert ends.ready()
     assert list(ends.connections.read({"something else"}, 0.0)) == []
-    assert ends.read() == [e.WorkerSaid(LINK, pong(1))]
+    assert ends.read() == [e.WorkerSent(LINK, pong(1))]
 
 
 @pytest.mark.parametrize(("said", "held", "seen"), [(True, 2, True), (True, 1, False), (False, 2, False)])
@@ -309,7 +310,7 @@ def test_a_welcome_is_not_taken_at_its_word(ends, said, held, seen):
     ends.greet(lock_byte=2)
     lock = OpenedSlots(ends.memory.offer(held))
     worker.say(welcome(shared=said))
-    assert ends.read() == [e.WorkerSaid(LINK, welcome(shared=said), seen)]
+    assert ends.read() == [e.WorkerSent(LINK, welcome(shared=said), seen)]
     lock.close()
 
 
@@ -411,6 +412,6 @@ def test_a_pong_that_waited_in_vain_has_other_sockets_polled(sealed_ends):
     patience_s = SPEC.heartbeat_timeout_s
     assert list(sealed_ends.connections.read(set(), patience_s - 0.1)) == []
     assert sealed_ends.polled() == before
-    assert list(sealed_ends.connections.read(set(), patience_s)) == [e.WorkerSaid(LINK, pong(1, sealed=1))]
+    assert list(sealed_ends.connections.read(set(), patience_s)) == [e.WorkerSent(LINK, pong(1, sealed=1))]
     assert len(set(sealed_ends.polled()) - set(before)) == 1
     assert len(sealed_ends.polled()) == 3

@@ -13,7 +13,7 @@ from shared.metrics.names import WAIT_BOUNDS_S
 from shared.wire.layout import Field, fields_of_batch
 from shared.wire.messages import Pushed
 from shared.wire.parts import Ticket, WireShape
-from trainer_client.session.epoch_account import Accounts, ReadTimes, split_wait
+from trainer_client.session.epoch_account import Accounts, split_wait
 
 FIELDS = fields_of_batch(
     (
@@ -49,7 +49,7 @@ ARRAYS = {"audio_length": np.array([10, 6, 0, 0]), "text_length": np.array([5, 1
 
 
 def _read(accounts: Accounts, *, at_s: float = 10.0, wait_s: float = 0.5, **more: Any) -> None:
-    accounts.count_read([_header(**more)], ARRAYS, ReadTimes(at_s=at_s, wait_s=wait_s, conversion_s=0.01))
+    accounts.count_read([_header(**more)], ARRAYS, at_s=at_s, wait_s=wait_s, conversion_s=0.01)
 
 
 def test_a_batch_is_staged_until_it_is_trained_on_or_given_back() -> None:
@@ -69,10 +69,10 @@ def test_batches_that_are_read_at_once_count_as_if_one_by_one() -> None:
     headers = [_header(rows=rows, masked=masked) for rows, masked in ((4, 0), (3, 1), (1, 0))]
     lengths = [{key: array // (number + 1) for key, array in ARRAYS.items()} for number in range(3)]
     stacked = {key: np.stack([one[key] for one in lengths]) for key in ARRAYS}
-    at_once.count_read(headers, stacked, ReadTimes(at_s=10.0, wait_s=0.5, conversion_s=0.03))
+    at_once.count_read(headers, stacked, at_s=10.0, wait_s=0.5, conversion_s=0.03)
     for number, header in enumerate(headers):
         wait_s = 0.0 if number else 0.5
-        one_by_one.count_read([header], lengths[number], ReadTimes(at_s=10.0, wait_s=wait_s, conversion_s=0.01))
+        one_by_one.count_read([header], lengths[number], at_s=10.0, wait_s=wait_s, conversion_s=0.01)
     one_by_one.counts.conversion_s = at_once.counts.conversion_s
     assert at_once.counts == one_by_one.counts
 
@@ -195,7 +195,7 @@ def test_a_closed_or_forgotten_epoch_tells_nothing_twice() -> None:
 
 def test_an_epoch_of_nothing_has_a_line_too() -> None:
     accounts = Accounts(FIELDS[2:3])
-    accounts.count_read([_header(shape=WireShape(4, ()))], {}, ReadTimes(at_s=5.0, wait_s=0.0, conversion_s=0.0))
+    accounts.count_read([_header(shape=WireShape(4, ()))], {}, at_s=5.0, wait_s=0.0, conversion_s=0.0)
     account = accounts.close(0)
     assert account is not None
     line = account.log_fields(now_s=5.0, batches=0)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import types
+from pathlib import Path
 
 import pytest
 
+import trainer_client
+from shared.errors import SettingsError
 from shared.wire.parts import Cursor, DoneSet, EpochDone
 from trainer_client.session.epoch_account import Accounts
 from trainer_client.session.lease_account import LeaseAccount
+from trainer_client.session.trained_cursor import TrainedCursor
 
 SPEC = types.SimpleNamespace(job="j", stream="s", plan_digest="p", work="train")
 
@@ -47,3 +52,32 @@ def test_who_stands_there_already_keeps_what_it_has_read():
     leases._taken.append("a batch of epoch 2")
     assert not leases.follow()
     assert leases._taken
+
+
+def test_a_queue_answers_all_that_callers_ask_of_lockstep():
+    lockstep, queue = ({name for name in dir(way) if not name.startswith("_")} for way in (TrainedCursor, LeaseAccount))
+    assert lockstep <= queue
+    assert lockstep > {"in_hand", "is_taken_back", "may_count_pass", "refuse_queue", "step_of_results", "take"}
+
+
+def test_nobody_asks_in_which_way_batches_are_shared():
+    asks = re.compile(r"\bin_queue\b|\bleases is (not )?None")
+    package = Path(trainer_client.__file__).parent
+    assert [path.name for path in package.rglob("*.py") if asks.search(path.read_text())] == []
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_pass_to_its_end_counts_only_where_somebody_is_seen_to_get_there(is_seen):
+    leases, _ = account(2, 2)
+    assert leases.may_count_pass(is_seen=is_seen) == is_seen
+
+
+def test_in_a_queue_a_framework_s_elements_are_watched_and_what_needs_lockstep_is_refused():
+    leases, _ = account(2, 2)
+    assert leases.hand_over("elements", lambda elements, watcher: (elements, watcher)) == ("elements", leases)
+    error = SettingsError(expected="a", got="b", where="c", remedy="d")
+    leases.refuse_lockstep(error)
+    with pytest.raises(SettingsError) as caught:
+        leases.refuse_queue(error)
+    assert caught.value is error
+    assert leases.step_of_results(7) == 0

@@ -37,7 +37,7 @@ def told():
 def test_numbers_are_told_and_what_is_none_is_left_out_and_said_once(told, caplog):
     ends, feed = told
     for _ in range(2):
-        feed._session.share_results(LOGS | ODD, **AT)
+        feed._session.results.share(LOGS | ODD, **AT)
     assert ends.wait_for(m.Results).values == (("loss", 0.5), ("bad", None), ("one", 1.0))
     (line,) = (record for record in caplog.records if "results are not shared" in record.getMessage())
     assert line.fields["names"] == sorted(ODD)
@@ -46,7 +46,7 @@ def test_numbers_are_told_and_what_is_none_is_left_out_and_said_once(told, caplo
 def test_no_more_is_told_than_a_message_holds(told):
     _, feed = told
     many = {"n" * 201: 1.0, **{f"n{one}": float(one) for one in range(65)}}
-    shared = feed._session.share_results(many, **AT, wait=True)
+    shared = feed._session.results.share(many, **AT, wait=True)
     assert shared == {f"n{one}": float(one) for one in range(64)}
 
 
@@ -85,7 +85,11 @@ def test_whoever_waits_gets_the_error_of_the_feed():
 
 
 @pytest.mark.parametrize(
-    "wait", [lambda feed: feed.aggregate({"loss": 1.0}, rows=1), lambda feed: feed._session.agree(1.0, epoch=0, step=1)]
+    "wait",
+    [
+        lambda feed: feed.aggregate({"loss": 1.0}, rows=1),
+        lambda feed: feed._session.results.agree(1.0, epoch=0, step=1),
+    ],
 )
 def test_whoever_waits_for_others_hears_that_one_is_gone(wait):
     gone = LostError(expected="all 2 processes", got="one", where="--strategy multi-worker", remedy="Start all again.")
@@ -104,7 +108,7 @@ def test_who_does_not_wait_gets_no_error_of_a_feed_that_fails(told):
     heard = threading.Event()
     ends.answers[m.Results] = lambda _: heard.set() or []
     with ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(feed._session.share_results, {"loss": 1.0}, **AT)
+        answer = thread.submit(feed._session.results.share, {"loss": 1.0}, **AT)
         assert heard.wait(60)
         feed._session.receiver.fail(LostError(expected="an answer", got="none", where="w1", remedy="Start it."))
         assert answer.result(60) is None
@@ -120,7 +124,7 @@ def test_the_end_of_an_elastic_run_is_told_once_all_are_there_to_wait_for_each_o
             feed._session.ends_later = True
             feed._session.end_run("2 epochs are reached", epoch=2, step=9)
             feed.aggregate({"loss": 1.0}, rows=1)
-            feed._session.end_together()
+            feed._session.results.end_together()
     told = [(one.ended, one.epoch, one.step) for one in ends.heard if isinstance(one, m.Results)]
     assert [one for one in told if one[0]] == told[1:] == [("2 epochs are reached", 2, 9)]
 
@@ -131,7 +135,7 @@ def test_states_of_ranks_are_summed_piece_by_piece(told):
         m.Aggregate(serial=said.serial, whole=True, rows=1, values=(), states=_doubled(said.states))
     ]
     states = np.arange(PIECE_BYTES // 4, dtype="<f8")
-    summed = feed._session.sum_states(states.tobytes(), epoch=1, step=2)
+    summed = feed._session.results.sum_states(states.tobytes(), epoch=1, step=2)
     np.testing.assert_array_equal(np.frombuffer(summed, "<f8"), 2 * states)
     pieces = [one for one in ends.heard if isinstance(one, m.Results)]
     assert [(one.part, one.aside, one.epoch, one.step, len(one.states)) for one in pieces] == [
@@ -147,7 +151,7 @@ def test_ranks_with_other_metrics_are_told_so(told):
     ends, feed = told
     ends.answers[m.Results] = lambda said: [m.Aggregate(serial=said.serial, whole=True, rows=1, values=())]
     with pytest.raises(SettingsError, match="expected the same metrics on all ranks"):
-        feed._session.sum_states(bytes(16), epoch=1, step=2)
+        feed._session.results.sum_states(bytes(16), epoch=1, step=2)
 
 
 def test_results_of_an_epoch_are_waited_for_until_all_who_are_there_have_told(told):
@@ -156,7 +160,7 @@ def test_results_of_an_epoch_are_waited_for_until_all_who_are_there_have_told(to
     ends.answers[m.Results] = lambda said: [
         m.Aggregate(serial=said.serial, whole=True, rows=9, values=(("loss", 0.25),), parts=next(parts), trainers=2)
     ]
-    found = feed._session.gather_results({"loss": 0.5}, rows=4, epoch=1)
+    found = feed._session.results.gather({"loss": 0.5}, rows=4, epoch=1)
     assert (found.means, found.rows) == ({"loss": 0.25}, 9)
     assert found.words() == " (9 samples of 2 processes)"
 
@@ -166,7 +170,7 @@ def test_whoever_does_not_tell_is_waited_for_a_while_only(told):
     ends.answers[m.Results] = lambda said: [
         m.Aggregate(serial=said.serial, whole=True, rows=4, values=said.values, parts=1, trainers=2)
     ]
-    found = feed._session._results.gather({"loss": 0.5}, rows=4, epoch=1, patience_s=0.3)
+    found = feed._session.results.gather({"loss": 0.5}, rows=4, epoch=1, patience_s=0.3)
     assert (found.means, found.words()) == ({"loss": 0.5}, " (4 samples of 1 of 2 processes)")
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.wire import messages as m
 from shared.wire.refusals import error_of
 from trainer_client.core import instructions as i
-from trainer_client.core.failures import failing_machines, wrong_bytes
+from trainer_client.core.feed_errors import failing_machines, wrong_bytes
 
 if TYPE_CHECKING:
+    from shared.wire import messages as m
     from shared.wire.parts import Ticket
-    from trainer_client.core.asking.bad_rows import BadRows
+    from trainer_client.core.asking.bad_row_limit import BadRowLimit
     from trainer_client.core.settings import CoreSettings
     from trainer_client.core.slot_states import SlotStates
     from trainer_client.core.stream_spec import StreamSpec
@@ -28,9 +28,6 @@ __all__ = ["Answers"]
 
 #: A batch that failed this often through the fault of machines, not of the data, ends the feed.
 _MOST_FAILURES = 5
-
-#: Refusal codes that say nothing about the data: no child could try samples, or memory or descriptors ran out.
-_OF_MACHINES = frozenset(("machine", "exhausted"))
 
 #: How long to leave an overloaded worker alone, and the first pause after a machine's failure.
 _BUSY_PAUSE_S = 0.25
@@ -46,7 +43,7 @@ class Answers:
         upcoming: Upcoming,
         slots: SlotStates,
         tickets: WorkerTickets,
-        bad_rows: BadRows,
+        bad_row_limit: BadRowLimit,
         out: list[i.Instruction],
     ) -> None:
         #: How long an answer usually takes: a moving average.
@@ -62,41 +59,40 @@ class Answers:
         self._upcoming = upcoming
         self._slots = slots
         self._tickets = tickets
-        self._bad_rows = bad_rows
+        self._bad_row_limit = bad_row_limit
         self._out = out
 
-    def receive(self, worker: KnownWorker, came: m.Pushed, payload: object, now_s: float) -> None:
-        """Handle a pushed batch, which is in its slot already or in `payload`: accept, check, write, reject or drop it.
-
-        The answer to a voided want may arrive after its slot was lent again: it names a ticket that the worker no
-        longer holds here, and is dropped before anything looks at the slot.
-        """
+    def receive(self, worker: KnownWorker, pushed: m.Pushed, payload: object, now_s: float) -> None:
+        """Handle a pushed batch, in its slot already or in `payload`: accept, check, write, reject or drop it."""
         self._tickets.hear(worker, now_s)
-        ask = worker.asks.get(came.ticket)
+        # The answer to a voided want may arrive after its slot was lent again: it names a ticket that the worker no
+        # longer holds here, and is dropped before anything looks at the slot.
+        ask = worker.asks.get(pushed.ticket)
         if ask is None or ask.arrived or worker.connection_id is None:
             self.stale += 1
             return
         entry = self._upcoming.entries.get(ask.seq)
         if entry is None or entry.ready:
-            self._drop(worker, came.ticket)
-        elif not self._spec.fits(came, entry.batch) or came.in_slot != ask.in_slot:
-            self._reject(worker, came.ticket)
-        elif came.in_slot and not self._settings.verify:  # bytes in shared memory are checked only on request
-            self._accept(worker, came, now_s)
-        elif came.in_slot:
+            self._drop(worker, pushed.ticket)
+        elif not self._spec.fits(pushed, entry.batch) or pushed.in_slot != ask.in_slot:
+            self._reject(worker, pushed.ticket)
+        elif pushed.in_slot and not self._settings.verify:  # bytes in shared memory are checked only on request
+            self._accept(worker, pushed, now_s)
+        elif pushed.in_slot:
             ask.arrive()
-            self._out.append(i.Check(worker.connection_id, came))
+            self._out.append(i.Check(worker.connection_id, pushed))
         elif payload is None:
-            self._reject(worker, came.ticket)
+            self._reject(worker, pushed.ticket)
         else:
+            # Not written here: until the core orders it nobody may touch the slot, and only the outcome of the check
+            # makes the batch count.
             ask.arrive()
-            self._out.append(i.Write(worker.connection_id, came, payload))
+            self._out.append(i.Write(worker.connection_id, pushed, payload))
 
     def settle(self, worker: KnownWorker, header: m.Pushed, now_s: float, *, valid: bool) -> None:
-        """Accept or reject a batch whose bytes were written or checked; drop it if it is no longer needed.
-
-        During the check, the reader may have moved elsewhere, or another worker's batch may have arrived first.
-        """
+        """Accept or reject a batch whose bytes were written or checked; drop it if it is no longer needed."""
+        # During the check the worker may have been cut off, the reader may have moved elsewhere, or another worker's
+        # batch may have arrived first.
         ask = worker.asks.get(header.ticket)
         if ask is None:
             self.stale += 1
@@ -112,13 +108,11 @@ class Answers:
     def _drop(self, worker: KnownWorker, ticket: Ticket) -> None:
         """Free the slot and ticket of a batch that is no longer needed."""
         self.stale += 1
-        self._slots.release(ticket)
-        self._tickets.close(worker, ticket)
+        self._tickets.free(worker, ticket)
 
     def _reject(self, worker: KnownWorker, ticket: Ticket) -> None:
         self.rejected += 1
-        self._slots.release(ticket)
-        _, entry = self._tickets.close(worker, ticket)
+        _, entry = self._tickets.free(worker, ticket)
         if entry is not None:
             entry.refuse(worker.incarnation, wrong_bytes(worker.name, entry.batch))
 
@@ -134,37 +128,32 @@ class Answers:
         worker.serve(worker.in_hand_s(ask, now_s), now_s)
         self._count_rows(entry, header)
         self._out.append(i.Offer(ask.seq, ticket.slot, entry.batch, header))
+        # Others that hold a ticket for it still have to answer: one may be writing into its slot at this moment.
         self._tickets.cancel(entry)
 
     def _count_rows(self, entry: Entry, header: m.Pushed) -> None:
-        """Count the batch's rows, and fail the feed if too many samples were bad.
-
-        This comes before the batch is offered: a consumer that got the epoch's last batch first would believe that the
-        epoch went well.
-        """
+        """Count the batch's rows, and fail the feed if too many samples were bad."""
+        # This comes before the batch is offered: a consumer that got the epoch's last batch first would believe that
+        # the epoch went well.
         if not entry.count_rows():
             return
-        self._bad_rows.count(
+        self._bad_row_limit.count(
             lap=entry.batch.lap, good=header.rows, bad=header.masked, reasons=header.reasons, first=header.reason
         )
-        if not self._bad_rows.found:
+        if not self._bad_row_limit.has_bad_rows:
             return
-        lap = [one for one in self._upcoming.entries.values() if one.batch.lap == entry.batch.lap]
-        error = self._bad_rows.verdict(at_the_end=lap[-1].batch.last and all(one.ready for one in lap))
+        lap = [upcoming for upcoming in self._upcoming.entries.values() if upcoming.batch.lap == entry.batch.lap]
+        error = self._bad_row_limit.verdict(at_the_end=lap[-1].batch.last and all(upcoming.ready for upcoming in lap))
         if error is not None:
             self._out.append(i.Fail(error))
 
     def give_up(self, worker: KnownWorker, ticket: Ticket, now_s: float, unbuilt: m.Unbuilt | None = None) -> None:
-        """Free a ticket that brings no batch: its want was cancelled, or was not built for the reason in `unbuilt`.
-
-        A refusal and a Cancel may cross, so a ticket that is closed already is ignored.
-        """
+        """Free a ticket that brings no batch: its want was cancelled, or was not built for the reason in `unbuilt`."""
         self._tickets.hear(worker, now_s)
-        if ticket not in worker.asks:
+        if ticket not in worker.asks:  # a refusal and a Cancel may cross
             return
-        self._slots.release(ticket)
         oldest = next(iter(worker.asks)) == ticket
-        ask, entry = self._tickets.close(worker, ticket)
+        ask, entry = self._tickets.free(worker, ticket)
         in_hand_s = worker.in_hand_s(ask, now_s)
         # Only the oldest want is certain to have been in hand; the others may have been waiting behind it.
         if in_hand_s > worker.service_s and oldest:
@@ -173,41 +162,40 @@ class Answers:
             self._take_in(worker, entry, unbuilt, now_s)
 
     def _take_in(self, worker: KnownWorker, entry: Entry | None, unbuilt: m.Unbuilt, now_s: float) -> None:
-        """Act on the reason why a want was not built.
-
-        "draining", "busy" and "unknown" are temporary; some reasons are the machine's fault. All others hold for this
-        worker for good: it would refuse again, and the want would go round for ever.
-        """
-        if unbuilt.code == "draining":
-            worker.announce_leaving()
-            self._tickets.stop_asking(worker)
-        elif unbuilt.code == "busy":
-            worker.rest_until(now_s + _BUSY_PAUSE_S)
-        elif unbuilt.code != "unknown" and entry is not None:
-            error = error_of(unbuilt, unbuilt.where)
-            if unbuilt.code in _OF_MACHINES:
+        """Act on the reason why a want was not built."""
+        # "draining", "busy" and "unknown" are temporary, and what is the machine's fault may pass: those leave the want
+        # to be asked again. All other reasons hold for this worker for good: it would refuse again, and the want would
+        # go round for ever.
+        match unbuilt.code:
+            case "draining":
+                worker.announce_leaving()
+                self._tickets.stop_asking(worker)
+            case "busy":
+                worker.rest_until(now_s + _BUSY_PAUSE_S)
+            case "unknown":
+                pass  # it does not know us at the moment, and is greeted again
+            # These say nothing about the data: no child could try samples, or memory or descriptors ran out.
+            case "machine" | "exhausted" if entry is not None:
                 if unbuilt.code == "exhausted":  # the next builder finds out whose fault that is
                     entry.blame()
                 entry.fail_at(f"{worker.name}: {unbuilt.got}", _BUSY_PAUSE_S, now_s)
                 if len(entry.failures) >= _MOST_FAILURES:
-                    self._out.append(i.Fail(failing_machines(entry, error)))
-            else:
-                entry.refuse(worker.incarnation, error)
+                    self._out.append(i.Fail(failing_machines(entry, error_of(unbuilt, unbuilt.where))))
+            case _ if entry is not None:
+                entry.refuse(worker.incarnation, error_of(unbuilt, unbuilt.where))
 
     def reconcile(self, worker: KnownWorker, pong: m.Pong, now_s: float) -> None:
-        """Compare the worker's list of our tickets with ours: free those that it lacks, cancel those we do not know.
-
-        A want, or its answer, may be lost with a connection that neither side saw end. A want that was sent after the
-        ping may be missing because it is still on its way, so only older ones count as lost.
-        """
+        """Compare the worker's list of our tickets with ours: free those that it lacks, cancel those we do not know."""
         self._tickets.hear(worker, now_s)
+        # A want, or its answer, may be lost with a connection that neither side saw end. One that was sent after the
+        # ping may be missing because it is still on its way, so only older ones count as lost, and of these none whose
+        # payload is being checked at this moment.
         held = frozenset(pong.tickets)
         for ticket, ask in list(worker.asks.items()):
             if ask.after_ping < pong.number and ticket not in held and not ask.arrived:
                 self.lost_on_the_way += 1
-                self._slots.release(ticket)
-                self._tickets.close(worker, ticket)
+                self._tickets.free(worker, ticket)
         worker.note_list()
-        if worker.connection_id is not None:
-            void = (ticket for ticket in pong.tickets if ticket not in worker.asks)
-            self._out.extend(i.ToWorker(worker.connection_id, m.Cancel(ticket=ticket)) for ticket in void)
+        for ticket in pong.tickets:
+            if ticket not in worker.asks:
+                self._tickets.send_cancel(worker, ticket)

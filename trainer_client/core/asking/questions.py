@@ -50,18 +50,22 @@ class Questions:
             if now_s < due_s:
                 continue
             self._asked[question] = now_s + _PAUSE_S
+            # In turn, because a worker that does not know says nothing: the same few might be asked for ever.
             for _ in range(min(_AT_A_TIME, len(connection_ids))):
                 self._out.append(i.ToWorker(connection_ids[next(self._turns) % len(connection_ids)], question))
 
-    def answer(self, said: m.EpochAnswer | m.NameAnswer) -> None:
+    def answer(self, answer: m.EpochAnswer | m.NameAnswer) -> None:
         """Close the question that a worker answered and pass the answer on; drop an answer to no open question."""
+        # Answers have no serial: they repeat what was asked, so the same question of several callers is answered once,
+        # and the second answer of three asked workers finds it closed.
         digest = self._spec.plan_digest
         question: m.EpochQuery | m.NameQuery
-        if isinstance(said, m.EpochAnswer):
-            question = m.EpochQuery(stream=said.stream, plan_digest=digest, epoch=said.epoch, group=said.group)
-            answer: int | str | None = said.batches
+        content: int | str | None
+        if isinstance(answer, m.EpochAnswer):
+            question = m.EpochQuery(stream=answer.stream, plan_digest=digest, epoch=answer.epoch, group=answer.group)
+            content = answer.batches
         else:
-            question = m.NameQuery(stream=said.stream, plan_digest=digest, sample=said.sample)
-            answer = said.name
+            question = m.NameQuery(stream=answer.stream, plan_digest=digest, sample=answer.sample)
+            content = answer.name
         if self._asked.pop(question, None) is not None:
-            self._out.append(i.AnswerQuestion(question, answer))
+            self._out.append(i.AnswerQuestion(question, content))

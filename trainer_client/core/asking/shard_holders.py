@@ -39,20 +39,22 @@ class ShardHolders:
 
     def holder(self, entry: Entry, live: Sequence[KnownWorker], now_s: float) -> KnownWorker | None:
         """Return the worker to ask for this batch; None if it is busy or holds it already, or if all refused it."""
-        able = [one for one in live if one.incarnation not in entry.refused]
+        able = [worker for worker in live if worker.incarnation not in entry.refused]
         if not able:
             return None
-        named = self._of_epoch(entry.batch.position.epoch)
+        names = self._of_epoch(entry.batch.position.epoch)
         ordinal, shard = divmod(entry.batch.number, self._producers)
-        if ordinal < _YOUNG or shard not in named:
-            named[shard] = self._shares(live)[shard]
-        found = next((one for one in able if one.name == named[shard]), None)
-        if found is None:
-            found = _preferred(shard, able)
-            if not entry.refused:  # it is gone, rather than refusing just this batch
-                named[shard] = found.name
-        free = found.incarnation not in entry.askers and now_s >= found.busy_until_s
-        return found if free else None
+        # A young shard costs little to make again, so new workers get their part of the shards only then.
+        if ordinal < _YOUNG or shard not in names:
+            names[shard] = self._shares(live)[shard]
+        holder = next((worker for worker in able if worker.name == names[shard]), None)
+        if holder is None:
+            holder = _preferred(shard, able)
+            if not entry.refused:  # the former one is gone, rather than refusing just this batch
+                names[shard] = holder.name
+        # A busy holder is waited for: any other worker would have to make the shard from its beginning.
+        is_free = holder.incarnation not in entry.askers and now_s >= holder.busy_until_s
+        return holder if is_free else None
 
     def _of_epoch(self, epoch: int) -> dict[int, str]:
         if epoch not in self._names and len(self._names) >= _EPOCHS_KEPT:
@@ -60,7 +62,7 @@ class ShardHolders:
         return self._names.setdefault(epoch, {})
 
     def _shares(self, live: Sequence[KnownWorker]) -> dict[int, str]:
-        names = frozenset(one.name for one in live)
+        names = frozenset(worker.name for worker in live)
         if names != self._shared_among:
             self._shared_among, self._shared = names, _shared_out(self._producers, live)
         return self._shared
@@ -69,15 +71,16 @@ class ShardHolders:
 def _shared_out(producers: int, live: Sequence[KnownWorker]) -> dict[int, str]:
     """Return a worker's name for each shard: its rendezvous choice among workers that have room for more shards."""
     # Rounded up, so that every shard finds a worker with room.
-    share, given = -(-producers // len(live)), {one.name: 0 for one in live}
-    named = {}
+    share, counts = -(-producers // len(live)), {worker.name: 0 for worker in live}
+    names = {}
     for shard in range(producers):
-        open_ = [one for one in live if given[one.name] < share] or live
-        named[shard] = _preferred(shard, open_).name
-        given[named[shard]] += 1
-    return named
+        # By hash alone one worker may get several shards and another none, and an epoch is as slow as the former.
+        with_room = [worker for worker in live if counts[worker.name] < share] or live
+        names[shard] = _preferred(shard, with_room).name
+        counts[names[shard]] += 1
+    return names
 
 
 def _preferred(shard: int, workers: Sequence[KnownWorker]) -> KnownWorker:
     """Return the worker with the highest rendezvous hash for this shard, equal in all trainers that know the same."""
-    return max(workers, key=lambda one: (key_of(shard, one.name), one.name))
+    return max(workers, key=lambda worker: (key_of(shard, worker.name), worker.name))

@@ -80,23 +80,18 @@ class Wants:
 
     def somebody_can(self, refused: Mapping[int, StokerError]) -> bool:
         """Return whether some live worker has not refused the batch with these refusals."""
-        return any(one.may_be_asked and one.incarnation not in refused for one in self._workers.values())
+        return any(worker.may_be_asked and worker.incarnation not in refused for worker in self._workers.values())
 
     def all_refuse(self, refused: Mapping[int, StokerError]) -> bool:
         """Return whether every known worker has refused; False if none is known."""
+        # Nobody known is no refusal: workers that are listed may not be connected yet.
         return bool(refused) and bool(self._workers) and self._workers.keys() <= refused.keys()
 
     # --- the sequence of batches ---
 
-    def extend(self, seqs: range) -> None:
-        """Add these batches, of which no worker has been asked for any."""
-        self._tickets.extend(seqs)
-
     def refocus(self) -> None:
-        """Cancel every open want, because the sequence was redirected to other batches.
-
-        The tickets stay open until the workers answer: one may be writing into its slot at this moment.
-        """
+        """Cancel every open want, because the sequence was redirected to other batches."""
+        # The tickets stay open until the workers answer: one may be writing into its slot at this moment.
         for worker in self._workers.values():
             for ticket in worker.asks:
                 self._tickets.send_cancel(worker, ticket)
@@ -104,11 +99,9 @@ class Wants:
         self._retracting.clear()
 
     def take_back(self, seq: int, *, won: bool) -> None:
-        """Handle the outcome of a `TakeBack`: the batch was retracted (`won`), or the consumer was faster.
-
-        A consumer pops without waiting for us, so the outcome is known only afterwards. A retracted batch is asked for
-        again, or the sequence would have a gap.
-        """
+        """Handle the outcome of a `TakeBack`: the batch was retracted (`won`), or the consumer was faster."""
+        # A consumer pops without waiting for us, so the outcome is known only afterwards. A retracted batch is asked
+        # for again, or the sequence would have a gap.
         self._retracting.discard(seq)
         entry = self._upcoming.entries.get(seq)
         if won and entry is not None:
@@ -139,7 +132,7 @@ class Wants:
         self.short_of_slots = False
         if not self._tickets.unasked:
             return
-        upcoming, left = self._upcoming, []
+        upcoming, unasked = self._upcoming, []
         horizon, usual_s = upcoming.head + self.prefetch, usual_pace_s(self._live)
         for at, seq in enumerate(self._tickets.unasked):
             entry = upcoming.entries.get(seq)
@@ -147,17 +140,17 @@ class Wants:
                 continue
             worker = self._choose(entry, usual_s, now_s) if seq < horizon and now_s >= entry.again_s else None
             if worker is None:
-                left.append(seq)
+                unasked.append(seq)
                 continue
             ticket = self._lend_slot_for(seq)
             if ticket is None:  # batches further ahead have to wait as well
                 self.short_of_slots = True
-                left += self._tickets.unasked[at:]
+                unasked += self._tickets.unasked[at:]
                 break
             if entry.askers:  # not the first asking: wait twice as long before the next
                 entry.wait_longer(self._spec.heartbeat_timeout_s, now_s)
             self._send(seq, worker, ticket, now_s)
-        self._tickets.leave_unasked(left)
+        self._tickets.leave_unasked(unasked)
 
     def _choose(self, entry: Entry, usual_s: float, now_s: float) -> KnownWorker | None:
         if self._holders is not None:
@@ -165,21 +158,20 @@ class Wants:
         return least_busy(self._live, entry, usual_s, now_s)
 
     def _rebalance(self, now_s: float) -> None:
-        """Let idle workers, fastest first, take over wants that others have not begun and will not begin soon.
-
-        Without this, one worker holds the last batches of an epoch while fifteen are idle.
-        """
+        """Let idle workers, fastest first, take over wants that others have not begun and will not begin soon."""
+        # Without this, one worker holds the last batches of an epoch while fifteen are idle.
         donors = [worker for worker in self._workers.values() if len(worker.asks) > 1]
         idle = [worker for worker in self._live if not worker.asks and now_s >= worker.busy_until_s] if donors else []
-        for thief in sorted(idle, key=lambda one: one.service_s):
+        for thief in sorted(idle, key=lambda worker: worker.service_s):
             # The want must wait much longer at its donor than the thief takes for one, or moving it gains little.
             enough_s = max(self._settings.hedge_floor_s, 3 * thief.pace_s(now_s))
-            found = longest_waiting(donors, thief, self._upcoming.entries, enough_s, now_s)
-            ticket = self._slots.lend() if found is not None else None
-            if found is None or ticket is None:
+            waiting = longest_waiting(donors, thief, self._upcoming.entries, enough_s, now_s)
+            ticket = self._slots.lend() if waiting is not None else None
+            if waiting is None or ticket is None:
                 return  # slower workers would find even less
-            seq, donor, given = found
-            self._tickets.send_cancel(donor, given)
+            seq, donor, donor_ticket = waiting
+            # Only cancelled: if the donor has begun after all, its batch counts, whichever comes first.
+            self._tickets.send_cancel(donor, donor_ticket)
             self._send(seq, thief, ticket, now_s)
 
     def _send(self, seq: int, worker: KnownWorker, ticket: Ticket, now_s: float) -> None:
@@ -217,11 +209,10 @@ class Wants:
     # --- slots for the head ---
 
     def _lend_slot_for(self, seq: int) -> Ticket | None:
-        """Lend a free slot; if there is none and `seq` is the head, make room for it. Return None if there is no slot.
-
-        After a death gave the head back, prefetched batches may fill all slots. One batch is taken back at a time: the
-        consumer may be faster, and before we know the outcome the slot is not ours to lend.
-        """
+        """Lend a free slot; if there is none and `seq` is the head, make room. Return None if there is no slot."""
+        # After a death gave the head back, prefetched batches may fill all slots, and no batch would be consumed any
+        # more. One is taken back at a time: the consumer may be faster, and before we know the outcome the slot is not
+        # ours to lend.
         ticket = self._slots.lend()
         if ticket is not None or seq != self._upcoming.head or self._retracting:
             return ticket
@@ -235,21 +226,19 @@ class Wants:
         return self._slots.lend_reserve() or self._reclaim_slot()
 
     def _reclaim_slot(self) -> Ticket | None:
-        """Void a ticket of a silent worker that answers by TCP, and lend its slot; return None if there is none.
-
-        Such a worker cannot write into the slot, and its late push will be stale. Without this, the head waits for ever
-        if silent workers hold all slots, the reserve included.
-        """
-        found = [
+        """Void a ticket of a silent worker that answers by TCP, and lend its slot; return None if there is none."""
+        # Such a worker cannot write into the slot, and its late push will be stale. Without this, the head waits for
+        # ever if silent workers hold all slots, the reserve included.
+        candidates = [
             (ask.seq, worker, ticket)
             for worker in self._workers.values()
             for ticket, ask in worker.asks.items()
             if worker.silent and not ask.in_slot
         ]
-        if not found:
+        if not candidates:
             return None
         # Prefer a ticket whose batch is not needed any more; among equals take the furthest batch.
-        _, worker, ticket = min(found, key=lambda one: (self._is_wanted(one[0]), -one[0]))
+        _, worker, ticket = min(candidates, key=lambda candidate: (self._is_wanted(candidate[0]), -candidate[0]))
         self._tickets.void(worker, [ticket], suspicious=False)
         self._tickets.send_cancel(worker, ticket)
         return self._slots.lend() or self._slots.lend_reserve()
@@ -259,22 +248,22 @@ class Wants:
         return entry is not None and not entry.ready
 
     def _hedge(self, now_s: float) -> None:
-        """Ask a second worker, once, for a head that takes three times as long as a usual answer.
-
-        At most one want in HEDGED_SHARE is hedged: if all workers are slow, hedging doubles the load that made them so.
-        """
+        """Ask a second worker, once, for a head that takes three times as long as a usual answer."""
+        # At most one want in HEDGED_SHARE: if all workers are slow, hedging doubles the load that made them so.
         head = self._upcoming.head
         entry = self._upcoming.entries.get(head)
         if entry is None or entry.ready or entry.hedged or not entry.askers:
             return
         if self.hedged * HEDGED_SHARE >= self.asked:
             return
-        latest_s = max(self._workers[one].asks[ticket].sent_s for one, ticket in entry.askers.items())
+        latest_s = max(self._workers[asker].asks[ticket].sent_s for asker, ticket in entry.askers.items())
         if now_s - latest_s < max(self._settings.hedge_floor_s, 3 * self._answers.usual_answer_s):
             return
         worker = least_busy(self._live, entry, usual_pace_s(self._live), now_s)
-        ticket = self._lend_slot_for(head) if worker is not None else None
-        if worker is not None and ticket is not None:
+        if worker is None:
+            return
+        ticket = self._lend_slot_for(head)
+        if ticket is not None:
             entry.hedge()
             self.hedged += 1
             self._send(head, worker, ticket, now_s)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from shared.wire import messages as m
 from shared.wire.parts import Failure
 from trainer_client.core import instructions as i
-from trainer_client.core.leasing.lease_wait import LeaseWait
+from trainer_client.core.leasing.known_book import LeaseWait
 
 if TYPE_CHECKING:
     from shared.wire.parts import Lease
@@ -49,24 +49,20 @@ class EndLease:
         self._lease: Lease | None = None
         self._is_report = False
 
-    def ask(self, serial: int, now_s: float) -> None:
-        """Ask the coordinator for the lease of the work, for the caller with this serial."""
-        self._asked, self._is_report = serial, False
-        self._say(now_s)
-
-    def settle(self, serial: int, now_s: float, *, done: bool) -> None:
-        """Report that the work is done, or that the user failed at it, for the caller with this serial."""
-        self._asked, self._is_report = serial, True
+    def ask(self, serial: int, now_s: float, *, done: bool | None = None) -> None:
+        """Ask for the lease of the work, or report it as `done` or failed, for the caller with this serial."""
+        self._asked, self._is_report = serial, done is not None
         self._say(now_s, done=done)
 
     def repeat(self, now_s: float) -> None:
         """Repeat the open message or ask again at once, because the coordinator knows us again or has news."""
+        # The trainer that had the lease may have died in the work, so that the lease may be ours now.
         if self._asked is not None:
             self.due_s = now_s
 
     def _say(self, now_s: float, *, done: bool | None = None) -> None:
         lease = () if self._lease is None else (self._lease,)
-        failed = tuple(Failure(one, "") for one in lease) if done is False else ()
+        failed = tuple(Failure(held, "") for held in lease) if done is False else ()
         self._serial += 1
         self._open = m.Outcomes(
             stream=self._stream, work="train-end", incarnation=self._settings.incarnation, serial=self._serial,
@@ -75,30 +71,27 @@ class EndLease:
         )  # fmt: skip
         self.due_s = now_s
 
-    def receive(self, said: m.Leases, now_s: float) -> bool:
+    def receive(self, answer: m.Leases, now_s: float) -> bool:
         """Take in an answer; return False if it is not for the open message.
 
         The caller is answered if we have the lease, if the work is done already, or if the message was its report.
         Otherwise we ask again after half a heartbeat timeout.
         """
-        if self._open is None or said.serial != self._open.serial:
+        if self._open is None or answer.serial != self._open.serial:
             return False
         self._wait.end()
-        if not self._book.hear(said.book):
+        if not self._book.hear(answer.book):
             self._open, self.due_s = None, float("inf")
             return True
-        self._open, self._generation = None, said.generation
-        self._lease = said.leases[0] if said.leases and not self._is_report else None
-        if self._is_report or self._lease is not None or said.unsettled:
-            self._answer(is_ours=self._lease is not None)
+        self._open, self._generation = None, answer.generation
+        self._lease = answer.leases[0] if answer.leases and not self._is_report else None
+        if self._is_report or self._lease is not None or answer.unsettled:
+            assert self._asked is not None
+            self._out.append(i.AnswerEnd(self._asked, self._lease is not None))
+            self._asked, self.due_s = None, float("inf")
         else:
             self.due_s = now_s + self._timeout_s / 2
         return True
-
-    def _answer(self, *, is_ours: bool) -> None:
-        assert self._asked is not None
-        self._out.append(i.AnswerEnd(self._asked, is_ours))
-        self._asked, self.due_s = None, float("inf")
 
     def decide(self, now_s: float) -> None:
         """Send the message that is due."""

@@ -9,7 +9,7 @@ Rules, each from an interleaving that failed without it:
 - A new reader gets the batches again that were taken and not settled, as in lockstep, where reading moves nothing.
 - Batches of an older generation are not reported: they are not in the model that was restored.
 - A named evaluation has a lease table of its own, of which nothing is known before its first answer.
-- A reader without upcoming batches waits for an answer no longer than `lease_wait` allows.
+- A reader without upcoming batches waits for an answer no longer than `LeaseWait` allows.
 - Once the coordinator has another book (`known_book`), nothing more is sent: the feed has ended.
 Pure.
 """
@@ -23,9 +23,8 @@ from shared.wire import messages as m
 from shared.wire.lease_work import MOST_LEASES, plan_epoch
 from shared.wire.parts import Failure
 from trainer_client.core import instructions as i
-from trainer_client.core.leasing.done_leases import DoneLeases
-from trainer_client.core.leasing.lease_wait import LeaseWait
-from trainer_client.core.leasing.named_evaluation import NamedEvaluation
+from trainer_client.core.leasing.known_book import LeaseWait
+from trainer_client.core.leasing.metric_states import DoneLeases, NamedEvaluation
 from trainer_client.core.upcoming import Entry, Position, Upcoming, UpcomingBatch
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ class HeldLeases:
         #: Whether the coordinator wants a message even if we have no news.
         self._is_called = False
         #: The batch in hand according to the latest message.
-        self._told_in_hand: Lease | None = None
+        self._reported_in_hand: Lease | None = None
         #: The first epoch that is not settled.
         self._unsettled = 0
         #: The reader that is served, and its epoch; None before the first one, when nothing is leased.
@@ -154,7 +153,7 @@ class HeldLeases:
         self._has_ended = False
         #: Whether the job was ended, so that no more is leased.
         self._drains = False
-        #: Serials of callers that ask for the done-set, and of those that the open message's answer is for.
+        #: Serials of callers that ask for the done-set, and of callers that the open message's answer is for.
         self._states_asked: list[int] = []
         self._states_answered_by: list[int] = []
         #: The evaluation whose batches are leased; None if batches bring no metric states.
@@ -176,6 +175,8 @@ class HeldLeases:
 
         They are replaced for a reader that has taken none yet, if batches were taken and not settled, or are void.
         """
+        # A new reader gets the batches again that were taken and not settled, as in lockstep, where reading moves
+        # nothing.
         self._reader, self._has_ended, self._poll_s = (reader, epoch), False, now_s
         # Void batches may belong to later epochs than this reader's, and would end it before it began.
         if taken or not (self._upcoming.taken or self.void):
@@ -190,14 +191,14 @@ class HeldLeases:
     def settle(self, event: LeaseSettled) -> None:
         """Note for the next message that the consumer has done a batch, failed at it, or gives it back.
 
-        If a checkpoint was restored since the batch was leased, it is not in the model any more; so leases of another
-        generation are not reported. A lost lease is reported only if its batch is done.
+        A lost lease is reported only if its batch is done, one of another generation never.
         """
         lease = event.lease
         # Until the lost ones are settled nothing new is leased; see `_wanted`.
         self._upcoming.settle(lease)
         self._lost.discard(lease)
         self.void.discard(lease)
+        # If a checkpoint was restored since the batch was leased, the batch is not in the model any more.
         if event.generation != self._generation:
             return
         is_held = lease in self._held
@@ -221,7 +222,7 @@ class HeldLeases:
         self._evaluation = NamedEvaluation(name, nbytes, self._out)
 
     def ask_sums(self, serial: int) -> None:
-        """Ask the coordinator for the sums over the whole evaluation, once it has all reports of this trainer."""
+        """Ask the coordinator for the sums over the named evaluation, once it has all reports of this trainer."""
         assert self._evaluation is not None
         self._evaluation.ask(serial)
 
@@ -244,37 +245,38 @@ class HeldLeases:
         self._begin_generation(0)
         self._unsettled, self.is_taken_back = epoch, False
 
-    def receive(self, said: m.Leases, now_s: float) -> bool:
-        """Take in an answer: new, lost and kept leases; return False if it is not for the open message.
-
-        A batch that we settled while the answer was on its way may still be listed as ours. Taking it for a new lease
-        would train on the batch twice, so listed leases with a report that waits are left out.
-        """
-        if self._open is None or said.serial != self._open.serial:
+    def receive(self, answer: m.Leases, now_s: float) -> bool:
+        """Take in an answer: new, lost and kept leases; return False if it is not for the open message."""
+        if self._open is None or answer.serial != self._open.serial:
             return False
         self._wait.end()
-        if not self._book.hear(said.book):
+        if not self._book.hear(answer.book):
             self._open = None
             return True
-        wanted, self._open, self._unsettled = self._open.wanted, None, said.unsettled
-        is_new = said.generation != self._generation
-        self._done.acknowledge(lost=said.sums is not None and said.sums.lost)
-        if self._evaluation is not None and said.sums is not None:
-            self._evaluation.receive(said.sums, is_new=is_new and self._generation != 0)
+        wanted, self._open, self._unsettled = self._open.wanted, None, answer.unsettled
+        is_new = answer.generation != self._generation
+        self._done.acknowledge(lost=answer.sums is not None and answer.sums.lost)
+        if self._evaluation is not None and answer.sums is not None:
+            self._evaluation.receive(answer.sums, is_new=is_new and self._generation != 0)
         if is_new:
             # Generation 0 means that we began anew ourselves; from any other one, another trainer has restored.
             self.is_taken_back |= self._generation != 0
-            self._begin_generation(said.generation)
+            self._begin_generation(answer.generation)
+        # A batch that we settled while the answer was on its way may still be listed as ours. Taking it for a new lease
+        # would train on the batch twice, so listed leases with a report that waits are left out.
         settled = self._failed.keys() | self._returned.keys()
-        ours = [lease for lease in said.leases if lease not in settled and lease not in self._done]
-        self._lose([lease for lease in self._held if lease not in set(ours)])
-        fresh = [lease for lease in ours if lease not in self._held]
-        self._held.update(dict.fromkeys(fresh))
-        self._upcoming.add(fresh, self._generation)
+        listed = [lease for lease in answer.leases if lease not in settled and lease not in self._done]
+        self._lose([lease for lease in self._held if lease not in set(listed)])
+        new_leases = [lease for lease in listed if lease not in self._held]
+        self._held.update(dict.fromkeys(new_leases))
+        self._upcoming.add(new_leases, self._generation)
         # We may want more by now. But if we got less than we asked for, there is no more, and asking again at once
         # would only be a busy loop: the coordinator calls us, and half a heartbeat timeout is the fallback.
-        self._poll_s = now_s + (self._timeout_s / 2 if len(said.leases) < wanted else 0.0)
-        self._answer_states(said)
+        self._poll_s = now_s + (self._timeout_s / 2 if len(answer.leases) < wanted else 0.0)
+        done, serials, self._states_answered_by = answer.done, self._states_answered_by, []
+        if done is not None:
+            self._book.note_state(done)
+            self._out.extend(i.AnswerState(serial, done) for serial in serials)
         return True
 
     def _begin_generation(self, generation: int) -> None:
@@ -286,22 +288,18 @@ class HeldLeases:
         self._generation = generation
 
     def _lose(self, leases: list[Lease]) -> None:
+        # What no consumer has taken stays in its place and is marked as void: taking it out of the sequence would race
+        # with the consumer. What a consumer has in hand is still reported, since it will have been trained on.
         for lease in leases:
             del self._held[lease]
             (self._lost if lease in self._upcoming.taken else self.void).add(lease)
-
-    def _answer_states(self, said: m.Leases) -> None:
-        done, self._states_answered_by, serials = said.done, [], self._states_answered_by
-        if done is not None:
-            self._book.note_state(done)
-            self._out.extend(i.AnswerState(serial, done) for serial in serials)
 
     # --- turns ---
 
     def decide(self, now_s: float) -> None:
         """End a reader whose epoch has no batches left, and send the message that is due.
 
-        A reader that has no upcoming batch while a message is open waits for leases, which `lease_wait` bounds.
+        A reader that has no upcoming batch while a message is open waits for leases, which `LeaseWait` bounds.
         """
         if self._book.is_lost:
             return
@@ -329,11 +327,11 @@ class HeldLeases:
             self._out.append(i.Serve(self._reader[0], self._upcoming.head, ended=True))
 
     def _has_to_say(self, now_s: float) -> bool:
-        is_news = bool(self._done or self._failed or self._returned or self._states_asked) or self._is_called
+        is_news = any((self._done, self._failed, self._returned, self._states_asked, self._is_called))
         is_news |= self._evaluation is not None and self._evaluation.asked is not None
         is_hungry = now_s >= self._poll_s and self._wanted() > len(self._held)
         in_hand = self._in_hand()
-        return is_news or is_hungry or (in_hand is not None and in_hand != self._told_in_hand)
+        return is_news or is_hungry or (in_hand is not None and in_hand != self._reported_in_hand)
 
     def _in_hand(self) -> Lease | None:
         """Return the oldest lease if its batch is in the consumer's hands, else None."""
@@ -341,6 +339,7 @@ class HeldLeases:
         return first if first in self._upcoming.taken else None
 
     def _wanted(self) -> int:
+        # Nothing new while lost batches are in the consumer's hands: if it is stuck, it would be stuck on that, too.
         if self._reader is None or self._lost or self._drains or self._before() <= self._unsettled:
             return len(self._held)
         # Batches in the consumer's hands do not count as prefetched.
@@ -363,12 +362,12 @@ class HeldLeases:
         # Before all done batches are reported, a done-set or sums would lack batches of this trainer.
         is_all = not self._done
         self._serial += 1
-        self._told_in_hand, self._is_called = self._in_hand(), False
+        self._reported_in_hand, self._is_called = self._in_hand(), False
         snapshot = bool(self._states_asked) and is_all
         self._open = m.Outcomes(
             stream=self._stream, work=self._work, incarnation=self._settings.incarnation, serial=self._serial,
             book=self._book.mark, generation=self._generation, done=done, failed=failed, returned=returned,
-            in_hand=self._told_in_hand, wanted=min(MOST_LEASES, self._wanted()), before=self._before(),
+            in_hand=self._reported_in_hand, wanted=min(MOST_LEASES, self._wanted()), before=self._before(),
             snapshot=snapshot,
             states=self._evaluation.states(start, content, asks=is_all) if self._evaluation is not None else None,
         )  # fmt: skip
@@ -379,7 +378,7 @@ class HeldLeases:
 
 def _take(leases: dict[Lease, None]) -> tuple[Lease, ...]:
     """Remove and return as many leases as fit into a message, oldest first."""
-    some = tuple(leases)[:MOST_LEASES]
-    for lease in some:
+    taken = tuple(leases)[:MOST_LEASES]
+    for lease in taken:
         del leases[lease]
-    return some
+    return taken

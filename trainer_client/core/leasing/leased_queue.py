@@ -8,7 +8,7 @@ coordinator that lost its journal is noticed once (`known_book`). Must not know 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from shared.wire import messages as m
 from trainer_client.core import events as e
@@ -17,8 +17,6 @@ from trainer_client.core.leasing.held_leases import HeldLeases, LeasedUpcoming
 from trainer_client.core.leasing.known_book import KnownBook
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from trainer_client.core import instructions as i
     from trainer_client.core.asking.wants import Wants
     from trainer_client.core.settings import CoreSettings
@@ -49,10 +47,9 @@ class LeasedQueue:
         return min(self.leases.due_s, self.end.due_s)
 
     def attach(self, answer: m.Attached, now_s: float, *, restores: bool) -> None:
-        """Repeat the open messages; forget all leases first if a checkpoint is restored.
-
-        The coordinator may have been restarted between a message and its answer, and cannot ask for what it never got.
-        """
+        """Repeat the open messages; forget all leases first if a checkpoint is restored."""
+        # The coordinator may have been restarted between a message and its answer, and cannot ask for what it never
+        # got.
         if restores:
             self._book.begin_anew(answer.book)
             self.leases.rewind(answer.cursor.epoch)
@@ -73,8 +70,24 @@ class LeasedQueue:
         return self._upcoming.extend(most)
 
     def take(self, event: e.Event, now_s: float) -> None:
-        """Handle an event about leases: a consumer's report or question."""
-        self._doors[type(event)](self, event, now_s)
+        """Handle an event about leases, a consumer's report or question; raise AssertionError for any other event."""
+        match event:
+            case e.LeaseSettled():
+                self.leases.settle(event)
+            case e.StateAsked():
+                self.leases.ask_state(event.serial)
+            case e.EvaluationNamed():
+                self.leases.begin_evaluation(event.name, event.nbytes)
+            case e.SumsAsked():
+                self.leases.ask_sums(event.serial)
+            case e.Saved():
+                self._book.note_saved(event.name)
+            case e.EndAsked():
+                self.end.ask(event.serial, now_s)
+            case e.EndSettled():
+                self.end.ask(event.serial, now_s, done=event.done)
+            case _:
+                raise AssertionError(f"{event} in queue mode")
 
     def receive(self, message: m.Leases | m.Recalled, now_s: float) -> bool:
         """Take in an answer about leases, or a call to send a message; return False if no open message expects it."""
@@ -97,34 +110,3 @@ class LeasedQueue:
         """Restart the timers: this trainer stalled, so it could hear no answer."""
         self.leases.excuse(now_s)
         self.end.excuse(now_s)
-
-    def _on_settled(self, event: e.LeaseSettled, _now_s: float) -> None:
-        self.leases.settle(event)
-
-    def _on_state_asked(self, event: e.StateAsked, _now_s: float) -> None:
-        self.leases.ask_state(event.serial)
-
-    def _on_evaluation_named(self, event: e.EvaluationNamed, _now_s: float) -> None:
-        self.leases.begin_evaluation(event.name, event.nbytes)
-
-    def _on_sums_asked(self, event: e.SumsAsked, _now_s: float) -> None:
-        self.leases.ask_sums(event.serial)
-
-    def _on_saved(self, event: e.Saved, _now_s: float) -> None:
-        self._book.note_saved(event.name)
-
-    def _on_end_asked(self, event: e.EndAsked, now_s: float) -> None:
-        self.end.ask(event.serial, now_s)
-
-    def _on_end_settled(self, event: e.EndSettled, now_s: float) -> None:
-        self.end.settle(event.serial, now_s, done=event.done)
-
-    _doors: ClassVar[dict[type, Callable[..., None]]] = {
-        e.LeaseSettled: _on_settled,
-        e.StateAsked: _on_state_asked,
-        e.EvaluationNamed: _on_evaluation_named,
-        e.SumsAsked: _on_sums_asked,
-        e.Saved: _on_saved,
-        e.EndAsked: _on_end_asked,
-        e.EndSettled: _on_end_settled,
-    }

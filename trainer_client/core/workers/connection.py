@@ -73,12 +73,12 @@ class Connection:
         self.hello_s = float("inf")
 
     def greet_at(self, time_s: float) -> None:
-        """Schedule the next Hello, which a Welcome makes unnecessary."""
+        """Schedule the next Hello, which a Welcome makes unnecessary; the connection must be waiting for one."""
         assert self.state is ConnectionState.GREETING
         self.hello_s = time_s
 
     def offer(self, lock_byte: int) -> None:
-        """Offer this lock byte with each Hello until a worker locks it."""
+        """Offer this lock byte with each Hello until a worker locks it; none may be on offer already."""
         assert not self.lock_byte
         self.lock_byte = lock_byte
 
@@ -98,10 +98,8 @@ class Connection:
         self.incarnation = None
 
     def is_renewed(self, longest_s: float, now_s: float) -> bool:
-        """Return whether to replace the silent connection now; if so, double the back-off, up to `longest_s`.
-
-        Without back-off, a worker that is stopped for a minute would get a new connection in every heartbeat timeout.
-        """
+        """Return whether to replace the silent connection now; if so, double the back-off, up to `longest_s`."""
+        # Without back-off, a worker that is stopped for a minute would get a new connection in every heartbeat timeout.
         if self.renew_s == float("inf"):
             self.renew_s = now_s
         if now_s < self.renew_s:

@@ -42,10 +42,8 @@ class Ask:
         self.arrived = True
 
     def blame(self) -> None:
-        """Note that the batch was counted as one that may have killed this worker.
-
-        A cut is counted at once, and the proof of death that may follow must not count the same batch again.
-        """
+        """Note that the batch was counted as one that may have killed this worker."""
+        # A cut is counted at once, and the proof of death that may follow must not count the same batch again.
         assert not self.blamed
         self.blamed = True
 
@@ -62,10 +60,12 @@ class KnownWorker:
     name: str
     #: The connection to it; None once another incarnation answers there, or the connection is closed.
     connection_id: int | None
-    #: A tie-breaker, different in each trainer.
+    #: A tie-breaker, different in each trainer: trainers that broke ties alike would all ask the same worker first.
     rank: int
+    #: Whether it writes into our slots; only then is its lock, by byte of our memory, the proof that it lives.
     in_slot: bool
     lock_byte: int
+    #: When it was last heard, and when it was last sent a Ping.
     heard_s: float
     pinged_s: float
     #: Its usual time for one want (a moving average, 0 if unknown), and when its last answer came.
@@ -88,23 +88,21 @@ class KnownWorker:
     # --- what happens to it ---
 
     def hear(self, now_s: float) -> bool:
-        """Note a sign of life; return whether it ends a silence.
-
-        A worker that was cut stays silent until its next Welcome: this message was on its way before the cut.
-        """
+        """Note a sign of life; return whether it ends a silence."""
         self.heard_s = now_s
+        # A worker that was cut stays silent until its next Welcome: this message was on its way before the cut.
         is_back = self.silent and not self.cut
         if is_back:
             self.silent = False
         return is_back
 
     def fall_silent(self) -> None:
-        """Note that the worker was not heard for too long, or that its connection is gone."""
+        """Note that the worker, which counts as live, was not heard for too long, or that its connection is gone."""
         assert not self.silent
         self.silent = True
 
     def cut_off(self) -> None:
-        """Note that its connection is gone: it stays silent until it welcomes us again."""
+        """Note that its connection is gone: it stays silent until it welcomes us again; it must be silent already."""
         assert self.silent
         self.cut = True
 
@@ -135,10 +133,8 @@ class KnownWorker:
             ask.excuse(now_s)
 
     def begin_to_serve(self, connection_id: int, *, shared: bool, lock_byte: int) -> None:
-        """Note a Welcome, and the lock byte that the worker holds.
-
-        Only the worker's list of tickets shows which ones were lost with the former connection, so it owes that list.
-        """
+        """Note a Welcome, and the lock byte that the worker holds."""
+        # Only the worker's list of tickets shows which ones were lost with the former connection, so it owes that list.
         self.connection_id, self.in_slot, self.lock_byte = connection_id, shared, lock_byte
         self.takes_no_wants, self.owes_list, self.cut = False, True, False
 
@@ -185,7 +181,7 @@ class KnownWorker:
 
     def is_live(self, now_s: float) -> bool:
         """Return whether it may be sent a want now."""
-        return not (self.silent or self.takes_no_wants or now_s < self.busy_until_s)
+        return self.may_be_asked and now_s >= self.busy_until_s
 
     def could_write(self) -> bool:
         """Return whether it holds tickets for writing into slots in place."""
@@ -226,14 +222,14 @@ def longest_waiting(
     The oldest want of a worker counts as begun and is left alone, as are batches that another worker was asked for too,
     or that the thief refused. Return None if there is no such batch.
     """
-    found: tuple[int, KnownWorker, Ticket] | None = None
+    nearest: tuple[int, KnownWorker, Ticket] | None = None
     for donor in donors:
         pace_s = donor.pace_s(now_s)
         for place, (ticket, ask) in enumerate(donor.asks.items()):
-            if place * pace_s <= enough_s or (found is not None and ask.seq >= found[0]):
+            if place * pace_s <= enough_s or (nearest is not None and ask.seq >= nearest[0]):
                 continue
             entry = entries.get(ask.seq)
             if entry is None or entry.ready or len(entry.askers) != 1 or thief.incarnation in entry.refused:
                 continue
-            found = (ask.seq, donor, ticket)
-    return found
+            nearest = (ask.seq, donor, ticket)
+    return nearest

@@ -52,20 +52,22 @@ class WorkerList:
 
     def update(self, version: int, workers: Iterable[WorkerAddress]) -> None:
         """Replace the list by the coordinator's latest; a new incarnation at an endpoint may be tried again."""
-        workers, before = tuple(workers), {one.incarnation for one in self._addresses.values()}
-        came = {one.worker for one in workers if one.incarnation not in before}
-        if self.failing is not None and self.failing.worker in came:
+        workers, incarnations = tuple(workers), {address.incarnation for address in self._addresses.values()}
+        new_names = {address.worker for address in workers if address.incarnation not in incarnations}
+        if self.failing is not None and self.failing.worker in new_names:
             self.failing = None
         self.version = version
-        known = self._addresses = {one.endpoint: one for one in workers}
+        known = self._addresses = {address.endpoint: address for address in workers}
+        # By endpoint and not by incarnation: a restarted worker keeps its place, and so its trainers.
         self._ranks = {endpoint: self._ranks.get(endpoint) or self.rank(endpoint) for endpoint in known}
-        self.local = [endpoint for endpoint, one in known.items() if self._is_local(one)]
-        remote = (endpoint for endpoint, one in known.items() if not self._is_local(one))
-        self.remote = sorted(remote, key=self._ranks.__getitem__)
+        self.local = [endpoint for endpoint, address in known.items() if self._is_local(address)]
+        self.remote = sorted(known.keys() - set(self.local), key=self._ranks.__getitem__)
+        # A reused address may be another job's worker today and ours tomorrow, so only the incarnation that turned us
+        # away is left out.
         self._turned_away = {
-            endpoint: said
-            for endpoint, said in self._turned_away.items()
-            if endpoint in known and known[endpoint].incarnation == said[0]
+            endpoint: (incarnation, error)
+            for endpoint, (incarnation, error) in self._turned_away.items()
+            if endpoint in known and known[endpoint].incarnation == incarnation
         }
 
     def note_failing(self, failing: m.Failing) -> None:

@@ -60,10 +60,9 @@ class WorkerTickets:
             self.look_around = True
 
     def suspect(self, worker: KnownWorker) -> None:
-        """Give this worker no new wants, because it is silent or its connection is gone; late answers still count.
-
-        A transform may hold the interpreter for seconds. Counting that as a death would repeat its work on all others.
-        """
+        """Give this worker no new wants, because it is silent or its connection is gone; late answers still count."""
+        # A transform may hold the interpreter for seconds. Counting that as a death would repeat its work on all
+        # others.
         if not worker.silent:
             worker.fall_silent()
             self.look_around = True
@@ -77,9 +76,10 @@ class WorkerTickets:
     def cut(self, worker: KnownWorker, *, by_us: bool = False) -> None:
         """Note that its connection is gone: void its tickets for TCP, and blame its batches.
 
-        One of the batches may have killed the worker. The next builder must know at once, because proof of a death may
-        come late, or never from another host. Nothing is blamed if we made the cut (`by_us`), or the worker drained.
+        Nothing is blamed if we made the cut (`by_us`), or the worker drained.
         """
+        # One of the batches may have killed the worker. The next builder must know at once, because proof of a death
+        # may come late, or never from another host: from here a death there looks like a cut.
         self.suspect(worker)
         worker.cut_off()
         by_tcp = [ticket for ticket, ask in worker.asks.items() if not ask.in_slot]
@@ -92,10 +92,8 @@ class WorkerTickets:
                 entry.blame()
 
     def bury(self, worker: KnownWorker, *, crashed: bool) -> None:
-        """Free all its tickets, because it is proved that it cannot write into any slot any more.
-
-        Without proof it may only be stopped in the middle of a write, and go on when the slot is lent to another.
-        """
+        """Free all its tickets, because it is proved that it cannot write into any slot any more."""
+        # Without proof it may only be stopped in the middle of a write, and go on when the slot is lent to another.
         self.void(worker, list(worker.asks), suspicious=crashed)
         self.look_around = True
 
@@ -105,8 +103,7 @@ class WorkerTickets:
         `suspicious` blames their batches for the worker's death, except those that a cut has blamed already.
         """
         for ticket in tickets:
-            self._slots.release(ticket)
-            ask, entry = self.close(worker, ticket)
+            ask, entry = self.free(worker, ticket)
             if entry is not None and suspicious and not ask.blamed:
                 entry.blame()
 
@@ -124,16 +121,14 @@ class WorkerTickets:
     # --- tickets ---
 
     def hold(self, seq: int, worker: KnownWorker, ticket: Ticket, now_s: float, *, in_slot: bool) -> None:
-        """Note that the worker is sent this ticket, for this batch.
-
-        The last ping's number goes with it: a Pong to that ping, or an older one, cannot list what was sent later.
-        """
+        """Note that the worker is sent this ticket, for this batch."""
+        # The last ping's number goes with it: a Pong to that ping, or an older one, cannot list what was sent later.
         worker.hold(ticket, Ask(seq, in_slot, now_s, self._pings))
         self.unanswered += 1
         self._upcoming.entries[seq].lend(worker.incarnation, ticket)
 
     def close(self, worker: KnownWorker, ticket: Ticket) -> tuple[Ask, Entry | None]:
-        """Close a ticket that is answered or void; return its want, and its batch if that is still upcoming.
+        """Close a ticket that is answered or void; return its want, and its batch, or None if that is not upcoming.
 
         A batch that is still missing may be asked for again at once. The slot is the caller's to offer or release.
         """
@@ -144,6 +139,11 @@ class WorkerTickets:
             entry.take_ticket_back(worker.incarnation)
             self.reopen(ask.seq, entry)
         return ask, entry
+
+    def free(self, worker: KnownWorker, ticket: Ticket) -> tuple[Ask, Entry | None]:
+        """Free a ticket's slot, which nobody can write into now, and close the ticket; return what `close` does."""
+        self._slots.release(ticket)
+        return self.close(worker, ticket)
 
     def reopen(self, seq: int, entry: Entry) -> None:
         """Add this batch to `unasked` if no live worker has it in hand."""
@@ -160,20 +160,16 @@ class WorkerTickets:
         self.unasked.clear()
 
     def leave_unasked(self, seqs: list[int]) -> None:
-        """Keep only these batches as unasked, after all others were asked for or are not needed.
-
-        This must not come between a change among the workers and the next survey, or the batches that the change gave
-        back would be lost.
-        """
+        """Keep only these batches as unasked, after all others were asked for or are not needed."""
+        # This must not come between a change among the workers and the next survey, or the batches that the change gave
+        # back would be lost.
         assert not self.look_around
         self.unasked = seqs
 
     def survey(self) -> list[KnownWorker]:
-        """Compute `unasked` again; return the workers that may be asked.
-
-        At most once a turn: all workers that came and went in one turn are surveyed together, so that the restart of a
-        fleet costs one pass over the upcoming batches, and not one for each worker.
-        """
+        """Compute `unasked` again; return the workers that may be asked."""
+        # At most once a turn: all workers that came and went in one turn are surveyed together, so that the restart of
+        # a fleet costs one pass over the upcoming batches, and not one for each worker.
         assert self.look_around
         self.look_around = False
         ahead = range(self._upcoming.head, self._upcoming.end)
@@ -182,12 +178,13 @@ class WorkerTickets:
 
     def is_unasked(self, entry: Entry) -> bool:
         """Return whether the batch is missing and only silent workers, if any, hold tickets for it."""
-        return not entry.ready and all(self._workers[one].silent for one in entry.askers)
+        # A silent worker keeps its ticket, so the batch may come from two; the first valid answer wins.
+        return not entry.ready and all(self._workers[asker].silent for asker in entry.askers)
 
     def cancel(self, entry: Entry) -> None:
         """Send a Cancel to every worker that still holds a ticket for this batch."""
-        for one, ticket in entry.askers.items():
-            self.send_cancel(self._workers[one], ticket)
+        for asker, ticket in entry.askers.items():
+            self.send_cancel(self._workers[asker], ticket)
 
     def send_cancel(self, worker: KnownWorker, ticket: Ticket) -> None:
         """Send a Cancel for this ticket, if the worker is connected; it still has to answer the ticket."""

@@ -35,11 +35,11 @@ class OneForEach:
         self.element_spec = self._data.element_spec
 
     def __iter__(self) -> Iterator[Any]:
-        rounds = self._session.epoch_rounds()
+        rounds = self._session.cursor.epoch_rounds()
         if rounds is None:  # in queue mode it is not known how many are left
             return self._elements_of(self._data)
         data = self._data.take(-1) if isinstance(self._data, FeedDataset) else self._data  # its own end would count
-        return self._one_for_each(data, rounds[1] * self._session.replicas)
+        return self._one_for_each(data, rounds[1] * self._session.ranks.replicas)
 
     def _one_for_each(self, data: tf.data.Dataset, batches: int) -> Iterator[Any]:
         """Yield as many elements as batches; raise SettingsError if the pipeline yields fewer or more."""

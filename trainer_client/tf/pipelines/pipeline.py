@@ -43,7 +43,7 @@ class _ConsumerContext(TrainersContext):
     """Context of a trainer: the marker returns the feed."""
 
     def __init__(self, session: FeedSession, device: str, *, in_rounds: bool) -> None:
-        spec = session.receiver.spec
+        spec = session.spec
         super().__init__(
             dataset_name=spec.stream,
             base_dataset=samples_dataset(spec.base_fields),
@@ -54,7 +54,7 @@ class _ConsumerContext(TrainersContext):
     def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:  # workers run it
         """Return the feed's elements; the data set above the marker is ignored, because workers run it."""
         self.marked += 1
-        values = values_of_element(self._session.fields)
+        values = values_of_element(self._session.spec.fields)
         structure = ElementStructure(
             inputs=None, targets=None, weights=None, map=lambda batch: element_tensors(values, batch)
         )
@@ -70,10 +70,10 @@ def make(
     """
     where = "feed.pipeline"
     chosen = pipeline_function(function, where)
-    if not session.producers:
+    if not session.spec.producers:
         raise SettingsError(
             expected='a stream with source = "pipeline"',
-            got=f"{session.receiver.spec.stream}, whose batches the planner makes",
+            got=f"{session.spec.stream}, whose batches the planner makes",
             where=where,
             remedy="Use feed.dataset(…), or make the stream a pipeline in the job file.",
         )

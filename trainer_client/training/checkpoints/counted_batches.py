@@ -86,7 +86,7 @@ class CountedBatches:
             self.count += 1
             self._watch.steps += 1
             self._session.cursor.count(1)
-            self._session.count_phase("step", time.perf_counter() - self._step_began_s)
+            self._session.accounts.count_phase("step", time.perf_counter() - self._step_began_s)
 
     def _wait_next(self) -> Any:
         try:

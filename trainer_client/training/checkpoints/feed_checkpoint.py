@@ -101,7 +101,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             )
         self.times: EpochTimes | None = None
         self._session = feed._session
-        self._log = Log("trainer", stream=self._session.stream)
+        self._log = Log("trainer", stream=self._session.spec.stream)
         self._folder = CheckpointFolder(folder, keep, chained=self._session.is_elastic)
         self._every = every
         self._early_stop = early_stop
@@ -213,10 +213,10 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         session = self._session
         rows, self._rows_before = session.trained_rows - self._rows_before, session.trained_rows
         means = {name: value for name, value in logs.items() if name != "data_wait_s"}
-        waits = self._early_stop is not None and is_whole and session.world > session.replicas
+        waits = self._early_stop is not None and is_whole and session.ranks.world > session.ranks.replicas
         if not means or not (rows or waits):
             return logs
-        shared = session.share_results(means, rows=rows, epoch=epochs, step=self._step(), wait=waits)
+        shared = session.results.share(means, rows=rows, epoch=epochs, step=self._step(), wait=waits)
         return logs if shared is None else {**logs, **shared}
 
     def _step(self) -> int:
@@ -250,7 +250,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         return "another callback stopped it" if self.model.stop_training else "fit was given no more epochs"
 
     def _warn_of_replicas(self) -> None:
-        replicas, ranks = ranks_of(self.model.distribute_strategy).replicas, self._session.replicas
+        replicas, ranks = ranks_of(self.model.distribute_strategy).replicas, self._session.ranks.replicas
         if replicas != ranks:
             warnings.warn(
                 f"The model has {replicas} replicas here, and the feed occupies {ranks} ranks: batches "
@@ -383,12 +383,12 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             record["run"] = self._progress.totals.state()
         if self._writes():
             self._session.note_saved(self._folder.write(arrays, record), self._step())
-        self._session.count_phase("checkpoint", time.perf_counter() - began_s)
+        self._session.accounts.count_phase("checkpoint", time.perf_counter() - began_s)
         self._unsaved = 0
 
     def _writes(self) -> bool:
         """Return whether this process is the one that writes."""
-        if self._session.is_elastic and self._session.rank:
+        if self._session.is_elastic and self._session.ranks.rank:
             return False
         return bool(self.model.distribute_strategy.extended.should_checkpoint)
 
@@ -451,7 +451,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._rows = self._rows_before = self._session.trained_rows
         if self._progress is None:
             return False
-        self._progress.begin(f"training {self._session.stream}", there)
+        self._progress.begin(f"training {self._session.spec.stream}", there)
         return bool(self.reason)
 
     def _restore_early_stop(self, state: Mapping[str, Any]) -> bool:

@@ -127,12 +127,12 @@ def _connect(order: EvaluateOrder, stream: str) -> Feed:
 
 def _dataset(order: EvaluateOrder, feed: Feed) -> tf.data.Dataset:
     session = feed._session
-    if not session.evaluation:
+    if not session.spec.evaluation:
         raise SettingsError(
-            expected="a stream with evaluation = true", got="one for training", where=f"--stream {session.stream}",
+            expected="a stream with evaluation = true", got="one for training", where=f"--stream {session.spec.stream}",
             remedy="Name a stream that is like the one for training, or write evaluation = true in it.",
         )  # fmt: skip
-    if session.producers:
+    if session.spec.producers:
         return feed.pipeline(order.module.require("dataset_pipeline"))
     return feed.dataset(**order.module.feed_keys())
 
@@ -187,7 +187,7 @@ def models_own(arrays: Arrays, record: dict[str, Any]) -> list[Any]:
 def _share(feed: Feed, judged: Judged, values: dict[str, float], sums: EvaluationSums) -> None:
     """Report the values to the coordinator, for `loader-server status`."""
     means = {name: value for name, value in values.items() if name != "rows"}
-    feed._session.share_results(
+    feed._session.results.share(
         means, rows=int(values["rows"]), epoch=judged.epoch, step=judged.step,
         evaluation=sums.name or f"{judged.label} {judged.version[-8:]}",
     )  # fmt: skip

@@ -95,7 +95,7 @@ class RankSums(OwnSums):
         """Return the sums over all ranks, after waiting for them."""
         # A rank that had no batch has a single zero so far: all ranks have to send states of the same size.
         own = np.broadcast_to(super().whole(), (self._nbytes // 8,)).astype("<f8").tobytes()
-        return np.frombuffer(self._session.sum_states(own, epoch=self._epoch, step=self._step), "<f8")
+        return np.frombuffer(self._session.results.sum_states(own, epoch=self._epoch, step=self._step), "<f8")
 
 
 class LeasedSums:
@@ -104,7 +104,6 @@ class LeasedSums:
     is_shared = True
 
     def __init__(self, session: FeedSession, *, label: str, version: str) -> None:
-        assert session.leases is not None
         self.name, self.given_up = "", 0
         self._session, self._leases = session, session.leases
         self._label, self._version = label, version
@@ -145,10 +144,10 @@ class Judged:
 
 def sums_of(session: FeedSession, judged: Judged) -> EvaluationSums:
     """Return the sums for this stream, by how trainers share it: leases, ranks in lockstep, or one process."""
-    if session.in_queue:
-        version = f"{judged.version} {judged.epoch} {judged.step} {session.receiver.spec.plan_digest}"
+    if session.cursor.names_evaluations:
+        version = f"{judged.version} {judged.epoch} {judged.step} {session.spec.plan_digest}"
         return LeasedSums(session, label=judged.label, version=version)
-    if session.world > session.replicas:
+    if session.cursor.goes_in_step:
         return RankSums(session, epoch=judged.epoch, step=judged.step)
     return OwnSums()
 

@@ -132,18 +132,19 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         sums = sums_of(session, self._judged(session, epochs, step))
         values = self._evaluator.evaluate(data, sums=sums)
         means = {name: value for name, value in values.items() if name != "rows"}
-        rows = int(values["rows"]) if session.rank == 0 else 0  # all have the same, so one reports them
-        session.share_results(means, rows=rows, epoch=epochs, step=step, evaluation=sums.name)
-        self.results[session.stream] = values
-        if session.rank == 0:
-            print(judged_line(session.stream, step, epochs, values, given_up=sums.given_up), flush=True)
+        rows = int(values["rows"]) if session.ranks.rank == 0 else 0  # all have the same, so one reports them
+        session.results.share(means, rows=rows, epoch=epochs, step=step, evaluation=sums.name)
+        self.results[session.spec.stream] = values
+        if session.ranks.rank == 0:
+            print(judged_line(session.spec.stream, step, epochs, values, given_up=sums.given_up), flush=True)
 
     def _judged(self, session: FeedSession, epochs: int, step: int) -> Judged:
         """Return the description of the model as it is now.
 
         Its variables are hashed in queue mode only, where others could share its evaluation.
         """
-        values = [plain_value(variable) for variable in self.model.variables] if session.in_queue else []
+        is_shared = session.cursor.names_evaluations
+        values = [plain_value(variable) for variable in self.model.variables] if is_shared else []
         return Judged(label=self.model.name, version=digest_of_arrays(values), epoch=epochs, step=step)
 
     def _step(self) -> int:
@@ -154,8 +155,8 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
 
 def _check(feeds: Sequence[Feed], epochs: int | None, steps: int | None) -> None:
     for feed in feeds:
-        if not feed._session.evaluation:
-            raise _nonsense("feeds of streams with evaluation = true", f"one of {feed._session.stream}")
+        if not feed._session.spec.evaluation:
+            raise _nonsense("feeds of streams with evaluation = true", f"one of {feed._session.spec.stream}")
     every = [one for one in (epochs, steps) if one is not None]
     if not feeds or len(every) != 1 or every[0] < 1:
         raise _nonsense("feeds, and either epochs= or steps= of at least 1", f"{len(feeds)} feeds, {epochs=}, {steps=}")

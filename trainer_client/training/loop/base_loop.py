@@ -97,7 +97,7 @@ class BaseLoop:
         self._writes = writes
         #: Means over the epoch in training.
         self._noted = NotedMeans()
-        self._log = Log("trainer", stream=session.stream)
+        self._log = Log("trainer", stream=session.spec.stream)
         #: Rows when steps were last counted, and steps at the last checkpoint.
         self._rows = self._saved_steps = 0
         self._saved_at_s = time.monotonic()
@@ -175,12 +175,11 @@ class BaseLoop:
 
     def _in_hand(self) -> tuple[int, int]:
         """Return epoch and number of the batch in training, the first one's if each replica has one."""
-        session = self._session
-        at = session.cursor.at if session.leases is None else session.leases.in_hand()
+        at = self._session.cursor.in_hand()
         return at.epoch, at.number
 
     def _not_finite(self) -> DataError:
-        stream, (epoch, batch) = self._session.stream, self._in_hand()
+        stream, (epoch, batch) = self._session.spec.stream, self._in_hand()
         return DataError(
             expected="finite loss and gradients", got=f"others in each of {1 + self._settings.retries} tries",
             where=f"batch {batch} of epoch {epoch} of {stream}, step {self._progress.steps}",
@@ -258,7 +257,7 @@ class BaseLoop:
     def _timed(self, phase: str) -> Iterator[None]:
         began_s = time.perf_counter()
         yield
-        self._session.count_phase(phase, time.perf_counter() - began_s)
+        self._session.accounts.count_phase(phase, time.perf_counter() - began_s)
 
 
 def _only_early_stop(callbacks: Sequence[Any]) -> EarlyStop | None:

@@ -36,7 +36,7 @@ class Teller:
     def __init__(self, session: FeedSession, summaries: Path | None, every: int, *, is_quiet: bool) -> None:
         self.traces = 0
         #: Which figures of a line are of this process alone.
-        self.scope = Scope.FEED if session.world > session.replicas else Scope.WHOLE
+        self.scope = Scope.FEED if session.ranks.world > session.ranks.replicas else Scope.WHOLE
         self._session = session
         self._every = every
         #: How many steps were done when it was last looked whether a line is due.
@@ -45,7 +45,7 @@ class Teller:
         self._noted = NotedMeans()
         self._is_quiet = is_quiet
         self._summaries = Summaries(summaries) if summaries is not None and not is_quiet else None
-        self._log = Log("trainer", stream=session.stream)
+        self._log = Log("trainer", stream=session.spec.stream)
         #: The figures at the last line.
         self._before = self._figures(0)
         #: Smoothed numbers of ready and of staged batches; empty before the first step.
@@ -71,7 +71,7 @@ class Teller:
 
     def count_traces(self, traces: int) -> None:
         """Count and log traces in the midst of training, for shapes that were not planned."""
-        self._session.count_retraces(traces - self.traces)
+        self._session.accounts.count_retraces(traces - self.traces)
         self.traces = traces
         self._log.warning("a step was traced again: its shape was not planned", traces=traces)
 
@@ -91,7 +91,7 @@ class Teller:
         now = self._figures(totals.steps)
         rates, self._before = Rates.between(self._before, now), now
         epoch = float(session.cursor.at.epoch)
-        rounds = session.epoch_rounds()
+        rounds = session.cursor.epoch_rounds()
         if rounds is not None:
             # The part of the epoch that is done, as its rounds are those in all and those that are left.
             epoch += 1 - rounds[1] / max(rounds[0], 1)

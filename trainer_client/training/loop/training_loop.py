@@ -104,8 +104,8 @@ class TrainingLoop(BaseLoop):
             self._tell_callbacks(batch, loss)
             batch += 1
             self._look_up()
-        if self._session.in_queue and not self._is_within_epoch():
-            next(iterator, None)  # the epoch's end is only seen by asking for a batch
+        if self._session.cursor.ends_unseen():
+            next(iterator, None)
 
     def _refuse_another_run(self) -> None:
         """Raise RefusedError if another run has restored or begun on this queue.
@@ -113,9 +113,8 @@ class TrainingLoop(BaseLoop):
         It has taken its batches back: the queue's done-set no longer matches our model, so nothing more is trained or
         saved.
         """
-        leases = self._session.leases
-        if leases is not None and leases.is_taken_back:
-            stream = self._session.stream
+        if self._session.cursor.is_taken_back:
+            stream = self._session.spec.stream
             raise RefusedError(
                 code="superseded", expected=f"to be the only run that trains a model on {stream}",
                 got="another trainer restored a checkpoint there, or began", where=f"stream {stream}, in queue mode",
@@ -150,24 +149,18 @@ class TrainingLoop(BaseLoop):
         self._note_step(loss, rows)
         return loss
 
-    def _is_within_epoch(self) -> bool:
-        cursor = self._session.cursor
-        if self._session.in_queue:
-            return cursor.epoch_of(cursor.state()) == cursor.at.epoch
-        return bool(cursor.at.number)
-
     # --- the end of an epoch ---
 
     def _end_epoch(self, epoch: int) -> None:
         """Share the epoch's results, let callbacks evaluate it, and save; not saved if the job is ended meanwhile."""
-        if self._session.in_queue:  # in lockstep its last step has counted it
+        if self._progress.totals.epochs <= epoch:  # in lockstep its last step has counted it
             self._progress.count(epochs=epoch + 1)
         totals, noted = self._progress.totals, self._noted
         self._noted = NotedMeans()
         logs: dict[str, Any] = noted.means()
         if noted.rows:
             rows = noted.rows if self._placement.writes else 0  # the same on all replicas, so one reports them
-            self._session.share_results(logs, rows=rows, epoch=epoch + 1, step=totals.steps)
+            self._session.results.share(logs, rows=rows, epoch=epoch + 1, step=totals.steps)
         for callback in self._callbacks.callbacks:  # one by one, as the list would give them copies of the logs
             callback.on_epoch_end(epoch, logs)
         if JOB_ENDED in self._params:  # the epoch is not evaluated
@@ -197,7 +190,7 @@ class TrainingLoop(BaseLoop):
         self.check_replicas()
         self._rows, self._saved_steps = self._session.trained_rows, there.steps
         self._model.stop_training = False
-        self._progress.begin(f"training {self._session.stream}", there)
+        self._progress.begin(f"training {self._session.spec.stream}", there)
         self._heed_early_stop()
         self._teller.begin(self._progress, self._step.traces)
         self._params[STEPS_DONE] = there.steps
@@ -222,7 +215,7 @@ class TrainingLoop(BaseLoop):
 
     def _is_save_due(self) -> bool:
         """Return whether to save now; an epoch that is over is saved only once it is evaluated."""
-        is_due = self._is_long_ago(self._progress.steps) and self._is_within_epoch()
+        is_due = self._is_long_ago(self._progress.steps) and self._session.cursor.is_within_epoch()
         return is_due and not self._is_unjudged()
 
     def _is_unjudged(self) -> bool:

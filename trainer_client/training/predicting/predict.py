@@ -150,11 +150,11 @@ class _Prediction:
 def _refuse_stream(order: PredictOrder, feed: Feed) -> None:
     """Raise SettingsError unless the stream's epoch has every sample once, each in a row of its own."""
     session = feed._session
-    keys = {field.key for field in session.fields}
+    keys = {field.key for field in session.spec.fields}
     got = ""
-    if not session.evaluation:
+    if not session.spec.evaluation:
         got = "one for training"
-    elif session.producers:
+    elif session.spec.producers:
         got = "a pipeline, whose batches do not say which samples they hold"
     elif any(f"{key}_segment" in keys and f"{key}_position" in keys for key in keys):
         got = "one with several samples in a row (packing)"
@@ -176,7 +176,7 @@ def _name_is_taken(outputs: dict[str, Any]) -> DataError:
 
 
 def _described(order: PredictOrder, feed: Feed) -> dict[str, Any]:
-    spec, group = feed._session.receiver.spec, feed._session.cursor.at.group
+    spec, group = feed._session.spec, feed._session.cursor.at.group
     return {
         "model": order.module.full_name,
         "parameters": dict(order.module.parameters),

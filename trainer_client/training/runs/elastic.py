@@ -74,7 +74,7 @@ def run_elastic(
         with feed, _End(feed, armed=new_process):
             try:
                 result = train(feed)
-                feed._session.end_together()
+                feed._session.results.end_together()
             except Exception as error:
                 if not _is_end_of_world(feed, error):
                     raise

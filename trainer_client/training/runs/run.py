@@ -55,9 +55,10 @@ class Run:
     def __init__(self, feed: Feed, until: Until) -> None:
         self._feed = feed
         self._session = feed._session
-        if self._session.evaluation:
+        if self._session.spec.evaluation:
             raise SettingsError(
-                expected="a stream for training", got=f"{self._session.stream}, which is for evaluation", where="Run",
+                expected="a stream for training", got=f"{self._session.spec.stream}, which is for evaluation",
+                where="Run",
                 remedy="Read the feed itself: `for batch in feed:` gives the same epoch each time.",
             )  # fmt: skip
         self._progress = progress_of(until, self._session)
@@ -133,7 +134,7 @@ class Run:
     def __iter__(self) -> Iterator[Batch]:
         there = self._there
         self._progress.begin(
-            f"training {self._session.stream}",
+            f"training {self._session.spec.stream}",
             RunTotals(epochs=self._feed.epoch, steps=there.steps, samples=there.samples, seconds=there.seconds),
         )
         self._is_running = True
@@ -163,7 +164,7 @@ class Run:
         # With a reason to end, such as a job that was ended, the batches stopped before the epoch was over.
         if self.reason:
             return
-        session.count_to_end(batches)
+        session.cursor.count_to_end(batches.start, batches.rounds)
         self._count(steps=0, samples=0)
 
     def _until_ended(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -186,7 +187,7 @@ class Run:
         noted, self._noted = self._noted, NotedMeans()
         if noted.rows:
             totals = self.totals
-            self._session.share_results(noted.means(), rows=noted.rows, epoch=totals.epochs, step=totals.steps)
+            self._session.results.share(noted.means(), rows=noted.rows, epoch=totals.epochs, step=totals.steps)
 
     def done(self) -> None:
         """Count the batches in hand as trained on, if they are a whole step: one batch for each replica.
@@ -204,7 +205,7 @@ class Run:
             1
         """
         session = self._session
-        if self._in_hand < session.replicas:
+        if self._in_hand < session.ranks.replicas:
             return
         self._in_hand = 0
         session.cursor.count(1)
@@ -250,7 +251,7 @@ def progress_of(until: Until, session: FeedSession) -> RunProgress:
     """
 
     def agree(spent_s: float, totals: RunTotals) -> float:
-        return session.agree(spent_s, epoch=totals.epochs, step=totals.steps)
+        return session.results.agree(spent_s, epoch=totals.epochs, step=totals.steps)
 
-    in_step = session.world > session.replicas and not session.in_queue
-    return RunProgress(until, prints=session.rank == 0, agree=agree if in_step else None)
+    agreed = agree if session.cursor.goes_in_step else None
+    return RunProgress(until, prints=session.ranks.rank == 0, agree=agreed)

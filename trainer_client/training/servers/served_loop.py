@@ -178,7 +178,6 @@ class ServedLoop(BaseLoop):
         session = self._session
         with self._timed("step"):
             loss, rows, is_in = self._try(element)
-            assert session.leases is not None
             if is_in:
                 assert loss is not None
                 session.cursor.count(1)
@@ -199,7 +198,6 @@ class ServedLoop(BaseLoop):
     def _try(self, element: Any) -> tuple[float | None, int, bool]:
         """Pull if it is due, compute and push; return loss, valid rows and whether the batch is in the model."""
         loss, rows = None, 0
-        assert self._session.leases is not None
         lease = self._session.leases.in_hand()
         try:
             if self._since_pull is None or self._since_pull >= self._worker.pull_every:
@@ -246,9 +244,9 @@ class ServedLoop(BaseLoop):
         """
         logs: dict[str, Any] = noted.means()
         if not self._worker.is_chief or self._worker.workers == 1:
-            self._session.share_results(logs, rows=noted.rows, epoch=epoch + 1, step=0)
+            self._session.results.share(logs, rows=noted.rows, epoch=epoch + 1, step=0)
             return logs, noted.rows, ""
-        gathered = self._session.gather_results(logs, rows=noted.rows, epoch=epoch + 1)
+        gathered = self._session.results.gather(logs, rows=noted.rows, epoch=epoch + 1)
         return gathered.means if gathered.rows else {}, gathered.rows, gathered.words()
 
     # --- beginning and ending ---
@@ -267,7 +265,7 @@ class ServedLoop(BaseLoop):
         self._params[STEPS_DONE] = there.steps
         there = replace(there, epochs=self._session.cursor.at.epoch)
         self._rows = self._session.trained_rows
-        self._progress.begin(f"training {self._session.stream}", there)
+        self._progress.begin(f"training {self._session.spec.stream}", there)
         self._progress.stop(self._served.over)
         self._heed_early_stop()
         self._teller.begin(self._progress, self._step.traces)
@@ -278,7 +276,6 @@ class ServedLoop(BaseLoop):
 
         Return whether that is elsewhere.
         """
-        assert self._session.leases is not None
         self._served.wait_for_shares(self._worker.patience_s, partial(_heed, interruption))
         self._is_joined = True
         return self._session.leases.follow()
@@ -405,9 +402,10 @@ def _done_set(state: dict[str, Any]) -> DoneSet:
 
 
 def _refuse_lockstep(session: Any) -> None:
-    if not session.in_queue:
-        raise SettingsError(
+    session.cursor.refuse_lockstep(
+        SettingsError(
             expected='mode = "queue", as workers of unequal speed share batches',
-            got=f"{session.stream}, in lockstep", where="--strategy parameter-server",
+            got=f"{session.spec.stream}, in lockstep", where="--strategy parameter-server",
             remedy='Write mode = "queue" in the table of this stream in the job file.',
-        )  # fmt: skip
+        )
+    )  # fmt: skip

@@ -41,9 +41,9 @@ class Single:
     def refuse_other_world(self, feed: Feed) -> None:
         """Raise SettingsError for a feed in a world of several ranks: each would train a model of its own."""
         session = feed._session
-        if session.world != 1:
+        if session.ranks.world != 1:
             raise SettingsError(
-                expected="a world of one rank", got=f"one of {session.world}", where="--strategy single",
+                expected="a world of one rank", got=f"one of {session.ranks.world}", where="--strategy single",
                 remedy="Take --strategy multi-worker; or unset TF_CONFIG and JOB_NAME, and connect without world= and "
                 "elastic=: each of these processes would train a model of its own, because they exchange no gradients.",
             )  # fmt: skip

@@ -18,20 +18,22 @@ __all__ = ["refuse_cluster", "refuse_other_world", "refuse_queue"]
 def refuse_queue(feed: Feed, strategy: str) -> None:
     """Raise SettingsError for a stream in queue mode, whose batches are leased."""
     session = feed._session
-    if session.in_queue:
-        raise SettingsError(
-            expected='mode = "lockstep"', got=f'{session.stream}, of mode = "queue"', where=f"--strategy {strategy}",
+    session.cursor.refuse_queue(
+        SettingsError(
+            expected='mode = "lockstep"', got=f'{session.spec.stream}, of mode = "queue"',
+            where=f"--strategy {strategy}",
             remedy="Train on another stream, or with --strategy single, which takes leases.",
-        )  # fmt: skip
+        )
+    )  # fmt: skip
 
 
 def refuse_other_world(feed: Feed, strategy: str, *, replicas: int, world: int) -> None:
     """Raise SettingsError if the feed has other ranks than `replicas` of `world`."""
     session = feed._session
-    if (session.replicas, session.world) != (replicas, world):
+    if (session.ranks.replicas, session.ranks.world) != (replicas, world):
         raise SettingsError(
             expected=f"a feed of {replicas} of {world} ranks, one for each replica",
-            got=f"one of {session.replicas} of {session.world}", where=f"--strategy {strategy}",
+            got=f"one of {session.ranks.replicas} of {session.ranks.world}", where=f"--strategy {strategy}",
             remedy="Connect with the placement's ranks: connect(..., **placement.ranks).",
         )  # fmt: skip
 

@@ -278,7 +278,7 @@ class TestBooks:
         lone = LoneCore()
         lone.with_workers(1)
         lone.tell(e.AttachAsked(2, Cursor(0, 3, 4, DIGEST)))
-        lone.tell(e.CoordinatorSaid(attached(2, at=(0, 3), next_group=8)))
+        lone.tell(e.CoordinatorSent(attached(2, at=(0, 3), next_group=8)))
         assert lone.stream.upcoming.next_group == 8
 
 

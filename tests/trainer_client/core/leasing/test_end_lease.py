@@ -28,7 +28,7 @@ def said(lone):
 
 def answer(lone, to, *leases, unsettled=0, generation=1, book=BOOK):
     told = m.Leases(serial=to.serial, book=book, generation=generation, leases=leases, unsettled=unsettled, done=None)
-    lone.tell(e.CoordinatorSaid(told))
+    lone.tell(e.CoordinatorSent(told))
     return [(one.serial, one.is_ours) for one in lone.ordered(i.AnswerEnd)]
 
 
@@ -78,11 +78,11 @@ def test_news_are_looked_at_at_once():
     lone = queue()
     asked = ask(lone)
     answer(lone, asked)
-    lone.tell(e.CoordinatorSaid(m.Recalled()))
+    lone.tell(e.CoordinatorSent(m.Recalled()))
     (again,) = said(lone)
     assert again.serial == asked.serial + 1
     assert answer(lone, again, MINE) == [(7, True)]
-    lone.tell(e.CoordinatorSaid(m.Recalled()))
+    lone.tell(e.CoordinatorSent(m.Recalled()))
     assert said(lone) == []
 
 

@@ -41,12 +41,12 @@ def answer(lone, leases, *, generation=1, unsettled=0, done=None, wanted=None, b
     told = m.Leases(
         serial=said.serial, book=book, generation=generation, leases=tuple(leases), unsettled=unsettled, done=done
     )
-    return lone.tell(e.CoordinatorSaid(told))
+    return lone.tell(e.CoordinatorSent(told))
 
 
 def take(lone, want):
     """The batch is built, and a consumer takes it."""
-    lone.tell(e.WorkerSaid(lone.connection_id(1), pushed(want)))
+    lone.tell(e.WorkerSent(lone.connection_id(1), pushed(want)))
     (offer,) = lone.ordered(i.Offer)
     lone.tell(e.Took(offer.seq, offer.slot))
     return offer.batch
@@ -132,7 +132,7 @@ def test_a_message_is_repeated_as_it_was_until_it_is_answered():
 def test_an_answer_to_anything_else_is_a_stray():
     lone = queue()
     open_reader(lone)
-    lone.tell(e.CoordinatorSaid(m.Leases(serial=99, book=BOOK, generation=1, leases=(), unsettled=0, done=None)))
+    lone.tell(e.CoordinatorSent(m.Leases(serial=99, book=BOOK, generation=1, leases=(), unsettled=0, done=None)))
     assert lone.core.strays == 1
 
 
@@ -151,7 +151,7 @@ def test_a_lease_that_is_lost_before_its_batch_was_taken_is_void():
     lone = queue()
     open_reader(lone)
     answer(lone, leased(0, 1, 2, 3))
-    lone.tell(e.CoordinatorSaid(m.Recalled()))
+    lone.tell(e.CoordinatorSent(m.Recalled()))
     answer(lone, leased(0, 2, 3))
     assert lone.core.stream.leases.void == {Lease(0, 1, 1)}
     lone.tell(e.LeaseSettled(Lease(0, 1, 1), 1, done=False))
@@ -165,7 +165,7 @@ def test_one_that_is_lost_in_hand_is_still_told_done_and_nothing_is_wanted_meanw
     answer(lone, leased(0, 1, 2, 3))
     batch = take(lone, lone.wants()[0])
     answer(lone, [])
-    lone.tell(e.CoordinatorSaid(m.Recalled()))
+    lone.tell(e.CoordinatorSent(m.Recalled()))
     assert reports(lone)[0].wanted == 0
     answer(lone, [])
     lone.tell(e.LeaseSettled(batch.lease, 1, done=True))
@@ -205,7 +205,7 @@ def test_after_a_checkpoint_is_restored_nothing_from_before_is_taken_for_ours():
     answer(lone, leased(0, 1, 2, 3), unsettled=0)
     lone.tell(e.AttachAsked(2, None, DoneSet((EpochDone(5, 0, ()),))))
     (asked,) = [one.message for one in lone.ordered(i.ToCoordinator) if isinstance(one.message, m.Attach)]
-    lone.tell(e.CoordinatorSaid(_attached(asked.serial)))
+    lone.tell(e.CoordinatorSent(_attached(asked.serial)))
     assert lone.core.stream.leases.void == set(leased(0, 1, 2, 3))
 
 
@@ -265,10 +265,10 @@ def test_a_restarted_coordinator_is_told_again_and_joined_without_rewinding():
     lone = queue()
     (said,) = open_reader(lone)
     refusal = m.Refused(code="unknown", expected="a trainer", got="another", remedy="Attach again.")
-    lone.tell(e.CoordinatorSaid(refusal))
+    lone.tell(e.CoordinatorSent(refusal))
     (asked,) = [one.message for one in lone.ordered(i.ToCoordinator) if isinstance(one.message, m.Attach)]
     assert (asked.cursor, asked.done) == (None, None)
-    lone.tell(e.CoordinatorSaid(_attached(asked.serial)))
+    lone.tell(e.CoordinatorSent(_attached(asked.serial)))
     assert said in reports(lone)
 
 
@@ -316,7 +316,7 @@ def sums(lone, *leases, generation=1, unsettled=0, **other):
         sums=MetricSums(**values),
         done=None,
     )
-    return lone.tell(e.CoordinatorSaid(told))
+    return lone.tell(e.CoordinatorSent(told))
 
 
 def answers(lone):
@@ -403,7 +403,7 @@ class TestLostBook:
         assert failed.error.expected == "the lease table that this trainer leased its batches from"
         assert failed.error.where == "coordinator, stream train"
         assert "Start all trainers of this stream again: they resume at the last checkpoint, and" in failed.error.remedy
-        lone.tell(e.CoordinatorSaid(m.Recalled()))
+        lone.tell(e.CoordinatorSent(m.Recalled()))
         assert reports(lone) == []
         assert lone.core.stream.leases.due_s == float("inf")
 
@@ -427,7 +427,7 @@ class TestLostBook:
         answer(lone, leased(0))
         lone.tell(e.StateAsked(1))
         answer(lone, leased(0), done=DoneSet((EpochDone(2, 9, (3, 4)),)))
-        lone.tell(e.CoordinatorSaid(m.Recalled()))
+        lone.tell(e.CoordinatorSent(m.Recalled()))
         answer(lone, (), book=BookMark(78, 0))
         (failed,) = lone.ordered(i.Fail)
         assert "the state that feed.state() returned last, epoch 2 with 7 batches done" in failed.error.remedy
@@ -444,8 +444,8 @@ class TestLostBook:
         lone = queue()
         open_reader(lone)
         answer(lone, ())
-        lone.tell(e.CoordinatorSaid(m.Refused(code="unknown", expected="", got="", remedy="")))
-        lone.tell(e.CoordinatorSaid(attached(2, work="train", book=BookMark(78, 0))))
+        lone.tell(e.CoordinatorSent(m.Refused(code="unknown", expected="", got="", remedy="")))
+        lone.tell(e.CoordinatorSent(attached(2, work="train", book=BookMark(78, 0))))
         assert not lone.ordered(i.Fail), "nothing is decided on what names no request for leases"
         assert reports(lone)[0].book == BOOK
 
@@ -455,7 +455,7 @@ class TestLostBook:
         answer(lone, ())
         done = DoneSet((EpochDone(0, 3, ()),))
         lone.tell(e.AttachAsked(2, None, done))
-        lone.tell(e.CoordinatorSaid(attached(2, work="train", book=BookMark(78, 0))))
+        lone.tell(e.CoordinatorSent(attached(2, work="train", book=BookMark(78, 0))))
         assert reports(lone)[0].book == BookMark(78, 0)
         answer(lone, (), book=BookMark(78, 1))
         assert not lone.ordered(i.Fail)

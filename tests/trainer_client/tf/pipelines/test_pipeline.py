@@ -51,6 +51,6 @@ def test_parts_are_joined_to_the_value_that_a_worker_had():
     ],
 )
 def test_what_is_no_pipeline_is_refused(function, producers, message):
-    session = SimpleNamespace(producers=producers, receiver=SimpleNamespace(spec=SimpleNamespace(stream="train")))
+    session = SimpleNamespace(spec=SimpleNamespace(producers=producers, stream="train"))
     with pytest.raises(SettingsError, match=message):
         make(session, function, "")

@@ -27,6 +27,17 @@ LENT = Lending(Single())
 class DoneCursor(LeasedCursor):
     """Says which batches are done, as a lease account does: the epoch moves only once a reader has come to its end."""
 
+    def __init__(self, session, leases=None):
+        super().__init__(session)
+        self._leases = leases
+
+    @property
+    def is_taken_back(self):
+        return self._leases is not None and self._leases.is_taken_back
+
+    def in_hand(self):
+        return self._leases.in_hand()
+
     def state(self):
         is_over = self.done == self.session.batches(self.at.epoch)
         return {"epoch": self.at.epoch + is_over, "number": 0 if is_over else self.done, "plan": "p"}
@@ -40,13 +51,9 @@ class DoneCursor(LeasedCursor):
 
 
 class LeasesOutOfOrder:
-    """Leases as the dataset and the loop ask for them, of a trainer that shares its epoch with others."""
+    """Leases as the loop asks for them, of a trainer that shares its epoch with others."""
 
-    reading = 0
     is_taken_back = False
-
-    def count_handed_over(self, reading, rounds):
-        pass
 
     def in_hand(self):
         return Lease(3, 17, 1)
@@ -64,9 +71,7 @@ def run(folder, until, *, in_queue=True, callbacks=(), leases=None, begin=None, 
     """Train from the folder's checkpoint on; what early stopping has seen."""
     feed = FakeFeed(epochs=STEPS)
     if in_queue:
-        feed.session.in_queue, feed.session.cursor = True, DoneCursor(feed.session)
-        feed.session.epoch_rounds = lambda: None
-        feed.session.leases = leases
+        feed.session.cursor = DoneCursor(feed.session, leases)
     model, placement = (LENT.model(compiled), LENT) if begin is None else (compiled(begin), Single())
     data = TrainingData(feed=feed, elements=placement.data(feed, FORM), for_each_shape=partial(feed.warm_up, **FORM))
     settings = LoopSettings(until=until, checkpoints=folder, save_every_steps=1, **settings)

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from shared.errors import EndedError, SettingsError
-from tests.support.fake_feed import FakeFeed
+from tests.support.fake_feed import FakeFeed, LeasedCursor
 from trainer_client import Run, Until
 from trainer_client.training.runs.progress import RunProgress
 from trainer_client.training.runs.until import RunTotals
@@ -156,7 +156,7 @@ def test_ranks_in_step_go_by_the_time_that_they_agree_on():
     run = Run(feed, Until(max_time_s=5))
     list(run)
     assert (run.reason, run.totals.steps, said) == ("0:00:05 are over", 3, [1, 3])
-    feed.session.in_queue = True
+    feed.session.cursor = LeasedCursor(feed.session)
     assert sum(1 for _ in Run(feed, Until(steps=2, max_time_s=500))) == 2
     assert said == [1, 3], "nobody has to be asked there"
 

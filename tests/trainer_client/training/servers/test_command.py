@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
 from shared.errors import SettingsError
 from shared.roles import Role
-from tests.support.fake_feed import FakeFeed
+from tests.support.fake_feed import FakeFeed, LeasedCursor
 from trainer_client import Until
 from trainer_client.training.servers.command import epochs_of, role_with_servers, serve_share, steps_of
 from trainer_client.training.servers.served_loop import _refuse_lockstep
@@ -40,4 +39,6 @@ def test_a_server_beyond_loopback_needs_keys():
 def test_a_stream_in_lockstep_is_refused():
     with pytest.raises(SettingsError, match='expected mode = "queue"'):
         _refuse_lockstep(FakeFeed(epochs=(1,))._session)
-    _refuse_lockstep(SimpleNamespace(in_queue=True))
+    feed = FakeFeed(epochs=(1,))
+    feed.session.cursor = LeasedCursor(feed.session)
+    _refuse_lockstep(feed._session)

@@ -111,8 +111,7 @@ def train(served, folder, epochs, *callbacks, layers=dense, is_chief=True, worke
     feed = FakeFeed(epochs=epochs)
     session = feed.session
     session.gathered = dict(gathered)
-    session.in_queue, session.epoch_rounds = True, lambda: None
-    session.cursor = session.leases = QueueCursor(session)
+    session.cursor = QueueCursor(session)
     model = keras.Sequential([keras.layers.Input(()), *layers()])
     model.compile(served.make(), "mse")
     data = TrainingData(feed=feed, elements=Single().data(feed, FORM), for_each_shape=partial(feed.warm_up, **FORM))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache, partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -42,7 +41,6 @@ def feed_of(replicas, batches):
         epochs=ROUNDS, replicas=replicas, producers=2, fields=fields_of_element(values),
         shapes=(BucketShape(rows=1, lengths={}),),
     )  # fmt: skip
-    feed.session.receiver = SimpleNamespace(spec=SimpleNamespace(stream="fake", base_fields=()))
 
     def fill(arrays, epoch, number):
         for at in range(batches):

@@ -11,7 +11,7 @@ VALUES = (("loss", 0.5),)
 
 
 def told(serial=1, epoch=3):
-    return e.ResultsTold(serial, epoch, 30, 8, VALUES, "stopped" * 1000)
+    return e.ResultsReported(serial, epoch, 30, 8, VALUES, "stopped" * 1000)
 
 
 def sent(lone):
@@ -19,7 +19,7 @@ def sent(lone):
 
 
 def hear(lone, serial, *, whole):
-    lone.tell(e.CoordinatorSaid(m.Aggregate(serial=serial, whole=whole, rows=16, values=VALUES if whole else ())))
+    lone.tell(e.CoordinatorSent(m.Aggregate(serial=serial, whole=whole, rows=16, values=VALUES if whole else ())))
     return [(one.answer.serial, one.answer.whole) for one in lone.ordered(i.AnswerResults)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shared.wire.lease_work import MOST_LEASES
 from shared.wire.parts import PIECE_BYTES, Lease
-from trainer_client.core.leasing.done_leases import DoneLeases
+from trainer_client.core.leasing.metric_states import DoneLeases
 
 
 def lease(number):

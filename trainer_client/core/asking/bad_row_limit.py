@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from shared.bad_limit import BadLimit
 
-__all__ = ["BadRows"]
+__all__ = ["BadRowLimit"]
 
 #: A share of fewer rows than this is not judged before the end of an epoch.
 _ENOUGH_ROWS = 100
@@ -27,7 +27,7 @@ _ENOUGH_ROWS = 100
 _SHOWN = 3
 
 
-class BadRows:
+class BadRowLimit:
     """Counts of good and bad rows, judged against `limit`."""
 
     def __init__(self, limit: BadLimit) -> None:
@@ -38,7 +38,7 @@ class BadRows:
         self._first: list[str] = []
 
     @property
-    def found(self) -> bool:
+    def has_bad_rows(self) -> bool:
         """Return whether any row was bad; if not, there is no need for a `verdict`."""
         return self._bad > 0
 
@@ -59,6 +59,7 @@ class BadRows:
 
         `at_the_end` says that the epoch has no more rows, so that a share of few rows is judged as well.
         """
+        # A share of few rows says little: with one bad sample in a first batch of sixteen, 6 % would be bad.
         if self._limit.samples is None:
             enough = self._batches > 1 and (at_the_end or self._rows >= _ENOUGH_ROWS)
             exceeded = enough and self._limit.is_exceeded(self._bad, self._rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.errors import LostError
-from trainer_client.network.silent_wait import SilentWait
+from trainer_client.network.awaited_answers import SilentWait
 
 ENDPOINT = "tcp://127.0.0.1:7400"
 

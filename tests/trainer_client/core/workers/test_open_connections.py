@@ -14,7 +14,7 @@ from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.attached_stream import _PROBE_S
 from trainer_client.core.workers.connection import _NEXT, Connection, ConnectionState
-from trainer_client.core.workers.connections import _FIRST_LOCK_BYTE, _LAST_LOCK_BYTE, MOST_REMOTE
+from trainer_client.core.workers.open_connections import _FIRST_LOCK_BYTE, _LAST_LOCK_BYTE, MOST_REMOTE
 
 
 def opened(lone):
@@ -126,7 +126,7 @@ class TestSubset:
             lone = LoneCore()
             lone.attach(*remote(workers))
             greet_all(lone, connected(lone))
-            assert len(lone.stream.connections) == 16
+            assert len(list(lone.stream.connections)) == 16
 
 
 class TestTheList:
@@ -183,7 +183,7 @@ class TestTheList:
         for one in range(1, 101):
             lone.tell(e.ConnectionDown(lone.connection_id(one)))
         lone.wait(0.5)
-        assert len(lone.stream.connections) == MOST_REMOTE + 1, "those, and the one on the list"
+        assert len(list(lone.stream.connections)) == MOST_REMOTE + 1, "those, and the one on the list"
 
     def test_not_while_the_worker_might_still_write(self):
         lone = LoneCore(prefetch=1, lost_timeout_s=5.0)
@@ -276,7 +276,7 @@ class TestGreeting:
         said = m.Welcome(
             worker="w1", incarnation=1, shared=True, reason="", float32="float32", compression="none", sealed_port=0
         )
-        lone.tell(e.WorkerSaid(lone.connection_id(1), said, payload=False))
+        lone.tell(e.WorkerSent(lone.connection_id(1), said, payload=False))
         assert not lone.wants()[0].in_slot
 
     @pytest.mark.fault(44)

@@ -13,7 +13,7 @@ from shared.wire.parts import clipped
 from trainer_client.core import instructions as i
 
 if TYPE_CHECKING:
-    from trainer_client.core.events import ResultsTold
+    from trainer_client.core.events import ResultsReported
     from trainer_client.core.settings import CoreSettings
 
 __all__ = ["OpenResults", "results_message"]
@@ -34,42 +34,44 @@ class OpenResults:
         self._out = out
         self._open: dict[int, m.Results] = {}
 
-    def tell(self, told: ResultsTold, now_s: float) -> None:
+    def report(self, report: ResultsReported, now_s: float) -> None:
         """Open a result, to be sent with the next `tick`; drop the oldest if too many are open."""
         if len(self._open) >= _MOST_OPEN:
             del self._open[min(self._open)]
-        self._open[told.serial] = results_message(self._settings, told)
+        self._open[report.serial] = results_message(self._settings, report)
         self.due_s = now_s
 
     def tick(self, now_s: float) -> None:
         """Send all open results, if that is due."""
+        # A receipt is not enough: a coordinator that was restarted has forgotten the results of an epoch that not all
+        # ranks had reported. So they are repeated until the answer covers all ranks.
         if now_s >= self.due_s:
-            self._out.extend(i.ToCoordinator(one) for one in self._open.values())
+            self._out.extend(map(i.ToCoordinator, self._open.values()))
             self.due_s = now_s + _PAUSE_S if self._open else float("inf")
 
-    def receive(self, said: m.Aggregate) -> bool:
+    def receive(self, aggregate: m.Aggregate) -> bool:
         """Pass an answer to the caller; return False if its result is not open. Close it if all ranks have reported."""
-        if said.serial not in self._open:
+        if aggregate.serial not in self._open:
             return False
-        self._out.append(i.AnswerResults(said))
-        if said.whole:
-            self._open = {serial: one for serial, one in self._open.items() if serial > said.serial}
+        self._out.append(i.AnswerResults(aggregate))
+        if aggregate.whole:
+            self._open = {serial: results for serial, results in self._open.items() if serial > aggregate.serial}
         return True
 
 
-def results_message(settings: CoreSettings, told: ResultsTold) -> m.Results:
+def results_message(settings: CoreSettings, report: ResultsReported) -> m.Results:
     """Return the message that reports a result to the coordinator."""
     return m.Results(
         stream=settings.stream,
         incarnation=settings.incarnation,
-        serial=told.serial,
-        epoch=told.epoch,
-        step=told.step,
-        rows=told.rows,
-        values=told.values,
-        ended=clipped(told.ended),
-        aside=told.aside,
-        evaluation=told.evaluation,
-        part=told.part,
-        states=told.states,
+        serial=report.serial,
+        epoch=report.epoch,
+        step=report.step,
+        rows=report.rows,
+        values=report.values,
+        ended=clipped(report.ended),
+        aside=report.aside,
+        evaluation=report.evaluation,
+        part=report.part,
+        states=report.states,
     )

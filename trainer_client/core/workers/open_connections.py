@@ -20,6 +20,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shared.wire import messages as m
+from shared.wire.refusals import error_of
+from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.workers.connection import SERVING, Connection, ConnectionState
 from trainer_client.core.workers.known_workers import KnownWorker
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from shared.errors import StokerError
-    from shared.wire import messages as m
     from shared.wire.parts import WorkerAddress
     from trainer_client.core.settings import CoreSettings
     from trainer_client.core.upcoming import Upcoming
@@ -82,9 +84,6 @@ class Connections:
         #: Names of workers that served us, by endpoint, the latest last; some may be off the list and gone by now.
         self._served: dict[str, str] = {}
 
-    def __len__(self) -> int:
-        return len(self._by_id)
-
     def __iter__(self) -> Iterator[Connection]:
         return iter(self._by_id.values())
 
@@ -95,35 +94,26 @@ class Connections:
         self.list.update(version, workers)
         self.top_up(now_s)
 
-    def note_failing(self, failing: m.Failing) -> None:
-        """Keep a worker's failure to begin to serve, for the error that ends the feed."""
-        self.list.note_failing(failing)
-
     def top_up(self, now_s: float) -> None:
         """Forget workers that are gone; connect to all workers on this host, and to others up to the bound."""
         self._forget_the_gone(now_s)
-        for endpoint in self.list.local:
-            if self._may_open(endpoint):
-                self._open(endpoint, now_s, local=True)
+        for endpoint in filter(self._may_open, self.list.local):
+            self._open(endpoint, now_s, local=True)
         self._top_up_remote(now_s)
 
     def _top_up_remote(self, now_s: float) -> None:
-        remote = [one for one in self if not one.local]
+        remote = [connection for connection in self if not connection.local]
         # Only useful connections count towards the bound. Useless ones stay open up to MOST_REMOTE, because their
         # workers may recover.
-        useful = sum(self._is_useful(one, now_s) for one in remote)
+        useful = sum(self._is_useful(connection, now_s) for connection in remote)
         most = MOST_REMOTE if self.in_need else min(self._settings.workers, MOST_REMOTE)
-        if useful >= most:
-            return
-        for endpoint in self.list.remote:
-            if not self._may_open(endpoint):
-                continue
+        for endpoint in filter(self._may_open, self.list.remote):
+            if useful >= most:
+                return
             if len(remote) >= MOST_REMOTE and not self._make_room(remote, now_s):
                 return
             remote.append(self._open(endpoint, now_s, local=False))
             useful += 1
-            if useful >= most:
-                return
 
     def _may_open(self, endpoint: str) -> bool:
         return not (endpoint in self._by_endpoint or self.list.is_out(endpoint))
@@ -142,10 +132,14 @@ class Connections:
 
     def _make_room(self, remote: list[Connection], now_s: float) -> bool:
         """Close the connection that has been useless for the longest; return False if there is none to close."""
-        useless = [one for one in remote if not self._is_useful(one, now_s) and self._may_forget(one)]
+        useless = [
+            connection
+            for connection in remote
+            if not self._is_useful(connection, now_s) and self._may_forget(connection)
+        ]
         if not useless:
             return False
-        longest = min(useless, key=lambda one: one.since_s)
+        longest = min(useless, key=lambda connection: connection.since_s)
         self.list.give_up(longest.endpoint, self._describe(longest))
         remote.remove(longest)
         self._close(longest, now_s)
@@ -159,14 +153,19 @@ class Connections:
         """
         # A restarted coordinator's list is short until all workers have registered again, so being off the list alone
         # closes nothing.
-        cut = [one for one in self if one.state is ConnectionState.DOWN and one.endpoint not in self.list]
-        cut = [one for one in cut if self._may_forget(one)]
-        gone = [one for one in cut if self._is_gone(one, now_s)]
-        for one in gone:
-            self._close(one, now_s)
-        kept = sorted((one for one in cut if one not in gone), key=lambda one: one.since_s)
-        for one in kept[:-MOST_REMOTE]:
-            self._close(one, now_s)
+        cut = [
+            connection
+            for connection in self
+            if connection.state is ConnectionState.DOWN
+            and connection.endpoint not in self.list
+            and self._may_forget(connection)
+        ]
+        gone = [connection for connection in cut if self._is_gone(connection, now_s)]
+        remembered = sorted(
+            (connection for connection in cut if connection not in gone), key=lambda connection: connection.since_s
+        )
+        for connection in [*gone, *remembered[:-MOST_REMOTE]]:
+            self._close(connection, now_s)
 
     def _is_gone(self, connection: Connection, now_s: float) -> bool:
         worker = self._worker_of(connection)
@@ -196,11 +195,9 @@ class Connections:
         self._out.append(i.Close(connection.id))
 
     def _part(self, connection: Connection, worker: KnownWorker) -> None:
-        """Separate a worker from this connection, and bury it unless it might still write into a slot.
-
-        Another incarnation that answers at its endpoint proves nothing: the former one may be stopped, and write later.
-        So its lock is probed, and the proof comes as `LockGone`.
-        """
+        """Separate a worker from this connection, and bury it unless it might still write into a slot."""
+        # Another incarnation that answers at its endpoint proves nothing: the former one may be stopped, and write
+        # later. So its lock is probed, and the proof comes as `LockGone`.
         self._tickets.cut(worker, by_us=connection.state is ConnectionState.DOWN)
         connection.part()
         worker.part()
@@ -209,14 +206,9 @@ class Connections:
         else:
             self._bury(worker, crashed=not worker.in_good_order)
 
-    def note_turned_away(self, connection_id: int, error: StokerError, now_s: float) -> None:
-        """Close this connection, because the worker refused us or cannot be reached; connect to another instead.
-
-        It costs no other connection: another job's worker may have come up at a reused address.
-        """
-        connection = self._by_id.get(connection_id)
-        if connection is None:
-            return
+    def _turn_away(self, connection: Connection, error: StokerError, now_s: float) -> None:
+        """Close this connection, because the worker refused us or cannot be reached; connect to another instead."""
+        # It costs no other connection, let alone the feed: another job's worker may have come up at a reused address.
         self.list.note_turned_away(connection.endpoint, error)
         self._log("warning", "connection to a worker is closed", worker=connection.endpoint, error=str(error))
         self._close(connection, now_s)
@@ -224,36 +216,45 @@ class Connections:
 
     # --- what happens to a connection ---
 
-    def note_up(self, connection_id: int, now_s: float) -> None:
-        """Note that the connection is up, and send Hello."""
-        connection = self._by_id.get(connection_id)
+    def take(self, event: e.ConnectionEvent | e.WorkerSent, now_s: float) -> None:
+        """Handle what happened to a connection, or a Welcome or Refused that came; ignore it if it is closed by now."""
+        connection = self._by_id.get(event.connection_id)
         if connection is None:
             return
+        match event:
+            case e.ConnectionUp():
+                self._note_up(connection, now_s)
+            case e.ConnectionDown():
+                self._note_down(connection, now_s)
+            case e.WorkerSent(message=m.Welcome() as welcome):
+                self._welcome(connection, welcome, now_s, locked=bool(event.payload))
+            case e.WorkerSent(message=m.Refused() as refusal):
+                self._turn_away(connection, error_of(refusal, f"worker on connection {connection.id}"), now_s)
+            case e.ConnectionFailed():
+                self._turn_away(connection, event.error, now_s)
+            case e.GreetingFailed():
+                # The connection is up but does not take messages yet: Hello is tried again soon.
+                if connection.state is ConnectionState.GREETING:
+                    connection.greet_at(now_s + _NOT_YET_S)
+
+    def _note_up(self, connection: Connection, now_s: float) -> None:
+        """Note that the connection is up, and send Hello."""
         if connection.state is not ConnectionState.DOWN:  # it broke and came back before we noticed
-            self.note_down(connection_id, now_s)
+            self._note_down(connection, now_s)
         connection.move("up", now_s)
         self._greet(connection, now_s)
 
-    def note_down(self, connection_id: int, now_s: float, *, by_us: bool = False) -> None:
+    def _note_down(self, connection: Connection, now_s: float, *, by_us: bool = False) -> None:
         """Note that the connection is down, with everything on its way; probe the lock of a worker writing in place.
 
         `by_us`: we replaced the connection, so the cut is no sign that a batch killed the worker.
         """
-        connection = self._by_id.get(connection_id)
-        if connection is None:
-            return
         connection.go_down(now_s)
         worker = self._worker_of(connection)
         if worker is not None:
             self._tickets.cut(worker, by_us=by_us)
             if worker.in_slot:
                 self._out.append(i.Probe(worker.incarnation, worker.lock_byte))
-
-    def note_greeting_failed(self, connection_id: int, now_s: float) -> None:
-        """Try Hello again soon: the connection is up, but does not take messages yet."""
-        connection = self._by_id.get(connection_id)
-        if connection is not None and connection.state is ConnectionState.GREETING:
-            connection.greet_at(now_s + _NOT_YET_S)
 
     def greet_again(self, connection_id: int, now_s: float) -> None:
         """Send Hello again, because the worker does not know us; if the connection is down, do nothing."""
@@ -263,10 +264,8 @@ class Connections:
             self._greet(connection, now_s)
 
     def _greet(self, connection: Connection, now_s: float) -> None:
-        """Send Hello with a lock byte that no worker has locked yet.
-
-        Two incarnations must never share a byte: the lock of one would count as proof that the other is alive.
-        """
+        """Send Hello with a lock byte that no worker has locked yet."""
+        # Two incarnations must never share a byte: the lock of one would count as proof that the other is alive.
         if not connection.lock_byte:
             connection.offer(self._lock_bytes)
             self._lock_bytes += 1
@@ -275,28 +274,25 @@ class Connections:
         connection.greet_at(now_s + _HELLO_PAUSE_S)
         self._out.append(i.Greet(connection.id, connection.lock_byte))
 
-    def welcome(self, connection_id: int, came: m.Welcome, now_s: float, *, locked: bool) -> None:
-        """Note that the worker serves us; `locked` says that it holds the lock byte that was offered last.
-
-        A Hello is repeated until it is answered, so a second Welcome may come; the lock taken with the first one stays.
-        """
-        connection = self._by_id.get(connection_id)
-        if connection is None or connection.state is ConnectionState.DOWN:
-            return  # the Welcome was sent before the connection was closed or broke
+    def _welcome(self, connection: Connection, welcome: m.Welcome, now_s: float, *, locked: bool) -> None:
+        """Note that the worker serves us; `locked` says that it holds the lock byte that was offered last."""
+        # A Hello is repeated until it is answered, so a second Welcome may come; the lock taken with the first stays.
+        if connection.state is ConnectionState.DOWN:
+            return  # the Welcome was sent before the connection broke
         former = self._worker_of(connection)
-        if former is not None and former.incarnation != came.incarnation:
+        if former is not None and former.incarnation != welcome.incarnation:
             self._part(connection, former)
-        worker = self._workers.get(came.incarnation) or self._get_to_know(came, now_s)
+        worker = self._workers.get(welcome.incarnation) or self._get_to_know(welcome, now_s)
         took_lock = locked and connection.lock_byte > 0  # otherwise this answers a repeated Hello
         lock_byte = connection.lock_byte if took_lock else worker.lock_byte
         # A worker may write into slots only while it holds a lock: the lock's end is the only proof of its death.
-        shared = came.shared and (locked or worker.in_slot)
-        worker.begin_to_serve(connection_id, shared=shared, lock_byte=lock_byte)
+        shared = welcome.shared and (locked or worker.in_slot)
+        worker.begin_to_serve(connection.id, shared=shared, lock_byte=lock_byte)
         connection.serve(worker.incarnation, self._timeout_s, now_s, shared=shared, locked=took_lock)
         self._tickets.note_arrival()
         self._tickets.hear(worker, now_s)
         way = "shared memory" if worker.in_slot else "TCP"
-        self._log("info", "worker serves us", worker=worker.name, by=way, reason=came.reason)
+        self._log("info", "worker serves us", worker=worker.name, by=way, reason=welcome.reason)
         self._note_served(connection.endpoint, worker.name)
 
     def _note_served(self, endpoint: str, name: str) -> None:
@@ -305,12 +301,12 @@ class Connections:
         if len(self._served) > _MOST_SERVED:
             del self._served[next(iter(self._served))]
 
-    def _get_to_know(self, came: m.Welcome, now_s: float) -> KnownWorker:
+    def _get_to_know(self, welcome: m.Welcome, now_s: float) -> KnownWorker:
         worker = KnownWorker(
-            incarnation=came.incarnation,
-            name=came.worker,
+            incarnation=welcome.incarnation,
+            name=welcome.worker,
             connection_id=None,
-            rank=self.list.rank(str(came.incarnation)),
+            rank=self.list.rank(str(welcome.incarnation)),
             in_slot=False,
             lock_byte=0,
             heard_s=now_s,
@@ -328,8 +324,10 @@ class Connections:
     def note_lock_gone(self, incarnation: int, now_s: float) -> None:
         """Bury this worker: its lock is gone, so it cannot write into any slot any more.
 
-        It may be alive and have released our memory only because it was cut off for long; then it is greeted again.
+        If it is alive after all, it is greeted again.
         """
+        # Only a lock that is gone proves a death: process numbers are reused, zombies answer signals, and a stopped
+        # process looks dead and writes later. The kernel drops the lock with its holder.
         worker = self._workers.get(incarnation)
         if worker is None:
             return
@@ -372,10 +370,8 @@ class Connections:
                 self._greet(connection, now_s)
 
     def _renew(self, connection: Connection, now_s: float) -> None:
-        """Replace a connection that has been up and silent for a heartbeat timeout, with back-off.
-
-        One side may have lost it without notice, as after the reboot of a switch; then both would wait for ever.
-        """
+        """Replace a connection that has been up and silent for a heartbeat timeout, with back-off."""
+        # One side may have lost it without notice, as after the reboot of a switch; then both would wait for ever.
         worker = self._worker_of(connection)
         heard_s = worker.heard_s if worker is not None else connection.since_s
         up = connection.state is not ConnectionState.DOWN
@@ -383,7 +379,7 @@ class Connections:
             return
         if connection.is_renewed(_LONGEST_RENEWAL * self._timeout_s, now_s):
             self._log("info", "connection to a silent worker is made anew", worker=connection.endpoint)
-            self.note_down(connection.id, now_s, by_us=True)
+            self._note_down(connection, now_s, by_us=True)
             self._out.append(i.Renew(connection.id))
 
     def probe(self) -> bool:
@@ -392,7 +388,7 @@ class Connections:
         for worker in self._workers.values():
             if worker.in_slot and (worker.silent or worker.takes_no_wants or worker.connection_id is None):
                 self._out.append(i.Probe(worker.incarnation, worker.lock_byte))
-                writers = writers or worker.could_write()
+                writers |= worker.could_write()
         return writers
 
     def due_s(self) -> float:
@@ -430,6 +426,8 @@ class Connections:
 
     def need(self, *, somebody: bool) -> None:
         """Set whether the head needs another worker; if not, workers that were given up may be tried again."""
+        # Up to the bound useless connections stay open, so a fleet whose first 32 workers refuse the head would never
+        # be searched to its end: in need those are given up for others, and tried again once the head is safe.
         self.in_need = somebody
         if not somebody:
             self.list.try_again()

@@ -7,14 +7,14 @@ import pytest
 from shared.bad_limit import BadLimit
 from tests.support.lone_core import LoneCore, pushed
 from trainer_client.core import instructions as i
-from trainer_client.core.asking.bad_rows import BadRows
+from trainer_client.core.asking.bad_row_limit import BadRowLimit
 
 pytestmark = pytest.mark.fault(45)
 
 
 def rows(most, *batches, at_the_end=False, laps=()):
     limit = most if isinstance(most, BadLimit) else BadLimit(most)
-    book = BadRows(limit)
+    book = BadRowLimit(limit)
     for number, (good, bad) in enumerate(batches):
         lap = laps[number] if laps else 0
         book.count(lap=lap, good=good, bad=bad, reasons=[(f"why{bad % 2}", bad)], first=f"r{bad}" if bad else "")

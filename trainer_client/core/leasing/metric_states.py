@@ -1,23 +1,26 @@
-"""In queue mode: batches that are done and not reported yet, with their metric states, split into messages.
+"""In queue mode: what this trainer reports of done batches, with their metric states, and the sums that come back.
 
 Rules: pure. The contents of the open message are kept until its answer, because the coordinator may lack the beginning
 of states that come in pieces. States that exceed one message go in pieces, one batch at a time, and the batch is
-reported done with the last piece.
+reported done with the last piece. Sums come in pieces as well, each in the answer to a message; they are complete only
+if all pieces have the same generation, because a new generation means that the evaluation began anew.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shared.wire.lease_work import MOST_LEASES
-from shared.wire.parts import PIECE_BYTES
+from shared.wire.parts import PIECE_BYTES, MetricStates
+from trainer_client.core import instructions as i
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shared.wire.parts import Lease
+    from shared.wire.parts import Lease, MetricSums
 
-__all__ = ["DoneLeases"]
+__all__ = ["DoneLeases", "NamedEvaluation"]
 
 
 class DoneLeases:
@@ -75,8 +78,57 @@ class DoneLeases:
 
     def acknowledge(self, *, lost: bool) -> None:
         """Close the open message; if the coordinator `lost` the beginning of its states, report everything again."""
+        # A coordinator that was restarted between two pieces has only the later one: without the beginning the sums
+        # would lack a part of the batch.
         if lost:  # back to the front, in the former order
             self._waiting = self._open | self._waiting
         is_whole = bool(self._open)
         self._sent = 0 if lost or is_whole else self._sent + self._sending
         self._open, self._sending = {}, 0
+
+
+@dataclass(slots=True)
+class NamedEvaluation:
+    """A named evaluation; `nbytes` is the size of one batch's metric states, and so of their sums."""
+
+    name: str
+    nbytes: int
+    out: list[i.Instruction]
+    #: Serial of the caller that asks for the sums; None if none does.
+    asked: int | None = None
+    _sums: bytearray = field(default_factory=bytearray)
+    #: Whether the open message asks for the sums.
+    _is_open: bool = False
+
+    def ask(self, serial: int) -> None:
+        """Ask for the sums with the next messages; the answer may also be that batches are still missing."""
+        self.asked, self._is_open = serial, False
+        self._sums.clear()
+
+    def states(self, start: int, content: bytes, *, asks: bool) -> MetricStates:
+        """Return the evaluation's part of the next message: states of done batches, and which piece of sums to send.
+
+        The caller sets `asks` once all done batches are reported, so that the sums include them.
+        """
+        self._is_open = asks and self.asked is not None
+        return MetricStates(self.name, self.nbytes, start, content, len(self._sums) if self._is_open else None)
+
+    def receive(self, sums: MetricSums, *, is_new: bool) -> None:
+        """Add a piece of sums, and answer the caller when they are complete.
+
+        The caller gets None if batches are not settled yet, or if the evaluation began anew (`is_new`). An answer to a
+        message that did not ask is ignored.
+        """
+        # The message may have been sent before the caller asked, and its answer arrive after.
+        if self.asked is None or not (self._is_open or is_new):
+            return
+        if is_new or not sums.settled:
+            self._answer(self.asked, None, 0)
+            return
+        self._sums += sums.content
+        if len(self._sums) >= self.nbytes:
+            self._answer(self.asked, bytes(self._sums), sums.given_up)
+
+    def _answer(self, serial: int, sums: bytes | None, given_up: int) -> None:
+        self.out.append(i.AnswerSums(serial, sums, given_up))
+        self.asked = None
