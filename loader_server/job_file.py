@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server.job_folder import JobFolder
 from loader_server.planning import PlanSettings
-from loader_server.sources.chunks.settings import ChunkRule, ChunkSettings
+from loader_server.sources.chunks.cutting import ChunkRule, ChunkSettings
 from loader_server.sources.files.facts import CacheSettings, FilePlaces
 from loader_server.sources.row_filter import RowFilter
 from loader_server.sources.side_source import SourceName

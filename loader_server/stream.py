@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.job_file import StreamRecipe
-    from loader_server.sources.chunks.settings import ChunkRule
+    from loader_server.sources.chunks.cutting import ChunkRule
     from loader_server.sources.files.presence import MissingFiles
     from loader_server.sources.source import OfJob, Source
     from loader_server.sources.table import SourceSpec
@@ -292,7 +292,7 @@ def open_sources(job: JobFile, recipe: StreamRecipe) -> SourceSet:
     """Open the sources of a stream; raise a DataError if one has no index, or one of other data or settings."""
     cut = recipe.chunks
     return SourceSet(
-        [open_source(spec, folder, cut) for spec, folder in sources_of(job, recipe)], cut.said if cut else ""
+        [open_source(spec, folder, cut) for spec, folder in sources_of(job, recipe)], cut.summary if cut else ""
     )
 
 

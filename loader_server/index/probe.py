@@ -19,7 +19,7 @@ import numpy as np
 from loader_server.index.pool import run_in_order, usable_processes
 from loader_server.sources.blame import undecoded
 from loader_server.sources.files.patience import read_patiently
-from loader_server.sources.largest import OVER_LARGEST, said_of_larger
+from loader_server.sources.largest import OVER_LARGEST, size_texts
 from loader_server.sources.shortage import look_twice
 from loader_server.sources.source import BadRow, Found, Indexed
 from shared.errors import DataError, SampleError, StokerError
@@ -85,7 +85,7 @@ class _Prober:
         return _only(found, np.flatnonzero(nbytes <= largest).tolist(), {**found.bad, **bad})
 
     def _larger(self, place: int, nbytes: int, largest: int) -> BadRow:
-        expected, got = said_of_larger(nbytes, largest)
+        expected, got = size_texts(nbytes, largest)
         return BadRow(*self._source.place(place), OVER_LARGEST, f"expected {expected}, got {got}")
 
     def _tried(self, found: Found, chain: Chain) -> Probed:

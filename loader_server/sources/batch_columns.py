@@ -1,4 +1,8 @@
-"""The samples of a batch as columns, for sources that decode many at once: for each key, all samples' values. Pure."""
+"""The samples of a batch as columns: for each key, all samples' values, one after another. Pure.
+
+Rules: no Python for each value, and none for each sample where rows are written; the bytes written are the ones that
+padding sample after sample would give. A batch's work is proportional to its padded size.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Column", "Columns", "Ragged", "interleaved", "ragged"]
+__all__ = ["Column", "Columns", "Ragged", "interleaved", "joined_parts", "parted", "ragged", "write_padded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +59,28 @@ def _reordered(columns: Sequence[Ragged], order: NDArray[np.int64]) -> Ragged:
     # new positions, that gives every value's old position without a loop.
     at = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
     return Ragged(np.concatenate([column.values for column in columns])[at], lengths)
+
+
+def write_padded(
+    values: NDArray[Any], starts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[Any]
+) -> None:
+    """Write each sample's values into its row of `out`, from `starts` on, with zeros behind them."""
+    steps = np.arange(out.shape[1])
+    if len(values):
+        # Rows take values beyond their ends here, the last ones beyond the array, which mode="clip" allows; the zeros
+        # below overwrite them. With mode="raise" numpy would also buffer `out`.
+        np.take(values, starts[:, None] + steps, axis=0, out=out, mode="clip")
+    out[steps >= lengths[:, None]] = 0
+
+
+def joined_parts(parts: Sequence[bytes]) -> bytes:
+    """Return the values of a single sample as one piece, which `parted` splits again."""
+    return b"".join((np.array([len(part) for part in parts], np.int64).tobytes(), *parts))
+
+
+def parted(raw: bytes, count: int) -> list[memoryview]:
+    """Return the bytes of each of `count` values that `joined_parts` joined."""
+    # Views, not copies: `decode` copies each value once, into the array that it hands out.
+    rest = memoryview(raw)[8 * count :]
+    ends = np.cumsum(np.frombuffer(raw, np.int64, count)).tolist()
+    return [rest[start:end] for start, end in zip((0, *ends), ends, strict=False)]

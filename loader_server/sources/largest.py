@@ -9,13 +9,13 @@ from loader_server.machine.room import shown_bytes
 from shared.errors import SampleError
 from shared.settings.job import LARGEST_SAMPLE
 
-__all__ = ["LARGEST_SAMPLE", "OVER_LARGEST", "refuse_larger", "said_of_larger"]
+__all__ = ["LARGEST_SAMPLE", "OVER_LARGEST", "refuse_larger", "size_texts"]
 
 #: The reason code of a sample or row that is left out for its size.
 OVER_LARGEST = "over_largest_sample"
 
 
-def said_of_larger(nbytes: int, largest: int) -> tuple[str, str]:
+def size_texts(nbytes: int, largest: int) -> tuple[str, str]:
     """Return the "expected" and "got" texts for a sample that is too large."""
     return f"at most {shown_bytes(largest)} decoded, as largest_sample in [job] says", shown_bytes(nbytes)
 
@@ -24,6 +24,6 @@ def refuse_larger(nbytes: int, largest: int, where: str) -> None:
     """Raise a SampleError if a sample would be larger than `largest` bytes."""
     if not largest or nbytes <= largest:
         return
-    expected, got = said_of_larger(nbytes, largest)
+    expected, got = size_texts(nbytes, largest)
     remedy = "Raise largest_sample if it is what it should be; else mend or remove it. Then run loader-server index."
     raise SampleError(reason=OVER_LARGEST, expected=expected, got=got, where=where, remedy=remedy)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.arrays.gathering import write_padded
+from loader_server.sources.batch_columns import write_padded
 from loader_server.sources.batch_columns import Ragged
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import json
 import posixpath
 from typing import TYPE_CHECKING, Any
 
-from loader_server.sources.arrays.arrow_library import pa
+from loader_server.sources.arrays.arrow_columns import pa
 from loader_server.sources.arrays.columnar import ColumnarSource, GroupsOfFile
 from shared.errors import DataError
 
@@ -42,7 +42,7 @@ class ArrowSource(ColumnarSource):
         Raise a DataError for a folder of several splits, and for a state file that cannot be read.
         """
         folder = self.base / named
-        splits = _said_in(folder / "dataset_dict.json", "splits")
+        splits = _list_in(folder / "dataset_dict.json", "splits")
         if splits:
             raise DataError(
                 expected="one data set",
@@ -50,9 +50,9 @@ class ArrowSource(ColumnarSource):
                 where=str(folder),
                 remedy=f'Name one of them: paths = ["{posixpath.join(named, splits[0])}"].',
             )
-        saved = _said_in(folder / "state.json", "_data_files")
-        if saved:
-            return [posixpath.join(named, one["filename"]) for one in saved]
+        # The folder may also hold files of an earlier save, or caches of `map`: only those in the state count.
+        if saved := _list_in(folder / "state.json", "_data_files"):
+            return [posixpath.join(named, file["filename"]) for file in saved]
         return self.files.found([named], ".arrow", ".feather", ".ipc")
 
     def _look_at(self, path: str) -> GroupsOfFile:
@@ -61,20 +61,20 @@ class ArrowSource(ColumnarSource):
         Raise an error of `_BROKEN` (see columnar) if the file was cut short or has dictionaries.
         """
         with self.files.local(path) as local, pa.memory_map(str(local)) as mapped:
-            schema, rows, places = self._schema(mapped), list[int](), list[int]()
+            schema = self._schema(mapped)
             _refuse_dictionaries(schema)
+            groups = GroupsOfFile(types=dict(zip(schema.names, schema.types, strict=True)))
             reader = pa.ipc.MessageReader.open_stream(mapped)
+            # A file's footer lists its record batches, but a stream has none: messages are read one after another.
             while True:
                 place = mapped.tell()
                 try:
                     message = reader.read_next_message()
                 except StopIteration:
                     _refuse_no_end(mapped, place)
-                    return GroupsOfFile(
-                        types=dict(zip(schema.names, schema.types, strict=True)), rows=rows, places=places
-                    )
-                rows.append(pa.ipc.read_record_batch(message, schema).num_rows)
-                places.append(place)
+                    return groups
+                groups.rows.append(pa.ipc.read_record_batch(message, schema).num_rows)
+                groups.places.append(place)
 
     @staticmethod
     def _schema(mapped: Any) -> Any:
@@ -91,10 +91,10 @@ class ArrowSource(ColumnarSource):
             schema = self._schema(mapped)
             mapped.seek(place)
             batch = pa.ipc.read_record_batch(pa.ipc.read_message(mapped), schema)
-            found = [batch.column(name) for name in columns]
-            for array in found:
+            arrays = [batch.column(name) for name in columns]
+            for array in arrays:
                 _refuse_wrong_offsets(array)
-        return found
+        return arrays
 
 
 def _refuse_no_end(mapped: Any, place: int) -> None:
@@ -119,7 +119,7 @@ def _refuse_wrong_offsets(array: Any) -> None:
     (array if as_bytes is None else array.view(as_bytes)).validate(full=True)
 
 
-def _said_in(path: Path, key: str) -> list[Any]:
+def _list_in(path: Path, key: str) -> list[Any]:
     """Return the list under `key` in a JSON file that `save_to_disk` writes; empty without such a file.
 
     Raise a DataError if the file cannot be read or lacks the key.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.arrays.gathering import joined_parts, parted, write_padded
 from loader_server.sources.arrays.numpy_files import ArrayColumn, open_columns
+from loader_server.sources.batch_columns import joined_parts, parted, write_padded
 from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.source import Found, Indexed, Inventory, Source
 from shared.errors import DataError
@@ -43,7 +43,9 @@ class NumpySource(Source):
     """Rows of arrays; the index has each sample's row, and the lengths of padded keys."""
 
     Settings = NumpySettings
+    #: Lengths are differences of offsets, for which a million rows take milliseconds.
     piece_rows = 2**20
+    gathers = True
     settings: NumpySettings
 
     _opened: tuple[ArrayColumn, ...] = ()
@@ -117,7 +119,7 @@ class NumpySource(Source):
         self.indexed = indexed
         self._in_use = FilesInUse(self.files, indexed)
         self._rows = indexed.numbers["row"]
-        self._known = "; ".join(f"{one['path']}, {one['bytes']} bytes, {one['digest']}" for one in indexed.origin)
+        self._known = "; ".join(f"{file['path']}, {file['bytes']} bytes, {file['digest']}" for file in indexed.origin)
         self._lengths = self.lengths
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
@@ -138,11 +140,12 @@ class NumpySource(Source):
 
         Raise a ReadError if a file is no longer the indexed one.
         """
-        self._in_use.refuse_changed()
+        self._in_use.refuse_changed()  # before as well, as in `read`
         for chunk in chunks:
             row, cut = int(self._rows[self.checked(chunk.sample)]), slice(chunk.start, chunk.stop)
-            values = ((column.key, _values_of(column, row)) for column in self._columns)
-            raw = joined_parts([(of[cut] if key in chunk.keys else of).tobytes() for key, of in values])
+            values = {column.key: _values_of(column, row) for column in self._columns}
+            values |= {key: values[key][cut] for key in chunk.keys}
+            raw = joined_parts([array.tobytes() for array in values.values()])
             self._in_use.refuse_changed()
             yield raw
 
@@ -154,22 +157,18 @@ class NumpySource(Source):
         """Return a new array for each key."""
         self.checked(sample)
         fields, values = self.fields, dict[str, Any]()
+        # Copied, because a transform may change it in place, and the bytes may be kept for other epochs.
         for field, part in zip(fields, parted(raw, len(fields)), strict=True):
             shape = tuple(-1 if axis is None else axis for axis in field.shape)
             values[field.key] = np.frombuffer(part, field.dtype).reshape(shape).copy()
         return values
-
-    @property
-    def gathers(self) -> bool:
-        """Return True: whole batches are written at once."""
-        return True
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write all rows of a batch at once, padded.
 
         Raise a ReadError if a file is no longer the indexed one.
         """
-        self._in_use.refuse_changed()
+        self._in_use.refuse_changed()  # before as well, as in `read`
         rows = self._rows[samples]
         for column in self._columns:
             key, values = column.key, column.values

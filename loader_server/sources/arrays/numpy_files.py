@@ -73,7 +73,7 @@ def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> l
     columns = {column.key: column for column in _paired(arrays, where)}
     for key in wanted:
         if key not in columns:
-            raise _unusable(where, f'an array "{key}"', ", ".join(f'"{one}"' for one in columns), "Mend `keys`.")
+            raise _unusable(where, f'an array "{key}"', ", ".join(f'"{known}"' for known in columns), "Mend `keys`.")
     chosen = [columns[key] for key in wanted or columns]
     for column in chosen:
         _refuse_unusable(column, where)
@@ -88,21 +88,16 @@ def _arrays_of(files: Files, path: str) -> Mapping[str, NDArray[Any]]:
     files.facts(path)
     try:
         name, file = PurePosixPath(path), files.keep_local(path)
+        # Plain arrays over the mapping: indexing costs several times as much with numpy's memmap class.
         if name.suffix != ".npz":
-            return {name.stem: _plain(np.load(file, mmap_mode="r", allow_pickle=False))}
+            return {name.stem: np.load(file, mmap_mode="r", allow_pickle=False).view(np.ndarray)}
         with zipfile.ZipFile(file) as archive:
-            members = [one for one in archive.infolist() if one.filename.endswith(".npy")]
-            return {one.filename.removesuffix(".npy"): _member(file, archive, one) for one in members}
+            members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
+            return {member.filename.removesuffix(".npy"): _member(file, archive, member) for member in members}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         # numpy's message advises allow_pickle=True, which would run whatever the file holds, so it is not passed on.
         got = "pickled objects, or no arrays at all" if "allow_pickle" in str(error) else str(error)
         raise _unusable(files.where(path), "a whole file of plain arrays, no pickles", got) from None
-
-
-def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a mapped array without numpy's memmap class."""
-    # Indexing costs several times as much with numpy's memmap class.
-    return array.view(np.ndarray)
 
 
 def _member(file: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
@@ -113,6 +108,7 @@ def _member(file: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> ND
     with archive.open(member) as stream:
         if member.compress_type != zipfile.ZIP_STORED:
             return np.lib.format.read_array(stream, allow_pickle=False)
+        # The header tells where the values lie, so that they can be mapped; numpy itself would read them.
         version = np.lib.format.read_magic(stream)
         header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = header(stream)
@@ -123,7 +119,7 @@ def _member(file: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> ND
     if 0 in shape:
         return np.zeros(shape, dtype)
     start, order = _start_of(file, member) + skipped, "F" if fortran else "C"
-    return _plain(np.memmap(file, dtype, "r", start, shape, order))  # type: ignore[call-overload]
+    return np.memmap(file, dtype, "r", start, shape, order).view(np.ndarray)  # type: ignore[call-overload]
 
 
 def _start_of(file: Path, member: zipfile.ZipInfo) -> int:

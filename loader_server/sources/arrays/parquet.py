@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from loader_server.sources.arrays.arrow_library import parquet
+from loader_server.sources.arrays.arrow_columns import parquet
 from loader_server.sources.arrays.columnar import ColumnarSource, GroupsOfFile
 
 if TYPE_CHECKING:
@@ -29,11 +29,12 @@ class ParquetSource(ColumnarSource):
         with self.files.open(path) as stream, parquet.ParquetFile(stream) as file:
             schema, groups = file.schema_arrow, range(file.metadata.num_row_groups)
             rows = [file.metadata.row_group(group).num_rows for group in groups]
-            types = dict(zip(schema.names, schema.types, strict=True))
+        types = dict(zip(schema.names, schema.types, strict=True))
         return GroupsOfFile(types=types, rows=rows, places=list(groups))
 
     def _read_group(self, path: str, place: int, columns: Sequence[str]) -> list[Any]:
         """Return these columns of a row group; no other column is read."""
         with self.files.open(path) as stream, parquet.ParquetFile(stream) as file:
+            # Without threads of the library: a worker has one core, and reads several groups at a time anyway.
             table = file.read_row_group(place, columns=list(columns), use_threads=False)
         return [table.column(name).combine_chunks() for name in columns]

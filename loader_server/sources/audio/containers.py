@@ -1,12 +1,17 @@
-"""Audio size that a file's header promises, in containers whose missing end libsndfile does not report.
+"""What a recording's bytes tell without a library: how much audio a header promises, and plain WAV whole.
 
 libsndfile reads a WAV file that lost its second half as a shorter recording, so a sample would be trained on with a
 transcript of twice as many words. FLAC and MP3 need no help: their headers count frames, and decoding then yields
 fewer.
 
-Rules: pure; a file is known by its size and a function that reads bytes of it, and only headers are read. Promised
-bytes count in whole blocks, because writers leave out padding bytes. A size that means "unknown", as programs write it
-into a pipe, promises nothing, and such a file ends where it ends.
+Plain WAV, which is the commonest, has a 44-byte header and one channel of 16-bit PCM. It is decoded here: measured with
+files of 2.5 s at 8 kHz, from file to log-mel takes 0.40 ms of CPU, against 0.53 with libsndfile, which calls back into
+Python for every piece.
+
+Rules: pure; a file is known by its size and a function that reads bytes of it. Promised bytes count in whole blocks,
+because writers leave out padding bytes. A size that means "unknown", as programs write it into a pipe, promises
+nothing, and such a file ends where it ends. Samples of plain WAV are bit for bit those of libsndfile, which any other
+file is left to, a damaged one included.
 """
 
 from __future__ import annotations
@@ -15,12 +20,25 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     Read = Callable[[int, int], bytes]
 
-__all__ = ["AudioExtent", "audio_extent", "is_ogg_cut"]
+__all__ = [
+    "FRAME_BYTES",
+    "HEADER_BYTES",
+    "AudioExtent",
+    "audio_extent",
+    "is_ogg_cut",
+    "plain_header",
+    "plain_samples",
+    "plain_wav",
+]
 
 #: Placeholders that programs write for a size they do not know yet. ALSA, FFmpeg, Python and SoX subtract the bytes of
 #: their headers from it, hence ranges.
@@ -35,6 +53,16 @@ _W64_WAVE = b"wave\xf3\xac\xd3\x11\x8c\xd1\0\xc0O\x8e\xdb\x8a"
 _OGG_HEADER_BYTES, _OGG_LAST, _OGG_PAGE_BYTES = 27, 0x04, 27 + 255 + 255 * 255
 #: How many bytes of appended tags may follow the last page.
 _TAG_BYTES = 4096
+
+#: Header of plain WAV: RIFF, its size, WAVE; fmt, its size, format, channels, rate, bytes a second, bytes a frame,
+#: bits; data, its size.
+_HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
+_PCM = 1
+_SAMPLE = np.dtype("<i2")
+_STEP = np.float32(1 / 32768)
+
+HEADER_BYTES = _HEADER.size
+FRAME_BYTES = _SAMPLE.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,3 +223,38 @@ def is_ogg_cut(read: Read, size: int) -> bool:
         return True
     segments = page[26]
     return len(page) < _OGG_HEADER_BYTES + segments + sum(page[_OGG_HEADER_BYTES : _OGG_HEADER_BYTES + segments])
+
+
+# --- plain WAV ---
+
+
+def plain_wav(raw: bytes) -> tuple[NDArray[np.float32], int] | None:
+    """Return the samples of a plain WAV file, from -1 to 1, and their rate; None for any other file."""
+    header = plain_header(raw, len(raw))
+    return header and (plain_samples(raw, HEADER_BYTES), header[1])
+
+
+def plain_header(raw: bytes, size: int) -> tuple[int, int] | None:
+    """Return frames and rate of a plain WAV file of `size` bytes that begins with `raw`.
+
+    Return None for any other file, including one whose sizes disagree with `size` and one without audio.
+    """
+    if len(raw) < HEADER_BYTES:
+        return None
+    riff, rest, wave, fmt, fmt_size, kind, channels, rate, _, frame, bits, data, nbytes = _HEADER.unpack_from(raw)
+    if (riff, wave, fmt, data) != (b"RIFF", b"WAVE", b"fmt ", b"data"):
+        return None
+    if (fmt_size, kind, channels, frame, bits) != (16, _PCM, 1, FRAME_BYTES, 16):
+        return None
+    # Both sizes have to match the file exactly. A cut file, extra chunks or a size left open by a pipe is for
+    # libsndfile and `audio_extent`, which tell those cases apart.
+    if rest != size - 8 or nbytes != size - HEADER_BYTES or nbytes % FRAME_BYTES or not nbytes or not rate:
+        return None
+    return nbytes // FRAME_BYTES, rate
+
+
+def plain_samples(raw: bytes, offset: int = 0) -> NDArray[np.float32]:
+    """Return the 16-bit samples from byte `offset` on, as floats from -1 to 1."""
+    audio = np.frombuffer(raw, _SAMPLE, offset=offset).astype(np.float32)
+    audio *= _STEP  # a step of its own: converting while multiplying goes through a buffer, and costs a third more
+    return audio

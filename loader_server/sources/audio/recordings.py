@@ -13,8 +13,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loader_server.sources.audio.decoding import AVERAGED, decoded_audio, decoded_stretch
-from loader_server.sources.audio.plain_wav import FRAME_BYTES, HEADER_BYTES, plain_header, plain_samples, plain_wav
+from loader_server.sources.audio.audio_files import AVERAGED, decoded_audio, decoded_stretch
+from loader_server.sources.audio.containers import FRAME_BYTES, HEADER_BYTES, plain_header, plain_samples, plain_wav
 from loader_server.sources.audio.stretches import WHOLE_FILE
 from loader_server.sources.files.facts import OTHER_FILE_REMEDY, FileFacts
 from loader_server.sources.files.local import bytes_at
@@ -85,8 +85,8 @@ class Recordings:
         self._files = files
         self._largest = largest
         self._columns = columns
+        #: None if all samples are whole files with all channels.
         self._start, self._channel = columns.get("start"), columns.get("channel")
-        self._content = columns["content"]
         self._path_of = path_of
         self._where = where
 
@@ -206,16 +206,16 @@ class Recordings:
         if self._files.seen.has(status, digest):
             return
         if raw is None:
-            found = digest_of_handle(handle, status, self._files.seen)
+            read = digest_of_handle(handle, status, self._files.seen)
         else:
-            found = digest_of(lambda start, stop: raw[start:stop], len(raw))
-            self._files.seen.keep(status, found)
-        if found != digest:
+            read = digest_of(lambda start, stop: raw[start:stop], len(raw))
+            self._files.seen.keep(status, read)
+        if read != digest:
             raise self._changed(sample, _OTHER_CONTENT)
 
     def _digest(self, sample: int) -> str:
         """Return the digest of the sample's file as indexed."""
-        return digest_of_number(int(self._content[sample]))
+        return digest_of_number(int(self._columns["content"][sample]))
 
     def _range(self, extent: _Extent, header: bytes) -> tuple[int, int]:
         """Return offset and number of the bytes that decoding needs, given the file's first bytes.
@@ -254,8 +254,8 @@ class Recordings:
         """
         if not all(raw) or int(self._columns["frames"][samples].sum()) > _MOST_AT_ONCE:
             return None
-        found = [self.decode(sample, one) for sample, one in zip(samples, raw, strict=True)]
-        return [audio for audio, _ in found], [rate for _, rate in found]
+        decoded = [self.decode(sample, part) for sample, part in zip(samples, raw, strict=True)]
+        return [audio for audio, _ in decoded], [rate for _, rate in decoded]
 
     def decode_chunk(self, chunk: Chunk, raw: bytes) -> tuple[NDArray[np.float32], int]:
         """Return the audio of a stretch of the sample and its rate, as `decode` does."""
@@ -334,7 +334,7 @@ class Recordings:
         That is the file's size, time of change and digest, and the stretch and channel if it is not all of the file.
         """
         columns, start, channel = self._columns, self._start_of(sample), self._channel_of(sample)
-        said = f"{columns['bytes'][sample]} bytes, changed at {columns['mtime_ns'][sample]} ns"
-        said += f", digest {self._digest(sample)}"
-        said += "" if start == WHOLE_FILE else f", {columns['frames'][sample]} frames from {start}"
-        return said if channel == AVERAGED else f"{said}, channel {channel}"
+        file = f"{columns['bytes'][sample]} bytes, changed at {columns['mtime_ns'][sample]} ns"
+        stretch = "" if start == WHOLE_FILE else f", {columns['frames'][sample]} frames from {start}"
+        chosen = "" if channel == AVERAGED else f", channel {channel}"
+        return f"{file}, digest {self._digest(sample)}{stretch}{chosen}"

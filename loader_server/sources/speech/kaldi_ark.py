@@ -92,7 +92,7 @@ def ark_values(raw: bytes, header: ArkHeader) -> NDArray[np.float32]:
 
 def _decompressed(raw: bytes, header: ArkHeader) -> NDArray[np.float32]:
     """Return the numbers of a compressed matrix, which CM2 and CM3 store as equal steps from the least value."""
-    least, span = (np.float32(one) for one in struct.unpack_from("<ff", raw, header.begin - _COMPRESSED.size))
+    least, span = (np.float32(number) for number in struct.unpack_from("<ff", raw, header.begin - _COMPRESSED.size))
     if header.kind == "CM":
         return _from_quartiles(raw, header, least, span)
     dtype, most = (np.dtype("<u2"), 65535) if header.kind == "CM2" else (np.dtype("u1"), 255)
@@ -120,5 +120,4 @@ def _from_quartiles(raw: bytes, header: ArkHeader, least: np.float32, span: np.f
     numbers = np.frombuffer(raw, np.uint8, offset=begin + _QUARTILES_BYTES * columns).reshape(columns, header.rows)
     # Bytes lie column after column; transposed, and offset by the column's place in the flat table.
     places = numbers.T + np.arange(0, 256 * columns, 256)
-    values: NDArray[np.float32] = table.ravel().take(places)
-    return values
+    return table.ravel().take(places)

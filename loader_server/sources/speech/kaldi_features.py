@@ -26,7 +26,7 @@ from shared.errors import DataError, ReadError
 from shared.wire.layout import Field
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -99,17 +99,21 @@ def features_field(columns: int) -> Field:
     return Field(key="features", dtype="float32", shape=(None, columns) if columns else (None,))
 
 
-def feature_columns(found: Sequence[ArchivePlace], *, ranged: bool) -> dict[str, list[int]]:
+def feature_columns(places: Sequence[ArchivePlace], *, ranged: bool) -> dict[str, list[int]]:
     """Return the index's columns of these places; `ranged` adds the first rows.
 
     Without `ranged` all samples are whole matrices.
     """
-    headers = [one.header for one in found]
-    columns = {"bytes": [one.archive.bytes for one in found], "mtime_ns": [one.archive.version for one in found]}
-    columns |= {"content": [one.content for one in found]}
-    columns |= {"offset": [one.offset for one in found], "kind": [KINDS.index(one.kind) for one in headers]}
-    columns |= {"nbytes": [one.nbytes for one in headers], "length_features": [one.rows for one in found]}
-    return columns | {"first": [one.first for one in found]} if ranged else columns
+    columns = {
+        "bytes": [place.archive.bytes for place in places],
+        "mtime_ns": [place.archive.version for place in places],
+        "content": [place.content for place in places],
+        "offset": [place.offset for place in places],
+        "kind": [KINDS.index(place.header.kind) for place in places],
+        "nbytes": [place.header.nbytes for place in places],
+        "length_features": [place.rows for place in places],
+    }
+    return columns | {"first": [place.first for place in places]} if ranged else columns
 
 
 class ArchivedFeatures:
@@ -126,29 +130,30 @@ class ArchivedFeatures:
         self._numbers = numbers
         self._path_of = path_of
         self._columns = columns
+        #: Where each archive is on this machine.
         self._places: dict[str, str] = {}
-        #: Status of each archive when it was last seen to have the indexed content.
+        #: Status of each archive when it was last seen to have the indexed content: an archive holds thousands of
+        #: samples, and its digest is not computed again for each of them.
         self._same: dict[tuple[str, int], tuple[int, ...]] = {}
 
-    def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """Yield the bytes of each sample's whole matrix or vector.
+    def read(self, sample: int) -> bytes:
+        """Return the bytes of the sample's whole matrix or vector.
 
         Raise a ReadError if its archive is no longer the indexed one, or a remote one cannot be read.
         """
-        for sample in samples:
-            path, known = self._path_of(sample), self._facts(sample)
-            if is_url(path):
-                yield self._files.part(path, known, *self._place(sample))  # refuses a changed archive itself
-                continue
-            self._refuse_other(path, sample)  # before as well: reading fails if the archive became shorter
-            raw = self._files.read(path, *self._place(sample))
-            # And after: a write changes the status before the bytes, so an unchanged status vouches for what was read.
-            self._refuse_other(path, sample)
-            yield raw
+        path, place = self._path_of(sample), self._place(sample)
+        if is_url(path):
+            return self._files.part(path, self._facts(sample), *place)  # refuses a changed archive itself
+        self._refuse_other(path, sample)  # before as well: reading fails if the archive became shorter
+        raw = self._files.read(path, *place)
+        # And after: a write changes the status before the bytes, so an unchanged status vouches for what was read.
+        self._refuse_other(path, sample)
+        return raw
 
     def expect(self, samples: Sequence[int]) -> None:
         """Start fetching the samples' matrices that are remote."""
-        self._files.expect_parts((self._path_of(one), self._facts(one), *self._place(one)) for one in samples)
+        parts = ((self._path_of(sample), self._facts(sample), *self._place(sample)) for sample in samples)
+        self._files.expect_parts(parts)
 
     def indexed_files(self) -> IndexedFiles:
         """Return the archives, each at least once."""
@@ -190,10 +195,6 @@ class ArchivedFeatures:
         """Return offset and number of bytes of the sample's matrix."""
         return int(self._numbers["offset"][sample]), int(self._numbers["nbytes"][sample])
 
-    def _first(self, sample: int) -> int:
-        """Return the sample's first row; 0 if the index has no ranges."""
-        return int(self._numbers["first"][sample]) if "first" in self._numbers else 0
-
     def _facts(self, sample: int) -> FileFacts:
         """Return the size and version of the sample's archive as indexed."""
         return FileFacts(bytes=int(self._numbers["bytes"][sample]), version=int(self._numbers["mtime_ns"][sample]))
@@ -229,7 +230,8 @@ class ArchivedFeatures:
         known = KINDS[numbers["kind"][sample]], self._columns, numbers["nbytes"][sample]
         if header is None or (header.kind, header.columns, header.nbytes) != known:
             raise changed("the matrix that was indexed", "another one", self._files.where(self._path_of(sample)))
-        first, rows = self._first(sample), int(numbers["length_features"][sample])
+        first = int(numbers["first"][sample]) if "first" in numbers else 0
+        rows = int(numbers["length_features"][sample])
         return ark_values(raw, header)[first : first + rows]
 
     def identity(self, sample: int) -> str:

@@ -12,7 +12,7 @@ import soundfile
 
 from loader_server.index.folder import open_index
 from loader_server.job_file import JobFile
-from loader_server.sources.audio.decoding import decoded_audio, decoded_stretch, header_of_bytes
+from loader_server.sources.audio.audio_files import decoded_audio, decoded_stretch, header_of_bytes
 from loader_server.sources.audio.stretches import AudioStretch, Headers, Stretch
 from loader_server.sources.files.opening import Files
 from loader_server.sources.largest import LARGEST_SAMPLE, refuse_larger

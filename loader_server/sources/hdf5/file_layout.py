@@ -105,14 +105,14 @@ def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: st
     """
     refuse_link_outside(file, _LENGTHS, where)
     returnn = _LENGTHS in file
-    found = _returnn(file, where) if returnn else _rows(file, group, wanted, where)
-    columns = {column.key: column for column in found}
+    listed = _returnn(file, where) if returnn else _rows(file, group, wanted, where)
+    columns = {column.key: column for column in listed}
     for key in wanted:
         if key not in columns:
-            raise _unusable(where, f'a dataset "{key}"', _told(columns), "Mend `keys` or `group`.")
+            raise _unusable(where, f'a dataset "{key}"', _quoted(columns), "Mend `keys` or `group`.")
     chosen = tuple(columns[key] for key in wanted or columns)
     if not chosen:
-        raise _unusable(where, "datasets of samples", _told(file), "Name the group that they are in by `group`.")
+        raise _unusable(where, "datasets of samples", _quoted(file), "Name the group that they are in by `group`.")
     for column in chosen:
         if column.is_text and (column.ragged or column.inner):
             raise _unusable(where, f'one string a sample as "{column.key}"', "several", "Leave it out by `keys`.")
@@ -150,19 +150,19 @@ def _rows(file: h5py.File, group: str, wanted: Sequence[str], where: str) -> Ite
     """
     refuse_link_outside(file, group, where)
     if group not in file:
-        raise _unusable(where, f'a group "{group}"', _told(file), "Mend `group`.")
+        raise _unusable(where, f'a group "{group}"', _quoted(file), "Mend `group`.")
     if hasattr(file[group], "shape"):
         raise _unusable(where, f'a group "{group}"', "a dataset of that name", "Mend `group`.")
-    found = {}
+    members = {}
     for name in file[group]:
         if not link_outside(file, f"{group}/{name}"):
-            found[name] = file[group].get(name)
+            members[name] = file[group].get(name)
         # A link to another file is refused only if it may hold a key to be taken; others do no harm.
         elif not wanted or _keys_beside(name) & set(wanted):
             refuse_link_outside(file, f"{group}/{name}", where)
-    found = {name: one for name, one in found.items() if hasattr(one, "shape")}
-    offsets = {name: _offsets_of(name) for name in found if _offsets_of(name) in found}
-    for name, dataset in found.items():
+    datasets = {name: member for name, member in members.items() if hasattr(member, "shape")}
+    offsets = {name: _offsets_of(name) for name in datasets if _offsets_of(name) in datasets}
+    for name, dataset in datasets.items():
         if name in offsets:
             yield _column(name.removesuffix("_values"), dataset, ragged=True)
         elif dataset.ndim and name not in offsets.values():
@@ -175,8 +175,9 @@ def _offsets_of(values: str) -> str:
     Return an empty name unless the dataset is called `values`, or ends in `_values`.
     """
     stem, _, name = values.rpartition("/")
-    found = f"{name.removesuffix('values')}offsets" if name == "values" or name.endswith("_values") else ""
-    return f"{stem}/{found}" if stem and found else found
+    if name != "values" and not name.endswith("_values"):
+        return ""
+    return f"{stem}{'/' if stem else ''}{name.removesuffix('values')}offsets"
 
 
 def _keys_beside(name: str) -> set[str]:
@@ -186,17 +187,18 @@ def _keys_beside(name: str) -> set[str]:
 
 def _column(key: str, dataset: h5py.Dataset, *, ragged: bool) -> Hdf5Column:
     """Return the column that a dataset makes under this key."""
-    kind = dataset.dtype.metadata or {}
-    nested = kind.get("vlen")
-    text = nested in (str, bytes) or dataset.dtype.kind == "S"
-    inside = np.dtype(nested) if nested is not None and not text else dataset.dtype
+    # h5py describes a variable-length type by its metadata; strings are such types, too.
+    inside = (dataset.dtype.metadata or {}).get("vlen")
+    is_text = inside in (str, bytes) or dataset.dtype.kind == "S"
+    nested = inside is not None and not is_text
+    dtype = np.dtype(inside) if nested else dataset.dtype
     return Hdf5Column(
         key=key,
         dataset=dataset.name.lstrip("/"),
-        dtype="text" if text else inside.newbyteorder("=").name,
+        dtype="text" if is_text else dtype.newbyteorder("=").name,
         inner=tuple(dataset.shape[1:]),
-        ragged=ragged or (nested is not None and not text),
-        nested=nested is not None and not text,
+        ragged=ragged or nested,
+        nested=nested,
     )
 
 
@@ -247,11 +249,12 @@ def _refuse_misfit(file: h5py.File, layout: Hdf5Layout, where: str) -> None:
     ragged = [column for column in layout.columns if column.ragged and not column.nested]
     last = np.zeros(len(ragged), np.int64)
     for start, ends in layout.begins(file, _BLOCK):
+        # In blocks, because lengths of hundreds of millions of rows would not fit into memory.
         fall = np.argwhere(np.diff(ends, axis=0) < 0)
         if len(fall) or (not start and ends[:1].any()):
             row, place = fall[0].tolist() if len(fall) else (0, int(np.argmax(ends[0] != 0)))
             expected = f'lengths of "{ragged[place].key}" from 0 up, and offsets that begin with 0'
-            raise _unusable(where, expected, f"other ones in row {start + row}")
+            raise _unusable(where, expected, f"others in row {start + row}")
         last = ends[-1]
     for column, end in zip(ragged, last.tolist(), strict=True):
         if end != len(file[column.dataset]):
@@ -269,7 +272,7 @@ def _refuse_other_lengths(file: h5py.File, where: str) -> None:
         raise _unusable(where, f"{len(lengths)} names in {_TAGS}", str(len(file[_TAGS])))
 
 
-def _told(names: Any) -> str:
+def _quoted(names: Any) -> str:
     """Return names as messages show them."""
     return ", ".join(f'"{name}"' for name in names) or "nothing"
 

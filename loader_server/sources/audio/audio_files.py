@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.installed import version_of
-from loader_server.sources.audio.containers import audio_extent, is_ogg_cut
-from loader_server.sources.audio.plain_wav import HEADER_BYTES, plain_header, plain_wav
+from loader_server.sources.audio.containers import HEADER_BYTES, audio_extent, is_ogg_cut, plain_header, plain_wav
 from loader_server.sources.files.same_files import digest_of_handle, number_of_digest
 from loader_server.sources.largest import LARGEST_SAMPLE, refuse_larger
 from shared.errors import SampleError
@@ -82,7 +81,7 @@ def decoded_audio(
 
     That is `channel`, or the average of all. Raise a SampleError if the bytes are no audio or are recognizably cut
     short (see containers), or if they would decode to more than `largest` bytes (0: no limit). Plain WAV files (see
-    plain_wav) are decoded without comparing `largest`.
+    containers) are decoded without comparing `largest`: their header cannot claim more than the file holds.
     """
     plain = plain_wav(raw)
     if plain is not None:
@@ -98,7 +97,7 @@ def decoded_audio(
             audio, rate = _all_of(sound), sound.samplerate
     except _UNREADABLE as error:
         raise _undecodable(where, error) from None
-    return _one_channel(audio, channel), int(rate)
+    return _mono(audio, channel), int(rate)
 
 
 def audio_bytes(frames: int, channels: int) -> int:
@@ -128,7 +127,7 @@ class _FlacReadThrough(soundfile.SoundFile):  # type: ignore[misc, name-defined]
         return False
 
 
-def decoded_stretch(  # noqa: PLR0913, PLR0917 - a stretch, and what is said of it
+def decoded_stretch(  # noqa: PLR0913, PLR0917 - a stretch, and which channel of it, and its limit
     handle: int, start: int, frames: int, where: str, channel: int = AVERAGED, largest: int = LARGEST_SAMPLE
 ) -> NDArray[np.float32]:
     """Return up to `frames` frames of an open file from frame `start` on, as one channel.
@@ -145,10 +144,10 @@ def decoded_stretch(  # noqa: PLR0913, PLR0917 - a stretch, and what is said of 
             audio = sound.read(frames, dtype="float32", always_2d=True)
     except _UNREADABLE as error:
         raise _undecodable(where, error) from None
-    return _one_channel(audio, channel)
+    return _mono(audio, channel)
 
 
-def _one_channel(audio: NDArray[np.float32], channel: int) -> NDArray[np.float32]:
+def _mono(audio: NDArray[np.float32], channel: int) -> NDArray[np.float32]:
     """Return the chosen channel, or the average of all; a single channel is returned as it is."""
     if audio.shape[1] == 1:
         return audio[:, 0]
