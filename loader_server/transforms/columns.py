@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.batch_columns import write_padded
-from loader_server.sources.batch_columns import Ragged
+from loader_server.sources.batch_columns import Ragged, write_padded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

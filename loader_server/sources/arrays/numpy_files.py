@@ -119,7 +119,7 @@ def _member(file: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> ND
     if 0 in shape:
         return np.zeros(shape, dtype)
     start, order = _start_of(file, member) + skipped, "F" if fortran else "C"
-    return np.memmap(file, dtype, "r", start, shape, order).view(np.ndarray)  # type: ignore[call-overload]
+    return np.memmap(file, dtype, "r", start, shape, order).view(np.ndarray)  # type: ignore[call-overload,no-any-return]
 
 
 def _start_of(file: Path, member: zipfile.ZipInfo) -> int:

@@ -85,11 +85,12 @@ class Hdf5File:
         if elsewhere or dataset.dtype.newbyteorder("=") != dataset.dtype:
             return None
         # Nothing that is kept may refer to this object: a cycle would keep the file open after the last user is gone.
-        read = functools.partial(self._files.read, self.path)
         if (offset := dataset.id.get_offset()) is not None:
             row_bytes = dataset.dtype.itemsize * int(np.prod(column.inner, dtype=np.int64))
-            return functools.partial(_rows_of_piece, read, offset, row_bytes)
-        return ChunkedValues(dataset, read).read if ChunkedValues.can_read(dataset) else None
+            return functools.partial(_rows_of_piece, self._files, self.path, offset, row_bytes)
+        if not ChunkedValues.can_read(dataset):
+            return None
+        return ChunkedValues(dataset, functools.partial(self._files.read, self.path)).read
 
     def values(self, column: Hdf5Column, begin: int, end: int) -> bytes:
         """Return the bytes of a column's values from `begin` to before `end`.
@@ -136,9 +137,9 @@ class Hdf5File:
 # --- reading without the library ---
 
 
-def _rows_of_piece(read: Callable[[int, int], bytes], offset: int, row_bytes: int, begin: int, end: int) -> bytes:
+def _rows_of_piece(files: Files, path: str, offset: int, row_bytes: int, begin: int, end: int) -> bytes:  # noqa: PLR0913, PLR0917 - a place in a file
     """Return the bytes of the rows from `begin` to before `end`, which lie in one piece from byte `offset` on."""
-    return read(offset + begin * row_bytes, (end - begin) * row_bytes)
+    return files.read(path, offset + begin * row_bytes, (end - begin) * row_bytes)
 
 
 class ChunkedValues:

@@ -292,7 +292,8 @@ class Hdf5Source(Source):
 def _array(column: Hdf5Column, part: memoryview) -> NDArray[Any]:
     """Return a new array of a sample's values."""
     shape = (-1, *column.inner) if column.ragged else column.inner
-    return np.frombuffer(part, column.dtype).reshape(shape).copy()
+    values: NDArray[Any] = np.frombuffer(part, column.dtype).reshape(shape).copy()
+    return values
 
 
 def _characters(value: bytes) -> int:

@@ -120,4 +120,5 @@ def _from_quartiles(raw: bytes, header: ArkHeader, least: np.float32, span: np.f
     numbers = np.frombuffer(raw, np.uint8, offset=begin + _QUARTILES_BYTES * columns).reshape(columns, header.rows)
     # Bytes lie column after column; transposed, and offset by the column's place in the flat table.
     places = numbers.T + np.arange(0, 256 * columns, 256)
-    return table.ravel().take(places)
+    values: NDArray[np.float32] = table.ravel().take(places)
+    return values

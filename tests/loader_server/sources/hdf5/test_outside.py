@@ -350,7 +350,7 @@ def test_a_part_that_the_index_does_not_know_is_refused(folder):
     known = open_source(spec).indexed
     source = spec.make()
     source.open(dataclasses.replace(known, origin=known.origin[:-1]))
-    with pytest.raises(ReadError, match=r"a\.h5: expected a file with the parts .*, got one with parts/1\.h5"):
+    with pytest.raises(ReadError, match=r"a\.h5: expected a file with the parts .*, got a part parts/1\.h5 as well"):
         raw_of(source, 0)
 
 
