@@ -27,8 +27,8 @@ from loader_server.building.look_ahead import LookAhead
 from loader_server.building.places import places_of
 from loader_server.building.prepared import Prepared, unwatched
 from loader_server.sources.blame import find_exhaustion
-from loader_server.sources.decoding import decoded
 from loader_server.sources.files.patience import read_patiently
+from loader_server.sources.source import decoded
 from loader_server.transforms.columns import ColumnsOfBatch
 from loader_server.transforms.overrun import blame_for_length
 from shared.errors import DataError, SampleError
@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from loader_server.building.quarantine import MaskedLog
     from loader_server.feature_cache.cache import FeatureCache
     from loader_server.planning import EpochPlan, PlannedBatch
-    from loader_server.sources.source import Gathers, Source
+    from loader_server.sources.batch_columns import Gathers
+    from loader_server.sources.source import Source
     from loader_server.stream import Stream
     from shared.wire.layout import BucketShape
     from shared.wire.messages import Want

@@ -35,7 +35,7 @@ from loader_server.machine.free_room import free_room
 from loader_server.machine.oom_score import TRIAL_OFFER, offer_to_oom_killer
 from loader_server.machine.processes import end_with_parent, how_it_ended
 from loader_server.machine.room import Room
-from loader_server.sources.blame import find_exhaustion, told
+from loader_server.sources.blame import error_text, find_exhaustion
 from loader_server.stream import Stream
 from shared.command import allow_many_files
 from shared.errors import MachineError
@@ -211,7 +211,7 @@ class CrashTrial:
             try:
                 child = _TrialProcess(self._nursery, self._job_path, stream.name)
             except (OSError, MachineError) as error:
-                raise _failed(stream, sample, f"no child that starts: {told(error)}") from error
+                raise _failed(stream, sample, f"no child that starts: {error_text(error)}") from error
             said = child.wait_for_answer(_READY_TIMEOUT_S)
             problem = _unready(said, stream)
             if problem:
@@ -269,7 +269,7 @@ def serve_trials(arguments: Sequence[str]) -> None:
     try:
         stream = _open(job_path, name)
     except BaseException as error:  # the worker hears of it and asks no more
-        worker.send(json.dumps({"error": told(error)}).encode())
+        worker.send(json.dumps({"error": error_text(error)}).encode())
         return
     worker.send(json.dumps({"opened": stream.opened}).encode())
     # Taken before the first sample: whether a shortage convicts depends on what was free for it.
@@ -293,7 +293,7 @@ def _find_shortage(stream: Stream, epoch: int, sample: int, handed: int) -> Base
 
 
 def _said_to_have_run_out(shortage: BaseException, room: Room) -> bytes:
-    words = {"end": told(shortage)[:_MOST_WORDS], "memory": room.memory, "descriptors": room.descriptors}
+    words = {"end": error_text(shortage)[:_MOST_WORDS], "memory": room.memory, "descriptors": room.descriptors}
     return json.dumps(words).encode()
 
 

@@ -6,7 +6,7 @@ trial_rule); until then such an error blames no sample, and the want loses one o
 
 from __future__ import annotations
 
-from loader_server.sources.blame import find_exhaustion, told
+from loader_server.sources.blame import error_text, find_exhaustion
 from shared.errors import MachineError
 
 __all__ = ["ExhaustedError", "exhausted"]
@@ -27,7 +27,7 @@ def exhausted(error: BaseException, in_hand: str, where: str) -> ExhaustedError 
         return ExhaustedError(**error.words())
     return ExhaustedError(
         expected="enough memory and descriptors to build a batch",
-        got=f"{in_hand} in hand: {told(found)}",
+        got=f"{in_hand} in hand: {error_text(found)}",
         where=where,
         remedy="Look at that sample, and at memory and open files on that machine: no sample was judged.",
     )

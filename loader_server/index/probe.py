@@ -19,8 +19,7 @@ import numpy as np
 from loader_server.index.pool import run_in_order, usable_processes
 from loader_server.sources.blame import undecoded
 from loader_server.sources.files.patience import read_patiently
-from loader_server.sources.largest import OVER_LARGEST, size_texts
-from loader_server.sources.shortage import look_twice
+from loader_server.sources.sample_limits import OVER_LARGEST, look_twice, size_texts
 from loader_server.sources.source import BadRow, Found, Indexed
 from shared.errors import DataError, SampleError, StokerError
 from shared.wire.layout import Field
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from loader_server.index.request import IndexRequest
+    from loader_server.sources.registry import SourceSpec
     from loader_server.sources.source import Inventory, Source
-    from loader_server.sources.table import SourceSpec
     from loader_server.transforms.chain import Chain
 
 _Measured: TypeAlias = "tuple[tuple[Field, ...], dict[str, int]]"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from loader_server.index.bad_rows import BAD_ROWS, first_bad_rows
-from loader_server.sources.largest import LARGEST_SAMPLE
+from loader_server.sources.sample_limits import LARGEST_SAMPLE
 from shared.bad_limit import NO_LIMIT, BadLimit
 from shared.errors import DataError
 from shared.settings.values import settings_that_count
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from loader_server.index.folder import Meta
     from loader_server.index.letters import LettersReport
+    from loader_server.sources.registry import SourceSpec
     from loader_server.sources.source import BadRow, Source
-    from loader_server.sources.table import SourceSpec
     from loader_server.transforms.audio.low_rates import LowRate
     from loader_server.transforms.chain import Chain
 

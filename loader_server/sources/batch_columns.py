@@ -8,16 +8,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["Column", "Columns", "Ragged", "interleaved", "joined_parts", "parted", "ragged", "write_padded"]
+__all__ = [
+    "Column",
+    "Columns",
+    "Gathers",
+    "Ragged",
+    "gather_rows",
+    "interleaved",
+    "joined_parts",
+    "parted",
+    "ragged",
+    "write_padded",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +95,20 @@ def parted(raw: bytes, count: int) -> list[memoryview]:
     rest = memoryview(raw)[8 * count :]
     ends = np.cumsum(np.frombuffer(raw, np.int64, count)).tolist()
     return [rest[start:end] for start, end in zip((0, *ends), ends, strict=False)]
+
+
+class Gathers(Protocol):
+    """An object that writes whole batches at once."""
+
+    def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
+        """Write a batch as `Source.gather` does."""
+
+
+def gather_rows(
+    source: Gathers, samples: NDArray[np.int64], rows: NDArray[np.int64], out: Mapping[str, NDArray[Any]]
+) -> None:
+    """Gather these samples into the given rows of `out`, through a temporary batch, because `gather` fills all rows."""
+    own = {key: np.empty((len(rows), *array.shape[1:]), array.dtype) for key, array in out.items()}
+    source.gather(samples, own)
+    for key, array in own.items():
+        out[key][rows] = array

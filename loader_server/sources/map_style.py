@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from loader_server.named_objects import import_named
-from loader_server.sources.blame import told, undecoded
-from loader_server.sources.shortage import look_twice
+from loader_server.sources.blame import error_text, undecoded
+from loader_server.sources.sample_limits import look_twice
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.errors import DataError, SampleError, SettingsError, StokerError
 from shared.settings.values import setting, text, texts
@@ -114,13 +114,14 @@ class MapStyleSource(Source):
         first = self._first_sample()
         if not first and len(self._data):
             raise self._none_usable()
-        return tuple(_fields(first, set(self._known_lengths() if self._tells_lengths else first)))
+        return tuple(_fields(first, set(self._known_lengths() if self._has_lengths else first)))
 
     # --- while an index is made ---
 
     def stamp(self) -> str:
         """Return the sample count and the class's fingerprint of its data; "" if it has no fingerprint."""
-        return f"{len(self._data)} {said}" if (said := self._fingerprint()) else ""
+        fingerprint = self._fingerprint()
+        return f"{len(self._data)} {fingerprint}" if fingerprint else ""
 
     def survey(self) -> Inventory:
         """Ask the class for its number of samples, and for their lengths if it has `lengths()`."""
@@ -134,12 +135,12 @@ class MapStyleSource(Source):
         return Inventory(total=items, pieces=pieces, about={"data": self._fingerprint(), "items": items})
 
     @property
-    def _tells_lengths(self) -> bool:
+    def _has_lengths(self) -> bool:
         return hasattr(self._data, "lengths")
 
     def _known_lengths(self) -> dict[str, NDArray[np.int64]]:
-        said: Mapping[str, Any] = self._ask("lengths") if self._tells_lengths else {}
-        columns = {str(key): np.asarray(column) for key, column in said.items()}
+        lengths: Mapping[str, Any] = self._ask("lengths") if self._has_lengths else {}
+        columns = {str(key): np.asarray(column) for key, column in lengths.items()}
         for key, column in columns.items():
             if column.shape != (len(self._data),) or not np.issubdtype(column.dtype, np.integer):
                 raise self._error(
@@ -157,7 +158,7 @@ class MapStyleSource(Source):
             return getattr(self._data, method)()
         except Exception as error:  # a user's code may raise anything
             raise self._error(
-                f"{method}() to succeed", told(error), "Mend it, or leave it out of the class."
+                f"{method}() to succeed", error_text(error), "Mend it, or leave it out of the class."
             ) from error
 
     def probe(self, piece: ItemPiece) -> Found:
@@ -167,7 +168,7 @@ class MapStyleSource(Source):
         one's.
         """
         items = range(piece.start, piece.stop)
-        if self._tells_lengths:
+        if self._has_lengths:
             columns = {f"length_{key}": column for key, column in piece.lengths.items()}
             return Found(rows=items, numbers={"item": np.arange(piece.start, piece.stop), **columns})
         first, bad = self._first_sample(), dict[int, BadRow]()
@@ -231,7 +232,7 @@ class MapStyleSource(Source):
         """Return the fields: padded are the keys that the class has lengths of, or else those whose lengths differ."""
         first, padded = self._first_sample(), set()
         for name, lengths in numbers.items():
-            if name.startswith("length_") and (self._tells_lengths or (lengths != lengths[0]).any()):
+            if name.startswith("length_") and (self._has_lengths or (lengths != lengths[0]).any()):
                 padded.add(name.removeprefix("length_"))
         self._refuse_lengths_of_nothing(padded, first)
         return {"fields": [asdict(field) for field in _fields(first, padded)]}
@@ -338,7 +339,7 @@ def _made_from(settings: MapStyleSettings) -> Any:
     except Exception as error:  # a user's code may raise anything
         raise SettingsError(
             expected=f"{settings.source} to be made from its arguments",
-            got=told(error),
+            got=error_text(error),
             where="[streams.<name>.arguments]",
             remedy="Mend the arguments, or the class.",
         ) from error

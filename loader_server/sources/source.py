@@ -14,15 +14,17 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from loader_server.sources.blame import undecoded
 from loader_server.sources.files.opening import Files
 from loader_server.sources.files.patience import read_patiently
 from loader_server.sources.files.presence import IndexedFiles
-from loader_server.sources.largest import LARGEST_SAMPLE
 from loader_server.sources.remote.urls import is_url
+from loader_server.sources.sample_limits import LARGEST_SAMPLE
+from shared.errors import StokerError
 from shared.shortened import shortened
 
 if TYPE_CHECKING:
@@ -39,12 +41,11 @@ __all__ = [
     "BadRow",
     "Chunk",
     "Found",
-    "Gathers",
     "Indexed",
     "Inventory",
     "OfJob",
     "Source",
-    "gather_rows",
+    "decoded",
     "texts_of_column",
     "texts_read",
 ]
@@ -440,18 +441,14 @@ def texts_read(source: Source, key: str) -> Iterator[Sequence[str]]:
         yield texts
 
 
-class Gathers(Protocol):
-    """An object that writes whole batches at once."""
+def decoded(source: Source, sample: int, raw: bytes) -> dict[str, Any]:
+    """Return the raw sample; raise a SampleError if the sample cannot be used, or a ReadError if the machine failed.
 
-    def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write a batch as `Source.gather` does."""
-
-
-def gather_rows(
-    source: Gathers, samples: NDArray[np.int64], rows: NDArray[np.int64], out: Mapping[str, NDArray[Any]]
-) -> None:
-    """Gather these samples into the given rows of `out`, through a temporary batch, because `gather` fills all rows."""
-    own = {key: np.empty((len(rows), *array.shape[1:]), array.dtype) for key, array in out.items()}
-    source.gather(samples, own)
-    for key, array in own.items():
-        out[key][rows] = array
+    A MemoryError passes through, because only trials show whether it is the sample's fault.
+    """
+    try:
+        return source.decode(sample, raw)
+    except (StokerError, MemoryError):
+        raise
+    except BaseException as error:  # a decoder may raise anything; a panic in Rust is a BaseException
+        raise undecoded(error, source.name(sample)) from error

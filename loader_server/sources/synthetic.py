@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.batch_columns import write_padded
 from loader_server.sources.source import Found, Indexed, Inventory, Source
 from shared.hashing import hashed, key_of
 from shared.settings.values import choice, number, setting, whole
@@ -63,6 +64,7 @@ class SyntheticSource(Source):
     piece_rows = _PIECE
     #: A sample follows from its number, so none may be left out of the index.
     measurable = False
+    gathers = True
     settings: SyntheticSettings
 
     @property
@@ -96,7 +98,6 @@ class SyntheticSource(Source):
         self._key = self.fields[0].key
         self._lengths = self.lengths[self._key]
         self._text = _text(self.settings, 2**_TEXT_BITS + int(_length_steps(self.settings)[-1]))
-        self._steps = np.arange(len(self._text), dtype=np.int64)
 
     def name(self, sample: int) -> str:
         """Return the sample's number, its only name."""
@@ -107,20 +108,10 @@ class SyntheticSource(Source):
         start = int(_starts(np.array([self.checked(sample)]))[0])
         return {self._key: self._text[start : start + int(self._lengths[sample])].copy()}
 
-    @property
-    def gathers(self) -> bool:
-        """Return True."""
-        return True
-
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write all rows of a batch at once, with lengths and zero padding."""
-        values, lengths = out[self._key], self._lengths[samples]
-        steps = self._steps[: values.shape[1]]
-        # The bucket may be longer than any sample, so a row may reach beyond the text: "clip" repeats its last step
-        # there, and the next line overwrites it with padding.
-        np.take(self._text, _starts(samples)[:, None] + steps, axis=0, out=values, mode="clip")
-        values[steps >= lengths[:, None]] = 0
-        out[f"{self._key}_length"][:] = lengths
+        lengths = out[f"{self._key}_length"][:] = self._lengths[samples]
+        write_padded(self._text, _starts(samples), lengths, out[self._key])
 
 
 def _top_bits(samples: NDArray[np.int64], key: int, bits: int) -> NDArray[np.int64]:

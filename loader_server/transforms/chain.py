@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.installed import version_of
-from loader_server.sources.blame import is_the_samples, told
+from loader_server.sources.blame import error_text, is_the_samples
 from loader_server.sources.files.facts import FilePlaces
 from loader_server.transforms.columns import OfColumns, column_of
 from loader_server.transforms.find import find_transforms
@@ -252,13 +252,13 @@ def _failed(step: NamedTransform, error: BaseException, where: str) -> SampleErr
         return SampleError(
             reason="transform",
             expected=f"the transform {step.name} to succeed",
-            got=told(error),
+            got=error_text(error),
             where=where,
             remedy="Mend the transform, or remove the sample.",
         )
     return ReadError(
         expected=f"the transform {step.name} to read what it needs",
-        got=told(error),
+        got=error_text(error),
         where=where,
         remedy="Make that file readable on every loader machine.",
     )

@@ -20,7 +20,7 @@ from loader_server import transforms
 from loader_server.installed import version_of
 from loader_server.named_objects import import_named
 from loader_server.own_code import own_code
-from loader_server.sources.blame import told
+from loader_server.sources.blame import error_text
 from loader_server.sources.files.facts import FilePlaces
 from loader_server.transforms.declare import BUILT_INS, Outputs, declaration_of
 from loader_server.transforms.generators import RefusingGenerator
@@ -264,7 +264,7 @@ def _blaming_settings(name: str, where: str) -> Iterator[None]:
     except Exception as error:  # a user's code may raise anything
         raise SettingsError(
             expected=f"the transform {name} to be made from its settings",
-            got=told(error),
+            got=error_text(error),
             where=where,
             remedy="Mend its settings, or the transform.",
         ) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loader_server.building.exhaustion import ExhaustedError
-from loader_server.sources.blame import told
+from loader_server.sources.blame import error_text
 from loader_server.wants.tickets import Verdict
 from shared.errors import MachineError, StokerError
 from shared.wire.refusals import refused, unbuilt
@@ -78,5 +78,5 @@ def failed(want: m.Want, error: BaseException) -> m.Unbuilt:
         return unbuilt(want.ticket, "machine", error.expected, error.got, error.where, error.remedy)
     if isinstance(error, StokerError):
         return unbuilt(want.ticket, "failed", error.expected, error.got, error.where, error.remedy)
-    got, where = told(error), f"batch {want.number} of epoch {want.epoch}"
+    got, where = error_text(error), f"batch {want.number} of epoch {want.epoch}"
     return unbuilt(want.ticket, "failed", "the batch to be built", got, where, "Look at the worker's log.")

@@ -18,7 +18,7 @@ import numpy as np
 from loader_server.installed import version_of
 from loader_server.sources.audio.containers import HEADER_BYTES, audio_extent, is_ogg_cut, plain_header, plain_wav
 from loader_server.sources.files.same_files import digest_of_handle, number_of_digest
-from loader_server.sources.largest import LARGEST_SAMPLE, refuse_larger
+from loader_server.sources.sample_limits import LARGEST_SAMPLE, refuse_larger
 from shared.errors import SampleError
 from shared.extras import library
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loader_server.sources.audio.audio_files import AVERAGED, AudioHeader, audio_bytes, header_of, header_of_remote
-from loader_server.sources.largest import LARGEST_SAMPLE, OVER_LARGEST, size_texts
 from loader_server.sources.remote.urls import is_url, without_credentials
+from loader_server.sources.sample_limits import LARGEST_SAMPLE, OVER_LARGEST, size_texts
 from loader_server.sources.source import BadRow
 from shared.errors import DataError, ReadError, SampleError
 from shared.settings.values import setting, whole

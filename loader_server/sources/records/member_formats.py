@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.largest import LARGEST_SAMPLE, refuse_larger
+from loader_server.sources.sample_limits import LARGEST_SAMPLE, refuse_larger
 from shared.errors import SampleError
 from shared.wire.layout import DTYPES, Field
 

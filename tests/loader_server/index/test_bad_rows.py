@@ -11,7 +11,7 @@ import numpy as np
 from loader_server.index.bad_rows import BadRowsWriter, first_bad_rows
 from loader_server.index.make import IndexRequest, make_index
 from loader_server.sources import BadRow, Found, Inventory, Source
-from loader_server.sources.table import SourceSpec
+from loader_server.sources.registry import SourceSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
