@@ -29,7 +29,7 @@ from loader_server.building.prepared import Prepared, unwatched
 from loader_server.sources.blame import find_exhaustion
 from loader_server.sources.files.patience import read_patiently
 from loader_server.sources.source import decoded
-from loader_server.transforms.columns import ColumnsOfBatch
+from loader_server.transforms.on_columns import ColumnsOfBatch
 from loader_server.transforms.overrun import blame_for_length
 from shared.errors import DataError, SampleError
 from shared.hashing import digest64

@@ -22,8 +22,7 @@ from loader_server.job_file import JobFile
 from loader_server.sources.files.patience import read_patiently
 from loader_server.sources.source import decoded
 from loader_server.stream import open_sources, sources_of
-from loader_server.transforms.features.moments import Moments
-from loader_server.transforms.features.normalise import NormaliseSettings, statistics_text
+from loader_server.transforms.normalise import Moments, NormaliseSettings, statistics_text
 from shared.errors import DataError, SampleError, SettingsError
 from shared.settings.tables import read_table
 from shared.system.closed_places import refuse_closed

@@ -12,7 +12,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from loader_server.transforms.letters import LetterCounter, LetterCounts, counting_step
+from loader_server.transforms.characters import LetterCounter, LetterCounts, counting_step
 from shared.system.own_files import replacing
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from loader_server.sources.source import Source
     from loader_server.transforms.chain import Chain
-    from loader_server.transforms.letters import Alphabet, CountsLetters
+    from loader_server.transforms.characters import Alphabet, Characters
 
 __all__ = ["NOT_AT_HAND", "LettersReport", "kept_counts", "letters_report"]
 
@@ -34,7 +34,7 @@ NOT_AT_HAND = "the texts of this source are at hand only when its samples are re
 class LettersReport:
     """The effect of a transform on the letters of an index's samples: its counts, or why there are none."""
 
-    step: CountsLetters
+    step: Characters
     counts: LetterCounts | None = None
     not_counted: str = ""
     #: Whether the counts were made just now, and are not kept yet.

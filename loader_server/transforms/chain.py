@@ -20,9 +20,9 @@ import numpy as np
 from loader_server.installed import version_of
 from loader_server.sources.blame import error_text, is_the_samples
 from loader_server.sources.files.facts import FilePlaces
-from loader_server.transforms.columns import OfColumns, column_of
 from loader_server.transforms.find import find_transforms
 from loader_server.transforms.generators import generator_for
+from loader_server.transforms.on_columns import OfColumns, column_of
 from shared.errors import ReadError, SampleError, SettingsError, StokerError
 from shared.hashing import fingerprint
 from shared.wire.layout import DTYPES, Field

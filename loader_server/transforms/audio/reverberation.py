@@ -13,7 +13,7 @@ import numpy as np
 
 from loader_server.sources.side_source import SideSource, side_source
 from loader_server.transforms import number, setting, transform
-from loader_server.transforms.audio.recordings import DrawnRecordings
+from loader_server.transforms.audio.drawn_recordings import DrawnRecordings
 from loader_server.transforms.declare import built_in
 
 if TYPE_CHECKING:

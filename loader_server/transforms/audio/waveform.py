@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.transforms import Outputs, choice, setting, transform, whole
-from loader_server.transforms.audio.low_rates import OfOneRate
+from loader_server.transforms.audio.low_rates import ResamplingTransform
 from loader_server.transforms.audio.resampling import resampled, resampled_length
-from loader_server.transforms.columns import listed
 from loader_server.transforms.declare import built_in
+from loader_server.transforms.on_columns import listed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,7 +43,7 @@ class WaveformSettings:
 
 @built_in("waveform")
 @transform(settings=WaveformSettings, draws=False, packages=("soxr",))
-class Waveform(OfOneRate):
+class Waveform(ResamplingTransform):
     """Transform of `audio` to `[samples]` at one rate."""
 
     def __init__(self, settings: WaveformSettings) -> None:
