@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from loader_server.installed import version_of
-from loader_server.sources.pipeline.element_check import ElementCheck
-from loader_server.sources.pipeline.first_digests import FirstDigests
+from loader_server.sources.pipeline.element_check import ElementCheck, FirstDigests
 from loader_server.sources.pipeline.shard_reader import ShardReader
 from loader_server.sources.pipeline.shard_run import PipelineOrder, ShardRun, import_tensorflow
-from loader_server.sources.source import Found, Indexed
+from loader_server.sources.source import Found, Indexed, Inventory
 from loader_server.sources.whole_source import WholeSource
 from shared.errors import DataError
 from shared.hashing import fingerprint
@@ -80,6 +79,7 @@ class ShardedSource(WholeSource):
     def __init__(self, settings: ShardSettings, base: Any) -> None:
         super().__init__(settings, base)
         self._lock = threading.Lock()
+        #: By shard and epoch, those of a shard in the order in which they were made.
         self._readers: dict[tuple[int, int], ShardReader] = {}
 
     @property
@@ -107,7 +107,21 @@ class ShardedSource(WholeSource):
         """What all runs have in common."""
         raise NotImplementedError
 
+    def _found_paths(self) -> list[str]:
+        """Return the files whose change makes another index; none unless a source knows some."""
+        return []
+
     # --- while an index is made ---
+
+    def survey(self) -> Inventory:
+        """Return one piece for each shard."""
+        return Inventory(
+            total=self.producers,
+            rows_unknown=True,
+            pieces=lambda _: iter(range(self.producers)),
+            origin=self.files.origin(self._found_paths()),
+            about={"made_of": self.made_of},
+        )
 
     def probe(self, piece: int) -> Found:
         """Run a shard of epoch 0, and note the size and digest of each element.
@@ -126,14 +140,13 @@ class ShardedSource(WholeSource):
             for place, value in enumerate(flattened):
                 columns[f"steps_{place}"].append(len(flat[f"{value.key}:values"]))
             self._refuse_more(piece, len(columns["ordinal"]))
-        ordinals = columns["ordinal"]
-        said = json.dumps([asdict(value) for value in run.values])
+        ordinals, values = columns["ordinal"], json.dumps([asdict(value) for value in run.values])
         return Found(
             # Unique row numbers that rise from shard to shard, although no shard knows how long those before it are.
             rows=[piece << 40 | ordinal for ordinal in ordinals],
             numbers=columns,
             # Written once a shard: a column needs an entry for each row, but the empty ones cost next to nothing.
-            strings={"values": ["" if ordinal else said for ordinal in ordinals]},
+            strings={"values": ["" if ordinal else values for ordinal in ordinals]},
         )
 
     def _refuse_more(self, shard: int, found: int) -> None:
@@ -159,7 +172,10 @@ class ShardedSource(WholeSource):
                 remedy="The pipeline has changed, so its batches may have: run loader-server index.",
             )
         self.indexed = indexed
-        self._values = tuple(_value(said) for said in json.loads(indexed.strings["values"][0]))
+        self._values = tuple(
+            ElementValue(value["key"], value["dtype"], tuple(value["shape"]))
+            for value in json.loads(indexed.strings["values"][0])
+        )
         self.elements = self.settings.elements or int(indexed.numbers["ordinal"].max()) + 1
         self.largest = BucketShape(rows=1, lengths=self._most_steps())
         self._check = ElementCheck(
@@ -204,7 +220,7 @@ class ShardedSource(WholeSource):
         with self._lock:
             key = (shard, epoch)
             if key not in self._readers:
-                others = [one for one in self._readers if one[0] == shard]
+                others = [other for other in self._readers if other[0] == shard]
                 for old in others[: len(others) + 1 - _EPOCHS_OPEN]:
                     del self._readers[old]
                 self._readers[key] = self._new_reader(epoch, shard)
@@ -259,10 +275,6 @@ class ShardedSource(WholeSource):
         """End all runs."""
         self._readers.clear()
         super().close()
-
-
-def _value(said: Mapping[str, Any]) -> ElementValue:
-    return ElementValue(said["key"], said["dtype"], tuple(said["shape"]))
 
 
 def _shown(values: tuple[ElementValue, ...]) -> str:
