@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import numpy as np
 
+from shared.wire.layout import Field
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -22,6 +24,7 @@ __all__ = [
     "Columns",
     "Gathers",
     "Ragged",
+    "fields_of_rows",
     "gather_rows",
     "interleaved",
     "joined_parts",
@@ -70,6 +73,27 @@ def _reordered(columns: Sequence[Ragged], order: NDArray[np.int64]) -> Ragged:
     # new positions, that gives every value's old position without a loop.
     at = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
     return Ragged(np.concatenate([column.values for column in columns])[at], lengths)
+
+
+def fields_of_rows(columns: Iterable[tuple[str, str, tuple[int, ...], bool]]) -> tuple[Field, ...]:
+    """Return the fields of columns whose rows are samples.
+
+    Each column is given by its key, its dtype, the fixed axes of a value, and whether a sample has a varying number of
+    values. If none has, the first axis of each sample counts as its length.
+    """
+    listed = list(columns)
+    padded = not any(ragged for *_, ragged in listed)
+    return tuple(
+        Field(key=key, dtype=dtype, shape=_shape(inner, ragged=ragged, padded=padded))
+        for key, dtype, inner, ragged in listed
+    )
+
+
+def _shape(inner: tuple[int, ...], *, ragged: bool, padded: bool) -> tuple[int | None, ...]:
+    """Return the shape of a sample's value, whose first axis is padded if it is ragged or counts as its length."""
+    if ragged:
+        return (None, *inner)
+    return (None, *inner[1:]) if padded and inner else inner
 
 
 def write_padded(

@@ -162,8 +162,10 @@ def _of_name(node: Any, values: Mapping[str, _Value]) -> _Value:
 
 
 def _joined(node: Any, values: Mapping[str, _Value]) -> _Value:
-    parts = [_true_or_false(_evaluated(part, values)) for part in node.values]
-    return reduce(np.logical_and if isinstance(node.op, ast.And) else np.logical_or, parts)
+    return reduce(
+        np.logical_and if isinstance(node.op, ast.And) else np.logical_or,
+        [_true_or_false(_evaluated(part, values)) for part in node.values],
+    )
 
 
 def _turned(node: Any, values: Mapping[str, _Value]) -> _Value:

@@ -37,10 +37,13 @@ def refuse_larger(nbytes: int, largest: int, where: str) -> None:
     """Raise a SampleError if a sample would be larger than `largest` bytes."""
     if largest and nbytes > largest:
         expected, got = size_texts(nbytes, largest)
-        remedy = (
-            "Raise largest_sample if it is what it should be; else mend or remove it. Then run loader-server index."
+        raise SampleError(
+            reason=OVER_LARGEST,
+            expected=expected,
+            got=got,
+            where=where,
+            remedy="Raise largest_sample if the size is right; else mend or remove it. Then run loader-server index.",
         )
-        raise SampleError(reason=OVER_LARGEST, expected=expected, got=got, where=where, remedy=remedy)
 
 
 def look_twice(look: Callable[[], T], largest: int, where: Callable[[], str]) -> T:

@@ -72,8 +72,9 @@ class SideSource:
             inventory = source.survey()
             parts = [source.probe(piece) for piece in inventory.pieces(source.piece_rows)]
         except DataError as error:
-            place = f"{where}, {error.where}"
-            raise DataError(expected=error.expected, got=error.got, where=place, remedy=error.remedy) from error
+            raise DataError(
+                expected=error.expected, got=error.got, where=f"{where}, {error.where}", remedy=error.remedy
+            ) from error
         _refuse_bad([row for part in parts for row in part.bad.values()], sum(len(part.rows) for part in parts), where)
         source.open(_indexed(source, inventory, [part for part in parts if len(part.rows)], self.places.base))
         return source
@@ -122,8 +123,14 @@ def _indexed(source: Source, inventory: Inventory, parts: list[Found], base: Pat
     numbers = {name: np.concatenate([_numbers(part, name) for part in parts]) for name in parts[0].numbers}
     strings = {name: [text for part in parts for text in part.strings[name]] for name in parts[0].strings}
     about = {**inventory.about, **source.conclude(numbers)}
-    samples = sum(len(part.rows) for part in parts)
-    return Indexed(samples=samples, numbers=numbers, strings=strings, origin=inventory.origin, about=about, place=base)
+    return Indexed(
+        samples=sum(len(part.rows) for part in parts),
+        numbers=numbers,
+        strings=strings,
+        origin=inventory.origin,
+        about=about,
+        place=base,
+    )
 
 
 def _numbers(part: Found, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:

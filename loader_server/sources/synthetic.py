@@ -88,8 +88,7 @@ class SyntheticSource(Source):
 
     def probe(self, piece: range) -> Found:
         """Return the lengths of these samples."""
-        samples = np.arange(piece.start, piece.stop)
-        lengths = _length_steps(self.settings)[_top_bits(samples, _LENGTH_KEY, _LENGTH_BITS)]
+        lengths = _length_steps(self.settings)[_top_bits(np.arange(piece.start, piece.stop), _LENGTH_KEY, _LENGTH_BITS)]
         return Found(rows=piece, numbers={f"length_{self.fields[0].key}": lengths})
 
     def open(self, indexed: Indexed) -> None:

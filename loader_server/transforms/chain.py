@@ -89,8 +89,15 @@ class Chain:
             fields = _after(fields, step, where)
         recipe = _recipe(steps)
         asked = (names, {name: dict(table) for name, table in tables.items()}, places)
-        draws = any(step.draws for step in steps)
-        return Chain(steps=steps, raw=raw, fields=fields, draws=draws, recipe=recipe, where=where, asked=asked)
+        return Chain(
+            steps=steps,
+            raw=raw,
+            fields=fields,
+            draws=any(step.draws for step in steps),
+            recipe=recipe,
+            where=where,
+            asked=asked,
+        )
 
     # Pickle what the chain was made from, not the chain: a user's transform need not be picklable.
     def __reduce__(self) -> tuple[object, ...]:

@@ -246,8 +246,11 @@ class LetterCounter:
     def counts(self) -> LetterCounts:
         """Return the counts so far."""
         commonest = sorted(self._dropped.items(), key=lambda item: (-item[1], item[0]))[:_NAMED]
-        named = tuple((chr(point), count) for point, count in commonest)
-        return LetterCounts(dropped=self._dropped.total(), commonest=named, **self._sums)
+        return LetterCounts(
+            dropped=self._dropped.total(),
+            commonest=tuple((chr(point), count) for point, count in commonest),
+            **self._sums,
+        )
 
     def _fates_of(self, points: NDArray[np.uint32]) -> NDArray[np.uint8]:
         """Return the fate of each code point, looking up those that occur for the first time."""

@@ -100,13 +100,18 @@ class Normalise(OfColumns):
 
 def statistics_text(recipe: str, moments: Moments) -> str:
     """Return the content of a statistics file; numbers are written so that reading restores them exactly."""
-    statistics = {
-        "made_of": recipe,
-        "steps": moments.steps,
-        "mean": moments.mean.tolist(),
-        "deviation": moments.deviation.tolist(),
-    }
-    return json.dumps(statistics, indent=1) + "\n"
+    return (
+        json.dumps(
+            {
+                "made_of": recipe,
+                "steps": moments.steps,
+                "mean": moments.mean.tolist(),
+                "deviation": moments.deviation.tolist(),
+            },
+            indent=1,
+        )
+        + "\n"
+    )
 
 
 def _read(path: str) -> tuple[str, _Numbers, _Numbers]:
@@ -149,8 +154,7 @@ class Moments:
         # Sums of squares minus the squared mean would cancel if the mean is large; differences of means do not.
         apart = other.mean - self.mean
         mean = self.mean + apart * (other.steps / steps)
-        squares = self.squares + other.squares + apart**2 * (self.steps * other.steps / steps)
-        return Moments(steps, mean, squares)
+        return Moments(steps, mean, self.squares + other.squares + apart**2 * (self.steps * other.steps / steps))
 
     @property
     def deviation(self) -> _Numbers:

@@ -17,7 +17,7 @@ import numpy as np
 
 from shared.errors import DataError
 from shared.extras import library
-from shared.wire.layout import DTYPES, Field
+from shared.wire.layout import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +43,9 @@ __all__ = [
 _import = partial(library, extra="parquet", use="which reads Parquet and Arrow")
 pa, compute, parquet = _import("pyarrow"), _import("pyarrow.compute"), _import("pyarrow.parquet")
 
+#: What columns of these types hold; the large ones have offsets of 64 bits.
+_CHARACTERS = {pa.string(): "text", pa.large_string(): "text", pa.binary(): "bytes", pa.large_binary(): "bytes"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnKind:
@@ -60,12 +63,6 @@ class ColumnKind:
     def row_bytes(self) -> int:
         """Return the bytes of one value, inner axes included."""
         return np.dtype(self.dtype).itemsize * math.prod(self.inner)
-
-    def field(self, *, padded: bool) -> Field:
-        """Return the field of a sample's value; `padded` makes the first fixed axis count as its length."""
-        if self.ragged:
-            return Field(key=self.key, dtype=self.dtype, shape=(None, *self.inner))
-        return Field(key=self.key, dtype=self.dtype, shape=(None,) if padded and self.inner else self.inner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +87,8 @@ class RowFault:
 def kind_of(key: str, kind: Any) -> ColumnKind | None:
     """Return what a column of this Arrow type holds; None for a type that is not supported."""
     kind, types = _plain_type(kind), pa.types
-    if types.is_string(kind) or types.is_large_string(kind):
-        return ColumnKind(key=key, dtype="uint8", ragged=True, holds="text")
-    if types.is_binary(kind) or types.is_large_binary(kind):
-        return ColumnKind(key=key, dtype="uint8", ragged=True, holds="bytes")
+    if kind in _CHARACTERS:
+        return ColumnKind(key=key, dtype="uint8", ragged=True, holds=_CHARACTERS[kind])
     ragged = types.is_list(kind) or types.is_large_list(kind)
     kind = kind.value_type if ragged else kind
     inner = (kind.list_size,) if types.is_fixed_size_list(kind) else ()
@@ -111,13 +106,20 @@ def kinds_of(types: Mapping[str, Any], wanted: Sequence[str], where: str) -> lis
     kinds = []
     for name in wanted or types:
         if name not in types:
-            known = ", ".join(f'"{column}"' for column in types) or "none"
-            raise unusable(where, f'a column "{name}"', known, "Mend `columns`, or the file.")
+            raise unusable(
+                where,
+                f'a column "{name}"',
+                ", ".join(f'"{column}"' for column in types) or "none",
+                "Mend `columns`, or the file.",
+            )
         kind = kind_of(name, types[name])
         if kind is None:
-            expected = f'"{name}" of numbers, texts, bytes or lists of numbers'
-            remedy = "Name the columns that can be read (columns = […]), or write it as another type."
-            raise unusable(where, expected, str(types[name]), remedy)
+            raise unusable(
+                where,
+                f'"{name}" of numbers, texts, bytes or lists of numbers',
+                str(types[name]),
+                "Name the columns that can be read (columns = […]), or write it as another type.",
+            )
         kinds.append(kind)
     return kinds
 
@@ -128,8 +130,12 @@ def refuse_other_columns(expected: Sequence[ColumnKind], got: Sequence[ColumnKin
     pairs = zip(sorted(map(_shown, expected)), sorted(map(_shown, got)), strict=False)
     for first, other in (*pairs, (f"{len(expected)} columns", f"{len(got)} columns")):
         if first != other:
-            remedy = "All files need one schema: write this one anew, leave it out, or name common `columns`."
-            raise unusable(where, f"{first}, as in the files before", other, remedy)
+            raise unusable(
+                where,
+                f"{first}, as in the files before",
+                other,
+                "All files need one schema: write this one anew, leave it out, or name common `columns`.",
+            )
 
 
 def _shown(kind: ColumnKind) -> str:
@@ -167,8 +173,9 @@ def values_of(array: Any, kind: ColumnKind) -> ColumnValues:
         return ColumnValues(values=_numbers(array, kind))
     offsets = array.offsets.to_numpy().astype(np.int64)
     # `values` is the unsliced child, while offsets are those of this array's rows.
-    child = array.values.slice(offsets[0], offsets[-1] - offsets[0])
-    return ColumnValues(values=_numbers(child, kind), offsets=offsets - offsets[0])
+    return ColumnValues(
+        values=_numbers(array.values.slice(offsets[0], offsets[-1] - offsets[0]), kind), offsets=offsets - offsets[0]
+    )
 
 
 def value_of(part: memoryview, kind: ColumnKind) -> Any:
@@ -200,8 +207,9 @@ def _characters(array: Any) -> ColumnValues:
     _, offsets, characters = array.buffers()
     starts = np.frombuffer(offsets, np.int64 if large else np.int32, len(array) + 1 + array.offset)[array.offset :]
     starts = starts.astype(np.int64)
-    values = np.frombuffer(characters or b"", np.uint8)[starts[0] : starts[-1]]
-    return ColumnValues(values=values, offsets=starts - starts[0])
+    return ColumnValues(
+        values=np.frombuffer(characters or b"", np.uint8)[starts[0] : starts[-1]], offsets=starts - starts[0]
+    )
 
 
 def lengths_and_faults(

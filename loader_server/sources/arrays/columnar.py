@@ -26,7 +26,7 @@ from loader_server.sources.arrays.arrow_columns import (
     values_of,
 )
 from loader_server.sources.arrays.row_groups import RowGroups
-from loader_server.sources.batch_columns import joined_parts, parted
+from loader_server.sources.batch_columns import fields_of_rows, joined_parts, parted
 from loader_server.sources.files.opening import changed
 from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.source import SEGMENT_SAMPLES, BadRow, Found, Indexed, Inventory, Source
@@ -124,8 +124,9 @@ class ColumnarSource(Source):
         try:
             return self._look_at(path)
         except _BROKEN as error:
-            got = " ".join(str(error).split())
-            raise unusable(self.files.where(path), "a whole file of this format", got) from None
+            raise unusable(
+                self.files.where(path), "a whole file of this format", " ".join(str(error).split())
+            ) from None
 
     @property
     def _about(self) -> Mapping[str, Any]:
@@ -146,8 +147,7 @@ class ColumnarSource(Source):
     def fields(self) -> tuple[Field, ...]:
         """Return the fields of columns of numbers, and of lists of numbers."""
         numbers = [kind for kind in self._kinds if kind.holds == "numbers"]
-        padded = not any(kind.ragged for kind in numbers)
-        return tuple(kind.field(padded=padded) for kind in numbers)
+        return fields_of_rows((kind.key, kind.dtype, kind.inner, kind.ragged) for kind in numbers)
 
     # --- while an index is made ---
 
@@ -161,8 +161,9 @@ class ColumnarSource(Source):
         Raise a DataError if a file is broken or has another schema.
         """
         origin = noted_origin(self.files, self._surveyed["paths"])
-        about = {"rows_of": self._surveyed}
-        return Inventory(total=int(self._firsts[-1]), pieces=self._pieces, origin=origin, about=about)
+        return Inventory(
+            total=int(self._firsts[-1]), pieces=self._pieces, origin=origin, about={"rows_of": self._surveyed}
+        )
 
     def _pieces(self, rows: int) -> Iterator[range]:
         """Yield ranges of rows in order.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.sources.arrays.numpy_files import ArrayColumn, open_columns
-from loader_server.sources.batch_columns import joined_parts, parted, write_padded
+from loader_server.sources.batch_columns import fields_of_rows, joined_parts, parted, write_padded
 from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.source import Found, Indexed, Inventory, Source
 from shared.errors import DataError
@@ -64,8 +64,10 @@ class NumpySource(Source):
     @property
     def fields(self) -> tuple[Field, ...]:
         """Return the field of each array."""
-        padded = all(column.offsets is None for column in self._columns)
-        return tuple(column.field(padded=padded) for column in self._columns)
+        return fields_of_rows(
+            (column.key, str(column.values.dtype), column.values.shape[1:], column.offsets is not None)
+            for column in self._columns
+        )
 
     # --- while an index is made ---
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shared.errors import DataError
-from shared.wire.layout import DTYPES, Field
+from shared.wire.layout import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,14 +48,6 @@ class ArrayColumn:
         """Return how many samples there are."""
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
-    def field(self, *, padded: bool) -> Field:
-        """Return the field of a sample's value; `padded` makes the first axis of a row count as its length."""
-        inner = self.values.shape[1:]
-        if self.offsets is not None:
-            return Field(key=self.key, dtype=str(self.values.dtype), shape=(None, *inner))
-        shape = (None, *inner[1:]) if padded and inner else inner
-        return Field(key=self.key, dtype=str(self.values.dtype), shape=shape)
-
 
 def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> list[ArrayColumn]:
     """Return the columns of the wanted keys, or of all keys if none is named.
@@ -78,8 +70,12 @@ def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> l
     for column in chosen:
         _refuse_unusable(column, where)
         if column.samples != chosen[0].samples:
-            expected = f'{chosen[0].samples} samples of "{column.key}", as of "{chosen[0].key}"'
-            raise _unusable(where, expected, str(column.samples), "Arrays of one data set are equally long.")
+            raise _unusable(
+                where,
+                f'{chosen[0].samples} samples of "{column.key}", as of "{chosen[0].key}"',
+                str(column.samples),
+                "Arrays of one data set are equally long.",
+            )
     return chosen
 
 
@@ -96,8 +92,11 @@ def _arrays_of(files: Files, path: str) -> Mapping[str, NDArray[Any]]:
             return {member.filename.removesuffix(".npy"): _member(file, archive, member) for member in members}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         # numpy's message advises allow_pickle=True, which would run whatever the file holds, so it is not passed on.
-        got = "pickled objects, or no arrays at all" if "allow_pickle" in str(error) else str(error)
-        raise _unusable(files.where(path), "a whole file of plain arrays, no pickles", got) from None
+        raise _unusable(
+            files.where(path),
+            "a whole file of plain arrays, no pickles",
+            "pickled objects, or no arrays at all" if "allow_pickle" in str(error) else str(error),
+        ) from None
 
 
 def _member(file: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
@@ -166,8 +165,12 @@ def _refuse_unusable(column: ArrayColumn, where: str) -> None:
     # Only both ends: that offsets never fall is checked where lengths are measured, which reads all of them.
     if (int(offsets[0]), int(offsets[-1])) != (0, len(column.values)):
         expected = f'offsets of "{column.key}" from 0 to its {len(column.values)} values'
-        got = f"from {offsets[0]} to {offsets[-1]}"
-        raise _unusable(where, expected, got, "Values and offsets are of different data: write both anew.")
+        raise _unusable(
+            where,
+            expected,
+            f"from {offsets[0]} to {offsets[-1]}",
+            "Values and offsets are of different data: write both anew.",
+        )
 
 
 def _unusable(where: str, expected: str, got: str, remedy: str = "") -> DataError:

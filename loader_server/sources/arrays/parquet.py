@@ -29,8 +29,7 @@ class ParquetSource(ColumnarSource):
         with self.files.open(path) as stream, parquet.ParquetFile(stream) as file:
             schema, groups = file.schema_arrow, range(file.metadata.num_row_groups)
             rows = [file.metadata.row_group(group).num_rows for group in groups]
-        types = dict(zip(schema.names, schema.types, strict=True))
-        return GroupsOfFile(types=types, rows=rows, places=list(groups))
+        return GroupsOfFile(types=dict(zip(schema.names, schema.types, strict=True)), rows=rows, places=list(groups))
 
     def _read_group(self, path: str, place: int, columns: Sequence[str]) -> list[Any]:
         """Return these columns of a row group; no other column is read."""

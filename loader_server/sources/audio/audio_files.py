@@ -170,8 +170,14 @@ def header_of(path: str, seen: SeenFiles) -> AudioHeader:
         frames, rate, channels = _frames(handle, status, path)
         # The status was taken before the bytes are read: a write in between gives the file another status, so `seen`
         # never pairs the new status with the digest of old bytes.
-        content = number_of_digest(digest_of_handle(handle, status, seen))
-        return AudioHeader(status.st_size, status.st_mtime_ns, frames, rate, channels, content)
+        return AudioHeader(
+            status.st_size,
+            status.st_mtime_ns,
+            frames,
+            rate,
+            channels,
+            number_of_digest(digest_of_handle(handle, status, seen)),
+        )
     finally:
         os.close(handle)
 
@@ -250,8 +256,13 @@ def _whole_audio(read: Callable[[int, int], bytes], size: int, where: str) -> io
 
 def _cut_short(expected: str, got: str, where: str) -> SampleError:
     """Return the SampleError for a file that lost its end."""
-    remedy = "It was cut short: mend or remove the file, then run loader-server index."
-    return SampleError(reason="truncated", expected=expected, got=got, where=where, remedy=remedy)
+    return SampleError(
+        reason="truncated",
+        expected=expected,
+        got=got,
+        where=where,
+        remedy="It was cut short: mend or remove the file, then run loader-server index.",
+    )
 
 
 def _header_by_libsndfile(file: int | io.BytesIO, where: str) -> tuple[int, int, int]:
@@ -270,11 +281,10 @@ def _undecodable(where: str, error: Exception) -> SampleError:
     """Return the SampleError for bytes that libsndfile cannot read."""
     # str(error) begins with what was opened, here a descriptor or a memory address; the reason alone is the same in
     # every run.
-    got = getattr(error, "error_string", str(error))
     return SampleError(
         reason="undecodable",
         expected="WAV, FLAC, OGG or MP3",
-        got=got,
+        got=getattr(error, "error_string", str(error)),
         where=where,
         remedy="Mend or remove the file, then run loader-server index.",
     )

@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
     Read = Callable[[int, int], bytes]
+    #: A chunk's header (name and size), the multiple at which chunks begin, and how much of the header its size counts.
+    _ChunkLayout = tuple[struct.Struct, int, int]
 
 __all__ = [
     "FRAME_BYTES",
@@ -115,14 +117,27 @@ def _parser_of(head: bytes) -> Callable[[Read, int, bytes], AudioExtent | None] 
     return {b"caff": _caf, b".snd": _au, b"dns.": _au}.get(head[:4])
 
 
-def _known(promised: int) -> int | None:
-    """Return a 32-bit size, or None if it is a placeholder for "unknown"."""
-    return None if any(promised in sizes for sizes in _UNKNOWN_SIZES) else promised
+def _known(promised: int, without: int = 0) -> int | None:
+    """Return a 32-bit size less `without` bytes, or None if it is a placeholder for "unknown"."""
+    return None if any(promised in sizes for sizes in _UNKNOWN_SIZES) else max(promised - without, 0)
 
 
-def _known_long(promised: int) -> int | None:
-    """Return a 64-bit size, or None if it is a placeholder for "unknown"."""
-    return None if promised in _UNKNOWN_LONG_SIZES else promised
+def _known_long(promised: int, without: int = 0) -> int | None:
+    """Return a 64-bit size less `without` bytes, or None if it is a placeholder for "unknown"."""
+    return None if promised in _UNKNOWN_LONG_SIZES else max(promised - without, 0)
+
+
+def _chunks(read: Read, size: int, at: int, layout: _ChunkLayout) -> Iterator[tuple[bytes, int, int]]:
+    """Yield name, size and first byte of each chunk from `at` on, up to the limit on chunks.
+
+    Raise a struct.error if the file ends within a chunk's header.
+    """
+    header, align, counted = layout
+    for _ in range(_MOST_CHUNKS):
+        name, nbytes = header.unpack(read(at, min(header.size, size - at)))
+        yield name, nbytes, at + header.size
+        # At least a header further: a size that counts the header may be less than that.
+        at += max(-(-(nbytes + header.size - counted) // align) * align, header.size)
 
 
 def _riff(read: Read, size: int, head: bytes) -> AudioExtent | None:
@@ -132,20 +147,17 @@ def _riff(read: Read, size: int, head: bytes) -> AudioExtent | None:
     """
     order = ">" if head[:4] == b"RIFX" else "<"
     whole, long_sizes, block = struct.unpack_from(f"{order}I", head, 4)[0], None, 1
-    at = 12
-    for _ in range(_MOST_CHUNKS):
-        name, nbytes = struct.unpack(f"{order}4sI", read(at, min(8, size - at)))
+    for name, nbytes, begin in _chunks(read, size, 12, (struct.Struct(f"{order}4sI"), 2, 0)):
         if name == b"data":
             # RF64 and BW64 put all ones here and the real size into ds64: first that of the file, then that of the
             # data.
             if long_sizes is not None and nbytes == 2**32 - 1:
-                return AudioExtent(at + 8, _known_long(long_sizes[1]), block)
-            return _riff_data(at + 8, nbytes, whole, block)
+                return AudioExtent(begin, _known_long(long_sizes[1]), block)
+            return _riff_data(begin, nbytes, whole, block)
         if name == b"ds64":
-            long_sizes = struct.unpack("<QQ", read(at + 8, 16))
+            long_sizes = struct.unpack("<QQ", read(begin, 16))
         elif name == b"fmt ":
-            block = max(struct.unpack(f"{order}H", read(at + 20, 2))[0], 1)
-        at += 8 + nbytes + nbytes % 2
+            block = max(struct.unpack(f"{order}H", read(begin + 12, 2))[0], 1)
     return None
 
 
@@ -159,14 +171,10 @@ def _riff_data(begin: int, nbytes: int, whole: int, block: int) -> AudioExtent:
 
 def _aiff(read: Read, size: int, _head: bytes) -> AudioExtent | None:
     """Return the extent in an AIFF or AIFC file; None without a sound chunk."""
-    at = 12
-    for _ in range(_MOST_CHUNKS):
-        name, nbytes = struct.unpack(">4sI", read(at, min(8, size - at)))
+    for name, nbytes, begin in _chunks(read, size, 12, (struct.Struct(">4sI"), 2, 0)):
         if name == b"SSND":
-            known = _known(nbytes)
             # The chunk's size includes 8 bytes, offset and block size, between its header and the audio.
-            return AudioExtent(at + 16, None if known is None else max(known - 8, 0))
-        at += 8 + nbytes + nbytes % 2
+            return AudioExtent(begin + 8, _known(nbytes, without=8))
     return None
 
 
@@ -175,25 +183,18 @@ def _w64(read: Read, size: int, _head: bytes) -> AudioExtent | None:
 
     Sizes include the chunk's own header of 24 bytes, and chunks begin at multiples of 8.
     """
-    at = 40
-    for _ in range(_MOST_CHUNKS):
-        name, nbytes = struct.unpack("<4s12xQ", read(at, min(24, size - at)))
+    for name, nbytes, begin in _chunks(read, size, 40, (struct.Struct("<4s12xQ"), 8, 24)):
         if name == b"data":
-            known = _known_long(nbytes)
-            return AudioExtent(at + 24, None if known is None else max(known - 24, 0))
-        at += max(-(-nbytes // 8) * 8, 24)
+            return AudioExtent(begin, _known_long(nbytes, without=24))
     return None
 
 
 def _caf(read: Read, size: int, _head: bytes) -> AudioExtent | None:
     """Return the extent in a Core Audio file; None without a data chunk."""
-    at = 8
-    for _ in range(_MOST_CHUNKS):
-        name, nbytes = struct.unpack(">4sQ", read(at, min(12, size - at)))
+    for name, nbytes, begin in _chunks(read, size, 8, (struct.Struct(">4sQ"), 1, 0)):
         if name == b"data":
-            known = _known_long(nbytes)
-            return AudioExtent(at + 16, None if known is None else max(known - 4, 0))
-        at += 12 + nbytes
+            # The chunk's size includes 4 bytes, an edit count, between its header and the audio.
+            return AudioExtent(begin + 4, _known_long(nbytes, without=4))
     return None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from loader_server.sources.audio.audio_files import AVERAGED, AudioHeader, audio_bytes, header_of, header_of_remote
@@ -27,6 +28,17 @@ __all__ = ["WHOLE_FILE", "AudioStretch", "Headers", "Stretch", "channel_setting"
 
 #: In place of the first frame: the sample is the whole file.
 WHOLE_FILE = -1
+
+#: Columns of the index, and where an AudioStretch has their values.
+_COLUMNS = {
+    "bytes": "header.bytes",
+    "mtime_ns": "header.mtime_ns",
+    "content": "header.content",
+    "frames": "frames",
+    "rate": "header.rate",
+    "start": "start",
+    "channel": "channel",
+}
 
 #: How far a stretch may overrun its recording, as in Kaldi; it is cut there.
 _OVERSHOOT_S = 0.5
@@ -97,8 +109,7 @@ class Headers:
         if self._largest and isinstance(found, AudioStretch):
             nbytes = audio_bytes(found.frames, header.channels)
             if nbytes > self._largest:
-                detail = "expected {}, got {}".format(*size_texts(nbytes, self._largest))
-                return BadRow(*where, OVER_LARGEST, detail)
+                return BadRow(*where, OVER_LARGEST, "expected {}, got {}".format(*size_texts(nbytes, self._largest)))
         return found
 
 
@@ -115,15 +126,20 @@ def _header(path: str, files: Files) -> AudioHeader | BadRow:
         shown = without_credentials(path) if is_url(path) else path
         return BadRow(path, 0, "missing_file", f"expected {error.expected}, got {error.got}: {shown}")
     except OSError as error:
-        reason = "missing_file" if isinstance(error, FileNotFoundError) else "unreadable"
-        return BadRow(path, 0, reason, f"{error.strerror}: {path}")
+        return BadRow(
+            path,
+            0,
+            "missing_file" if isinstance(error, FileNotFoundError) else "unreadable",
+            f"{error.strerror}: {path}",
+        )
 
 
 def _cut(header: AudioHeader, asked: Stretch, where: tuple[str, int]) -> AudioStretch | BadRow:
     """Return the frames that a stretch covers, or a BadRow if it lies outside the recording or is empty."""
     if not AVERAGED <= asked.channel < header.channels:
-        detail = f"expected a channel from 0 to {header.channels - 1}, got {asked.channel}"
-        return BadRow(*where, "wrong_channel", detail)
+        return BadRow(
+            *where, "wrong_channel", f"expected a channel from 0 to {header.channels - 1}, got {asked.channel}"
+        )
     length_s = header.frames / header.rate
     duration_s = length_s - asked.start_s if math.isinf(asked.duration_s) else asked.duration_s
     start, frames = _frame(asked.start_s, header), _frame(duration_s, header)
@@ -148,9 +164,7 @@ def stretch_columns(stretches: Sequence[AudioStretch], *, plain: bool) -> dict[s
 
     They can be left out if all samples are whole files with all channels.
     """
-    headers = [stretch.header for stretch in stretches]
-    columns = {name: [getattr(header, name) for header in headers] for name in ("bytes", "mtime_ns", "content")}
-    columns |= {"frames": [stretch.frames for stretch in stretches], "rate": [header.rate for header in headers]}
-    # Two columns less in an index of millions of recordings.
-    names = () if plain else ("start", "channel")
-    return columns | {name: [getattr(stretch, name) for stretch in stretches] for name in names}
+    columns = {name: list(map(attrgetter(fact), stretches)) for name, fact in _COLUMNS.items()}
+    if plain:
+        del columns["start"], columns["channel"]
+    return columns

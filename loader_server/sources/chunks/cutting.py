@@ -245,8 +245,12 @@ class ChunkTable:
         """Return where each of these chunks lies."""
         recordings = self.recordings_of(chunks)
         starts = (chunks - self.firsts[recordings]) * self._stride[recordings]
-        stops = np.minimum(starts + self._steps[recordings], self._lengths[recordings])
-        return Extents(recordings, starts, stops, chunks + 1 == self.firsts[recordings + 1])
+        return Extents(
+            recordings,
+            starts,
+            np.minimum(starts + self._steps[recordings], self._lengths[recordings]),
+            chunks + 1 == self.firsts[recordings + 1],
+        )
 
     def segments(self, own: NDArray[np.int64], most: int) -> NDArray[np.int64]:
         """Return where segments of chunks begin: none cuts a recording in two.

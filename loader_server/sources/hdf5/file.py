@@ -71,8 +71,12 @@ class Hdf5File:
 
     def _damaged(self, got: str) -> DataError:
         """Return the DataError for a file that h5py cannot read."""
-        remedy = "It is cut short or damaged, or something else: write or copy it anew, or mend `paths`."
-        return DataError(expected="a whole HDF5 file", got=" ".join(got.split()), where=self.where, remedy=remedy)
+        return DataError(
+            expected="a whole HDF5 file",
+            got=" ".join(got.split()),
+            where=self.where,
+            remedy="It is cut short or damaged, or something else: write or copy it anew, or mend `paths`.",
+        )
 
     def _reader(self, column: Hdf5Column) -> Callable[[int, int], bytes | None] | None:
         """Return what reads the bytes of a range of rows from their place in the file; None if the library has to.

@@ -15,7 +15,7 @@ import numpy as np
 
 from loader_server.sources.hdf5.outside import link_outside, refuse_link_outside, refuse_values_outside
 from shared.errors import DataError
-from shared.wire.layout import DTYPES, Field
+from shared.wire.layout import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,13 +49,6 @@ class Hdf5Column:
     def is_text(self) -> bool:
         """Return whether the column holds strings, which are for transforms."""
         return self.dtype == "text"
-
-    def field(self, *, padded: bool) -> Field:
-        """Return the field of a sample's value; `padded` makes the first axis of a row count as its length."""
-        if self.ragged:
-            return Field(key=self.key, dtype=self.dtype, shape=(None, *self.inner))
-        shape = (None, *self.inner[1:]) if padded and self.inner else self.inner
-        return Field(key=self.key, dtype=self.dtype, shape=shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +107,7 @@ def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: st
     if not chosen:
         raise _unusable(where, "datasets of samples", _quoted(file), "Name the group that they are in by `group`.")
     for column in chosen:
-        if column.is_text and (column.ragged or column.inner):
-            raise _unusable(where, f'one string a sample as "{column.key}"', "several", "Leave it out by `keys`.")
-        if not column.is_text and column.dtype not in DTYPES:
-            expected = f'"{column.key}" of strings, or of a dtype of {", ".join(sorted(DTYPES))}'
-            raise _unusable(where, expected, column.dtype, "Convert it, or leave it out by `keys`.")
+        _refuse_unusable(column, where)
     # The checks below come before any value is read: zeros that the library makes up for a missing file would pass as
     # lengths.
     tags = _TAGS if returnn and _TAGS in file else ""
@@ -128,10 +117,22 @@ def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: st
         refuse_values_outside(file, path, where)
     if returnn:
         _refuse_other_lengths(file, where)
-    samples = len(file[_LENGTHS]) if returnn else _common_samples(file, chosen, where)
-    layout = Hdf5Layout(chosen, samples, tags, returnn)
+    layout = Hdf5Layout(chosen, len(file[_LENGTHS]) if returnn else _common_samples(file, chosen, where), tags, returnn)
     _refuse_misfit(file, layout, where)
     return layout
+
+
+def _refuse_unusable(column: Hdf5Column, where: str) -> None:
+    """Raise a DataError if a sample has several strings, or values of an unsupported dtype."""
+    if column.is_text and (column.ragged or column.inner):
+        raise _unusable(where, f'one string a sample as "{column.key}"', "several", "Leave it out by `keys`.")
+    if not column.is_text and column.dtype not in DTYPES:
+        raise _unusable(
+            where,
+            f'"{column.key}" of strings, or of a dtype of {", ".join(sorted(DTYPES))}',
+            column.dtype,
+            "Convert it, or leave it out by `keys`.",
+        )
 
 
 def _datasets_beside(columns: Sequence[Hdf5Column], tags: str, *, returnn: bool) -> Iterator[str]:
@@ -228,8 +229,12 @@ def _common_samples(file: h5py.File, columns: Sequence[Hdf5Column], where: str) 
     first, *others = counts.items()
     for key, count in others:
         if count != first[1]:
-            expected = f'{first[1]} samples of "{key}", as of "{first[0]}"'
-            raise _unusable(where, expected, str(count), "Datasets of samples are equally long: choose by `keys`.")
+            raise _unusable(
+                where,
+                f'{first[1]} samples of "{key}", as of "{first[0]}"',
+                str(count),
+                "Datasets of samples are equally long: choose by `keys`.",
+            )
     return first[1]
 
 
@@ -239,8 +244,11 @@ def _count(file: h5py.File, column: Hdf5Column, where: str) -> int:
         return len(file[column.dataset])
     offsets = file[_offsets_of(column.dataset)]
     if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or not len(offsets):
-        expected = f'offsets of "{column.key}": whole numbers in one axis, one more than there are samples'
-        raise _unusable(where, expected, f"{offsets.dtype} {list(offsets.shape)}")
+        raise _unusable(
+            where,
+            f'offsets of "{column.key}": whole numbers in one axis, one more than there are samples',
+            f"{offsets.dtype} {list(offsets.shape)}",
+        )
     return len(offsets) - 1
 
 
@@ -266,8 +274,11 @@ def _refuse_other_lengths(file: h5py.File, where: str) -> None:
     """Raise a DataError if RETURNN's lengths have another shape, or tags another number."""
     lengths, needed = file[_LENGTHS], len(_places_of_lengths(file))
     if lengths.ndim != 2 or lengths.dtype.kind not in "iu" or lengths.shape[1] < needed:
-        expected = f"{_LENGTHS} of whole numbers, with a column for each of {needed} datasets"
-        raise _unusable(where, expected, f"{lengths.dtype} {list(lengths.shape)}")
+        raise _unusable(
+            where,
+            f"{_LENGTHS} of whole numbers, with a column for each of {needed} datasets",
+            f"{lengths.dtype} {list(lengths.shape)}",
+        )
     if _TAGS in file and len(file[_TAGS]) != len(lengths):
         raise _unusable(where, f"{len(lengths)} names in {_TAGS}", str(len(file[_TAGS])))
 

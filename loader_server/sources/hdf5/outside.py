@@ -266,16 +266,21 @@ class VirtualRows:
             refuse_values_outside(file, name, where)
             shape, dtype = file[name].shape, file[name].dtype
         except (OSError, KeyError) as error:
-            expected = f'a whole HDF5 file with a dataset "{name}"'
-            raise DataError(expected=expected, got=str(error), where=where, remedy=_MEND_PART) from None
+            raise DataError(
+                expected=f'a whole HDF5 file with a dataset "{name}"', got=str(error), where=where, remedy=_MEND_PART
+            ) from None
         if dtype != self._dtype:
             raise DataError(expected=f'"{name}" of {self._dtype}', got=str(dtype), where=where, remedy=_MEND_PART)
         return tuple(shape)
 
     def _unusable(self, expected: str, got: str) -> DataError:
         """Return the DataError for a virtual dataset that is not acceptable."""
-        where = f'{self._where}, the virtual dataset "{self._name.strip("/")}"'
-        return DataError(expected=expected, got=got, where=where, remedy=_MEND_PART)
+        return DataError(
+            expected=expected,
+            got=got,
+            where=f'{self._where}, the virtual dataset "{self._name.strip("/")}"',
+            remedy=_MEND_PART,
+        )
 
     def _close_parts(self) -> None:
         """Close all open parts."""

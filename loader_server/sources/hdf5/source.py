@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.batch_columns import joined_parts, parted
+from loader_server.sources.batch_columns import fields_of_rows, joined_parts, parted
 from loader_server.sources.files.facts import changed
 from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.hdf5.file import Hdf5File
@@ -133,8 +133,7 @@ class Hdf5Source(Source):
     def fields(self) -> tuple[Field, ...]:
         """Return the field of each key that holds numbers."""
         numeric = [column for column in self._columns if not column.is_text]
-        padded = not any(column.ragged for column in numeric)
-        return tuple(column.field(padded=padded) for column in numeric)
+        return fields_of_rows((column.key, column.dtype, column.inner, column.ragged) for column in numeric)
 
     # --- while an index is made ---
 

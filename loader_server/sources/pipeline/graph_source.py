@@ -259,10 +259,9 @@ def _only_source(graph: Any, of: GraphShard) -> Any:
     odd = sorted({node.op for node in datasets.values()} & _POSITIONAL)
     if len(sources) == 1 and not odd and sources[0].op in _SHAREABLE:
         return sources[0]
-    got = f"{', '.join(sorted(node.op for node in sources))}{' with ' if odd else ''}{', '.join(odd)}"
     raise SettingsError(
         expected=f"one source whose elements can be divided among {of.shards} producers",
-        got=got,
+        got=f"{', '.join(sorted(node.op for node in sources))}{' with ' if odd else ''}{', '.join(odd)}",
         where=of.where,
         remedy=_HINTED,
     )

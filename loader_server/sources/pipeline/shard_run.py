@@ -147,8 +147,10 @@ def _with_traceback(error: Exception) -> str:
 
 def _is_in_between(filename: str) -> bool:
     """Tell whether a line of a traceback is TensorFlow's or ours, and not the user's."""
-    between = {"tensorflow", "keras", "loader_server"} & set(Path(filename).parts)
-    return bool(between) or filename == build_pipeline.__code__.co_filename
+    return (
+        bool({"tensorflow", "keras", "loader_server"} & set(Path(filename).parts))
+        or filename == build_pipeline.__code__.co_filename
+    )
 
 
 def _build(tf: Any, order: PipelineOrder, epoch: int, shard: int) -> tf.data.Dataset:
@@ -232,8 +234,11 @@ def _refuse_unsteady(tf: Any, dataset: tf.data.Dataset, where: str) -> None:
 
     Both give other elements from run to run, so a shard could not be made again.
     """
-    ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
-    graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph(external_state_policy=ignore).numpy())  # noqa: SLF001 - nothing public shows the graph
+    graph = tf.compat.v1.GraphDef.FromString(
+        dataset._as_serialized_graph(  # noqa: SLF001 - nothing public shows the graph
+            external_state_policy=tf.data.experimental.ExternalStatePolicy.IGNORE
+        ).numpy()
+    )
     functions = {function.signature.name: function for function in graph.library.function}
     for node in (*graph.node, *(node for function in functions.values() for node in function.node_def)):
         # Parallel operations that call a function, which they name as `f`.

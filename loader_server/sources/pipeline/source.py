@@ -90,8 +90,12 @@ class PipelineSource(ShardedSource):
     def made_of(self) -> str:
         """A fingerprint of the code, the seed and the base: elements change if one of these does."""
         code = own_code(self.modules)
-        base = self._base.opened if self._base is not None else ""
-        return fingerprint(code.sources, repr(sorted(code.packages.items())), str(self.of_job.seed), base)
+        return fingerprint(
+            code.sources,
+            repr(sorted(code.packages.items())),
+            str(self.of_job.seed),
+            self._base.opened if self._base is not None else "",
+        )
 
     def survey(self) -> Inventory:
         """Return one piece for each shard; raise a SettingsError if there is neither a function nor a base."""

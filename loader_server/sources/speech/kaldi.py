@@ -126,7 +126,7 @@ class KaldiSource(ListedSource):
         # The utterances of a folder that is named twice, perhaps by a link, would count twice.
         self.files.refuse_twice(path.rstrip("/") for path in self.settings.paths)
         self._folders = folders = self._all_folders()
-        self._refuse_some_without_text(folders)
+        _refuse_other_folders(folders, ", ".join(self.settings.paths) or str(self.base))
         listed = [f"{folder.path}/{table}" for folder in folders for table in folder.tables]
         about: dict[str, Any] = {"first": [folder.tables[0] for folder in folders]}
         about |= {"columns": self._first_columns()} if self._features else {}
@@ -137,18 +137,6 @@ class KaldiSource(ListedSource):
             origin=[list_facts(path, self.files, "table") for path in listed],
             about=about,
         )
-
-    def _refuse_some_without_text(self, folders: Sequence[KaldiFolder]) -> None:
-        """Raise a DataError unless all folders have a `text`, or none."""
-        # Every piece of an index has the same columns, so texts have to be everywhere or nowhere.
-        without = [folder.path for folder in folders if TEXT not in folder.tables]
-        if not folders or 0 < len(without) < len(folders):
-            raise DataError(
-                expected="a text in all folders or in none" if folders else "at least one folder",
-                got=f"none in {without[0]}" if folders else "none",
-                where=", ".join(self.settings.paths) or str(self.base),
-                remedy="Add the table text." if folders else 'Write paths = ["data/train"].',
-            )
 
     def _first_columns(self) -> int:
         """Return the width of the first features that can be read; 0 for vectors or without any."""
@@ -206,8 +194,11 @@ class KaldiSource(ListedSource):
             place = archives.find(self._below_root(utterance.path), utterance.offset, utterance.rows, where)
             if isinstance(place, BadRow) or columns in (None, place.header.columns):
                 return place
-            detail = f"expected {columns} columns, as the first features have, got {place.header.columns}"
-            return BadRow(*where, "other_columns", detail)
+            return BadRow(
+                *where,
+                "other_columns",
+                f"expected {columns} columns, as the first features have, got {place.header.columns}",
+            )
 
         return find
 
@@ -276,3 +267,18 @@ class KaldiSource(ListedSource):
         super().close()
         for folder in self._folders:
             folder.close()
+
+
+def _refuse_other_folders(folders: Sequence[KaldiFolder], where: str) -> None:
+    """Raise a DataError if there are no folders, or if only some have a `text`."""
+    if not folders:
+        raise DataError(expected="at least one folder", got="none", where=where, remedy='Write paths = ["data/train"].')
+    # Every piece of an index has the same columns, so texts have to be everywhere or nowhere.
+    without = [folder.path for folder in folders if TEXT not in folder.tables]
+    if 0 < len(without) < len(folders):
+        raise DataError(
+            expected="a text in all folders or in none",
+            got=f"none in {without[0]}",
+            where=where,
+            remedy="Add the table text.",
+        )

@@ -44,6 +44,11 @@ class ArkHeader:
     begin: int
     nbytes: int
 
+    @property
+    def kind_number(self) -> int:
+        """Return the place of the kind among KINDS, for a column of numbers."""
+        return KINDS.index(self.kind)
+
 
 def ark_header(raw: bytes) -> ArkHeader | None:
     """Return the header that these bytes begin with; None if it is not one of the binary kinds."""

@@ -96,8 +96,16 @@ def _utterance(joined: JoinedLine, first: str, tables: Collection[str]) -> Kaldi
     elif _PLACE.fullmatch(path):
         raise _Unusable("in_archive", f"expected an audio file, got a place in an archive: {path}")
     text = _entry(joined, TEXT, "no_text", f'of "{key}"', empty=True) if TEXT in tables else ""
-    speaker = _entry(joined, SPEAKERS, "no_speaker", f'of "{key}"') if SPEAKERS in tables else ""
-    return KaldiUtterance(joined.number + 1, key, path, offset, rows, stretch, text, speaker)
+    return KaldiUtterance(
+        joined.number + 1,
+        key,
+        path,
+        offset,
+        rows,
+        stretch,
+        text,
+        _entry(joined, SPEAKERS, "no_speaker", f'of "{key}"') if SPEAKERS in tables else "",
+    )
 
 
 def _entry(joined: JoinedLine, table: str, reason: str, of: str, *, empty: bool = False) -> str:
@@ -155,8 +163,7 @@ def _segment(rest: str) -> Stretch:
         if not math.isfinite(begin_s + end_s):
             raise ValueError(rest)
         duration_s = math.inf if end_s == _TO_THE_END else end_s - begin_s
-        number = int(_CHANNELS.get(channel, channel)) if channel else AVERAGED
-        return Stretch(begin_s, duration_s, number)
+        return Stretch(begin_s, duration_s, int(_CHANNELS.get(channel, channel)) if channel else AVERAGED)
     except ValueError:
         expected = "expected a recording, begin and end in seconds, and perhaps a channel"
         raise _Unusable("malformed", f"{expected}, got {rest}") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,6 +36,17 @@ if TYPE_CHECKING:
 __all__ = ["ArchiveHeaders", "ArchivePlace", "ArchivedFeatures", "feature_columns", "features_field"]
 
 
+#: Columns of the index, and where an ArchivePlace has their values.
+_COLUMNS = {
+    "bytes": "archive.bytes",
+    "mtime_ns": "archive.version",
+    "content": "content",
+    "offset": "offset",
+    "kind": "header.kind_number",
+    "nbytes": "header.nbytes",
+    "length_features": "rows",
+    "first": "first",
+}
 #: How many rows a range may overrun its matrix by, as in Kaldi; it is cut at the matrix's end.
 _OVERSHOOT_ROWS = 3
 
@@ -104,16 +116,10 @@ def feature_columns(places: Sequence[ArchivePlace], *, ranged: bool) -> dict[str
 
     Without `ranged` all samples are whole matrices.
     """
-    columns = {
-        "bytes": [place.archive.bytes for place in places],
-        "mtime_ns": [place.archive.version for place in places],
-        "content": [place.content for place in places],
-        "offset": [place.offset for place in places],
-        "kind": [KINDS.index(place.header.kind) for place in places],
-        "nbytes": [place.header.nbytes for place in places],
-        "length_features": [place.rows for place in places],
-    }
-    return columns | {"first": [place.first for place in places]} if ranged else columns
+    columns = {name: list(map(attrgetter(fact), places)) for name, fact in _COLUMNS.items()}
+    if not ranged:
+        del columns["first"]
+    return columns
 
 
 class ArchivedFeatures:
@@ -152,8 +158,9 @@ class ArchivedFeatures:
 
     def expect(self, samples: Sequence[int]) -> None:
         """Start fetching the samples' matrices that are remote."""
-        parts = ((self._path_of(sample), self._facts(sample), *self._place(sample)) for sample in samples)
-        self._files.expect_parts(parts)
+        self._files.expect_parts(
+            (self._path_of(sample), self._facts(sample), *self._place(sample)) for sample in samples
+        )
 
     def indexed_files(self) -> IndexedFiles:
         """Return the archives, each at least once."""
@@ -188,8 +195,9 @@ class ArchivedFeatures:
         than once if samples are not in their order.
         """
         size, version, offset = (self._numbers[name] for name in ("bytes", "mtime_ns", "offset"))
-        begins = (np.diff(size) != 0) | (np.diff(version) != 0) | (np.diff(offset) <= 0)
-        return np.concatenate([[0], np.flatnonzero(begins) + 1])[: len(size)]
+        return np.concatenate(
+            [[0], np.flatnonzero((np.diff(size) != 0) | (np.diff(version) != 0) | (np.diff(offset) <= 0)) + 1]
+        )[: len(size)]
 
     def _place(self, sample: int) -> tuple[int, int]:
         """Return offset and number of bytes of the sample's matrix."""

@@ -118,8 +118,7 @@ class KaldiFolder:
         where = self._files.where(self._table(TEXT))
         if joined.first.find(table.keys[number : number + 1])[0] >= 0:
             return BadRow(where, number + 1, "duplicate", f'expected each key once, got "{key}" again')
-        detail = f'expected "{key}" in {self.tables[0]} too, got none'
-        return BadRow(where, number + 1, "only_text", detail)
+        return BadRow(where, number + 1, "only_text", f'expected "{key}" in {self.tables[0]} too, got none')
 
     def close(self) -> None:
         """Close the tables, if they are open."""

@@ -107,8 +107,11 @@ class LhotseSource(ListedSource):
                 remedy='Write paths = ["cuts.jsonl.gz"].',
             )
         self.files.refuse_twice(self.settings.paths)
-        origin = [list_facts(path, self.files, _MANIFEST) for path in self.settings.paths]
-        return Inventory(total=sum(1 for _ in self._rows()), pieces=self._pieces, origin=origin)
+        return Inventory(
+            total=sum(1 for _ in self._rows()),
+            pieces=self._pieces,
+            origin=[list_facts(path, self.files, _MANIFEST) for path in self.settings.paths],
+        )
 
     def _pieces(self, rows: int) -> Iterator[CutPiece]:
         """Yield all rows in pieces of at most `rows` rows."""
@@ -147,13 +150,17 @@ class LhotseSource(ListedSource):
                 good[number] = manifest, place, cut, audio
         cuts = [cut for _, _, cut, _ in good.values()]
         strings = {name: [getattr(cut, name) for cut in cuts] for name in ("key", "path", *self.beside_audio)}
-        numbers = {
-            "manifest": [manifest for manifest, _, _, _ in good.values()],
-            "line": [place for _, place, _, _ in good.values()],
-            "length_text": list(map(len, strings["text"])),
-            **stretch_columns([audio for _, _, _, audio in good.values()], plain=False),
-        }
-        return Found(rows=list(good), numbers=numbers, strings=strings, bad=bad)
+        return Found(
+            rows=list(good),
+            numbers={
+                "manifest": [manifest for manifest, _, _, _ in good.values()],
+                "line": [place for _, place, _, _ in good.values()],
+                "length_text": list(map(len, strings["text"])),
+                **stretch_columns([audio for _, _, _, audio in good.values()], plain=False),
+            },
+            strings=strings,
+            bad=bad,
+        )
 
     def _audio(self, cut: CutSample, headers: Headers, where: tuple[str, int]) -> AudioStretch | BadRow:
         """Return the stretch of a cut's recording, or a BadRow if its file or its rate does not fit."""
@@ -161,8 +168,11 @@ class LhotseSource(ListedSource):
         # Another rate means another file than the manifest was made of: its seconds may be of another recording.
         if isinstance(audio, BadRow) or audio.header.rate == cut.rate:
             return audio
-        detail = f"expected {cut.rate} Hz, as the recording's manifest says, got {audio.header.rate}: {cut.path}"
-        return BadRow(*where, "other_rate", detail)
+        return BadRow(
+            *where,
+            "other_rate",
+            f"expected {cut.rate} Hz, as the recording's manifest says, got {audio.header.rate}: {cut.path}",
+        )
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
         """Return the common rate of all files, or 0 if they differ."""

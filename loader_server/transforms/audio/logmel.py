@@ -27,8 +27,9 @@ class LogMelTransform(MelTransform):
     """Transform of `audio` to float32 `[frames, bands]`."""
 
     def __init__(self, settings: LogMelSettings) -> None:
-        convention = CONVENTIONS[settings.convention] if settings.convention else OWN
-        super().__init__(settings, settings.bands, settings.bands, convention)
+        super().__init__(
+            settings, settings.bands, settings.bands, CONVENTIONS[settings.convention] if settings.convention else OWN
+        )
 
     def _features_of(self, energies: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logarithms of the energies, which are overwritten."""
