@@ -24,12 +24,14 @@ __all__ = [
     "Columns",
     "Gathers",
     "Ragged",
+    "array_of",
     "fields_of_rows",
     "gather_rows",
     "interleaved",
     "joined_parts",
     "parted",
     "ragged",
+    "shown_axes",
     "write_padded",
 ]
 
@@ -96,6 +98,18 @@ def _shape(inner: tuple[int, ...], *, ragged: bool, padded: bool) -> tuple[int |
     return (None, *inner[1:]) if padded and inner else inner
 
 
+def shown_axes(shape: Iterable[int | None]) -> str:
+    """Return a shape as messages show it, with "any" for a padded axis."""
+    return ", ".join("any" if axis is None else str(axis) for axis in shape)
+
+
+def array_of(part: memoryview, dtype: Any, inner: tuple[int, ...], *, ragged: bool) -> NDArray[Any]:
+    """Return a sample's values as a new array; a ragged sample has as many values as its bytes hold."""
+    # A copy, because a transform may change it in place, and the bytes may be kept for other epochs.
+    values: NDArray[Any] = np.frombuffer(part, dtype).reshape((-1, *inner) if ragged else inner).copy()
+    return values
+
+
 def write_padded(
     values: NDArray[Any], starts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[Any]
 ) -> None:
@@ -115,7 +129,7 @@ def joined_parts(parts: Sequence[bytes]) -> bytes:
 
 def parted(raw: bytes, count: int) -> list[memoryview]:
     """Return the bytes of each of `count` values that `joined_parts` joined."""
-    # Views, not copies: `decode` copies each value once, into the array that it hands out.
+    # Views, not copies: `array_of` copies each value once.
     rest = memoryview(raw)[8 * count :]
     ends = np.cumsum(np.frombuffer(raw, np.int64, count)).tolist()
     return [rest[start:end] for start, end in zip((0, *ends), ends, strict=False)]

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from loader_server.named_objects import import_named
+from loader_server.sources.batch_columns import shown_axes
 from loader_server.sources.blame import error_text, undecoded
 from loader_server.sources.sample_limits import look_twice
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
@@ -364,18 +365,17 @@ def _kinds(sample: _Values) -> dict[str, Field | None]:
 
 def _fields(sample: _Values, padded: AbstractSet[str]) -> list[Field]:
     """Return arrays and numbers as fields; the first axis varies only for the padded keys."""
-    kinds = {key: kind for key, kind in _kinds(sample).items() if kind is not None}
-    return [kind if key in padded else replace(kind, shape=np.shape(sample[key])) for key, kind in kinds.items()]
+    kinds = [kind for kind in _kinds(sample).values() if kind is not None]
+    return [kind if kind.key in padded else replace(kind, shape=np.shape(sample[kind.key])) for kind in kinds]
 
 
 def _kind(key: str, value: NDArray[Any]) -> Field:
+    """Return an array's field with the first axis padded, if it has one."""
     return Field(key=key, dtype=str(value.dtype), shape=(None, *value.shape[1:]) if value.ndim else ())
 
 
 def _shown(key: str, kinds: Mapping[str, Field | None]) -> str:
-    if key not in kinds:
-        return f'no "{key}"'
-    kind = kinds[key]
-    if kind is None:
-        return f'"{key}" as no array'
-    return f'"{key}" as {kind.dtype} [{", ".join("any" if axis is None else str(axis) for axis in kind.shape)}]'
+    """Return a key and its kind as messages show them."""
+    if (kind := kinds.get(key)) is None:
+        return f'"{key}" as no array' if key in kinds else f'no "{key}"'
+    return f'"{key}" as {kind.dtype} [{shown_axes(kind.shape)}]'

@@ -120,21 +120,18 @@ def _refuse_bad(bad: list[BadRow], good: int, where: str) -> None:
 
 def _indexed(source: Source, inventory: Inventory, parts: list[Found], base: Path) -> Indexed:
     """Return what an index would hold, from all parts that have good rows."""
-    numbers = {name: np.concatenate([_numbers(part, name) for part in parts]) for name in parts[0].numbers}
+    numbers = {
+        name: np.concatenate([np.asarray(part.numbers[name], np.int64) for part in parts]) for name in parts[0].numbers
+    }
     strings = {name: [text for part in parts for text in part.strings[name]] for name in parts[0].strings}
-    about = {**inventory.about, **source.conclude(numbers)}
     return Indexed(
         samples=sum(len(part.rows) for part in parts),
         numbers=numbers,
         strings=strings,
         origin=inventory.origin,
-        about=about,
+        about={**inventory.about, **source.conclude(numbers)},
         place=base,
     )
-
-
-def _numbers(part: Found, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return np.asarray(part.numbers[name], np.int64)
 
 
 def _values(column: Any) -> str:

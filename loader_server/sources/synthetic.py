@@ -120,8 +120,8 @@ def _top_bits(samples: NDArray[np.int64], key: int, bits: int) -> NDArray[np.int
 
 def _length_steps(settings: SyntheticSettings) -> NDArray[np.int64]:
     """Return the possible lengths, equally likely, in ascending order."""
-    lengths = [round(settings.median_length * math.exp(settings.spread * score)) for score in _scores()]
-    return np.maximum(np.array(lengths, np.int64), 1)
+    lengths = (max(round(settings.median_length * math.exp(settings.spread * score)), 1) for score in _scores())
+    return np.fromiter(lengths, np.int64)
 
 
 @functools.cache
@@ -139,8 +139,7 @@ def _text(settings: SyntheticSettings, steps: int) -> NDArray[Any]:
     """Return the text: tokens from 1, because 0 is padding, or features from -1 to 1 that float32 holds exactly."""
     if settings.kind == "tokens":
         words = hashed(np.arange(steps), key_of("synthetic tokens"))
-        most = np.uint64(settings.vocabulary - 1)
-        tokens: NDArray[Any] = (words % most + np.uint64(1)).astype(np.int32)
+        tokens: NDArray[Any] = (words % np.uint64(settings.vocabulary - 1) + np.uint64(1)).astype(np.int32)
         return tokens
     # 16 bits, because a whole number of steps of 2**-15 from -1 to 1 is exact in float32.
     words = hashed(np.arange(steps * settings.bands), key_of("synthetic features")) >> np.uint64(48)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.installed import version_of
+from loader_server.sources.batch_columns import shown_axes
 from loader_server.sources.blame import error_text, is_the_samples
 from loader_server.sources.files.facts import FilePlaces
 from loader_server.transforms.find import find_transforms
@@ -88,7 +89,6 @@ class Chain:
             _refuse_other_statistics(step, steps[:place], where)
             fields = _after(fields, step, where)
         recipe = _recipe(steps)
-        asked = (names, {name: dict(table) for name, table in tables.items()}, places)
         return Chain(
             steps=steps,
             raw=raw,
@@ -96,7 +96,7 @@ class Chain:
             draws=any(step.draws for step in steps),
             recipe=recipe,
             where=where,
-            asked=asked,
+            asked=(names, {name: dict(table) for name, table in tables.items()}, places),
         )
 
     # Pickle what the chain was made from, not the chain: a user's transform need not be picklable.
@@ -170,7 +170,7 @@ class Chain:
         for step in self.steps:
             rule = _may_refuse(step)
             if rule is not None:
-                found |= _told(rule, lengths, f"{self.where}, {step.name}").astype(np.bool_)
+                found |= _applied(rule, lengths, f"{self.where}, {step.name}").astype(np.bool_)
             lengths |= self.foretold(step, lengths)
         return found
 
@@ -297,7 +297,8 @@ def _fingerprint(steps: Sequence[NamedTransform]) -> str:
 
 
 def _packages(steps: Sequence[NamedTransform]) -> dict[str, str]:
-    return {name: version for step in steps for name, version in step.packages.items()} | _versions()
+    own = {name: version_of(name) for name in _PACKAGES}
+    return {name: version for step in steps for name, version in step.packages.items()} | own
 
 
 def _recipe(steps: Sequence[NamedTransform]) -> str:
@@ -317,7 +318,7 @@ def _refuse_other_statistics(step: NamedTransform, before: Sequence[NamedTransfo
     made_of = getattr(step.call, "made_of", None)
     if made_of is not None and made_of != _steady_recipe(before):
         raise SettingsError(
-            expected=f"statistics of what {', '.join(one.name for one in before) or 'the source'} now makes",
+            expected=f"statistics of what {', '.join(earlier.name for earlier in before) or 'the source'} now makes",
             got="those of other transforms, or of other settings of these",
             where=f"{where}, {step.name}",
             remedy="Run loader-server index --statistics.",
@@ -362,10 +363,9 @@ def _checked(field: Field, made: Mapping[str, Any], where: str) -> NDArray[np.ge
 
 
 def _unfit(reason: str, field: Field, got: str, where: str) -> SampleError:
-    shape = ", ".join("any" if axis is None else str(axis) for axis in field.shape)
     return SampleError(
         reason=reason,
-        expected=f'"{field.key}" as {field.dtype} [{shape}]',
+        expected=f'"{field.key}" as {field.dtype} [{shown_axes(field.shape)}]',
         got=got,
         where=f"{where}, after the transforms",
         remedy="All samples must have one dtype and shape: mend the transform or its declaration.",
@@ -410,7 +410,7 @@ def _length(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[np.int64]
 
     Raise SettingsError unless they are whole numbers.
     """
-    made = _told(rule, lengths, where)
+    made = _applied(rule, lengths, where)
     if not np.issubdtype(made.dtype, np.integer):
         raise SettingsError(
             expected="lengths that are whole numbers", got=str(made.dtype), where=where, remedy="Divide with //."
@@ -418,7 +418,7 @@ def _length(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[np.int64]
     return np.broadcast_to(made.astype(np.int64), next(iter(lengths.values())).shape)
 
 
-def _told(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[Any]:
+def _applied(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[Any]:
     """Apply a rule to lengths; raise SettingsError if it asks for a length that is missing."""
     try:
         return np.asarray(rule(lengths))
@@ -429,7 +429,3 @@ def _told(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[Any]:
             where=where,
             remedy="The source has no such column: remove the transform, or add the column.",
         ) from None
-
-
-def _versions() -> dict[str, str]:
-    return {name: version_of(name) for name in _PACKAGES}

@@ -76,12 +76,12 @@ def find_transforms(
     Files that settings name are looked for in `places`. Raise SettingsError for an unknown name, a table that belongs
     to no transform, or settings that do not fit.
     """
-    targets = [
-        _target(name, f"{where}, transforms") for name in names
-    ]  # before the tables, so that a misspelt name is reported instead of its table
+    # Before the tables, so that a misspelt name is reported instead of its table.
+    targets = [_target(name, f"{where}, transforms") for name in names]
     owned = _tables_by_transform(names, tables, where)
-    found = zip(names, targets, strict=True)
-    return tuple(_made(name, target, owned.get(name), where, places) for name, target in found)
+    return tuple(
+        _made(name, target, owned.get(name), where, places) for name, target in zip(names, targets, strict=True)
+    )
 
 
 def named_files(names: tuple[str, ...], tables: Mapping[str, Table], where: str) -> list[str]:
@@ -113,8 +113,8 @@ def _built_in(name: str) -> Callable[..., Any] | None:
 @functools.cache
 def _modules_of_built_ins() -> dict[str, str]:
     """Return the modules that may define built-in transforms, by the last part of their names."""
-    found = pkgutil.walk_packages(transforms.__path__, f"{transforms.__name__}.")
-    return {module.name.rpartition(".")[2]: module.name for module in found}
+    modules = pkgutil.walk_packages(transforms.__path__, f"{transforms.__name__}.")
+    return {module.name.rpartition(".")[2]: module.name for module in modules}
 
 
 def settings_of_built_ins() -> dict[str, type[Any]]:
@@ -237,7 +237,10 @@ def _ready(target: Callable[..., Any], settings: _Settings, content: str, name: 
     """Return the callable for each sample."""
     if isinstance(target, type):
         with _blaming_settings(name, where):
-            return _callable(_instance(target, settings, content))
+            instance = _instance(target, settings, content)
+            if not callable(instance):
+                raise TypeError("its instances cannot be called with (sample, rng)")
+            return instance
     return functools.partial(target, settings=settings) if settings is not None else target
 
 
@@ -245,12 +248,6 @@ def _ready(target: Callable[..., Any], settings: _Settings, content: str, name: 
 @functools.cache
 def _instance(kind: Callable[..., Any], settings: Hashable, _content: str) -> object:
     return kind(settings) if settings is not None else kind()
-
-
-def _callable(instance: object) -> Transform:
-    if not callable(instance):
-        raise TypeError("its instances cannot be called with (sample, rng)")
-    return instance
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.batch_columns import array_of
 from shared.errors import DataError
 from shared.extras import library
 from shared.wire.layout import DTYPES
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ColumnKind",
     "ColumnValues",
-    "RowFault",
     "kind_of",
     "kinds_of",
     "lengths_and_faults",
@@ -74,14 +74,6 @@ class ColumnValues:
 
     values: NDArray[Any]
     offsets: NDArray[np.int64] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RowFault:
-    """Reason why a row cannot be used, in one word and in full."""
-
-    reason: str
-    detail: str
 
 
 def kind_of(key: str, kind: Any) -> ColumnKind | None:
@@ -184,8 +176,7 @@ def value_of(part: memoryview, kind: ColumnKind) -> Any:
         return str(part, "utf-8")
     if kind.holds == "bytes":
         return bytes(part)
-    shape = (-1, *kind.inner) if kind.ragged else kind.inner
-    return np.frombuffer(part, kind.dtype).reshape(shape).copy()
+    return array_of(part, kind.dtype, kind.inner, ragged=kind.ragged)
 
 
 def _numbers(array: Any, kind: ColumnKind) -> NDArray[Any]:
@@ -214,14 +205,14 @@ def _characters(array: Any) -> ColumnValues:
 
 def lengths_and_faults(
     arrays: Sequence[Any], kinds: Sequence[ColumnKind], padded: AbstractSet[str]
-) -> tuple[dict[str, NDArray[np.int64]], dict[int, RowFault]]:
-    """Return the lengths of all rows by column, and what is wrong with bad rows.
+) -> tuple[dict[str, NDArray[np.int64]], dict[int, tuple[str, str]]]:
+    """Return the lengths of all rows by column, and for each bad row the reason, in one word and in full.
 
     Columns of lists, texts and bytes have lengths, and so have those in `padded`, whose first fixed axis counts. Of
     several faults of a row the first is kept.
     """
     lengths: dict[str, NDArray[np.int64]] = {}
-    faults: dict[int, RowFault] = {}
+    faults: dict[int, tuple[str, str]] = {}
     for kind, array in zip(kinds, arrays, strict=True):
         for row, fault in _faults(array, kind):
             faults.setdefault(row, fault)
@@ -232,13 +223,13 @@ def lengths_and_faults(
     return lengths, faults
 
 
-def _faults(array: Any, kind: ColumnKind) -> Iterator[tuple[int, RowFault]]:
+def _faults(array: Any, kind: ColumnKind) -> Iterator[tuple[int, tuple[str, str]]]:
     """Yield the rows of a column that have nulls, then those whose text is not UTF-8."""
     nulls = _null_rows(array)
     for row in np.flatnonzero(nulls).tolist() if nulls is not None else ():
-        yield row, RowFault("null", f'expected "{kind.key}" without nulls, got one')
+        yield row, ("null", f'expected "{kind.key}" without nulls, got one')
     for row, complaint in (_bad_texts(array) if kind.holds == "text" else {}).items():
-        yield row, RowFault("not_utf8", f'"{kind.key}": {complaint}')
+        yield row, ("not_utf8", f'"{kind.key}": {complaint}')
 
 
 def _ragged_lengths(array: Any, kind: ColumnKind) -> NDArray[np.int64]:

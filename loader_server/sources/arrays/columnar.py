@@ -146,8 +146,9 @@ class ColumnarSource(Source):
     @cached_property
     def fields(self) -> tuple[Field, ...]:
         """Return the fields of columns of numbers, and of lists of numbers."""
-        numbers = [kind for kind in self._kinds if kind.holds == "numbers"]
-        return fields_of_rows((kind.key, kind.dtype, kind.inner, kind.ragged) for kind in numbers)
+        return fields_of_rows(
+            (kind.key, kind.dtype, kind.inner, kind.ragged) for kind in self._kinds if kind.holds == "numbers"
+        )
 
     # --- while an index is made ---
 
@@ -183,11 +184,11 @@ class ColumnarSource(Source):
 
     def probe(self, piece: range) -> Found:
         """Return the lengths of these rows, and which of them are bad; decodes all of their groups."""
-        first, last = self._group_of(piece.start), self._group_of(max(piece.stop - 1, piece.start))
-        parts = [self._probe_group(group, piece) for group in range(first, last + 1)] if len(piece) else []
+        groups = range(self._group_of(piece.start), self._group_of(piece.stop - 1) + 1)
+        parts = [self._probe_group(group, piece) for group in groups]
         bad = {row: fault for part in parts for row, fault in part.bad.items()}
-        names = parts[0].numbers if parts else ()
-        numbers = {name: np.concatenate([np.asarray(part.numbers[name]) for part in parts]) for name in names}
+        columns = {name: [np.asarray(part.numbers[name]) for part in parts] for name in parts[0].numbers}
+        numbers = {name: np.concatenate(column) for name, column in columns.items()}
         return Found(rows=[row for part in parts for row in part.rows], numbers=numbers, bad=bad)
 
     def _group_of(self, row: int) -> int:
@@ -217,7 +218,7 @@ class ColumnarSource(Source):
             padded = {field.key for field in self.fields if field.padded}
             lengths, faults = lengths_and_faults(arrays, self._kinds, padded)
             where, before = self.files.where(path), self._row_in_file(int(self._firsts[group]))
-            bad = {row: BadRow(where, before + row, fault.reason, fault.detail) for row, fault in faults.items()}
+            bad = {row: BadRow(where, before + row, *fault) for row, fault in faults.items()}
             self._latest = group, lengths, bad
         return self._latest[1:]
 
@@ -346,8 +347,7 @@ class ColumnarSource(Source):
     def _place_of(self, sample: int) -> tuple[str, int]:
         """Return the sample's file and its row there."""
         row = int(self._rows[self.checked(sample)])
-        path = self._about["paths"][self._about["file"][self._group_of(row)]]
-        return path, self._row_in_file(row)
+        return self._about["paths"][self._about["file"][self._group_of(row)]], self._row_in_file(row)
 
     @cached_property
     def _first_of_file(self) -> NDArray[np.int64]:

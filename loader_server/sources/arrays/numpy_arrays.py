@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.sources.arrays.numpy_files import ArrayColumn, open_columns
-from loader_server.sources.batch_columns import fields_of_rows, joined_parts, parted, write_padded
+from loader_server.sources.batch_columns import array_of, fields_of_rows, joined_parts, parted, write_padded
 from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.source import Found, Indexed, Inventory, Source
 from shared.errors import DataError
@@ -78,12 +78,11 @@ class NumpySource(Source):
     def survey(self) -> Inventory:
         """Count the rows of the arrays; raise a DataError if they do not belong together."""
         total = self._columns[0].samples
-        kinds = [[field.key, field.dtype, list(field.shape)] for field in self.fields]
         return Inventory(
             total=total,
             pieces=lambda rows: (range(start, min(start + rows, total)) for start in range(0, total, rows)),
             origin=noted_origin(self.files, self._found_paths()),
-            about={"arrays": kinds},
+            about={"arrays": [[field.key, field.dtype, list(field.shape)] for field in self.fields]},
         )
 
     def probe(self, piece: range) -> Found:
@@ -158,12 +157,11 @@ class NumpySource(Source):
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return a new array for each key."""
         self.checked(sample)
-        fields, values = self.fields, dict[str, Any]()
-        # Copied, because a transform may change it in place, and the bytes may be kept for other epochs.
-        for field, part in zip(fields, parted(raw, len(fields)), strict=True):
-            shape = tuple(-1 if axis is None else axis for axis in field.shape)
-            values[field.key] = np.frombuffer(part, field.dtype).reshape(shape).copy()
-        return values
+        columns = self._columns
+        return {
+            column.key: array_of(part, column.values.dtype, column.values.shape[1:], ragged=column.offsets is not None)
+            for column, part in zip(columns, parted(raw, len(columns)), strict=True)
+        }
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write all rows of a batch at once, padded.

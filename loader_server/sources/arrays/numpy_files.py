@@ -128,8 +128,7 @@ def _start_of(file: Path, member: zipfile.ZipInfo) -> int:
         header = stream.read(_NAME_AT)
     # The local header may have another extra field than the central directory, which zipfile reads: its own sizes
     # count.
-    sizes = np.frombuffer(header, "<u2", 2, _NAME_SIZE_AT)
-    return member.header_offset + _NAME_AT + int(sizes.sum())
+    return member.header_offset + _NAME_AT + int(np.frombuffer(header, "<u2", 2, _NAME_SIZE_AT).sum())
 
 
 def _paired(arrays: Mapping[str, NDArray[Any]], where: str) -> list[ArrayColumn]:

@@ -195,7 +195,9 @@ def header_of_remote(url: str, files: Files) -> AudioHeader:
         return AudioHeader(facts.bytes, facts.version, *plain, 1)
     # Fetched to disk first: libsndfile would take a failing store for the end of the file.
     with files.local(url, facts) as path, path.open("rb") as file:
-        return AudioHeader(facts.bytes, facts.version, *_header_of_handle(file.fileno(), facts.bytes, url))
+        return AudioHeader(
+            facts.bytes, facts.version, *_header(file.fileno(), _of_handle(file.fileno()), facts.bytes, url)
+        )
 
 
 def _frames(handle: int, status: os.stat_result, path: str) -> tuple[int, int, int]:
@@ -204,9 +206,7 @@ def _frames(handle: int, status: os.stat_result, path: str) -> tuple[int, int, i
         raise _unusable("not_a_file", "a file", "something else", path)
     if status.st_size == 0:
         raise _unusable("empty_file", "audio", "an empty file", path)
-    if plain := plain_header(os.pread(handle, HEADER_BYTES, 0), status.st_size):
-        return *plain, 1
-    return _header_of_handle(handle, status.st_size, path)
+    return _header(handle, _of_handle(handle), status.st_size, path)
 
 
 def header_of_bytes(raw: bytes, where: str) -> tuple[int, int, int]:
@@ -214,15 +214,15 @@ def header_of_bytes(raw: bytes, where: str) -> tuple[int, int, int]:
 
     Raise a SampleError if they are no audio, recognizably cut short, or a recording without samples.
     """
-    if plain := plain_header(raw, len(raw)):
+    return _header(io.BytesIO(raw), _of_bytes(raw), len(raw), where)
+
+
+def _header(file: int | io.BytesIO, read: Callable[[int, int], bytes], size: int, where: str) -> tuple[int, int, int]:
+    """Return frames, rate and channels of a file that `read` reads; raise a SampleError as `header_of_bytes` does."""
+    if plain := plain_header(read(0, min(HEADER_BYTES, size)), size):
         return *plain, 1
-    mended = _whole_audio(_of_bytes(raw), len(raw), where)
-    return _header_by_libsndfile(mended or io.BytesIO(raw), where)
-
-
-def _header_of_handle(handle: int, size: int, where: str) -> tuple[int, int, int]:
-    """Return frames, rate and channels of an open file; raise a SampleError as `header_of_bytes` does."""
-    return _header_by_libsndfile(_whole_audio(_of_handle(handle), size, where) or handle, where)
+    # libsndfile opens the file itself, or the copy whose header was mended.
+    return _header_by_libsndfile(_whole_audio(read, size, where) or file, where)
 
 
 def _of_bytes(raw: bytes) -> Callable[[int, int], bytes]:

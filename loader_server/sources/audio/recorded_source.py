@@ -100,10 +100,6 @@ class RecordedSource(Source):
         """Return the versions of the audio libraries."""
         return audio_versions()
 
-    def _line(self, sample: int) -> str:
-        """Return how messages name the line that lists a sample."""
-        return "{}, line {}".format(*self.place(sample))
-
 
 class ListedSource(RecordedSource):
     """Source of recordings that lists name by key and path, as the speech toolkits' data folders do.
@@ -125,7 +121,9 @@ class ListedSource(RecordedSource):
             refuse_other_list(facts, self.files, self.list_kind, indexed.place)
         self.indexed = indexed
         self._strings = indexed.strings
-        self._recordings = Recordings(indexed.numbers, self._path, self._line, self.files, self.of_job.largest_sample)
+        # Messages about a file name the line that lists it, as sources without keys name a sample.
+        line_of = super().name
+        self._recordings = Recordings(indexed.numbers, self._path, line_of, self.files, self.of_job.largest_sample)
         self.files.note_remote(indexed.samples, self._path)
 
     def texts(self, key: str) -> Iterator[Sequence[str]] | None:
@@ -156,9 +154,8 @@ class ListedSource(RecordedSource):
 
     def identity(self, sample: int) -> str:
         """Return the key, the file as indexed, the stretch or place in it, and a hash of the strings beside it."""
-        row = fingerprint(*self.values_beside_audio(sample).values())[:8]
-        own = self._recordings.identity(sample)
-        return f"{self.name(sample)}, {self._strings['path'][sample]}, {own}, row {row}"
+        file = f"{self._strings['path'][sample]}, {self._recordings.identity(sample)}"
+        return f"{self.name(sample)}, {file}, row {fingerprint(*self.values_beside_audio(sample).values())[:8]}"
 
 
 def _audio_first(audio: Any, rate: Any, values: dict[str, Any]) -> dict[str, Any]:

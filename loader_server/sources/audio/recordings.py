@@ -13,6 +13,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from loader_server.sources.audio.audio_files import AVERAGED, decoded_audio, decoded_stretch
 from loader_server.sources.audio.containers import FRAME_BYTES, HEADER_BYTES, plain_header, plain_samples, plain_wav
 from loader_server.sources.audio.stretches import WHOLE_FILE
@@ -28,7 +30,6 @@ from shared.wire.layout import Field
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from loader_server.sources.files.opening import Files
@@ -85,8 +86,9 @@ class Recordings:
         self._files = files
         self._largest = largest
         self._columns = columns
-        #: None if all samples are whole files with all channels.
-        self._start, self._channel = columns.get("start"), columns.get("channel")
+        # Without these columns all samples are whole files with all channels.
+        self._start = columns.get("start", np.broadcast_to(WHOLE_FILE, columns["bytes"].shape))
+        self._channel = columns.get("channel", np.broadcast_to(AVERAGED, columns["bytes"].shape))
         self._path_of = path_of
         self._where = where
 
@@ -318,11 +320,11 @@ class Recordings:
 
     def _start_of(self, sample: int) -> int:
         """Return the sample's first frame in its file, or WHOLE_FILE."""
-        return WHOLE_FILE if self._start is None else int(self._start[sample])
+        return int(self._start[sample])
 
     def _channel_of(self, sample: int) -> int:
         """Return the sample's channel, or AVERAGED."""
-        return AVERAGED if self._channel is None else int(self._channel[sample])
+        return int(self._channel[sample])
 
     def _named(self, sample: int) -> str:
         """Return how messages name the sample: its file, and where the data set lists it."""

@@ -99,8 +99,10 @@ class ChunkedSource(Source):
     @property
     def columns(self) -> Mapping[str, Any]:
         """The columns of each chunk's recording."""
-        columns = self._recordings.columns.items()
-        return {name: _Column(self._strings_of(column), len(self._table)) for name, column in columns}
+        return {
+            name: _Column(self._strings_of(column), len(self._table))
+            for name, column in self._recordings.columns.items()
+        }
 
     def _strings_of(self, column: Any) -> Callable[[NDArray[np.int64]], Sequence[Any]]:
         return lambda chunks: [column[recording] for recording in self._table.recordings_of(chunks).tolist()]

@@ -69,8 +69,7 @@ class Hdf5Layout:
         ragged = [column for column in self.columns if column.ragged and not column.nested]
         ends = np.zeros((1, len(ragged)), np.int64)
         for start in range(0, self.samples, rows):
-            stop = min(start + rows, self.samples)
-            ends = self._ends(file, ragged, (start, stop), ends[-1:])
+            ends = self._ends(file, ragged, (start, min(start + rows, self.samples)), ends[-1:])
             yield start, ends
 
     def _ends(
@@ -84,10 +83,9 @@ class Hdf5Layout:
         if not self.returnn:
             offsets = [file[_offsets_of(column.dataset)][start : stop + 1].astype(np.int64) for column in ragged]
             return np.stack(offsets, axis=1) if offsets else np.zeros((stop - start + 1, 0), np.int64)
-        lengths = file[_LENGTHS][start:stop].astype(np.int64)
         places = _places_of_lengths(file)
-        chosen = lengths[:, [places[column.dataset] for column in ragged]]
-        return np.concatenate([before, before + np.cumsum(chosen, axis=0)])
+        lengths = file[_LENGTHS][start:stop].astype(np.int64)[:, [places[column.dataset] for column in ragged]]
+        return np.concatenate([before, before + np.cumsum(lengths, axis=0)])
 
 
 def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: str) -> Hdf5Layout:

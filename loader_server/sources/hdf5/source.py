@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.batch_columns import fields_of_rows, joined_parts, parted
+from loader_server.sources.batch_columns import array_of, fields_of_rows, joined_parts, parted
 from loader_server.sources.files.facts import changed
 from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.hdf5.file import Hdf5File
@@ -121,8 +121,7 @@ class Hdf5Source(Source):
 
     def _all_paths(self) -> list[str]:
         """Return the stream's files, and then the other files that hold rows of theirs."""
-        parts = dict.fromkeys(path for file in self._files for path in file.parts)
-        return [*self._found_paths(), *parts]
+        return [*self._found_paths(), *dict.fromkeys(path for file in self._files for path in file.parts)]
 
     @property
     def _columns(self) -> tuple[Hdf5Column, ...]:
@@ -132,8 +131,9 @@ class Hdf5Source(Source):
     @property
     def fields(self) -> tuple[Field, ...]:
         """Return the field of each key that holds numbers."""
-        numeric = [column for column in self._columns if not column.is_text]
-        return fields_of_rows((column.key, column.dtype, column.inner, column.ragged) for column in numeric)
+        return fields_of_rows(
+            (column.key, column.dtype, column.inner, column.ragged) for column in self._columns if not column.is_text
+        )
 
     # --- while an index is made ---
 
@@ -143,12 +143,14 @@ class Hdf5Source(Source):
 
     def survey(self) -> Inventory:
         """Count the rows of all files; raise a DataError if files are unusable or differ in their keys."""
-        kinds = [[column.key, column.dtype, list(column.inner)] for column in self._columns]
         return Inventory(
             total=sum(file.layout.samples for file in self._files),
             pieces=self._pieces,
             origin=noted_origin(self.files, self._all_paths()),
-            about={"columns": kinds, "tags": all(file.layout.tags for file in self._files)},
+            about={
+                "columns": [[column.key, column.dtype, list(column.inner)] for column in self._columns],
+                "tags": all(file.layout.tags for file in self._files),
+            },
         )
 
     def _pieces(self, rows: int) -> Iterator[Hdf5Piece]:
@@ -178,8 +180,8 @@ class Hdf5Source(Source):
                 lengths = np.array([len(value) if column.nested else _characters(value) for value in values], np.int64)
                 numbers[f"length_{column.key}"] = lengths
                 for place in np.flatnonzero(lengths < 0).tolist():
-                    fault = "not_utf8", f'expected UTF-8 in "{column.key}"'
-                    bad[piece.start + place] = BadRow(file.where, piece.row + place, *fault)
+                    detail = f'expected UTF-8 in "{column.key}"'
+                    bad[piece.start + place] = BadRow(file.where, piece.row + place, "not_utf8", detail)
             elif column.key in padded and not column.ragged:
                 numbers[f"length_{column.key}"] = np.full(count, column.inner[0])
         return self._found(piece, numbers, bad)
@@ -243,7 +245,9 @@ class Hdf5Source(Source):
         self.checked(sample)
         columns = self._columns
         return {
-            column.key: bytes(part).decode() if column.is_text else _array(column, part)
+            column.key: bytes(part).decode()
+            if column.is_text
+            else array_of(part, column.dtype, column.inner, ragged=column.ragged)
             for column, part in zip(columns, parted(raw, len(columns)), strict=True)
         }
 
@@ -252,8 +256,7 @@ class Hdf5Source(Source):
         if self._tags is not None:
             tag: str = self._tags[self.checked(sample)]
             return tag
-        numbers = self.indexed.numbers
-        return f"{self._path(self.checked(sample))}, row {numbers['row'][sample]}"
+        return f"{self._path(self.checked(sample))}, row {self.indexed.numbers['row'][sample]}"
 
     def _path(self, sample: int) -> str:
         """Return the path of the sample's file."""
@@ -286,13 +289,6 @@ class Hdf5Source(Source):
             file.close()
         self._open.clear()
         super().close()
-
-
-def _array(column: Hdf5Column, part: memoryview) -> NDArray[Any]:
-    """Return a new array of a sample's values."""
-    shape = (-1, *column.inner) if column.ragged else column.inner
-    values: NDArray[Any] = np.frombuffer(part, column.dtype).reshape(shape).copy()
-    return values
 
 
 def _characters(value: bytes) -> int:

@@ -245,7 +245,7 @@ def _share_out(graph: Any, of: GraphShard) -> None:
 def _is_hint(node: Any, by_name: Mapping[str, Any]) -> bool:
     """Tell whether a shard node carries the marks of SHARD_HINT instead of numbers."""
     constants = _inputs(node, by_name, (1, 2))
-    return None not in constants and [_number(one) for one in constants] == [_HINT, _HINT]
+    return None not in constants and list(map(_number, constants)) == [_HINT, _HINT]
 
 
 def _only_source(graph: Any, of: GraphShard) -> Any:

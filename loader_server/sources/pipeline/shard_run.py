@@ -85,9 +85,13 @@ def import_tensorflow() -> Any:
     Raise a SettingsError that names the extra to install if TensorFlow is missing.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its messages about the processor and the like
-    use = "which every machine with workers of a pipeline needs"
     with quick_import():
-        tf = library("tensorflow", extra="trainer-cpu", use=use, where='source = "pipeline"')
+        tf = library(
+            "tensorflow",
+            extra="trainer-cpu",
+            use="which every machine with workers of a pipeline needs",
+            where='source = "pipeline"',
+        )
     if tf.config.get_visible_devices("GPU"):
         tf.config.set_visible_devices([], "GPU")
     return tf

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from loader_server.installed import version_of
+from loader_server.sources.batch_columns import shown_axes
 from loader_server.sources.pipeline.element_check import ElementCheck, FirstDigests
 from loader_server.sources.pipeline.shard_reader import ShardReader
 from loader_server.sources.pipeline.shard_run import PipelineOrder, ShardRun, import_tensorflow
@@ -194,9 +195,9 @@ class ShardedSource(WholeSource):
         """
         steps = {}
         for place, value in enumerate(value for value in self._values if value.flattened):
-            a_step = int(np.prod(value.fixed)) * np.dtype(value.dtype).itemsize
-            found = int(self.indexed.numbers[f"steps_{place}"].max())
-            steps[f"{value.key}:values"] = max(self.settings.largest // max(a_step, 1) or _ROOM * found, 1)
+            step_bytes = int(np.prod(value.fixed)) * np.dtype(value.dtype).itemsize
+            most = _ROOM * int(self.indexed.numbers[f"steps_{place}"].max())
+            steps[f"{value.key}:values"] = max(self.settings.largest // max(step_bytes, 1) or most, 1)
         return steps
 
     def begin_making(self) -> None:
@@ -212,8 +213,7 @@ class ShardedSource(WholeSource):
         ordinal, shard = divmod(number, self.producers)
         if ordinal >= self.elements:
             return None
-        reader = self._reader(epoch, shard)
-        return reader.element(ordinal, lambda at: begin(at * self.producers + shard))
+        return self._reader(epoch, shard).element(ordinal, lambda at: begin(at * self.producers + shard))
 
     def _reader(self, epoch: int, shard: int) -> ShardReader:
         """Return the reader of a shard; one for a new epoch replaces the oldest of the same shard."""
@@ -279,5 +279,4 @@ class ShardedSource(WholeSource):
 
 def _shown(values: tuple[ElementValue, ...]) -> str:
     """Return keys, dtypes and shapes as text for messages."""
-    shapes = (", ".join("any" if size is None else str(size) for size in value.shape) for value in values)
-    return "; ".join(f'"{value.key}" {value.dtype} [{shape}]' for value, shape in zip(values, shapes, strict=True))
+    return "; ".join(f'"{value.key}" {value.dtype} [{shown_axes(value.shape)}]' for value in values)

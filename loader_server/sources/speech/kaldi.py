@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -206,8 +207,8 @@ class KaldiSource(ListedSource):
         """Return the columns of the good rows, together with the bad rows."""
         utterances, places = [utterance for utterance, _ in good.values()], [place for _, place in good.values()]
         names = ("key", "path", "speaker", *((TEXT,) if TEXT in piece.tables else ()))
-        strings = {name: [getattr(utterance, name) for utterance in utterances] for name in names}
-        numbers = {"folder": [piece.folder] * len(good), "line": [utterance.line for utterance in utterances]}
+        strings = {name: list(map(attrgetter(name), utterances)) for name in names}
+        numbers = {"folder": [piece.folder] * len(good), "line": list(map(attrgetter("line"), utterances))}
         if self._features:
             numbers |= feature_columns(places, ranged=piece.ranged)
         else:

@@ -102,8 +102,9 @@ class ArchiveHeaders:
     def _look_at(self, path: str) -> tuple[FileFacts, int]:
         """Return an archive's size and version, and the number of its digest (0 if it is remote)."""
         facts = self._files.facts(path)
-        local = not is_url(path)
-        return facts, number_of_digest(noted_content(self._files.where(path), self._files.seen)) if local else 0
+        if is_url(path):
+            return facts, 0
+        return facts, number_of_digest(noted_content(self._files.where(path), self._files.seen))
 
 
 def features_field(columns: int) -> Field:
@@ -249,8 +250,8 @@ class ArchivedFeatures:
         """
         numbers = self._numbers
         archive = f"{numbers['bytes'][sample]} bytes, changed at {numbers['mtime_ns'][sample]} ns"
-        archive += f", digest {digest_of_number(int(numbers['content'][sample]))}"
-        matrix = f"{archive}, {numbers['nbytes'][sample]} bytes from {numbers['offset'][sample]}"
+        digest = digest_of_number(int(numbers["content"][sample]))
+        matrix = f"{archive}, digest {digest}, {numbers['nbytes'][sample]} bytes from {numbers['offset'][sample]}"
         if "first" not in numbers:
             return matrix
         return f"{matrix}, {numbers['length_features'][sample]} rows from {numbers['first'][sample]}"

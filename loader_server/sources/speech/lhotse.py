@@ -11,6 +11,7 @@ import gzip
 import zlib
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -149,7 +150,7 @@ class LhotseSource(ListedSource):
             else:
                 good[number] = manifest, place, cut, audio
         cuts = [cut for _, _, cut, _ in good.values()]
-        strings = {name: [getattr(cut, name) for cut in cuts] for name in ("key", "path", *self.beside_audio)}
+        strings = {name: list(map(attrgetter(name), cuts)) for name in ("key", "path", *self.beside_audio)}
         return Found(
             rows=list(good),
             numbers={

@@ -64,15 +64,15 @@ class _SentencePieceModel:
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of one text."""
-        found: list[int] = self._encode(text)
-        return found
+        encoded: list[int] = self._encode(text)
+        return encoded
 
     def ids_of_all(self, texts: list[str]) -> list[list[int]]:
         """Return the ids of each of several texts."""
         if len(texts) < _MANY:
             return list(map(self.ids, texts))
-        found: list[list[int]] = self._encode(texts, num_threads=1)
-        return found
+        encoded: list[list[int]] = self._encode(texts, num_threads=1)
+        return encoded
 
 
 def _loaded(path: str) -> Any:
