@@ -26,6 +26,7 @@ def is_the_samples(error: BaseException) -> bool:
     """Return whether an exception means that the sample cannot be used, not that the machine failed."""
     if isinstance(error, OSError):
         return error.errno not in errno.errorcode or error.errno in _OF_CONTENT
+    # Memory may have run out through this sample or through others: trials in a child process find out.
     return not isinstance(error, MemoryError)
 
 

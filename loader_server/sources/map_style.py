@@ -204,6 +204,7 @@ class MapStyleSource(Source):
     def _first_sample(self) -> _Values:
         """Return the first usable sample, which all others have to match; an empty dict if there is none."""
         if self._first is None:
+            # Samples before it are bad rows: they must not decide what all others have to look like.
             samples = (self._sample_or_bad(item) for item in range(len(self._data)))
             self._first = next((sample for sample in samples if not isinstance(sample, BadRow)), {})
         return self._first

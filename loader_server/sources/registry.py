@@ -35,7 +35,7 @@ SOURCES: dict[str, str] = {
     "lines": "loader_server.sources.text_files.lines:LinesSource",
     "parallel": "loader_server.sources.text_files.parallel:ParallelSource",
     "jsonl": "loader_server.sources.text_files.jsonl:JsonLinesSource",
-    "parquet": "loader_server.sources.arrays.parquet:ParquetSource",
+    "parquet": "loader_server.sources.arrays.arrow:ParquetSource",
     "arrow": "loader_server.sources.arrays.arrow:ArrowSource",
     "numpy": "loader_server.sources.arrays.numpy_arrays:NumpySource",
     "tfds": "loader_server.sources.records.tfds:TfdsSource",
@@ -80,6 +80,7 @@ class SourceSpec:
     def make(self) -> Source:
         """Return an instance; nothing is opened yet."""
         made = self.kind(self.settings, self.base)
+        # Set and not passed: a user's own source has the constructor of its base class, with settings and folder.
         made.of_job = self.of_job
         made.files.state = self.of_job.state
         if self.cache is not None:

@@ -69,6 +69,7 @@ class SideSource:
         assert self.places is not None, "settings that were read have a folder"
         source = _spec(json.loads(self.table), self.places, where).make()
         try:
+            # Looked at anew by each process: nobody indexes it, and a bad row among noises would be counted nowhere.
             inventory = source.survey()
             parts = [source.probe(piece) for piece in inventory.pieces(source.piece_rows)]
         except DataError as error:

@@ -426,6 +426,7 @@ class Source:
 
 def texts_of_column(column: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield the strings of an index's column, block by block."""
+    # In blocks, because a data set may have more texts than fit into memory.
     for start in range(0, len(column), _TEXTS):
         yield [column[row] for row in range(start, min(start + _TEXTS, len(column)))]
 

@@ -109,6 +109,7 @@ class SyntheticSource(Source):
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write all rows of a batch at once, with lengths and zero padding."""
+        # A bucket may be longer than any sample, so that rows reach beyond the text: there they are padding.
         lengths = out[f"{self._key}_length"][:] = self._lengths[samples]
         write_padded(self._text, _starts(samples), lengths, out[self._key])
 

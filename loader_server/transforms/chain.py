@@ -142,6 +142,7 @@ class Chain:
     @property
     def steady_steps(self) -> int:
         """Number of transforms before the first that draws random numbers."""
+        # Up to here samples are equal in every epoch, so that their features can be kept on disk for later epochs.
         return next((place for place, step in enumerate(self.steps) if step.draws), len(self.steps))
 
     @property
@@ -213,6 +214,7 @@ class Chain:
     @property
     def takes_columns(self) -> bool:
         """Whether all transforms also take a batch's samples at once."""
+        # Each sample has a generator of its own, so that a transform which draws cannot take several at once.
         return all(isinstance(step.call, OfColumns) and not step.draws for step in self.steps)
 
     def on_columns(self, columns: Columns) -> Columns:

@@ -113,6 +113,7 @@ def _built_in(name: str) -> Callable[..., Any] | None:
 @functools.cache
 def _modules_of_built_ins() -> dict[str, str]:
     """Return the modules that may define built-in transforms, by the last part of their names."""
+    # By the names of files, without importing them: a job of texts needs no library for sound.
     modules = pkgutil.walk_packages(transforms.__path__, f"{transforms.__name__}.")
     return {module.name.rpartition(".")[2]: module.name for module in modules}
 

@@ -79,6 +79,7 @@ class ColumnsOfBatch:
                 out[key][:] = column
                 continue
             lengths = _lengths(column)
+            # The builder falls back to sample by sample then, which finds and names the one that is too long.
             if len(lengths) != len(samples) or lengths.max(initial=0) > out[key].shape[1]:
                 raise ValueError(f'"{key}": {len(lengths)} samples, at most {lengths.max(initial=0)} steps')
             out[f"{key}_length"][:] = lengths

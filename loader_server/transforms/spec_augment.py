@@ -40,6 +40,7 @@ class SpecAugmentTransform:
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
         """Mask as many stripes as the settings ask for, in a copy; raise SettingsError unless there are two axes."""
         settings = self._settings
+        # A copy, because a source may keep its arrays for the next epoch.
         features: NDArray[np.float32] = sample[settings.key].copy()
         if features.ndim != 2:
             raise SettingsError(

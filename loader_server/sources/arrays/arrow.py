@@ -1,7 +1,9 @@
-"""The arrow source: record batches of memory-mapped Arrow files and streams, and saved Hugging Face data sets.
+"""The parquet and arrow sources: row groups of Parquet files, and record batches of Arrow files and streams.
 
-Rules: an Arrow file begins with a magic word, and what follows is a stream; of a folder that `save_to_disk` wrote, its
-`state.json` says which files count. The library `datasets` is not needed.
+Rules: of a Parquet file only the columns that are named are read, of one row group in one go; for a remote file this
+means one range of bytes for each column. Arrow files are mapped into memory; one begins with a magic word, and what
+follows is a stream. Of a folder that `save_to_disk` wrote, its `state.json` says which files count. The library
+`datasets` is not needed.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import json
 import posixpath
 from typing import TYPE_CHECKING, Any
 
-from loader_server.sources.arrays.arrow_columns import pa
+from loader_server.sources.arrays.arrow_columns import pa, parquet
 from loader_server.sources.arrays.columnar import ColumnarSource, GroupsOfFile
 from shared.errors import DataError
 
@@ -18,13 +20,35 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["ArrowSource"]
+__all__ = ["ArrowSource", "ParquetSource"]
 
 _MAGIC = b"ARROW1"
 #: Bytes of the magic word with its padding.
 _MAGIC_BYTES = 8
 #: End mark in place of the next message; in old files it is four zeros.
 _END = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+class ParquetSource(ColumnarSource):
+    """Rows of Parquet files; the place of a row group is its number."""
+
+    def _paths(self) -> list[str]:
+        """Return all files of `paths`, in order."""
+        return self.files.found(self.settings.paths, ".parquet", ".pq")
+
+    def _look_at(self, path: str) -> GroupsOfFile:
+        """Return the columns and row groups of a file, reading only its footer."""
+        with self.files.open(path) as stream, parquet.ParquetFile(stream) as file:
+            schema, groups = file.schema_arrow, range(file.metadata.num_row_groups)
+            rows = [file.metadata.row_group(group).num_rows for group in groups]
+        return GroupsOfFile(types=dict(zip(schema.names, schema.types, strict=True)), rows=rows, places=list(groups))
+
+    def _read_group(self, path: str, place: int, columns: Sequence[str]) -> list[Any]:
+        """Return these columns of a row group; no other column is read."""
+        with self.files.open(path) as stream, parquet.ParquetFile(stream) as file:
+            # Without threads of the library: a worker has one core, and reads several groups at a time anyway.
+            table = file.read_row_group(place, columns=list(columns), use_threads=False)
+        return [table.column(name).combine_chunks() for name in columns]
 
 
 class ArrowSource(ColumnarSource):

@@ -236,6 +236,7 @@ def _ragged_lengths(array: Any, kind: ColumnKind) -> NDArray[np.int64]:
     """Return the length of each row: items of a list, characters of a text, or bytes."""
     array = _plain(array)
     if kind.holds == "text":
+        # A null has no length, and an array with nulls would become floats; the row is bad anyway.
         return compute.utf8_length(array.fill_null("")).to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
     offsets = values_of(array, kind).offsets
     assert offsets is not None

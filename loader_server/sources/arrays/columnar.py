@@ -65,7 +65,9 @@ class GroupsOfFile:
     """
 
     types: Mapping[str, Any]
+    #: Rows of each group.
     rows: list[int] = field(default_factory=list)
+    #: Where each group is: its number in the file, or the byte where it begins.
     places: list[int] = field(default_factory=list)
 
 
@@ -243,6 +245,7 @@ class ColumnarSource(Source):
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
         """Return the first sample of each group."""
+        # Bad rows are left out, so groups begin at other numbers among samples than among rows.
         return {"first_samples": np.searchsorted(numbers["row"], self._firsts).tolist()}
 
     # --- once there is an index ---
@@ -310,6 +313,7 @@ class ColumnarSource(Source):
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return one sample of each group that is not in memory."""
+        # A sample for each group is enough: reading it decodes the whole group.
         return samples[self._kept.missing(self._rows[samples])]
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
@@ -341,6 +345,7 @@ class ColumnarSource(Source):
     def identity(self, sample: int) -> str:
         """Return path, size and digest of the file, and the row in it."""
         path, row = self._place_of(sample)
+        # Not by the time of change: a copy of the file has another one, and its samples are the same.
         facts = next(file for file in self.indexed.origin if file["path"] == path)
         return f"{path}, {facts['bytes']} bytes, {facts['digest']}, row {row}"
 

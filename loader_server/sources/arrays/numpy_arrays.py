@@ -43,7 +43,7 @@ class NumpySource(Source):
     """Rows of arrays; the index has each sample's row, and the lengths of padded keys."""
 
     Settings = NumpySettings
-    #: Lengths are differences of offsets, for which a million rows take milliseconds.
+    #: Only offsets are read, so a piece may be large.
     piece_rows = 2**20
     gathers = True
     settings: NumpySettings

@@ -105,6 +105,7 @@ def _member(file: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> ND
     Raise a ValueError if it holds Python objects.
     """
     with archive.open(member) as stream:
+        # A compressed member has no bytes that could be mapped.
         if member.compress_type != zipfile.ZIP_STORED:
             return np.lib.format.read_array(stream, allow_pickle=False)
         # The header tells where the values lie, so that they can be mapped; numpy itself would read them.
@@ -141,6 +142,7 @@ def _paired(arrays: Mapping[str, NDArray[Any]], where: str) -> list[ArrayColumn]
         stem = name.removesuffix("values")
         offsets = arrays.get(f"{stem}offsets") if name.endswith("values") else None
         if offsets is not None:
+            # An array that is called just `values` has no name in front of that: it is its own key.
             columns.append(ArrayColumn(key=stem.rstrip("_") or name, values=array, offsets=offsets))
         elif not (name.endswith("offsets") and f"{name.removesuffix('offsets')}values" in arrays):
             columns.append(ArrayColumn(key=name, values=array))

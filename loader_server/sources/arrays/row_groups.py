@@ -140,6 +140,7 @@ class RowGroups:
 
     def _write(self, rows: NDArray[np.int64], groups: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write rows whose groups are all in memory; the caller holds the lock."""
+        # With the lock held, because a group that is stored meanwhile may take the place of one of these.
         within = rows - self._firsts[groups]
         for kind in self._kinds:
             key = kind.key
@@ -182,6 +183,7 @@ class RowGroups:
                 first, end = self._offsets[at : at + 2].tolist()
             else:
                 first, end = within, within + 1
+            # Copies, because they are decoded after the lock was released.
             values.append(self._views[kind.key][start + first : start + end].tobytes())
         return values
 

@@ -156,6 +156,7 @@ def _riff(read: Read, size: int, head: bytes) -> AudioExtent | None:
             return _riff_data(begin, nbytes, whole, block)
         if name == b"ds64":
             long_sizes = struct.unpack("<QQ", read(begin, 16))
+        # The bytes of a frame, or of a block of frames in compressed kinds.
         elif name == b"fmt ":
             block = max(struct.unpack(f"{order}H", read(begin + 12, 2))[0], 1)
     return None

@@ -73,6 +73,7 @@ class RecordedSource(Source):
         """
         decoded = self._recordings.decode_all(samples, raw)
         rows = [self.values_beside_audio(sample) for sample in samples]
+        # A column has a value for each sample, so a key that only some of them hold would be lost.
         if decoded is None or any(row.keys() != rows[0].keys() for row in rows):
             return None
         return _audio_first(*decoded, {key: [row[key] for row in rows] for key in rows[0]})
@@ -108,6 +109,7 @@ class ListedSource(RecordedSource):
     paths start from the setting `root`.
     """
 
+    #: Copies of a data set differ in the times of change of their files.
     local_columns = frozenset(("mtime_ns",))
     content_columns = frozenset(("content",))
     #: What a list is called in messages.

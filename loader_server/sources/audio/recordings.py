@@ -59,6 +59,7 @@ class _Extent:
     """Part of a sample's file that is read: `frames` frames from `start` on, or the whole file."""
 
     sample: int
+    #: WHOLE_FILE, or a frame of the file.
     start: int
     frames: int
 
@@ -84,12 +85,15 @@ class Recordings:
         largest: int,
     ) -> None:
         self._files = files
+        #: Limit on decoded bytes; 0 if there is none.
         self._largest = largest
         self._columns = columns
         # Without these columns all samples are whole files with all channels.
         self._start = columns.get("start", np.broadcast_to(WHOLE_FILE, columns["bytes"].shape))
         self._channel = columns.get("channel", np.broadcast_to(AVERAGED, columns["bytes"].shape))
+        #: Path or URL of a sample's file.
         self._path_of = path_of
+        #: How messages name the line that lists a sample.
         self._where = where
 
     def expect(self, samples: Sequence[int]) -> None:
@@ -183,6 +187,7 @@ class Recordings:
         if is_url(path := self._path_of(sample)):
             with self._files.local(path, self._facts(sample)) as place:
                 return os.open(place, os.O_RDONLY)
+        # The content is compared after decoding: a look before it would miss what is written in between.
         handle = os.open(path, os.O_RDONLY)
         try:
             self._refuse_other(sample, os.fstat(handle))
@@ -254,6 +259,7 @@ class Recordings:
 
         Return None if decoding has to seek in any file, or if they hold more than `_MOST_AT_ONCE` frames together.
         """
+        # Without bytes, decoding seeks in the file and reads there, and that may take any time.
         if not all(raw) or int(self._columns["frames"][samples].sum()) > _MOST_AT_ONCE:
             return None
         decoded = [self.decode(sample, part) for sample, part in zip(samples, raw, strict=True)]

@@ -103,6 +103,7 @@ class Headers:
         header = self._known[path]
         if isinstance(header, BadRow):
             return BadRow(*where, header.reason, header.detail)
+        # What the row says goes before the stream's setting.
         if stretch.channel == AVERAGED:
             stretch = replace(stretch, channel=self._channel)
         found = _cut(header, stretch, where)

@@ -74,6 +74,8 @@ class ChunkRule:
             if step is not None or plan.carry:
                 raise _chunk_missing("carry = true" if step is None else f'chunk_step = "{step}"', where)
             return None
+        # Whose state a batch needs has to follow from its number: so chunks follow each other without a gap, and each
+        # trainer gets the next chunk of its own rows.
         if plan.carry and step not in (None, length):
             raise _overlap_carried(step, where)
         if plan.carry and stream.mode != "lockstep":
@@ -94,6 +96,7 @@ class ChunkRule:
 
         Raise a SettingsError if the samples lack the key, if a chunk has less than one step, or if chunks leave gaps.
         """
+        # Cut before the transforms: decoding an hour for each ten seconds of it would cost 360 times as much.
         if self.key not in lengths:
             having = ", ".join(f'"{key}"' for key in lengths) or "none"
             raise SettingsError(

@@ -62,6 +62,7 @@ class Hdf5File:
                 if (dataset := self._datasets[column.key]).is_virtual:
                     self._virtual[column.dataset] = VirtualRows(files, path, dataset, places)
             self._readers = {column.key: self._reader(column) for column in self.layout.columns}
+        # Closed at once: while it is open here, nobody can open it for writing, to mend it.
         except (OSError, KeyError, RuntimeError) as error:
             self.close()
             raise self._damaged(str(error)) from None

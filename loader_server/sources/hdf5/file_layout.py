@@ -27,6 +27,7 @@ __all__ = ["Hdf5Column", "Hdf5Layout", "layout_of_file"]
 
 #: How many rows' lengths are in memory at once.
 _BLOCK = 2**16
+#: Names of RETURNN's datasets.
 _LENGTHS, _TAGS, _INPUTS, _TARGETS = "seqLengths", "seqTags", "inputs", "targets/data"
 
 
@@ -238,6 +239,7 @@ def _common_samples(file: h5py.File, columns: Sequence[Hdf5Column], where: str) 
 
 def _count(file: h5py.File, column: Hdf5Column, where: str) -> int:
     """Return how many samples a column has; raise a DataError if its offsets are unusable."""
+    # Rows of a variable-length type hold their own lengths.
     if not column.ragged or column.nested:
         return len(file[column.dataset])
     offsets = file[_offsets_of(column.dataset)]

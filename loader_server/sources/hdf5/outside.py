@@ -216,6 +216,7 @@ class VirtualRows:
         # Whole rows: both blocks begin at 0 in all axes but the first, the virtual one spans all of them, and the
         # source's lies within its dataset.
         is_outside = any((*begins[1:], *firsts[1:])) or ends[1:] != inner or any(np.greater(lasts, shape))
+        # Stacked parts: each is one row of the virtual dataset, and has one axis less.
         is_row = (rows, *own) == (1, *inner) and not any(firsts)
         if is_outside or not (is_row or own == (rows, *inner)):
             raise self._other_selection(source.file_name)

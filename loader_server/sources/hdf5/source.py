@@ -114,6 +114,7 @@ class Hdf5Source(Source):
 
         They may be below the folders of the stream's files, and below folders that the stream names.
         """
+        # A virtual dataset may name any file of the machine, and would put its content into batches.
         files = [self.files.where(path) for path in paths if not is_url(path)]
         named = [self.files.where(path) for path in self.settings.paths if not is_url(path)]
         folders = {os.path.dirname(file) for file in files} | {path for path in named if Path(path).is_dir()}
@@ -276,6 +277,7 @@ class Hdf5Source(Source):
 
     def _digests_of_parts(self, path: str) -> str:
         """Return the digests of the parts of a file's virtual datasets; an empty text without parts."""
+        # A part with other bytes makes other samples, though the file itself has not changed.
         # The origin lists the stream's files first and their parts behind: none has parts if there are no more entries.
         if len(self.indexed.origin) == len(self._files):
             return ""

@@ -63,6 +63,7 @@ class ElementCheck:
                     where=place,
                     remedy='Say how much there may be: largest = "… MB".',
                 )
+        # That a shard that is made again has the same elements is for the user's code to keep, so it is checked.
         if self.exact and not self._is_as_before(epoch, shard, ordinal, digest_of(flat)):
             raise DataError(
                 expected="the element that was made here first", got="another one", where=place, remedy=_UNLIKE

@@ -83,6 +83,7 @@ class GraphSource(ShardedSource):
     @cached_property
     def _content(self) -> bytes:
         """The bytes of the graph; raises a DataError if no trainer has sent it yet."""
+        # The coordinator may be waiting for the trainer that sends it, and serves other streams meanwhile.
         path = self.of_job.graph
         try:
             return path.read_bytes()

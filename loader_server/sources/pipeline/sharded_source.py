@@ -50,6 +50,7 @@ _EPOCHS_OPEN = 2
 class ShardSettings:
     """Settings of a stream whose batches come from shards."""
 
+    #: A setting, and not the number of workers, so that a batch is the same with any fleet.
     producers: int = setting(
         whole(1, 4096), "how many shards the data is made in; they are divided among workers", default=1
     )
@@ -91,6 +92,7 @@ class ShardedSource(WholeSource):
     @property
     def fields(self) -> tuple[Field, ...]:
         """The fields in which an element crosses; none before there is an index, because only a run tells."""
+        # Flat, with the shape beside it: a batch's layout has one axis that varies, and an element may have several.
         return fields_of_element(self._values)
 
     @property
@@ -129,6 +131,8 @@ class ShardedSource(WholeSource):
 
         Raise a DataError if the shard has more than `elements`, or the user's code fails.
         """
+        # The length of an epoch has to be known before it begins, and slots need room for the largest element. Making
+        # epoch 0 once here, in another process than the workers', also shows what is not deterministic.
         run = ShardRun(self.order, 0, piece)
         flattened = [value for value in run.values if value.flattened]
         columns: dict[str, list[int]] = {name: [] for name in ("shard", "ordinal", "digest")}

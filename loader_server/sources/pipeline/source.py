@@ -78,6 +78,7 @@ class PipelineSource(ShardedSource):
 
         Return "" without `base` and `paths`: the function then reads something that cannot be watched.
         """
+        # The function may read anything, so that without these nothing says that its data are the same.
         if not self.settings.base and not self.settings.paths:
             return ""
         return fingerprint(self.made_of, self.files.stamp(self._found_paths()))

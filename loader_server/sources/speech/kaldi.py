@@ -111,6 +111,7 @@ class KaldiSource(ListedSource):
 
     def stamp(self) -> str:
         """Return a stamp of all tables, present or missing, and of every file that they name."""
+        # A file that is replaced may have another length, although no table has changed.
         named = chain.from_iterable(folder.named_files() for folder in self._all_folders())
         tables = (f"{path.rstrip('/')}/{table}" for path in self.settings.paths for table in TABLES)
         return self.files.stamp(chain(tables, map(self._below_root, named)))

@@ -92,6 +92,7 @@ class KaldiFolder:
         """
         before = ""
         needed = FEATURES if FEATURES in self.tables else RECORDINGS
+        # A line that is not UTF-8 is a bad row when it is indexed, and nothing that may end a stamp.
         with self._files.path(self._table(needed)).open(encoding="utf-8", errors="surrogateescape") as table:
             for line in table:
                 name = re.sub(r"(:\d+)?(\[[^]]*\])?$", "", "".join(line.strip().split(None, 1)[1:]))

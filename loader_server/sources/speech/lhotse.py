@@ -94,6 +94,7 @@ class LhotseSource(ListedSource):
                 path = cut_sample(line, supervision, self.settings.channel).path
             except UnusableCut:
                 continue
+            # Cuts of a recording follow each other, so neighbours are compared, and no set of all names is kept.
             if path != before:
                 yield self._below_root(path)
             before = path

@@ -158,6 +158,8 @@ class MelBands:
         power += np.square(spectrum.imag)
         for piece in pieces:
             of_piece, power = power[: len(piece.bands)], power[len(piece.bands) :]
+            # Piece by piece: products of whole blocks take 7 µs less, but round in other ways, so that a recording's
+            # bytes would depend on its neighbours in the batch.
             for bins, bands, weights in self._strips:
                 np.matmul(of_piece[:, bins], weights, out=piece.bands[:, bands], casting="same_kind")
 
@@ -247,6 +249,7 @@ def _filled_up(frames: int) -> int:
 
 def _spectrum(frames: NDArray[np.float32]) -> NDArray[np.complexfloating]:
     """Return the Fourier transforms of frames, divided by their length: exact if that is a power of two."""
+    # As products of matrices the transforms would take 100 to 240 µs, and scipy's give the same bytes in the same time.
     # Without scaling, numpy 2 (still in 2.4) computes float32 input in float64 and rounds: 120 µs for 260 frames of
     # 256, instead of 80.
     return np.fft.rfft(frames, norm="forward")

@@ -71,6 +71,7 @@ class _SentencePieceModel:
         """Return the ids of each of several texts."""
         if len(texts) < _MANY:
             return list(map(self.ids, texts))
+        # A thread of its own for each call: keeping threads gained 0.2 µs a text, and needs a newer release.
         encoded: list[list[int]] = self._encode(texts, num_threads=1)
         return encoded
 
