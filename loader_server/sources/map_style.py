@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -92,17 +93,15 @@ class MapStyleSource(Source):
     piece_rows = 16
     settings: MapStyleSettings
 
-    #: The instance of the class and its first usable sample, both made on first use.
-    _made: Any = None
+    #: The first usable sample, once it was looked for.
     _first: _Values | None = None
     #: The count and fingerprint that `open` compared last, so that opening piece after piece asks the class once.
     _checked: tuple[object, object] | None = None
 
-    @property
+    @cached_property
     def _data(self) -> Any:
-        if self._made is None:
-            self._made = _made_from(self.settings)
-        return self._made
+        """Return the instance of the class, made on first use."""
+        return _made_from(self.settings)
 
     @property
     def fields(self) -> tuple[Field, ...]:

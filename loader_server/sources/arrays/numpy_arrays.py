@@ -7,6 +7,7 @@ array is ragged, the first axis of each sample counts as its length.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,14 +49,10 @@ class NumpySource(Source):
     gathers = True
     settings: NumpySettings
 
-    _opened: tuple[ArrayColumn, ...] = ()
-
-    @property
-    def _columns(self) -> tuple[ArrayColumn, ...]:
+    @cached_property
+    def _columns(self) -> list[ArrayColumn]:
         """Return the arrays of the chosen keys, mapped by the first call."""
-        if not self._opened:
-            self._opened = tuple(open_columns(self.files, self._found_paths(), self.settings.keys))
-        return self._opened
+        return open_columns(self.files, self._found_paths(), self.settings.keys)
 
     def _found_paths(self) -> list[str]:
         """Return the files that `paths` stands for."""
@@ -202,7 +199,7 @@ class NumpySource(Source):
 
     def close(self) -> None:
         """Drop the arrays and close the files."""
-        self._opened = ()
+        self.__dict__.pop("_columns", None)
         super().close()
 
     @property

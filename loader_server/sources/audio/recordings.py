@@ -287,7 +287,7 @@ class Recordings:
         sample = extent.sample
         if extent.is_whole_file:
             # plain_wav first: it needs no name for messages, so none is built for most files.
-            return plain_wav(raw) or decoded_audio(raw, self._named(sample), self._channel_of(sample), self._largest)
+            return plain_wav(raw) or decoded_audio(raw, self._named(sample), int(self._channel[sample]), self._largest)
         rate = int(self._columns["rate"][sample])
         if raw:
             return plain_samples(raw), rate
@@ -303,7 +303,7 @@ class Recordings:
         Raise a ReadError if a local file is no longer the indexed one, whether decoding failed or not.
         """
         sample = extent.sample
-        where, channel = self._named(sample), self._channel_of(sample)
+        where, channel = self._named(sample), int(self._channel[sample])
         try:
             return decoded_stretch(handle, extent.start, extent.frames, where, channel, self._largest)
         finally:  # also after an error: a file that was written over is a ReadError, not a bad sample
@@ -312,7 +312,7 @@ class Recordings:
 
     def _extent(self, sample: int) -> _Extent:
         """Return what is read for the sample."""
-        return _Extent(sample, self._start_of(sample), int(self._columns["frames"][sample]))
+        return _Extent(sample, int(self._start[sample]), int(self._columns["frames"][sample]))
 
     def _extent_of(self, chunk: Chunk) -> _Extent:
         """Return what is read for a chunk: frames counted from where the sample begins in its file."""
@@ -322,15 +322,7 @@ class Recordings:
 
     def is_whole(self, sample: int) -> bool:
         """Return whether the sample is all of its file."""
-        return self._start_of(sample) == WHOLE_FILE
-
-    def _start_of(self, sample: int) -> int:
-        """Return the sample's first frame in its file, or WHOLE_FILE."""
-        return int(self._start[sample])
-
-    def _channel_of(self, sample: int) -> int:
-        """Return the sample's channel, or AVERAGED."""
-        return int(self._channel[sample])
+        return int(self._start[sample]) == WHOLE_FILE
 
     def _named(self, sample: int) -> str:
         """Return how messages name the sample: its file, and where the data set lists it."""
@@ -341,7 +333,7 @@ class Recordings:
 
         That is the file's size, time of change and digest, and the stretch and channel if it is not all of the file.
         """
-        columns, start, channel = self._columns, self._start_of(sample), self._channel_of(sample)
+        columns, start, channel = self._columns, int(self._start[sample]), int(self._channel[sample])
         file = f"{columns['bytes'][sample]} bytes, changed at {columns['mtime_ns'][sample]} ns"
         stretch = "" if start == WHOLE_FILE else f", {columns['frames'][sample]} frames from {start}"
         chosen = "" if channel == AVERAGED else f", channel {channel}"
