@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
+from shared.errors import DataError
 from shared.wire.layout import Field
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "joined_parts",
     "parted",
     "ragged",
+    "selected",
     "shown_axes",
     "write_padded",
 ]
@@ -47,6 +49,8 @@ class Ragged:
 #: A list with a text or an array for each sample; an array with one value for each; or ragged lists.
 Column: TypeAlias = "list[Any] | NDArray[Any] | Ragged"
 Columns: TypeAlias = dict[str, Column]
+
+T = TypeVar("T")
 
 
 def ragged(rows: Sequence[Sequence[Any]], dtype: np.dtype[Any]) -> Ragged:
@@ -96,6 +100,15 @@ def _shape(inner: tuple[int, ...], *, ragged: bool, padded: bool) -> tuple[int |
     if ragged:
         return (None, *inner)
     return (None, *inner[1:]) if padded and inner else inner
+
+
+def selected(columns: Mapping[str, T], wanted: Sequence[str], noun: str, where: str, remedy: str) -> list[T]:
+    """Return the columns of the wanted keys, or all if none is named; raise a DataError if a key is missing."""
+    for key in wanted:
+        if key not in columns:
+            known = ", ".join(f'"{name}"' for name in columns) or "nothing"
+            raise DataError(expected=f'{noun} "{key}"', got=known, where=where, remedy=remedy)
+    return [columns[key] for key in wanted or columns]
 
 
 def shown_axes(shape: Iterable[int | None]) -> str:

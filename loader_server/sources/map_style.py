@@ -139,6 +139,7 @@ class MapStyleSource(Source):
         return hasattr(self._data, "lengths")
 
     def _known_lengths(self) -> dict[str, NDArray[np.int64]]:
+        """Return the class's lengths by key; raise a DataError unless there is a whole number for each sample."""
         lengths: Mapping[str, Any] = self._ask("lengths") if self._has_lengths else {}
         columns = {str(key): np.asarray(column) for key, column in lengths.items()}
         for key, column in columns.items():
@@ -154,6 +155,7 @@ class MapStyleSource(Source):
         return str(self._ask("fingerprint")) if hasattr(self._data, "fingerprint") else ""
 
     def _ask(self, method: str) -> Any:
+        """Call a method of the class without arguments; raise a DataError if it raises anything."""
         try:
             return getattr(self._data, method)()
         except Exception as error:  # a user's code may raise anything
@@ -187,6 +189,7 @@ class MapStyleSource(Source):
         return Found(rows=good, numbers={"item": good} | {f"length_{key}": lengths[key] for key in lengths}, bad=bad)
 
     def _sample_or_bad(self, item: int) -> _Values | BadRow:
+        """Return a sample, or a BadRow if it is unusable; raise a ReadError or MachineError if the machine failed."""
         try:
             return look_twice(lambda: self._sample(item), self.of_job.largest_sample, lambda: self._named(item))
         except SampleError as error:
@@ -219,6 +222,7 @@ class MapStyleSource(Source):
         )
 
     def _refuse_other_kinds(self, item: int, sample: _Values) -> None:
+        """Raise a DataError if a sample's keys, dtypes or shapes differ from those of the first usable one."""
         expected, got = _kinds(self._first_sample()), _kinds(sample)
         for key in (*expected, *got):
             if key not in got or key not in expected or got[key] != expected[key]:
@@ -239,6 +243,7 @@ class MapStyleSource(Source):
         return {"fields": [asdict(field) for field in _fields(first, padded)]}
 
     def _refuse_lengths_of_nothing(self, padded: AbstractSet[str], first: _Values) -> None:
+        """Raise a DataError if the class has lengths of a key that is neither an array nor a string."""
         keys = sorted(key for key, value in first.items() if _has_length(value))
         for key in sorted(padded - set(keys)):
             raise self._error(
@@ -298,6 +303,7 @@ class MapStyleSource(Source):
         return DataError(expected=expected, got=got, where=self.settings.source, remedy=remedy)
 
     def _sample(self, item: int) -> _Values:
+        """Return a sample as a dict; raise a SampleError if the class gives no dict, or none that `keys` can name."""
         given = self._data[item]
         if isinstance(given, tuple | list) and len(given) == len(self.settings.keys):
             given = dict(zip(self.settings.keys, given, strict=True))
@@ -308,6 +314,7 @@ class MapStyleSource(Source):
         return {str(key): self._value(key, value, item) for key, value in given.items()}
 
     def _value(self, key: str, value: Any, item: int) -> Any:
+        """Return a new array, or as it is what no array holds; raise a SampleError for an unusable dtype."""
         if isinstance(value, _NO_ARRAYS):
             return value
         try:
@@ -330,6 +337,7 @@ class MapStyleSource(Source):
 
 
 def _made_from(settings: MapStyleSettings) -> Any:
+    """Make an instance of the user's class; raise a SettingsError if that fails, or if it has no length or no items."""
     made = import_named(settings.source, "a class", "source")
     try:
         data = made(**(settings.arguments or {}))

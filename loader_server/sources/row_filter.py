@@ -73,8 +73,8 @@ class RowFilter:
         except _Misfit as misfit:
             raise made._misfit(str(misfit)) from None
         called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-        names = (node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called)
-        return RowFilter(expression, where, tuple(sorted(set(names) - _CONSTANTS.keys())))
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called}
+        return RowFilter(expression, where, tuple(sorted(names - _CONSTANTS.keys())))
 
     def passes(self, values: Mapping[str, _Value], samples: int) -> NDArray[np.bool_]:
         """Return which of `samples` samples pass, given an array for each of the filter's names.
@@ -115,6 +115,7 @@ class RowFilter:
 
 
 def _tree(text: str) -> ast.expr:
+    """Parse an expression; raise a _Misfit if it is too long or none."""
     try:
         if len(text) > _MOST_CHARACTERS:
             raise _Misfit(f"{len(text)} characters")
@@ -184,6 +185,7 @@ def _compared(node: Any, values: Mapping[str, _Value]) -> _Value:
 
 
 def _pair(left: _Value, compare: ast.cmpop, right: _Value, node: ast.Compare) -> _Value:
+    """Compare two values; raise a _Misfit for a list without `in`, or strings compared with numbers."""
     is_listed = isinstance(compare, ast.In | ast.NotIn)
     if isinstance(right, list) != is_listed or isinstance(left, list):
         raise _Misfit("a list without in, or in without a list,")
@@ -216,12 +218,14 @@ def _kind(value: _Value) -> str:
 
 
 def _number(value: _Value) -> _Value:
+    """Return a value to calculate with; raise a _Misfit if it is a string or a list."""
     if isinstance(value, list) or _kind(value) == "string":
         raise _Misfit("a calculation with strings")
     return value
 
 
 def _true_or_false(value: _Value) -> _Value:
+    """Return a truth value; raise a _Misfit if it is anything else."""
     if getattr(value, "dtype", type(value)) not in (bool, np.dtype(bool)):
         raise _Misfit("and, or, not of what is neither true nor false")
     return value

@@ -108,15 +108,14 @@ def _spec(table: Mapping[str, Any], places: FilePlaces, where: str) -> SourceSpe
 
 def _refuse_bad(bad: list[BadRow], good: int, where: str) -> None:
     """Raise a DataError if there is a bad row, or no good one."""
-    if good and not bad:
-        return
-    shown = "".join(f"; {row.where}, line {row.line}: {row.reason}: {row.detail}" for row in bad[:3])
-    raise DataError(
-        expected="recordings that can all be used",
-        got=f"{len(bad)} bad rows and {good} good ones{shown}",
-        where=where,
-        remedy="Mend or remove the bad rows." if bad else "Name a source that has some.",
-    )
+    if bad or not good:
+        shown = "".join(f"; {row.where}, line {row.line}: {row.reason}: {row.detail}" for row in bad[:3])
+        raise DataError(
+            expected="recordings that can all be used",
+            got=f"{len(bad)} bad rows and {good} good ones{shown}",
+            where=where,
+            remedy="Mend or remove the bad rows." if bad else "Name a source that has some.",
+        )
 
 
 def _indexed(source: Source, inventory: Inventory, parts: list[Found], base: Path) -> Indexed:
@@ -124,11 +123,10 @@ def _indexed(source: Source, inventory: Inventory, parts: list[Found], base: Pat
     numbers = {
         name: np.concatenate([np.asarray(part.numbers[name], np.int64) for part in parts]) for name in parts[0].numbers
     }
-    strings = {name: [text for part in parts for text in part.strings[name]] for name in parts[0].strings}
     return Indexed(
         samples=sum(len(part.rows) for part in parts),
         numbers=numbers,
-        strings=strings,
+        strings={name: [text for part in parts for text in part.strings[name]] for name in parts[0].strings},
         origin=inventory.origin,
         about={**inventory.about, **source.conclude(numbers)},
         place=base,

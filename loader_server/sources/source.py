@@ -237,8 +237,9 @@ class Source:
         if not lengths:
             return None
         a_step = {field.key: field.step_bytes for field in self.fields if field.padded}
-        each = (np.asarray(steps, np.int64) * a_step.get(key, 1) for key, steps in lengths.items())
-        return functools.reduce(np.add, each)
+        return functools.reduce(
+            np.add, (np.asarray(steps, np.int64) * a_step.get(key, 1) for key, steps in lengths.items())
+        )
 
     # --- once there is an index ---
 

@@ -88,13 +88,12 @@ class Chain:
         for place, step in enumerate(steps):
             _refuse_other_statistics(step, steps[:place], where)
             fields = _after(fields, step, where)
-        recipe = _recipe(steps)
         return Chain(
             steps=steps,
             raw=raw,
             fields=fields,
             draws=any(step.draws for step in steps),
-            recipe=recipe,
+            recipe=_recipe(steps),
             where=where,
             asked=(names, {name: dict(table) for name, table in tables.items()}, places),
         )
@@ -274,7 +273,10 @@ def _failed(step: NamedTransform, error: BaseException, where: str) -> SampleErr
 
 
 def _sample(returned: dict[str, Any] | None, changed: dict[str, Any]) -> dict[str, Any]:
-    """Return the sample after a transform: the dict that it returned, or the one that it changed in place."""
+    """Return the sample after a transform: the dict that it returned, or the one that it changed in place.
+
+    Raise a TypeError if it returned anything else.
+    """
     if returned is None:
         return changed
     if not isinstance(returned, dict):
@@ -333,19 +335,24 @@ def _after(fields: tuple[Field, ...], step: NamedTransform, where: str) -> tuple
         return fields
     kept = {field.key: field for field in fields if field.key not in step.outputs.removes}
     for field in step.outputs.fields:
-        same_length = field.key not in step.outputs.lengths
         before = kept.get(field.key)
-        if field.padded and same_length and (before is None or not before.padded):
-            raise SettingsError(
-                expected=f'a length of the padded output "{field.key}" of {step.name}',
-                got="none declared",
-                where=where,
-                remedy=f'Declare lengths={{"{field.key}": …}}.',
-            )
-        # A transform that changes only values need not repeat how many steps make a second.
-        inherits = same_length and field.per_second is None and before is not None
-        kept[field.key] = replace(field, per_second=before.per_second) if inherits and before else field
+        has_same_length = field.key not in step.outputs.lengths
+        kept[field.key] = _with_length_of(before, field, f"{where}, {step.name}") if has_same_length else field
     return tuple(kept.values())
+
+
+def _with_length_of(before: Field | None, field: Field, where: str) -> Field:
+    """Return an output field that is as long as the field before; raise SettingsError if it has no length to take."""
+    if field.padded and (before is None or not before.padded):
+        raise SettingsError(
+            expected=f'a length of the padded output "{field.key}"',
+            got="none declared",
+            where=where,
+            remedy=f'Declare lengths={{"{field.key}": …}}.',
+        )
+    # A transform that changes only values need not repeat how many steps make a second.
+    inherits = before is not None and field.per_second is None
+    return replace(field, per_second=before.per_second) if before and inherits else field
 
 
 def _checked(field: Field, made: Mapping[str, Any], where: str) -> NDArray[np.generic]:
@@ -375,7 +382,10 @@ def _unfit(reason: str, field: Field, got: str, where: str) -> SampleError:
 
 
 def _measured_field(key: str, value: object, assumed: Field | None, where: str) -> Field:
-    """Return the assumed field if the value fits it, otherwise one whose first axis is padded."""
+    """Return the assumed field if the value fits it, otherwise one whose first axis is padded.
+
+    Raise SampleError if the value makes no array of a usable dtype.
+    """
     if assumed is not None:
         with contextlib.suppress(SampleError):
             _checked(assumed, {key: value}, where)

@@ -112,6 +112,7 @@ class Characters(OfColumns):
 
     def _numbered(self, words: str) -> NDArray[np.int32]:
         # UTF-32 has one number for each character, so numpy looks all of them up at once.
+        """Return the numbers of a text's characters; raise SampleError for an unknown one if `unknown = "mask"`."""
         points = np.frombuffer(words.encode("utf-32-le"), np.uint32)
         ids = self.alphabet.numbers_of(points)
         known = ids > 0

@@ -153,7 +153,10 @@ BUILT_INS: dict[str, Callable[..., Any]] = {}
 
 
 def built_in(name: str) -> Callable[[_F], _F]:
-    """Register a transform under its name in job files, which has no module part."""
+    """Register a transform under its name in job files, which has no module part.
+
+    Raise an AssertionError if the name is taken.
+    """
 
     def register(function: _F) -> _F:
         if name in BUILT_INS:
@@ -217,6 +220,7 @@ def _names(what: str, names: Iterable[str], *, example: str) -> tuple[str, ...]:
 
 
 def _field(key: str, spec: tuple[Any, ...], per_second: float | None) -> Field:
+    """Return the field that an output declares; raise SettingsError if its dtype or axes are unusable."""
     dtype, *axes = spec if isinstance(spec, tuple) and spec else (None,)
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise SettingsError(

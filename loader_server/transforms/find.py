@@ -235,7 +235,7 @@ def _settings(name: str, declaration: Declaration, table: Table | None, where: s
 
 
 def _ready(target: Callable[..., Any], settings: _Settings, content: str, name: str, where: str) -> Transform:
-    """Return the callable for each sample."""
+    """Return the callable for each sample; raise SettingsError if a class cannot be made from its settings."""
     if isinstance(target, type):
         with _blaming_settings(name, where):
             instance = _instance(target, settings, content)

@@ -52,6 +52,8 @@ class RecordingGenerator(np.random.Generator):
 
 
 def _recorded(name: str, method: Callable[..., Any], drawn: list[Drawn]) -> Callable[..., Any]:
+    """Return the method with each call's result noted in `drawn`."""
+
     def call(*args: Any, **named: Any) -> Any:
         got = method(*args, **named)
         # A copy, because transforms may change what they drew. `shuffle` returns None and changes its argument instead.

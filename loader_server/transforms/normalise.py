@@ -153,8 +153,11 @@ class Moments:
         steps = self.steps + other.steps
         # Sums of squares minus the squared mean would cancel if the mean is large; differences of means do not.
         apart = other.mean - self.mean
-        mean = self.mean + apart * (other.steps / steps)
-        return Moments(steps, mean, self.squares + other.squares + apart**2 * (self.steps * other.steps / steps))
+        return Moments(
+            steps,
+            self.mean + apart * (other.steps / steps),
+            self.squares + other.squares + apart**2 * (self.steps * other.steps / steps),
+        )
 
     @property
     def deviation(self) -> _Numbers:

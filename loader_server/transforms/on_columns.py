@@ -85,10 +85,10 @@ class ColumnsOfBatch:
             out[f"{key}_length"][:] = lengths
             if isinstance(column, Ragged):
                 write_padded(column.values, np.cumsum(lengths) - lengths, lengths, out[key])
-                continue
-            for row, value in zip(out[key], column, strict=True):
-                row[: len(value)] = value
-                row[len(value) :] = 0
+            else:
+                for row, value in zip(out[key], column, strict=True):
+                    row[: len(value)] = value
+                    row[len(value) :] = 0
 
 
 def _lengths(column: Ragged | list[Any]) -> NDArray[np.int64]:

@@ -163,9 +163,11 @@ class ColumnarSource(Source):
 
         Raise a DataError if a file is broken or has another schema.
         """
-        origin = noted_origin(self.files, self._surveyed["paths"])
         return Inventory(
-            total=int(self._firsts[-1]), pieces=self._pieces, origin=origin, about={"rows_of": self._surveyed}
+            total=int(self._firsts[-1]),
+            pieces=self._pieces,
+            origin=noted_origin(self.files, self._surveyed["paths"]),
+            about={"rows_of": self._surveyed},
         )
 
     def _pieces(self, rows: int) -> Iterator[range]:
@@ -189,8 +191,9 @@ class ColumnarSource(Source):
         groups = range(self._group_of(piece.start), self._group_of(piece.stop - 1) + 1)
         parts = [self._probe_group(group, piece) for group in groups]
         bad = {row: fault for part in parts for row, fault in part.bad.items()}
-        columns = {name: [np.asarray(part.numbers[name]) for part in parts] for name in parts[0].numbers}
-        numbers = {name: np.concatenate(column) for name, column in columns.items()}
+        numbers = {
+            name: np.concatenate([np.asarray(part.numbers[name]) for part in parts]) for name in parts[0].numbers
+        }
         return Found(rows=[row for part in parts for row in part.rows], numbers=numbers, bad=bad)
 
     def _group_of(self, row: int) -> int:
@@ -217,8 +220,9 @@ class ColumnarSource(Source):
         # Kept, because small pieces share a group, which would be decoded again for each of them.
         if self._latest[0] != group:
             path, arrays = self._arrays_of(group)
-            padded = {field.key for field in self.fields if field.padded}
-            lengths, faults = lengths_and_faults(arrays, self._kinds, padded)
+            lengths, faults = lengths_and_faults(
+                arrays, self._kinds, {field.key for field in self.fields if field.padded}
+            )
             where, before = self.files.where(path), self._row_in_file(int(self._firsts[group]))
             bad = {row: BadRow(where, before + row, *fault) for row, fault in faults.items()}
             self._latest = group, lengths, bad

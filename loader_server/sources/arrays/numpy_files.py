@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.batch_columns import selected
 from shared.errors import DataError
 from shared.wire.layout import DTYPES
 
@@ -63,10 +64,7 @@ def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> l
             arrays[name] = array
     where = ", ".join(map(files.where, paths[:_MOST_NAMED]))
     columns = {column.key: column for column in _paired(arrays, where)}
-    for key in wanted:
-        if key not in columns:
-            raise _unusable(where, f'an array "{key}"', ", ".join(f'"{known}"' for known in columns), "Mend `keys`.")
-    chosen = [columns[key] for key in wanted or columns]
+    chosen = selected(columns, wanted, "an array", where, "Mend `keys`.")
     for column in chosen:
         _refuse_unusable(column, where)
         if column.samples != chosen[0].samples:

@@ -167,17 +167,11 @@ def header_of(path: str, seen: SeenFiles) -> AudioHeader:
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # O_NONBLOCK: opening a pipe must not wait
     try:
         status = os.fstat(handle)
-        frames, rate, channels = _frames(handle, status, path)
+        sound = _frames(handle, status, path)
         # The status was taken before the bytes are read: a write in between gives the file another status, so `seen`
         # never pairs the new status with the digest of old bytes.
-        return AudioHeader(
-            status.st_size,
-            status.st_mtime_ns,
-            frames,
-            rate,
-            channels,
-            number_of_digest(digest_of_handle(handle, status, seen)),
-        )
+        content = number_of_digest(digest_of_handle(handle, status, seen))
+        return AudioHeader(status.st_size, status.st_mtime_ns, *sound, content)
     finally:
         os.close(handle)
 

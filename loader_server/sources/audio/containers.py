@@ -49,6 +49,8 @@ _UNKNOWN_SIZES = (range(0x7F00_0000, 0x7F00_0100), range(0x7FFF_F000, 0x8000_000
 _UNKNOWN_LONG_SIZES = (0, 2**63 - 1, 2**64 - 1)
 #: Limit on chunks before the audio: real files have fewer, and a hostile one may have millions.
 _MOST_CHUNKS = 4096
+#: First and third word of a WAV file, and of its form of another byte order and those of 64 bits.
+_WAVES = ((b"RIFF", b"WAVE"), (b"RIFX", b"WAVE"), (b"RF64", b"WAVE"), (b"BW64", b"WAVE"))
 _W64_RIFF = b"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\0\0"
 _W64_WAVE = b"wave\xf3\xac\xd3\x11\x8c\xd1\0\xc0O\x8e\xdb\x8a"
 #: An OGG page's header, the flag of a stream's last page, and the most bytes of a page.
@@ -108,13 +110,11 @@ def audio_extent(read: Read, size: int) -> AudioExtent | None:
 
 def _parser_of(head: bytes) -> Callable[[Read, int, bytes], AudioExtent | None] | None:
     """Return the parser for the container that these first bytes announce, or None."""
-    if head[:4] in (b"RIFF", b"RIFX", b"RF64", b"BW64") and head[8:12] == b"WAVE":
-        return _riff
-    if head[:4] == b"FORM" and head[8:12] in (b"AIFF", b"AIFC"):
-        return _aiff
     if head[:16] == _W64_RIFF and head[24:40] == _W64_WAVE:
         return _w64
-    return {b"caff": _caf, b".snd": _au, b"dns.": _au}.get(head[:4])
+    by_name = {b"caff": _caf, b".snd": _au, b"dns.": _au}
+    by_form = {(b"FORM", b"AIFF"): _aiff, (b"FORM", b"AIFC"): _aiff, **dict.fromkeys(_WAVES, _riff)}
+    return by_form.get((head[:4], head[8:12])) or by_name.get(head[:4])
 
 
 def _known(promised: int, without: int = 0) -> int | None:

@@ -53,8 +53,7 @@ class RecordedSource(Source):
 
         Raise an IndexError for a number that is no sample; reading raises a ReadError if a file is not the indexed one.
         """
-        checked = [self.checked(sample) for sample in samples]
-        return map(self._recordings.read, checked)
+        return map(self._recordings.read, [self.checked(sample) for sample in samples])
 
     def values_beside_audio(self, sample: int) -> dict[str, Any]:
         """Return everything that a sample holds besides its audio; formats define it."""
@@ -151,8 +150,7 @@ class ListedSource(RecordedSource):
 
     def name(self, sample: int) -> str:
         """Return the key that the list has for a sample."""
-        key: str = self._strings["key"][self.checked(sample)]
-        return key
+        return str(self._strings["key"][self.checked(sample)])
 
     def identity(self, sample: int) -> str:
         """Return the key, the file as indexed, the stretch or place in it, and a hash of the strings beside it."""

@@ -80,10 +80,7 @@ class ChunkRule:
             raise _overlap_carried(step, where)
         if plan.carry and stream.mode != "lockstep":
             raise _leased_carried(where)
-        # Only amounts in the same unit can be compared before the rates of recordings are known.
-        for _, longest in plan.max_lengths:
-            if longest is not None and longest.unit == length.unit and longest.value < length.value:
-                raise _all_dropped(length, longest, where)
+        _refuse_dropped(length, plan, where)
         return ChunkRule(key=stream.length, length=length, step=step or length, where=where)
 
     @property
@@ -199,14 +196,17 @@ def _leased_carried(where: str) -> SettingsError:
     )
 
 
-def _all_dropped(length: Amount, longest: Amount, where: str) -> SettingsError:
-    """Return the error for a chunk longer than `max_length`."""
-    return SettingsError(
-        expected=f'a chunk of at most max_length = "{longest}", or it would be dropped',
-        got=f'chunk = "{length}"',
-        where=f"{where}, chunk",
-        remedy="Leave max_length out, as no sample is longer than a chunk; or write a shorter chunk.",
-    )
+def _refuse_dropped(length: Amount, plan: PlanSettings, where: str) -> None:
+    """Raise a SettingsError for a chunk longer than `max_length`."""
+    # Only amounts in the same unit can be compared before the rates of recordings are known.
+    for _, longest in plan.max_lengths:
+        if longest is not None and longest.unit == length.unit and longest.value < length.value:
+            raise SettingsError(
+                expected=f'a chunk of at most max_length = "{longest}", or it would be dropped',
+                got=f'chunk = "{length}"',
+                where=f"{where}, chunk",
+                remedy="Leave max_length out, as no sample is longer than a chunk; or write a shorter chunk.",
+            )
 
 
 # --- the table of chunks ---
@@ -263,8 +263,7 @@ class ChunkTable:
         """
         # For each multiple of `most`, the first recording that begins there or later. A recording that were cut in two
         # could not be read in one go, nor stay in one window.
-        begins = self.firsts[np.searchsorted(self.firsts, np.arange(0, len(self), most))]
-        return np.union1d(self.firsts[own], begins)
+        return np.union1d(self.firsts[own], self.firsts[np.searchsorted(self.firsts, np.arange(0, len(self), most))])
 
     def begins(self, start: int, stop: int) -> NDArray[np.bool_]:
         """Tell for each chunk from `start` to before `stop` whether it is the first of its recording."""

@@ -203,8 +203,7 @@ class ChunkedValues:
     def _place(self, chunk: int) -> tuple[int, int]:
         """Return where a chunk begins in the file, or _OTHER, and how many bytes it has there."""
         if self._places[chunk] == _UNKNOWN:
-            corner = (chunk * self._rows, *[0] * (len(self._dataset.shape) - 1))
-            info = self._dataset.id.get_chunk_info_by_coord(corner)
+            info = self._dataset.id.get_chunk_info_by_coord((chunk * self._rows, *[0] * (len(self._dataset.shape) - 1)))
             is_whole = self._deflated or info.size == self._rows * self._row_bytes
             is_there = info.byte_offset is not None and is_whole and not info.filter_mask  # of skipped filters
             # The size first: another thread takes the place for known as soon as it stands there, and reads both

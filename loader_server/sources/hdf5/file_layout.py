@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.batch_columns import selected
 from loader_server.sources.hdf5.outside import link_outside, refuse_link_outside, refuse_values_outside
 from shared.errors import DataError
 from shared.wire.layout import DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import h5py
     from numpy.typing import NDArray
@@ -99,26 +100,29 @@ def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: st
     returnn = _LENGTHS in file
     listed = _returnn(file, where) if returnn else _rows(file, group, wanted, where)
     columns = {column.key: column for column in listed}
-    for key in wanted:
-        if key not in columns:
-            raise _unusable(where, f'a dataset "{key}"', _quoted(columns), "Mend `keys` or `group`.")
-    chosen = tuple(columns[key] for key in wanted or columns)
+    chosen = selected(columns, wanted, "a dataset", where, "Mend `keys` or `group`.")
     if not chosen:
         raise _unusable(where, "datasets of samples", _quoted(file), "Name the group that they are in by `group`.")
     for column in chosen:
         _refuse_unusable(column, where)
-    # The checks below come before any value is read: zeros that the library makes up for a missing file would pass as
-    # lengths.
     tags = _TAGS if returnn and _TAGS in file else ""
-    for column in chosen:
-        refuse_values_outside(file, column.dataset, where, may_be_virtual=True)
-    for path in _datasets_beside(chosen, tags, returnn=returnn):
-        refuse_values_outside(file, path, where)
-    if returnn:
-        _refuse_other_lengths(file, where)
-    layout = Hdf5Layout(chosen, len(file[_LENGTHS]) if returnn else _common_samples(file, chosen, where), tags, returnn)
+    # Before any value is read: zeros that the library makes up for a missing file would pass as lengths.
+    _refuse_outside(file, chosen, _datasets_beside(chosen, tags, returnn=returnn), where)
+    samples = _samples_of_returnn(file, where) if returnn else _common_samples(file, chosen, where)
+    layout = Hdf5Layout(tuple(chosen), samples, tags, returnn)
     _refuse_misfit(file, layout, where)
     return layout
+
+
+def _refuse_outside(file: h5py.File, columns: Sequence[Hdf5Column], beside: Iterable[str], where: str) -> None:
+    """Raise a DataError if values of these columns, or of the datasets beside them, lie in other files.
+
+    Only the columns' own datasets may be virtual.
+    """
+    for column in columns:
+        refuse_values_outside(file, column.dataset, where, may_be_virtual=True)
+    for path in beside:
+        refuse_values_outside(file, path, where)
 
 
 def _refuse_unusable(column: Hdf5Column, where: str) -> None:
@@ -270,8 +274,8 @@ def _refuse_misfit(file: h5py.File, layout: Hdf5Layout, where: str) -> None:
             raise _unusable(where, expected, str(len(file[column.dataset])))
 
 
-def _refuse_other_lengths(file: h5py.File, where: str) -> None:
-    """Raise a DataError if RETURNN's lengths have another shape, or tags another number."""
+def _samples_of_returnn(file: h5py.File, where: str) -> int:
+    """Return the number of sequences; raise a DataError if lengths have another shape, or tags another number."""
     lengths, needed = file[_LENGTHS], len(_places_of_lengths(file))
     if lengths.ndim != 2 or lengths.dtype.kind not in "iu" or lengths.shape[1] < needed:
         raise _unusable(
@@ -281,6 +285,7 @@ def _refuse_other_lengths(file: h5py.File, where: str) -> None:
         )
     if _TAGS in file and len(file[_TAGS]) != len(lengths):
         raise _unusable(where, f"{len(lengths)} names in {_TAGS}", str(len(file[_TAGS])))
+    return len(lengths)
 
 
 def _quoted(names: Any) -> str:

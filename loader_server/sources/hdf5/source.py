@@ -178,7 +178,7 @@ class Hdf5Source(Source):
         for column in self._columns:
             if column.is_text or column.nested:
                 values = file.rows(column.dataset, piece.row, piece.row + count)
-                lengths = np.array([len(value) if column.nested else _characters(value) for value in values], np.int64)
+                lengths = np.fromiter(map(len if column.nested else _characters, values), np.int64, count)
                 numbers[f"length_{column.key}"] = lengths
                 for place in np.flatnonzero(lengths < 0).tolist():
                     detail = f'expected UTF-8 in "{column.key}"'
@@ -255,14 +255,12 @@ class Hdf5Source(Source):
     def name(self, sample: int) -> str:
         """Return the sequence's tag, or else the file and the row."""
         if self._tags is not None:
-            tag: str = self._tags[self.checked(sample)]
-            return tag
+            return str(self._tags[self.checked(sample)])
         return f"{self._path(self.checked(sample))}, row {self.indexed.numbers['row'][sample]}"
 
     def _path(self, sample: int) -> str:
         """Return the path of the sample's file."""
-        path: str = self.indexed.origin[self.indexed.numbers["file"][sample]]["path"]
-        return path
+        return str(self.indexed.origin[self.indexed.numbers["file"][sample]]["path"])
 
     def place(self, sample: int) -> tuple[str, int]:
         """Return the file and the row."""

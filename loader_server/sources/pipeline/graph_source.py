@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from loader_server.sources.pipeline.shard_run import PipelineOrder
+from loader_server.sources.pipeline.shard_run import PipelineOrder, all_nodes
 from loader_server.sources.pipeline.sharded_source import ShardedSource, ShardSettings
 from shared.errors import DataError, SettingsError
 from shared.hashing import fingerprint, key_of
@@ -129,8 +129,9 @@ def _pipeline_of(sent: SentGraph, seed: int, where: str) -> Callable[[Any], Any]
     """Return the graph as a function of a context, like a user's function, with the marker at its end."""
 
     def run(context: Any) -> Any:
-        of = GraphShard(seed=seed, epoch=context.epoch, shard=context.shard, shards=context.shards, where=where)
-        dataset = dataset_of_graph(sent, of)
+        dataset = dataset_of_graph(
+            sent, GraphShard(seed=seed, epoch=context.epoch, shard=context.shard, shards=context.shards, where=where)
+        )
         context.capture(dataset)
         return dataset
 
@@ -167,7 +168,7 @@ def set_up(graph: Any, of: GraphShard) -> None:
     Raise a SettingsError if it cannot be divided among several shards without a hint.
     """
     # Set on every operation, in functions as well: an operation's own setting overrides that of the whole pipeline.
-    for node in (*graph.node, *(node for function in graph.library.function for node in function.node_def)):
+    for node in all_nodes(graph):
         if "deterministic" in node.attr:
             node.attr["deterministic"].s = b"true"
     # Nodes of functions are left out: a trainer cannot send functions with seeds.

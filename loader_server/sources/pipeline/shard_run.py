@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     Element = Mapping[str, NDArray[np.generic]]
 
-__all__ = ["PipelineOrder", "ShardRun", "import_tensorflow"]
+__all__ = ["PipelineOrder", "ShardRun", "all_nodes", "import_tensorflow"]
 
 #: Held while a run sets the global seed and builds its graph; another thread's seed in between would change the draws.
 _BUILDING = threading.Lock()
@@ -244,13 +244,18 @@ def _refuse_unsteady(tf: Any, dataset: tf.data.Dataset, where: str) -> None:
         ).numpy()
     )
     functions = {function.signature.name: function for function in graph.library.function}
-    for node in (*graph.node, *(node for function in functions.values() for node in function.node_def)):
+    for node in all_nodes(graph):
         # Parallel operations that call a function, which they name as `f`.
         is_parallel = node.op.startswith("Parallel") and "f" in node.attr
         if is_parallel and (drawn := _drawing(node.attr["f"].func.name, functions, set())):
             raise unfit(where, _STATELESS, drawn, _DRAW_STATELESS)
         if node.attr["deterministic"].s == b"false":
             raise unfit(where, "parallel work that keeps the order of elements", "deterministic=False", _KEEP_ORDER)
+
+
+def all_nodes(graph: Any) -> list[Any]:
+    """Return the operations of a graph, those of its functions included."""
+    return [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
 
 
 def _drawing(name: str, functions: Mapping[str, Any], seen: set[str]) -> str:

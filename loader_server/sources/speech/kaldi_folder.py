@@ -25,7 +25,7 @@ from loader_server.sources.source import BadRow
 from shared.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -69,8 +69,10 @@ class KaldiFolder:
                 where=files.where(path),
                 remedy='Mend `paths` of the stream, or set values = "audio" or "features" to what is there.',
             )
-        #: Set between `join` and `close`.
-        self._joined: JoinedTables | None = None
+        #: The open tables by name, between `join` and `close`.
+        self._open: dict[str, KaldiTable] = {}
+        #: For each table but the first, the line that belongs to each row; -1 if there is none.
+        self._lines_of: dict[str, NDArray[np.int64]] = {}
 
     def _table(self, name: str) -> str:
         """Return the path or URL of a table."""
@@ -78,12 +80,14 @@ class KaldiFolder:
 
     def join(self) -> int:
         """Open the tables, match their lines by key, and return how many rows there are."""
-        first, *others = self.tables
-        # Which word of a row is the key in each other table: a segment's second word, its recording, for wav.scp; the
-        # first word, the utterance, for all others.
-        words = {name: int(first == SEGMENTS and name == RECORDINGS) for name in others}
-        self._joined = JoinedTables(lambda name: self._files.keep_local(self._table(name)), first, words)
-        return len(self._joined.first) + len(self._joined.unused(TEXT))
+        self._open = {name: KaldiTable(self._files.keep_local(self._table(name))) for name in self.tables}
+        first = self._open[self.tables[0]]
+        for name in self.tables[1:]:
+            # Which word of a row is the key in the other table: a segment's second word, its recording, for wav.scp;
+            # the first word, the utterance, for all others.
+            place = int(self.tables[0] == SEGMENTS and name == RECORDINGS)
+            self._lines_of[name] = self._open[name].find(first.words(place))
+        return len(first) + len(self._unused_texts())
 
     def named_files(self) -> Iterator[str]:
         """Yield the files that the table of audio or features names, for the stamp.
@@ -107,25 +111,36 @@ class KaldiFolder:
 
     def rows(self) -> Iterator[JoinedLine | BadRow]:
         """Yield all rows in order, those of unused texts last; `join` comes first."""
-        assert self._joined is not None, "the tables are joined first"
-        yield from self._joined.lines()
-        for number in self._joined.unused(TEXT):
-            yield self._only_text(self._joined, number)
+        table = self._open[self.tables[0]]
+        firsts = table.find(table.keys)
+        for number in range(len(table)):
+            places = {name: int(lines[number]) for name, lines in self._lines_of.items()}
+            others = {name: self._open[name].line(place) for name, place in places.items() if place >= 0}
+            first = int(firsts[number])
+            yield JoinedLine(number, table.line(number), others, first if first != number else -1)
+        for number in self._unused_texts():
+            yield self._only_text(number)
 
-    def _only_text(self, joined: JoinedTables, number: int) -> BadRow:
+    def _unused_texts(self) -> list[int]:
+        """Return the lines of `text` that belong to no row; none if the folder has no `text`."""
+        if TEXT not in self._lines_of:
+            return []
+        unused: list[int] = np.setdiff1d(np.arange(len(self._open[TEXT])), self._lines_of[TEXT]).tolist()
+        return unused
+
+    def _only_text(self, number: int) -> BadRow:
         """Return the BadRow for a line of `text` that no row uses: a repeated key, or one without data."""
-        table = joined.others[TEXT]
+        table, where = self._open[TEXT], self._files.where(self._table(TEXT))
         key = b"".join(table.line(number).split(None, 1)[:1]).decode("utf-8", "replace")
-        where = self._files.where(self._table(TEXT))
-        if joined.first.find(table.keys[number : number + 1])[0] >= 0:
+        if self._open[self.tables[0]].find(table.keys[number : number + 1])[0] >= 0:
             return BadRow(where, number + 1, "duplicate", f'expected each key once, got "{key}" again')
         return BadRow(where, number + 1, "only_text", f'expected "{key}" in {self.tables[0]} too, got none')
 
     def close(self) -> None:
         """Close the tables, if they are open."""
-        if self._joined is not None:
-            self._joined.close()
-            self._joined = None
+        for table in self._open.values():
+            table.close()
+        self._open.clear()
 
 
 # --- tables ---
@@ -190,41 +205,6 @@ class JoinedLine:
     line: bytes
     others: Mapping[str, bytes]
     again: int
-
-
-class JoinedTables:
-    """A first table, whose lines are rows, and others that are joined to it.
-
-    `others` says for each of the other tables which word of a row is its key there. `path_of` returns a table's path on
-    this machine. Close it after use.
-    """
-
-    def __init__(self, path_of: Callable[[str], Path], first: str, others: Mapping[str, int]) -> None:
-        self.first = KaldiTable(path_of(first))
-        self.others = {name: KaldiTable(path_of(name)) for name in others}
-        #: For each other table, the line that belongs to each row; -1 if there is none.
-        self._lines_of = {name: self.others[name].find(self.first.words(place)) for name, place in others.items()}
-        self._firsts = self.first.find(self.first.keys)
-
-    def lines(self) -> Iterator[JoinedLine]:
-        """Yield all rows in order."""
-        for number in range(len(self.first)):
-            places = {name: int(lines[number]) for name, lines in self._lines_of.items()}
-            others = {name: self.others[name].line(place) for name, place in places.items() if place >= 0}
-            first = int(self._firsts[number])
-            yield JoinedLine(number, self.first.line(number), others, first if first != number else -1)
-
-    def unused(self, name: str) -> list[int]:
-        """Return the lines of another table that belong to no row; none if the folder lacks that table."""
-        if name not in self.others:
-            return []
-        unused: list[int] = np.setdiff1d(np.arange(len(self.others[name])), self._lines_of[name]).tolist()
-        return unused
-
-    def close(self) -> None:
-        """Close the files."""
-        for table in (self.first, *self.others.values()):
-            table.close()
 
 
 def words_of(line: bytes) -> list[str]:

@@ -72,8 +72,12 @@ def cut_sample(line: bytes, supervision: int, channel: int = AVERAGED) -> CutSam
         _choose(cut, channel)
         if supervision != WHOLE_CUT:
             return _supervised(cut, supervision)
-        in_time = sorted(cut["supervisions"], key=lambda supervision: supervision["start"])
-        return _sample(cut, cut["id"], (0.0, cut["duration"]), in_time)
+        return _sample(
+            cut,
+            cut["id"],
+            (0.0, cut["duration"]),
+            sorted(cut["supervisions"], key=lambda supervision: supervision["start"]),
+        )
     except UnicodeDecodeError as error:
         raise UnusableCut("not_utf8", f"expected UTF-8, got the byte 0x{error.object[error.start]:02x}") from None
     # Whatever a line of another shape breaks in the code above: a bad row, whose message says what was found.

@@ -23,8 +23,7 @@ soxr = library("soxr", extra="loader", use="which resamples audio")
 
 def resampled_length(samples: NDArray[np.int64], rate: NDArray[np.int64], new_rate: int) -> NDArray[np.int64]:
     """Return how many samples `resampled` gives."""
-    wide = np.asarray(samples, np.int64)
-    return np.asarray(-(-wide * new_rate // np.asarray(rate, np.int64)), np.int64)
+    return np.asarray(-(-np.asarray(samples, np.int64) * new_rate // np.asarray(rate, np.int64)), np.int64)
 
 
 def resampled(audio: NDArray[np.float32], rate: int, new_rate: int) -> NDArray[np.float32]:

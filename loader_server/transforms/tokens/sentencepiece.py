@@ -77,6 +77,7 @@ class _SentencePieceModel:
 
 
 def _loaded(path: str) -> Any:
+    """Load a model; raise SettingsError if the file is missing or no model."""
     from sentencepiece import SentencePieceProcessor  # an extra
 
     try:
@@ -91,6 +92,7 @@ def _loaded(path: str) -> Any:
 
 
 def _refuse_lacking(name: str, wanted: bool, token: int, path: str) -> None:  # noqa: FBT001 - a fact, not a switch
+    """Raise SettingsError if the settings want a token that the model lacks."""
     if wanted and token < 0:
         raise SettingsError(
             expected=f"a model with a piece for {name}",

@@ -82,6 +82,7 @@ class _TokenizerModel:
 
 
 def _loaded(path: str) -> Any:
+    """Load a tokenizer, without its padding and truncation; raise SettingsError if the file is none."""
     from tokenizers import Tokenizer  # an extra
 
     try:

@@ -326,7 +326,7 @@ def test_names_and_settings_that_are_not_known_are_refused_with_the_nearest(name
         ("not_a_function", r"got a int"),
         (
             "forgotten_length",
-            r'expected a length of the padded output "extra" of user_\d+:forgotten_length, got none declared',
+            r'user_\d+:forgotten_length: expected a length of the padded output "extra", got none declared',
         ),
     ],
 )
