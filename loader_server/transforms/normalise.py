@@ -1,4 +1,4 @@
-"""`normalise`: subtracts the mean from features and divides by the deviation, for each band.
+"""`normalise`: mean and variance normalisation (CMVN) of features, band by band.
 
 Mean and deviation are each sample's own, or those of the data: a file that `loader-server index --statistics` makes
 from the output of the transforms before it.

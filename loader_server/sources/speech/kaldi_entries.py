@@ -96,16 +96,8 @@ def _utterance(joined: JoinedLine, first: str, tables: Collection[str]) -> Kaldi
     elif _PLACE.fullmatch(path):
         raise _Unusable("in_archive", f"expected an audio file, got a place in an archive: {path}")
     text = _entry(joined, TEXT, "no_text", f'of "{key}"', empty=True) if TEXT in tables else ""
-    return KaldiUtterance(
-        joined.number + 1,
-        key,
-        path,
-        offset,
-        rows,
-        stretch,
-        text,
-        _entry(joined, SPEAKERS, "no_speaker", f'of "{key}"') if SPEAKERS in tables else "",
-    )
+    speaker = _entry(joined, SPEAKERS, "no_speaker", f'of "{key}"') if SPEAKERS in tables else ""
+    return KaldiUtterance(joined.number + 1, key, path, offset, rows, stretch, text, speaker)
 
 
 def _entry(joined: JoinedLine, table: str, reason: str, of: str, *, empty: bool = False) -> str:

@@ -109,11 +109,9 @@ class LhotseSource(ListedSource):
                 remedy='Write paths = ["cuts.jsonl.gz"].',
             )
         self.files.refuse_twice(self.settings.paths)
-        return Inventory(
-            total=sum(1 for _ in self._rows()),
-            pieces=self._pieces,
-            origin=[list_facts(path, self.files, _MANIFEST) for path in self.settings.paths],
-        )
+        # Before the lines are counted, so that a manifest that is written meanwhile is noticed as a change.
+        origin = [list_facts(path, self.files, _MANIFEST) for path in self.settings.paths]
+        return Inventory(total=sum(1 for _ in self._rows()), pieces=self._pieces, origin=origin)
 
     def _pieces(self, rows: int) -> Iterator[CutPiece]:
         """Yield all rows in pieces of at most `rows` rows."""

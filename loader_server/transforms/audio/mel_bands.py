@@ -1,4 +1,4 @@
-"""Mel band energies of audio, a whole utterance at once, by any of the conventions.
+"""Mel filter bank: the band energies of audio, a whole utterance at once, by any of the conventions.
 
 Rules: pure; exactly as many frames as `length` gives; an utterance shorter than a window is padded with zeros to one
 frame; the bytes depend only on the audio and the settings.
@@ -51,7 +51,7 @@ class _Piece(NamedTuple):
 
     framed: NDArray[np.float32]
     #: The same frames after pre-emphasis; None if the convention has none.
-    raised: NDArray[np.float32] | None
+    emphasised: NDArray[np.float32] | None
     #: Where their bands are written.
     bands: NDArray[np.float32]
 
@@ -123,10 +123,10 @@ class MelBands:
         for audio in itertools.starmap(self._padded, recordings):
             made.append(bands := np.empty((self._frames_of(len(audio)), self._bands), np.float32))
             framed = self._framed(audio, len(bands))
-            raised = self._framed(_raised(audio), len(bands)) if self._convention.like_kaldi else None
+            emphasised = self._framed(_pre_emphasised(audio), len(bands)) if self._convention.like_kaldi else None
             for start in range(0, len(bands), self._block):
                 frames = slice(start, start + self._block)
-                yield _Piece(framed[frames], None if raised is None else raised[frames], bands[frames])
+                yield _Piece(framed[frames], None if emphasised is None else emphasised[frames], bands[frames])
 
     def _blocks(self, pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
         """Yield lists of pieces that are Fourier-transformed at once."""
@@ -148,10 +148,10 @@ class MelBands:
         start = 0
         for piece in pieces:
             windows = tapered[start : (start := start + len(piece.bands)), : self._window]
-            if piece.raised is None:
+            if piece.emphasised is None:
                 np.copyto(windows, piece.framed)
             else:
-                _write_without_mean(piece.framed, piece.raised, windows)
+                _write_without_offset(piece.framed, piece.emphasised, windows)
         np.multiply(tapered, self._taper[: len(tapered)], out=tapered)
         spectrum = _spectrum(tapered)
         power = np.square(spectrum.real)
@@ -226,20 +226,22 @@ def logarithms(energies: NDArray[np.float32], convention: Convention, range_db: 
     return energies
 
 
-def _raised(audio: NDArray[np.float32]) -> NDArray[np.float32]:
+def _pre_emphasised(audio: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the audio after pre-emphasis; the first sample stays unchanged."""
-    raised: NDArray[np.float32] = audio.copy()
-    raised[1:] -= EMPHASIS * audio[:-1]
-    return raised
+    emphasised: NDArray[np.float32] = audio.copy()
+    emphasised[1:] -= EMPHASIS * audio[:-1]
+    return emphasised
 
 
-def _write_without_mean(block: NDArray[np.float32], raised: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """Write frames less their means, after pre-emphasis; a frame's first sample also serves as the one before it."""
-    # Pre-emphasis of x - m is (x[i] - c * x[i-1]) - (1 - c) * m. `raised` already has the first term for the whole
+def _write_without_offset(
+    block: NDArray[np.float32], emphasised: NDArray[np.float32], out: NDArray[np.float32]
+) -> None:
+    """Write frames less their means (the DC offset), after pre-emphasis; a frame's first sample also serves as the one before it."""
+    # Pre-emphasis of x - m is (x[i] - c * x[i-1]) - (1 - c) * m. `emphasised` already has the first term for the whole
     # audio; only the first column, whose predecessor lies outside the frame, is computed anew.
     means = block.mean(axis=1, keepdims=True)
     rest = 1 - EMPHASIS
-    np.subtract(raised, rest * means, out=out)
+    np.subtract(emphasised, rest * means, out=out)
     np.multiply(block[:, :1] - means, rest, out=out[:, :1])
 
 

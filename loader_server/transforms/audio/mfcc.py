@@ -1,4 +1,4 @@
-"""`mfcc`: audio to mel-frequency cepstral coefficients, float32: the cosine transform of logarithmic bands.
+"""`mfcc`: audio to mel-frequency cepstral coefficients, float32: the cosine transform (DCT-II) of log-mel bands.
 
 Rules: pure; frames are those of `logmel` with the same settings. The first coefficient is the sum of bands, not a
 frame's energy, as in Kaldi's recipes (`--use-energy=false`).
