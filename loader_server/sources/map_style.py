@@ -180,12 +180,12 @@ class MapStyleSource(Source):
             sample = self._sample_or_bad(item)
             if isinstance(sample, BadRow):
                 bad[item] = sample
-                continue
-            # An error, not a bad row: every sample has to have the fields of the first one.
-            self._refuse_other_kinds(item, sample)
-            good.append(item)
-            for key, column in lengths.items():
-                column.append(len(sample[key]))
+            else:
+                # An error, not a bad row: every sample has to have the fields of the first one.
+                self._refuse_other_kinds(item, sample)
+                good.append(item)
+                for key, column in lengths.items():
+                    column.append(len(sample[key]))
         return Found(rows=good, numbers={"item": good} | {f"length_{key}": lengths[key] for key in lengths}, bad=bad)
 
     def _sample_or_bad(self, item: int) -> _Values | BadRow:
