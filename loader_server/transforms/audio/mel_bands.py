@@ -236,7 +236,7 @@ def _pre_emphasised(audio: NDArray[np.float32]) -> NDArray[np.float32]:
 def _write_without_offset(
     block: NDArray[np.float32], emphasised: NDArray[np.float32], out: NDArray[np.float32]
 ) -> None:
-    """Write frames without their DC offset, after pre-emphasis; a frame's first sample serves as its predecessor, too."""
+    """Write frames without DC offset, after pre-emphasis; a frame's first sample serves as its predecessor, too."""
     # Pre-emphasis of x - m is (x[i] - c * x[i-1]) - (1 - c) * m. `emphasised` already has the first term for the whole
     # audio; only the first column, whose predecessor lies outside the frame, is computed anew.
     means = block.mean(axis=1, keepdims=True)
